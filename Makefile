@@ -1,0 +1,71 @@
+# `make` lists the targets. Nothing is needed beforehand but Python 3.11+ (`make PYTHON=python3.12 test` names another
+# one than python3) and make. Everything is installed below .venv and .peers; a target that has nothing to do is quick.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+GRAIN := 0.2.18
+TORCH := 2.13.0
+# Wheels without CUDA. The benchmarks compare data loading, which needs no GPU.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+.PHONY: help
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# $(call ensure_venv,FOLDER): a virtual environment with a working pip in FOLDER; one that is there is left as it is.
+define ensure_venv
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) -V 2>&1): try make PYTHON=python3.12" >&2; exit 1; }
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(1)
+endef
+
+# One stamp per extra of setup.cfg.
+$(VENV)/.installed-%: setup.cfg pyproject.toml
+	$(call ensure_venv,$(VENV))
+	$(PY) -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+.PHONY: test
+test: $(VENV)/.installed-test  ## run the tests and the examples in docstrings; with CI=true the slow tests too
+	$(PY) -m pytest --session-timeout=1800 $(if $(filter true,$(CI)),,-m "not slow")
+
+.PHONY: example
+example: $(VENV)/.installed-examples  ## train a digit classifier from ArrayRecord files, stop it, resume it
+	$(PY) examples/train_digits.py
+
+.PHONY: lint
+lint: $(VENV)/.installed-dev  ## ruff, and mypy --strict on an installed copy
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	@rm -rf .typecheck build
+	$(PY) -m pip install --quiet --no-deps --target .typecheck .
+	MYPYPATH=.typecheck $(PY) -m mypy --package gristmill
+
+.PHONY: peers
+peers: .peers/grain/.installed-$(GRAIN) .peers/torch/.installed-$(TORCH)  ## install what we compare with, each in its own environment
+
+.peers/grain/.installed-$(GRAIN):
+	$(call ensure_venv,.peers/grain)
+	.peers/grain/bin/python -m pip install --quiet grain==$(GRAIN) jax
+	@touch $@
+
+.peers/torch/.installed-$(TORCH):
+	$(call ensure_venv,.peers/torch)
+	.peers/torch/bin/python -m pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) torch==$(TORCH)
+	.peers/torch/bin/python -m pip install --quiet torch==$(TORCH) numpy
+	@touch $@
+
+.PHONY: bench
+bench: $(VENV)/.installed-test  ## measure against the peers that `make peers` has installed
+	$(PY) benchmarks/run.py $(ARGS)
+
+.PHONY: clean
+clean:  ## remove everything that was built or installed
+	rm -rf .venv .peers .typecheck build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,79 @@
+"""Errors that teach, and the checks that raise them.
+
+A message says which parameter is wrong, what it got, what is allowed and, where it is not obvious, what to do.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+class StateMismatchError(ValueError):
+    """An iterator state does not fit the pipeline it was given to; the iterator is unchanged."""
+
+
+class StateKeyError(StateMismatchError, KeyError):
+    """A state lacks a key of its layout."""
+
+    __str__ = Exception.__str__  # KeyError would show the repr of the message
+
+
+class StateIndexError(StateMismatchError, IndexError):
+    """A state names a position outside the data."""
+
+
+class KeyRangeError(IndexError, ValueError):
+    """A record key outside a source. Grain raises ``ValueError`` for it, Python's protocols expect ``IndexError``."""
+
+
+def as_int(name: str, value: Any, *, minimum: int | None = None, maximum: int | None = None) -> int:
+    """Returns ``value`` as a built-in ``int``.
+
+    Args:
+        name: the parameter's name, for the message.
+        value: anything with ``__index__`` (Python and NumPy integers, ``bool``).
+        minimum: smallest allowed value.
+        maximum: largest allowed value.
+
+    Raises:
+        TypeError: ``value`` is not an integer.
+        ValueError: it is out of range.
+
+    Example:
+        >>> as_int("batch_size", 0, minimum=1)
+        Traceback (most recent call last):
+        ...
+        ValueError: batch_size must be a positive integer, got 0
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r} of type {type(value).__name__}") from None
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        if maximum is not None:
+            allowed = f"an integer in [{'-inf' if minimum is None else minimum}, {maximum}]"
+        else:
+            allowed = {0: "a non-negative integer", 1: "a positive integer"}.get(minimum or 0, f"at least {minimum}")
+        raise ValueError(f"{name} must be {allowed}, got {number}")
+    return number
+
+
+def missing_package(package: str, extra: str, purpose: str) -> ImportError:
+    """The error for an optional dependency that is not installed.
+
+    Example:
+        >>> str(missing_package("jax", "jax", "ShardByJaxProcess"))
+        "ShardByJaxProcess needs the package jax, which is not installed; run: pip install 'gristmill[jax]'"
+    """
+    return ImportError(
+        f"{purpose} needs the package {package}, which is not installed; run: pip install 'gristmill[{extra}]'"
+    )
+
+
+def stop_iteration_error(source: str) -> RuntimeError:
+    """What becomes of a ``StopIteration`` that escapes from user code: it must not end the stream (as in PEP 479)."""
+    return RuntimeError(
+        f"user code in {source} raised StopIteration, which would have ended the data silently; "
+        "raise another exception, or catch it where it happens"
+    )

@@ -1,0 +1,32 @@
+"""Names of transformations, as they appear in texts of datasets and in messages."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from pathlib import PurePath
+from typing import Any
+
+
+def transform_name(transform: Any) -> str:
+    """The name of a user's transformation: a class name, its own ``str``, or a function's name and place.
+
+    Example:
+        >>> transform_name(len)
+        'len'
+    """
+    if inspect.isroutine(transform) or isinstance(transform, functools.partial | type):
+        return _function_name(transform)
+    kind = type(transform)
+    plain = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+    return kind.__name__ if plain else str(transform)
+
+
+def _function_name(fn: Any) -> str:
+    name = getattr(fn, "__name__", None) or repr(fn)
+    code = getattr(fn, "__code__", None)
+    if code is None or code.co_filename.startswith("<"):  # built in, or typed at a prompt
+        return name
+    parts = PurePath(code.co_filename).parts
+    place = ".../" + "/".join(parts[-3:]) if len(parts) >= 3 else code.co_filename
+    return f"{name} @ {place}:{code.co_firstlineno}"

@@ -1,0 +1,156 @@
+"""Settings of pipelines."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gristmill.core.errors import as_int
+
+_log = logging.getLogger("gristmill")
+
+
+@dataclass(slots=True)
+class ReadOptions:
+    """How records are read ahead by threads.
+
+    Args:
+        num_threads: threads that read and transform; 0 reads in the calling thread.
+        prefetch_buffer_size: elements that may be in flight or ready ahead of the consumer; 0 reads on demand.
+
+    Raises:
+        TypeError: a value is not an integer.
+        ValueError: a value is negative.
+
+    Example:
+        >>> ReadOptions(num_threads=4)
+        ReadOptions(num_threads=4, prefetch_buffer_size=500)
+    """
+
+    num_threads: int = 16
+    prefetch_buffer_size: int = 500
+
+    def __post_init__(self) -> None:
+        self.num_threads = as_int("num_threads", self.num_threads, minimum=0)
+        self.prefetch_buffer_size = as_int("prefetch_buffer_size", self.prefetch_buffer_size, minimum=0)
+        if 0 < self.prefetch_buffer_size < self.num_threads:
+            _log.warning(
+                "prefetch_buffer_size=%d is smaller than num_threads=%d: only %d threads can be busy",
+                self.prefetch_buffer_size,
+                self.num_threads,
+                self.prefetch_buffer_size,
+            )
+
+
+@dataclass(slots=True)
+class MultiprocessingOptions:
+    """How many worker processes run a pipeline and how far they may run ahead.
+
+    Args:
+        num_workers: number of processes; 0 runs in the calling process.
+        per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers.
+        enable_profiling: accepted for compatibility, without effect.
+
+    Raises:
+        TypeError: a value is not an integer.
+        ValueError: a value is out of range.
+
+    Example:
+        >>> MultiprocessingOptions(num_workers=2).num_workers
+        2
+    """
+
+    num_workers: int = 0
+    per_worker_buffer_size: int = 1
+    enable_profiling: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_workers = as_int("num_workers", self.num_workers, minimum=0)
+        self.per_worker_buffer_size = as_int(
+            "per_worker_buffer_size", self.per_worker_buffer_size, minimum=1 if self.num_workers else 0
+        )
+
+
+class ExecutionTrackingMode(enum.Enum):
+    """What is recorded about a pipeline while it runs."""
+
+    DISABLED = 1
+    STAGE_TIMING = 2
+
+
+class _Unset:
+    __slots__ = ()
+
+
+_UNSET: Any = _Unset()
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class DatasetOptions:
+    """Settings of a whole pipeline; remembers which were given, so that several can be merged.
+
+    Args:
+        filter_warn_threshold_ratio: warn when at least this share of 1000 consecutive elements was filtered out; ``None``
+            or 0 never warns.
+        filter_raise_threshold_ratio: raise ``ValueError`` instead; ``None`` or 0 never raises.
+        execution_tracking_mode: what to record about the run.
+        min_shm_size: arrays of fewer bytes are copied between processes instead of going through shared memory.
+
+    Raises:
+        TypeError, ValueError: a value is of the wrong type or out of range.
+
+    Example:
+        >>> DatasetOptions(min_shm_size=64).merge(DatasetOptions(filter_warn_threshold_ratio=0.5))
+        DatasetOptions(filter_warn_threshold_ratio=0.5, min_shm_size=64)
+    """
+
+    filter_warn_threshold_ratio: float | None = 0.9
+    filter_raise_threshold_ratio: float | None = None
+    execution_tracking_mode: ExecutionTrackingMode = ExecutionTrackingMode.DISABLED
+    min_shm_size: int = 0
+    _given: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        *,
+        filter_warn_threshold_ratio: float | None = _UNSET,
+        filter_raise_threshold_ratio: float | None = _UNSET,
+        execution_tracking_mode: ExecutionTrackingMode = _UNSET,
+        min_shm_size: int = _UNSET,
+    ) -> None:
+        given = {
+            "filter_warn_threshold_ratio": filter_warn_threshold_ratio,
+            "filter_raise_threshold_ratio": filter_raise_threshold_ratio,
+            "execution_tracking_mode": execution_tracking_mode,
+            "min_shm_size": min_shm_size,
+        }
+        given = {name: value for name, value in given.items() if value is not _UNSET}
+        for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
+            ratio = given.get(name)
+            if ratio is None:
+                continue
+            if isinstance(ratio, str) or not hasattr(ratio, "__float__"):
+                raise TypeError(f"{name} must be a number in [0, 1] or None, got {ratio!r}")
+            if not 0 <= ratio <= 1:
+                raise ValueError(f"{name} must be in [0, 1] or None, got {ratio}")
+        mode = given.get("execution_tracking_mode", ExecutionTrackingMode.DISABLED)
+        if not isinstance(mode, ExecutionTrackingMode):
+            raise TypeError(f"execution_tracking_mode must be an ExecutionTrackingMode, got {mode!r}")
+        if "min_shm_size" in given:
+            given["min_shm_size"] = as_int("min_shm_size", given["min_shm_size"], minimum=0)
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_given", frozenset(given))
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name in self._given)
+        return f"DatasetOptions({given})"
+
+    def merge(self, other: DatasetOptions | None) -> DatasetOptions:
+        """These options, completed by what only ``other`` gives."""
+        if other is None:
+            return self
+        names = self._given | other._given
+        return DatasetOptions(**{name: getattr(self if name in self._given else other, name) for name in names})

@@ -1,0 +1,127 @@
+"""Pytrees by JAX's rules, whether or not JAX is installed.
+
+Nodes are ``dict`` and ``defaultdict`` (keys sorted), ``OrderedDict`` (keys in order), ``list``, ``tuple``, namedtuples and
+``None`` (a node without children); everything else is a leaf. Once a program has imported JAX, its own functions are used, so
+that types registered there are traversed too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+Structure: TypeAlias = Any  # hashable and comparable; what it is depends on who flattened
+
+
+def flatten(tree: Any) -> tuple[list[Any], Structure]:
+    """The leaves of ``tree`` in order, and its structure: two trees of equal structure differ only in their leaves.
+
+    Example:
+        >>> leaves, structure = flatten({"b": [1, None], "a": 2})
+        >>> leaves
+        [2, 1]
+        >>> unflatten(structure, [x * 10 for x in leaves])
+        {'a': 20, 'b': [10, None]}
+    """
+    jax = _jax_tree_util()
+    if jax is not None:
+        leaves, structure = jax.tree_flatten(tree)
+        return leaves, structure
+    leaves = []
+    return leaves, _flatten(tree, leaves)
+
+
+def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
+    """A tree of this ``structure`` (from ``flatten``) with other leaves."""
+    if isinstance(structure, _Node | _Leaf):
+        return _unflatten(structure, iter(leaves))
+    return _jax_tree_util().tree_unflatten(structure, leaves)
+
+
+def leaf_paths(tree: Any) -> list[str]:
+    """Where each leaf of ``tree`` is, in the order of ``flatten``, as one would write it: ``['a'][0]``."""
+    jax = _jax_tree_util()
+    if jax is not None:
+        return [jax.keystr(path) for path, _ in jax.tree_flatten_with_path(tree)[0]]
+    return list(_paths(tree))
+
+
+def _jax_tree_util() -> Any:
+    # A module still being imported by another thread has no tree_util yet.
+    jax = sys.modules.get("jax")
+    return None if jax is None else getattr(jax, "tree_util", None)
+
+
+class _Leaf:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "*"
+
+
+class _Node(tuple[Any, ...]):
+    """(type, what is needed to rebuild it, number of children, structures of the children …)"""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{self[0].__name__}[{', '.join(map(repr, self[3:]))}]"
+
+
+_LEAF = _Leaf()
+
+
+def _children(tree: Any) -> tuple[Any, list[Any]] | None:
+    """What is needed to rebuild a node, and its children; ``None`` for a leaf."""
+    kind = type(tree)
+    if tree is None:
+        return None, []
+    if kind is dict or kind is defaultdict or kind is OrderedDict:
+        try:
+            keys = list(tree) if kind is OrderedDict else sorted(tree)
+        except TypeError:
+            raise ValueError(f"the keys of a dict must be sortable among themselves, got {list(tree)!r:.200}") from None
+        return (tuple(keys), getattr(tree, "default_factory", None)), [tree[key] for key in keys]
+    if kind is list or kind is tuple or (isinstance(tree, tuple) and hasattr(tree, "_fields")):
+        return None, list(tree)
+    return None
+
+
+def _flatten(tree: Any, leaves: list[Any]) -> _Node | _Leaf:
+    found = _children(tree)
+    if found is None:
+        leaves.append(tree)
+        return _LEAF
+    meta, children = found
+    return _Node((type(tree), meta, len(children), *[_flatten(child, leaves) for child in children]))
+
+
+def _unflatten(structure: _Node | _Leaf, leaves: Iterator[Any]) -> Any:
+    if isinstance(structure, _Leaf):
+        return next(leaves)
+    kind, meta, _, *parts = structure
+    children = [_unflatten(part, leaves) for part in parts]
+    if kind is type(None):
+        return None
+    if kind is list or kind is tuple:
+        return kind(children)
+    if meta is None:
+        return kind(*children)  # a namedtuple
+    items = zip(meta[0], children, strict=True)
+    return defaultdict(meta[1], items) if kind is defaultdict else kind(items)
+
+
+def _paths(tree: Any, prefix: str = "") -> Iterator[str]:
+    found = _children(tree)
+    if found is None:
+        yield prefix
+        return
+    meta, children = found
+    if meta is not None:
+        names = [f"[{key!r}]" for key in meta[0]]
+    else:
+        names = [f".{name}" for name in getattr(tree, "_fields", ())] or [f"[{i}]" for i in range(len(children))]
+    for name, child in zip(names, children, strict=True):
+        yield from _paths(child, prefix + name)

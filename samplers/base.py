@@ -1,0 +1,70 @@
+"""What a sampler is, and what ours have in common."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from gristmill.core.errors import as_int
+from gristmill.core.indices import Indices, as_ints
+from gristmill.core.record import RecordMetadata, sampled
+from gristmill.core.sharding import NoSharding, ShardOptions
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Anything that answers ``sampler[index]`` with a ``RecordMetadata`` and raises ``IndexError`` past its end.
+
+    ``__len__`` is optional (``DataLoader`` finds the length by bisection otherwise), as is an attribute
+    ``_shard_options``, which ``DataLoader`` takes as its sharding by default.
+    """
+
+    def __getitem__(self, index: int) -> RecordMetadata: ...
+
+
+class BlockSampler(abc.ABC):
+    """A sampler that answers whole blocks of indices with array arithmetic."""
+
+    _shard_options: ShardOptions
+    _seed: int | None
+    _bound: int | None  # first index that is out of range; None if there is none
+
+    @abc.abstractmethod
+    def _keys(self, indices: Indices) -> Indices:
+        """The record keys at ``indices``, a non-empty block that is in range."""
+
+    @abc.abstractmethod
+    def _local_length(self) -> int | None:
+        """How many records the sampler's own shard gets in all, the remainder shared out exactly; ``None``: no end."""
+
+    def __getitem__(self, index: int) -> RecordMetadata:
+        index = as_int("index", index)
+        if index < 0 or (self._bound is not None and index >= self._bound):
+            raise IndexError(f"sampler index must be in [0, {self._bound if self._bound is not None else 'inf'}), got {index}")
+        return self._block([index])[0]
+
+    def __iter__(self) -> Iterator[RecordMetadata]:
+        index = 0
+        while self._bound is None or index < self._bound:
+            yield self[index]
+            index += 1
+
+    def _block(self, indices: Indices) -> list[RecordMetadata]:
+        """The metadata at ``indices``, a non-empty block that is in range."""
+        seed = self._seed
+        pairs = zip(as_ints(indices), as_ints(self._keys(indices)), strict=True)
+        return [sampled(i, key, None if seed is None else seed + i) for i, key in pairs]
+
+
+def check_shard_options(options: Any) -> ShardOptions:
+    """``options`` if it is a ``ShardOptions``; ``None`` is no sharding."""
+    if options is None:
+        return NoSharding()
+    if not isinstance(options, ShardOptions):
+        raise TypeError(f"shard_options must be a ShardOptions, got {options!r} of type {type(options).__name__}")
+    return options
+
+
+def check_num_records(num_records: int) -> int:
+    return as_int("num_records", num_records, minimum=1)

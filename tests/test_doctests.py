@@ -1,0 +1,25 @@
+"""Every example in a docstring runs. (``pytest --doctest-modules`` would import the folders under their own names.)"""
+
+import configparser
+import doctest
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+
+def modules() -> list[str]:
+    """Names of all modules of the packages that setup.cfg lists."""
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[1] / "setup.cfg")
+    names = []
+    for package in setup["options"]["packages"].split():
+        path = importlib.import_module(package).__path__
+        names += [package, *(f"{package}.{found.name}" for found in pkgutil.iter_modules(path) if not found.ispkg)]
+    return names
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_of_module(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0

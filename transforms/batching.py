@@ -1,0 +1,180 @@
+"""Stacking elements into a batch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gristmill.core import tree
+
+_POOLED_BYTES = 1 << 20  # from here on a fresh allocation costs more (page faults) than the copy into it
+_MAX_BUFFERS = 8
+_SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
+_LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
+
+Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], "np.ndarray[Any, Any]"]
+
+
+class BufferPool:
+    """Large arrays that are used again when the consumer has let go of them.
+
+    ``pool(shape, dtype)`` is an uninitialised array, as ``numpy.empty`` gives. Every view of such an array keeps its buffer
+    referenced, so a buffer without references is free: nothing can be overwritten that somebody still sees. Thread-safe:
+    a buffer is taken out of the pool before it is looked at.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[np.ndarray[Any, Any]] = []
+
+    def __reduce__(self) -> tuple[type[BufferPool], tuple[()]]:
+        return BufferPool, ()
+
+    def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        num_bytes = dtype.itemsize * int(np.prod(shape, dtype=object))
+        if num_bytes < _POOLED_BYTES or dtype.hasobject:
+            return np.empty(shape, dtype)
+        buffer = self._free(num_bytes)
+        if buffer is None:
+            buffer = np.empty(num_bytes, np.uint8)
+        self._buffers = [*self._buffers[1 - _MAX_BUFFERS :], buffer]
+        return buffer.view(dtype).reshape(shape)
+
+    def _free(self, num_bytes: int) -> np.ndarray[Any, Any] | None:
+        for i in range(len(self._buffers)):
+            try:
+                buffer = self._buffers.pop(i)
+            except IndexError:  # another thread was faster
+                return None
+            if buffer.nbytes == num_bytes and sys.getrefcount(buffer) == 2:  # this variable and the call's argument
+                return buffer
+            self._buffers.insert(i, buffer)
+        return None
+
+
+def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
+    """Returns one element whose leaves are those of ``values``, stacked along a new first axis.
+
+    Every element must have the structure of the first (JAX's pytree rules; ``None`` is a node without leaves). The leaves at
+    one position must have equal shapes; their dtypes are promoted as ``numpy.stack`` does. Arrays in the result are new and
+    C-contiguous, containers keep their types.
+
+    Args:
+        values: the elements, at least one.
+        allocate: gives uninitialised arrays of a shape and dtype, used where these are known beforehand.
+
+    Raises:
+        ValueError: no elements, or elements of different structure or shape; names the first leaf that differs.
+
+    Example:
+        >>> stack([{"x": 1, "y": (2.5,)}, {"x": 3, "y": (4,)}])
+        {'x': array([1, 3]), 'y': (array([2.5, 4. ]),)}
+    """
+    if not len(values):
+        raise ValueError("cannot batch zero elements")
+    first = values[0]
+    kind = type(first)
+    # Flat dicts, tuples and bare leaves of well-known types need no general traversal.
+    if kind in _LEAF_TYPES:
+        types = set(map(type, values))
+        if types <= _LEAF_TYPES:
+            return _stack_leaf(values, types, allocate, lambda: "")
+    elif kind is dict and first and all([type(v) is dict and v.keys() == first.keys() for v in values]):
+        try:
+            keys = sorted(first)
+        except TypeError:
+            return _stack_tree(values, allocate)
+        columns = [[v[key] for v in values] for key in keys]
+        types_of = [set(map(type, column)) for column in columns]
+        if all([types <= _LEAF_TYPES for types in types_of]):
+            return {
+                key: _stack_leaf(column, types, allocate, lambda key=key: f"[{key!r}]")
+                for key, column, types in zip(keys, columns, types_of, strict=True)
+            }
+    elif kind is tuple and first and all([type(v) is tuple and len(v) == len(first) for v in values]):
+        columns = [[v[i] for v in values] for i in range(len(first))]
+        types_of = [set(map(type, column)) for column in columns]
+        if all([types <= _LEAF_TYPES for types in types_of]):
+            return tuple(
+                [
+                    _stack_leaf(column, types, allocate, lambda i=i: f"[{i}]")
+                    for i, (column, types) in enumerate(zip(columns, types_of, strict=True))
+                ]
+            )
+    return _stack_tree(values, allocate)
+
+
+def _stack_tree(values: Sequence[Any], allocate: Allocate) -> Any:
+    first_leaves, structure = tree.flatten(values[0])
+    rows = [first_leaves]
+    for position, value in enumerate(values):
+        if position == 0:
+            continue
+        leaves, other = tree.flatten(value)
+        if other != structure:
+            raise ValueError(_structure_difference(values[0], value, position))
+        rows.append(leaves)
+    columns = [[row[i] for row in rows] for i in range(len(first_leaves))]
+    stacked = [
+        _stack_leaf(column, set(map(type, column)), allocate, lambda i=i: tree.leaf_paths(values[0])[i])
+        for i, column in enumerate(columns)
+    ]
+    return tree.unflatten(structure, stacked)
+
+
+def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, path: Callable[[], str]) -> Any:
+    if len(types) == 1:
+        (kind,) = types
+        if kind is np.ndarray:
+            result = _stack_arrays(leaves, allocate)
+            if result is not None:
+                return result
+        elif kind in _SCALARS:
+            try:
+                return np.array(leaves, _SCALARS[kind])
+            except OverflowError:
+                pass  # an int beyond 64 bits: NumPy's promotion decides
+        elif kind is str or kind is bytes or issubclass(kind, np.number | np.bool_):
+            return np.array(leaves)
+    try:
+        if len(leaves) == 1:
+            leaf = leaves[0]
+            return np.expand_dims(leaf.copy() if isinstance(leaf, np.ndarray) else np.array(leaf), 0)
+        return np.stack(leaves)
+    except (ValueError, TypeError) as error:
+        at = path()
+        shown = [f"{np.shape(leaf)} {getattr(leaf, 'dtype', type(leaf).__name__)}" for leaf in leaves]
+        other = next((i for i, s in enumerate(shown) if s != shown[0]), 0)
+        raise ValueError(
+            "all elements of a batch must have the same structure, shapes and compatible dtypes; "
+            f"leaf {at or 'of the elements'} is {shown[0]} in element 0 and {shown[other]} in element {other}"
+        ) from error
+
+
+def _stack_arrays(leaves: Sequence[Any], allocate: Allocate) -> Any:
+    """One allocation filled in C, for arrays of one shape and dtype; ``None`` if they are not."""
+    first = leaves[0]
+    shape, dtype = first.shape, first.dtype
+    if not shape or not dtype.isnative or dtype.names is not None:
+        return None
+    num = len(leaves)
+    if [leaf.shape for leaf in leaves].count(shape) != num or [leaf.dtype for leaf in leaves].count(dtype) != num:
+        return None
+    out = allocate((num, *shape), dtype)
+    np.concatenate(leaves, out=out.reshape(num * shape[0], *shape[1:]))
+    return out
+
+
+def _structure_difference(first: Any, other: Any, position: int) -> str:
+    first_paths, other_paths = tree.leaf_paths(first), tree.leaf_paths(other)
+    missing = [p for p in first_paths if p not in set(other_paths)]
+    extra = [p for p in other_paths if p not in set(first_paths)]
+    if missing or extra:
+        where = f"leaf {missing[0] or '(the element itself)'} is missing" if missing else ""
+        more = f"leaf {extra[0] or '(the element itself)'} is not in element 0" if extra else ""
+        detail = f"in element {position} " + " and ".join(filter(None, (where, more)))
+    else:
+        detail = f"element 0 is {tree.flatten(first)[1]}, element {position} is {tree.flatten(other)[1]}"
+    return f"all elements of a batch must have the same structure, but {detail}; got {first!r:.100} and {other!r:.100}"
