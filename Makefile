@@ -40,9 +40,13 @@ example: $(VENV)/.installed-examples  ## train a digit classifier from ArrayReco
 	$(PY) examples/train_digits.py
 
 .PHONY: lint
-lint: $(VENV)/.installed-dev  ## ruff, and mypy --strict on an installed copy
+lint: $(VENV)/.installed-dev typecheck  ## ruff, and mypy --strict on an installed copy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+
+# mypy cannot follow the editable install of a package whose folders are mapped.
+.PHONY: typecheck
+typecheck: $(VENV)/.installed-dev
 	@rm -rf .typecheck build
 	$(PY) -m pip install --quiet --no-deps --target .typecheck .
 	MYPYPATH=.typecheck $(PY) -m mypy --package gristmill

@@ -1,0 +1,2 @@
+from gristmill.dataset import *
+from gristmill.core.options import *

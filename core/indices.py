@@ -25,7 +25,7 @@ def as_array(indices: Indices, limit: int) -> NDArray[Any]:
         limit: largest magnitude for which the caller's arithmetic stays within int64.
     """
     if isinstance(indices, np.ndarray):
-        if indices.dtype == object or (-limit <= indices.min() and indices.max() <= limit):
+        if indices.dtype == object or limit >= _INT64_MAX or (-limit <= indices.min() and indices.max() <= limit):
             return indices
         return indices.astype(object)
     if isinstance(indices, range):

@@ -214,10 +214,21 @@ class Permutation:
             return int(self._window(epoch, 0)[position])
         return _permute_one(position, self.length - 1, (self.seed + epoch) & _UINT32, _ROUNDS)
 
-    def many(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The records at ``positions`` of one ``epoch``; int64 of the same shape [n]."""
-        if self.length == 1 or not positions.size:
-            return np.zeros_like(positions)
+    def many(self, epochs: NDArray[Any], positions: NDArray[Any]) -> NDArray[np.int64]:
+        """The records at ``positions`` of ``epochs``, arrays of the same shape [n], n >= 1; int64 [n]."""
+        if self.length == 1:
+            return np.zeros(len(positions), np.int64)
+        positions = positions.astype(np.int64, copy=False)
+        first = epochs[0]
+        if epochs[-1] == first and (epochs == first).all():
+            return self._many(int(first), positions)
+        result = np.empty(len(positions), np.int64)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            result[here] = self._many(int(epoch), positions[here])
+        return result
+
+    def _many(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.length <= _WHOLE:
             return self._window(epoch, 0)[positions]
         windows = positions // _WINDOW
@@ -225,7 +236,7 @@ class Permutation:
         if first == last:
             return self._window(epoch, first)[positions - first * _WINDOW]
         used = range(first, last + 1) if last - first == 1 else np.unique(windows).tolist()
-        if len(used) * _WINDOW > 64 * len(positions):  # far apart: what the windows hold beside them would be wasted
+        if len(used) * _WINDOW > 64 * len(positions):  # far apart: most of what the windows hold would go to waste
             seed, top = (self.seed + epoch) & _UINT32, self.length - 1
             return np.array([_permute_one(p, top, seed, _ROUNDS) for p in positions.tolist()], np.int64)
         result = np.empty_like(positions)

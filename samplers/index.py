@@ -83,15 +83,7 @@ class IndexSampler(BlockSampler):
             epoch, position = divmod(int(indices[0]) // count, size)
             return [start + (position if permutation is None else permutation.one(epoch, position))]
         epochs, positions = np.divmod(as_array(indices, 2**62) // count, size)
-        positions = positions.astype(np.int64, copy=False)
-        if permutation is None:
-            return start + positions
-        keys = np.empty(len(positions), np.int64)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            keys[here] = permutation.many(int(epoch), positions[here])
-        keys += start
-        return keys
+        return start + (positions if permutation is None else permutation.many(epochs, positions))
 
     def _local_length(self) -> int | None:
         return None if self._num_epochs is None else self._num_epochs * self._size

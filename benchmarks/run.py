@@ -1,0 +1,250 @@
+"""Measures gristmill, its peers and the bound side by side, and prints a table of figures and ratios.
+
+Each file in ``questions/`` asks one question. For every candidate of a workload a process is started in the environment
+where it is installed (``make peers`` makes those of Grain and torch; without them their columns say so). First each
+does the work once, which warms it up and shows that all did the same. Then they run in turn, A B C A B C …, so that a
+machine that slows down slows all of them; the table has the medians. Quote ratios: absolute figures are the machine's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import configparser
+import contextlib
+import importlib
+import json
+import math
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import zlib
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workload import Workload
+
+HERE = Path(__file__).parent
+PYTHONS = {
+    "grain": HERE.parent / ".peers/grain/bin/python",
+    "torch": HERE.parent / ".peers/torch/bin/python",
+}
+LIMIT_SECONDS = 300  # for one answer
+NOT_INSTALLED = "not installed: run `make peers`"
+
+
+class Candidate:
+    """A process that runs one candidate of one workload when asked to."""
+
+    def __init__(self, question: str, workload: Workload, name: str, errors: IO[str]):
+        python = PYTHONS.get(name, Path(sys.executable))
+        if not python.exists():
+            raise RuntimeError(NOT_INSTALLED)
+        self._errors = errors
+        self._process = subprocess.Popen(
+            [python, HERE / "measure.py", question, workload.name, name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        try:
+            self.digest = self._answer()
+        except RuntimeError:
+            self.close()
+            raise
+
+    def seconds(self) -> float:
+        """The time of one run."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer says more
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        watchdog = threading.Timer(LIMIT_SECONDS, self._process.kill)
+        watchdog.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith("{"):
+                    answer: dict[str, Any] = json.loads(line)
+                    return answer
+        finally:
+            watchdog.cancel()
+        code = self._process.wait()
+        if watchdog.finished.is_set() and code == -signal.SIGKILL:
+            raise RuntimeError(f"no answer within {LIMIT_SECONDS} s")
+        self._errors.seek(0)
+        raise RuntimeError((self._errors.read().strip() or f"exit code {code}").splitlines()[-1])
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def code_digest() -> str:
+    """A checksum of the package and the benchmarks: figures of a run during which it changes are of no one version."""
+    setup = configparser.ConfigParser()
+    setup.read(HERE.parent / "setup.cfg")
+    folders = [line.split("=")[1].strip() for line in setup["options"]["package_dir"].strip().splitlines()]
+    checksum = 0
+    for path in sorted(path for folder in (*folders, HERE.name) for path in HERE.parent.glob(f"{folder}/**/*.py")):
+        checksum = zlib.crc32(path.read_bytes(), checksum)
+    return f"{checksum:08x}"
+
+
+def differences(workload: Workload, digests: dict[str, dict[str, Any]]) -> list[str]:
+    """What shows that candidates did not do the same work."""
+    if not workload.compare or not digests:
+        return []
+    found = []
+    first, expected = next(iter(digests.items()))
+    for name, digest in digests.items():
+        if digest["number"] != expected["number"]:
+            found.append(f"{name} gave {digest['number']} numbers, {first} {expected['number']}")
+        elif not math.isclose(digest["sum"], expected["sum"], rel_tol=1e-9):
+            found.append(f"{name}'s numbers add up to {digest['sum']}, {first}'s to {expected['sum']}")
+    if {"gristmill", "grain"} <= digests.keys() and digests["gristmill"]["order"] != digests["grain"]["order"]:
+        found.append("gristmill's elements differ from Grain's, or come in another order")
+    return found
+
+
+def measure(question: str, workload: Workload, rounds: int) -> dict[str, Any]:
+    """Runs all candidates of a workload in turn; the result goes into the JSON file."""
+    failures: dict[str, str] = {}
+    running: dict[str, Candidate] = {}
+    samples: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as stack:
+        for name in workload.candidates:
+            try:
+                errors = stack.enter_context(tempfile.TemporaryFile("w+"))
+                running[name] = Candidate(question, workload, name, errors)
+            except RuntimeError as error:
+                failures[name] = str(error)
+            else:
+                stack.callback(running[name].close)
+        digests = {name: candidate.digest for name, candidate in running.items()}
+        for _ in range(rounds):
+            for name, candidate in list(running.items()):
+                try:
+                    seconds = candidate.seconds()
+                except RuntimeError as error:
+                    failures[name] = str(error)
+                    del running[name]
+                else:
+                    samples.setdefault(name, []).append(seconds * workload.scale / workload.count)
+    medians = {name: statistics.median(samples[name]) for name in running}
+    goals = {}
+    for text, reached in workload.goals.items():
+        try:
+            goals[text] = "reached" if reached(medians) else "MISSED"
+        except KeyError:  # somebody to compare with is absent
+            goals[text] = "not measured"
+    return {
+        "question": question,
+        "workload": workload.name,
+        "unit": workload.unit,
+        "medians": medians,
+        "samples": samples,
+        "failures": failures,
+        "digests": digests,
+        "differences": differences(workload, digests),
+        "goals": goals,
+    }
+
+
+def figure(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value else "0"
+
+
+def row(result: dict[str, Any]) -> list[str]:
+    """A result as a row of the table."""
+    medians = result["medians"]
+
+    def cell(name: str) -> str:
+        if name in medians:
+            return figure(medians[name])
+        if name not in result["failures"]:
+            return "–"
+        return "not installed" if result["failures"][name] == NOT_INSTALLED else "failed"
+
+    def ratio(name: str) -> str:
+        if name not in medians or "gristmill" not in medians:
+            return "–"
+        return f"{figure(medians[name] / medians['gristmill'])} ×"
+
+    bounds = [name for name in (*medians, *result["failures"]) if name not in ("gristmill", "grain", "torch")]
+    bound = f"{cell(bounds[0])} ({bounds[0]})" if bounds else "–"
+    goals = "; ".join(f"{text}: {verdict}" for text, verdict in result["goals"].items())
+    cells = [cell("gristmill"), cell("grain"), cell("torch"), bound, ratio("grain"), ratio("torch")]
+    return [result["workload"], result["unit"], *cells, goals]
+
+
+def table(rows: list[list[str]]) -> str:
+    """Rows of a Markdown table, the first being its head."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(r, widths, strict=True)) + " |" for r in rows]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+HEAD = ["workload", "unit", "gristmill", "Grain", "torch", "bound", "Grain/gristmill", "torch/gristmill", "goals"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="*", help="parts of the names of workloads or questions (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each candidate (default: %(default)s)")
+    parser.add_argument("--json", type=Path, default=HERE.parent / "out/benchmarks.json", help="default: %(default)s")
+    arguments = parser.parse_args()
+
+    code = code_digest()
+    results = []
+    for path in sorted((HERE / "questions").glob("*.py")):
+        for workload in importlib.import_module(f"questions.{path.stem}").WORKLOADS:
+            if arguments.only and not any(part in f"{path.stem} {workload.name}" for part in arguments.only):
+                continue
+            print(f"… {workload.name}", file=sys.stderr, flush=True)
+            results.append(measure(path.stem, workload, arguments.rounds))
+
+    print(table([HEAD, *map(row, results)]))
+    failed = [f"{r['workload']}: {name}: {text}" for r in results for name, text in r["failures"].items()]
+    different = [f"{r['workload']}: {text}" for r in results for text in r["differences"]]
+    print("\n".join(["", "Not measured:", *failed] if failed else []))
+    print(
+        "\n".join(
+            ["NOT THE SAME WORK:", *different]
+            if different
+            else ["Wherever several candidates ran, they did the same work."]
+        )
+    )
+    changed = code_digest() != code
+    if changed:
+        print("THE CODE CHANGED during the run: the figures are of no one version, do not quote them.")
+    machine = {"platform": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count()}
+    report = {"machine": machine, "code": code, "code_changed": changed, "results": results}
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"Samples and versions: {arguments.json}")
+    broken = any(text != NOT_INSTALLED for r in results for text in r["failures"].values())
+    sys.exit(bool(different or changed or broken))
+
+
+if __name__ == "__main__":
+    main()

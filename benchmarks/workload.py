@@ -1,0 +1,50 @@
+"""What a question in ``questions/`` consists of. Imports the standard library alone: every environment loads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass
+class Timed:
+    """Results together with the seconds they took, from a run that knows better than the clock around it."""
+
+    seconds: float
+    results: Iterable[Any]
+
+
+Run = Callable[[], Iterable[Any] | Timed]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """The same work done by several candidates.
+
+    Args:
+        name: a few words for the table.
+        unit: what the table counts in.
+        scale: how many units a second has.
+        count: how many elements (records, calls) a run handles; figures are per element.
+        candidates: from a candidate's name to a function that takes a module and returns a run. ``gristmill``,
+            ``grain`` and ``torch`` get the module of that name in the environment it is installed in. Any other
+            candidate is the bound, and gets numpy. A run is called again and again; what is timed is the call and the
+            iteration over what it returns (or the run returns ``Timed``). An iterator with ``close`` is then closed.
+        goals: from a text for the table to a test of the medians (by candidate, in units).
+        compare: whether the results show that all did the same work: equal number and sum of elements, and for
+            gristmill and Grain the same elements in the same order.
+    """
+
+    name: str
+    unit: str
+    scale: float
+    count: int
+    candidates: Mapping[str, Callable[[Any], Run]]
+    goals: Mapping[str, Callable[[Mapping[str, float]], bool]]
+    compare: bool = True
+
+
+def double(x: Any) -> Any:
+    """The map of most workloads: as little work as a user function can do."""
+    return 2 * x

@@ -1,0 +1,40 @@
+"""Transformation objects to stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap
+
+
+def apply_transformations(ds: Any, transformations: Any) -> Any:
+    """Returns ``ds`` with one transformation, or a sequence of them in order, applied.
+
+    Args:
+        ds: a ``MapDataset`` or ``IterDataset``.
+        transformations: instances of the transformation classes.
+
+    Raises:
+        NotImplementedError: an object is none of the transformation classes.
+    """
+    for transform in transformations if isinstance(transformations, Sequence) else (transformations,):
+        match transform:
+            case Batch():
+                ds = ds.batch(
+                    transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn
+                )
+            case Map():
+                ds = ds.map(transform)
+            case RandomMap():
+                ds = ds.random_map(transform)
+            case MapWithIndex():
+                ds = ds.map_with_index(transform)
+            case Filter():
+                ds = ds.filter(transform)
+            case _:
+                raise NotImplementedError(
+                    f"transformations must be Batch, Map, RandomMap, MapWithIndex or Filter objects, got {transform!r:.200} "
+                    f"of type {type(transform).__name__}; use ds.map(...) and the like for plain functions"
+                )
+    return ds

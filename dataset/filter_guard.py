@@ -1,0 +1,54 @@
+"""Notices that a pipeline throws away nearly everything."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+_log = logging.getLogger("gristmill")
+
+_WINDOW = 1000
+_WARN_INTERVAL_SECONDS = 60.0
+
+
+class FilterGuard:
+    """Counts kept and dropped elements in windows of 1000 and judges each full window by the pipeline's options.
+
+    ``observe(kept)`` raises ``ValueError`` at the element that completes a window with too many drops; for a block of
+    several elements it raises before counting any of it, so that taking them singly raises at the right one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._num_kept = 0
+        self._num_seen = 0
+        self._last_warned = -_WARN_INTERVAL_SECONDS
+
+    def observe(self, kept: list[bool], options: Any) -> None:
+        """Counts a block of elements, each kept or dropped."""
+        num_kept, num_seen, warn = self._num_kept, self._num_seen, False
+        while num_seen + len(kept) >= _WINDOW:
+            end = _WINDOW - num_seen
+            ratio = (_WINDOW - num_kept - sum(kept[:end])) / _WINDOW
+            threshold = options.filter_raise_threshold_ratio
+            if threshold and ratio >= threshold:
+                if end == 1:
+                    self._num_kept = self._num_seen = 0
+                raise ValueError(self._message(ratio, "filter_raise_threshold_ratio"))
+            threshold = options.filter_warn_threshold_ratio
+            if threshold and ratio >= threshold:
+                warn = True
+                worst = ratio
+            num_kept = num_seen = 0
+            kept = kept[end:]
+        self._num_kept, self._num_seen = num_kept + sum(kept), num_seen + len(kept)
+        if warn and time.monotonic() - self._last_warned >= _WARN_INTERVAL_SECONDS:
+            self._last_warned = time.monotonic()
+            _log.warning("%s", self._message(worst, "filter_warn_threshold_ratio"))
+
+    def _message(self, ratio: float, option: str) -> str:
+        return (
+            f"{self._name} dropped {ratio:.2%} of {_WINDOW} consecutive elements. Check that it does what it should, or "
+            f"filter the data beforehand. To switch this check off, set DatasetOptions({option}=None)."
+        )

@@ -1,0 +1,328 @@
+"""``DatasetIterator`` and the harness that all our iterators share.
+
+A stage writes ``_take(n)``, ``get_state``, ``_restore`` and ``_skip``; ``__next__``, ``set_state``, errors and closing are
+here, once. The guarantees:
+
+1. ``next`` either delivers an element or leaves the iterator, its parents included, where it was.
+2. ``set_state`` either restores the whole state or leaves the iterator where it was.
+3. Which block sizes are used inside cannot be told from the outside: a block that fails is taken again one by one, which
+   finds the error that one-by-one evaluation meets first.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import json
+from collections.abc import Awaitable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
+
+from gristmill.core.errors import StateMismatchError, stop_iteration_error
+from gristmill.core.options import DatasetOptions
+from gristmill.core.state import process_file_name, state_to_text
+from gristmill.dataset.graph import as_parents, only_parent
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass
+class IteratorContext:
+    """What all iterators of one pipeline share."""
+
+    options: DatasetOptions = field(default_factory=DatasetOptions)
+    worker_index: int = 0
+    worker_count: int = 1
+
+
+class DatasetIterator(Iterator[T_co], abc.ABC):
+    """An iterator that knows its position: ``get_state`` is small, ``set_state`` continues exactly from there.
+
+    Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal pipeline, ``it`` delivers the
+    elements that followed when ``s`` was taken, whatever either iterator did before or since. States are JSON-able.
+
+    An iterator is used by one thread at a time. When ``next`` raises, nothing is lost: the following ``next`` tries the same
+    element again.
+
+    Subclasses define ``__next__``, ``get_state`` and ``set_state``.
+
+    Args:
+        parents: the iterator or iterators that this one draws from.
+    """
+
+    _parents: tuple[Any, ...] = ()
+    _closed = False
+    _failed_state: Any = None  # the state at which ``next`` last failed
+    _own_ctx: IteratorContext | None = None
+
+    def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
+        self._parents = as_parents(parents, DatasetIterator)
+        contexts = [parent._ctx for parent in self._parents]
+        if len({(ctx.worker_index, ctx.worker_count) for ctx in contexts}) > 1:
+            raise ValueError("the parents of an iterator must belong to the same worker")
+        if contexts:
+            shared = contexts[0]
+            for ctx in contexts[1:]:
+                shared.options = shared.options.merge(ctx.options)
+            self._share_context(shared)
+
+    @property
+    def _parent(self) -> DatasetIterator[Any]:
+        return only_parent(self)  # type: ignore[no-any-return]
+
+    @property
+    def _ctx(self) -> IteratorContext:
+        if self._own_ctx is None:
+            self._own_ctx = IteratorContext()
+        return self._own_ctx
+
+    def _share_context(self, ctx: IteratorContext) -> None:
+        if self._own_ctx is not ctx:
+            self._own_ctx = ctx
+            for parent in self._parents:
+                parent._share_context(ctx)
+
+    def __iter__(self) -> DatasetIterator[T_co]:
+        return self
+
+    @abc.abstractmethod
+    def __next__(self) -> T_co:
+        """Returns the next element; raises ``StopIteration`` at the end."""
+
+    @abc.abstractmethod
+    def get_state(self) -> Any:
+        """Returns the position after the last delivered element, as JSON-able data."""
+
+    @abc.abstractmethod
+    def set_state(self, state: Any) -> None:
+        """Continues from ``state``, backwards or forwards, also after the end or an error."""
+
+    def start_prefetch(self) -> None:
+        """Begins work in the background, where the pipeline has any, without waiting for it. May be called again."""
+        for parent in self._parents:
+            parent.start_prefetch()
+
+    def close(self) -> None:
+        """Releases threads and other resources, of the parents too. May be called again; ``next`` raises from then on."""
+        self._closed = True
+        for parent in self._parents:
+            parent.close()
+
+    def __del__(self) -> None:
+        # Ours release what they hold by themselves; a user's ``close`` may do more. Parents may have other users.
+        if type(self).close is not DatasetIterator.close:
+            self.close()
+
+    def skip_failed(self) -> None:
+        """Moves past the output whose ``next`` failed: the element, or the whole batch.
+
+        Raises:
+            ValueError: the last ``next`` did not fail.
+        """
+        if self._failed_state is None or self._failed_state != self.get_state():
+            raise ValueError(f"there is nothing to skip: the last next() of {self} did not fail")
+        self._failed_state = None
+        self._skip()
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Takes the state now; awaiting the result writes it to this process's file in ``directory``.
+
+        The protocol of Orbax's ``StatefulCheckpointable``.
+
+        Args:
+            directory: an object whose ``await_creation()`` gives the path to write to.
+        """
+        return write_when_created(state_to_text(self.get_state()), directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Awaiting the result reads this process's file in ``directory`` and continues from the state in it.
+
+        Raises:
+            ValueError: there is no such file (also when the number of processes changed).
+        """
+
+        async def restore() -> None:
+            self.set_state(json.loads(await asyncio.to_thread(read_process_file, directory)))
+
+        return restore()
+
+    def _take(self, n: int) -> list[Any]:
+        """The next ``n`` elements, fewer only at the end; leaves the iterator where ``n`` calls of ``next`` would.
+
+        If it raises, the iterator may be anywhere: whoever asks for several elements does so with ``pull``.
+        """
+        elements: list[Any] = []
+        while len(elements) < n:
+            try:
+                elements.append(self.__next__())
+            except StopIteration:
+                break
+        return elements
+
+    def _restore(self, state: Any) -> None:
+        """``set_state`` without a way back."""
+        self.set_state(state)
+
+    def _skip(self) -> None:
+        """Advances past the next output, although computing it fails."""
+        raise NotImplementedError(f"{self} cannot move past a failed element: it does not define _skip")
+
+
+class BlockIterator(DatasetIterator[T_co]):
+    """The base of our own iterators: whole blocks are taken, ``next`` is a block of one."""
+
+    # What becomes of the parent's elements: needed to share out work among processes.
+    _kind: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
+    # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
+    _stays_on_error: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def _take(self, n: int) -> list[Any]: ...
+
+    @abc.abstractmethod
+    def _restore(self, state: Any) -> None: ...
+
+    @abc.abstractmethod
+    def _skip(self) -> None: ...
+
+    def __next__(self) -> T_co:
+        if self._closed:
+            raise ValueError(f"{self} is closed")
+        before = None if self._stays_on_error else snapshot(self)
+        try:
+            block = self._take(1)
+        except BaseException as error:
+            if before is not None:
+                self._restore(before)
+            self._failed_state = snapshot(self)
+            if isinstance(error, StopIteration):
+                raise stop_iteration_error(str(self)) from error
+            raise
+        if block:
+            return block[0]  # type: ignore[no-any-return]
+        raise StopIteration
+
+    def set_state(self, state: Any) -> None:
+        before = snapshot(self)
+        try:
+            self._restore(state)
+        except BaseException:
+            if before is not None:
+                self._restore(before)
+            raise
+        self._failed_state = None
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+
+class StatelessIterator(BlockIterator[T_co]):
+    """The base of iterators whose position is their only parent's."""
+
+    def __init__(self, parent: DatasetIterator[Any]) -> None:
+        super().__init__(parent)
+        self._source = parent  # the parent without the detour of a property
+
+    def get_state(self) -> Any:
+        return self._source.get_state()
+
+    def _restore(self, state: Any) -> None:
+        self._source.set_state(state)
+
+    def _skip(self) -> None:
+        skip_one(self._source)
+
+
+class PlainIterator(DatasetIterator[T_co]):
+    """Wraps a plain Python iterator, which has no state to save, so that our stages can draw from it."""
+
+    def __init__(self, iterator: Iterator[T_co]) -> None:
+        super().__init__()
+        self._iterator = iterator
+
+    def __next__(self) -> T_co:
+        return next(self._iterator)
+
+    def get_state(self) -> Any:
+        raise NotImplementedError(
+            f"a plain {type(self._iterator).__name__} has no state: return a DatasetIterator from __iter__ to save its position"
+        )
+
+    def set_state(self, state: Any) -> None:
+        self.get_state()
+
+
+def iterate(ds: Any) -> DatasetIterator[Any]:
+    """An iterator of ``ds``, a plain one wrapped."""
+    it = ds.__iter__()
+    if isinstance(it, DatasetIterator):
+        return it
+    if isinstance(it, Iterator):
+        return PlainIterator(it)
+    raise TypeError(f"{type(ds).__name__}.__iter__ must return an iterator, got {type(it).__name__}")
+
+
+def snapshot(it: DatasetIterator[Any]) -> Any:
+    """The state to return to if something fails; ``None`` for an iterator that has none."""
+    try:
+        return it.get_state()
+    except NotImplementedError:
+        return None
+
+
+def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
+    """The next ``n`` elements of ``it``, fewer only at the end, or the error that taking them one by one meets first.
+
+    If it raises, ``it`` may be anywhere (its outermost user restores it).
+    """
+    before = snapshot(it) if n > 1 else None
+    if before is None:
+        return it._take(n)
+    try:
+        return it._take(n)
+    except Exception:
+        it._restore(before)
+    elements: list[Any] = []
+    while len(elements) < n:
+        element = it._take(1)
+        if not element:
+            break
+        elements += element
+    return elements
+
+
+def skip_one(it: DatasetIterator[Any]) -> None:
+    """Advances ``it`` by one output, failing or not."""
+    before = snapshot(it)
+    try:
+        it._take(1)
+    except Exception:
+        if before is not None:
+            it._restore(before)
+        it._skip()
+
+
+def read_process_file(directory: Any) -> str:
+    """The text of this process's file in a checkpoint directory.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    path = Path(directory) / process_file_name() if isinstance(directory, str) else directory / process_file_name()
+    if not path.exists():
+        raise ValueError(
+            f"File {path} does not exist: either this is no checkpoint of an iterator, or it was written by another "
+            "number of processes"
+        )
+    return path.read_text()  # type: ignore[no-any-return]
+
+
+async def write_when_created(text: str, directory: Any) -> None:
+    path = await directory.await_creation()
+    await asyncio.to_thread((path / process_file_name()).write_text, text)
+
+
+def check_count(name: str, found: int, expected: int, owner: object) -> None:
+    if found != expected:
+        raise StateMismatchError(f"the state has {found} {name}, but {owner} has {expected}")

@@ -1,0 +1,440 @@
+"""``MapDataset``: an endless, lazily computed sequence with random access."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import numpy as np
+
+from gristmill.core.errors import stop_iteration_error
+from gristmill.core.indices import Indices, as_array, as_ints
+from gristmill.core.options import ReadOptions
+from gristmill.core.seeds import derive_seed
+from gristmill.dataset.graph import as_parents, only_parent, seed_entropy
+
+if TYPE_CHECKING:
+    from gristmill.dataset.iter_dataset import IterDataset
+    from gristmill.dataset.iterator import DatasetIterator
+    from gristmill.transforms import Filter, Map, MapWithIndex, RandomMap, Transformation, Transformations
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S")
+
+
+class MapDatasetMeta(abc.ABCMeta):
+    """The factories of ``MapDataset``: methods of the class, not of its instances."""
+
+    def source(cls, source: Any) -> MapDataset[Any]:
+        """Returns a dataset of the records of ``source``: anything with ``__getitem__`` and ``__len__``.
+
+        Element ``i`` is ``source[i % len(source)]``. Nothing is read at construction.
+
+        Args:
+            source: a list, array, data source or other dataset; must be safe to read from several threads.
+
+        Raises:
+            TypeError: ``source`` has no ``__getitem__``.
+
+        Example:
+            >>> list(MapDataset.source(["a", "b"]))
+            ['a', 'b']
+        """
+        from gristmill.dataset.stages.source import SourceMapDataset
+
+        return SourceMapDataset(source)
+
+    def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
+        """Returns a dataset of the integers that the builtin ``range`` of the same arguments has.
+
+        Args:
+            start: first value; with ``stop`` left out, the number of values from 0.
+            stop: the value before which to stop.
+            step: difference of consecutive values, not 0.
+
+        Raises:
+            TypeError: an argument is not an integer.
+            ValueError: ``step`` is 0.
+
+        Example:
+            >>> list(MapDataset.range(2, 8, 3))
+            [2, 5]
+        """
+        from gristmill.dataset.stages.range import RangeMapDataset
+
+        return RangeMapDataset(start, stop, step)
+
+
+class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
+    """A lazily computed sequence with random access: ``ds[i]`` is the element at ``i``, ``len(ds)`` the length of an epoch.
+
+    Any integer is a valid index: ``i // len(ds)`` is the epoch it lies in. ``None`` means that there is no element at an
+    index (it was filtered out); iteration leaves such indices out. Datasets are immutable: every method returns a new one.
+    ``ds[i]`` depends on ``i`` alone, and may be asked for from several threads.
+
+    Subclasses define ``__len__`` and ``__getitem__``.
+
+    Args:
+        parents: the dataset or datasets that this one is made of.
+
+    Example:
+        >>> ds = MapDataset.source([1, 2, 3, 4]).map(lambda x: x * 10).batch(2)
+        >>> len(ds), ds[1]
+        (2, array([30, 40]))
+    """
+
+    _parents: tuple[Any, ...] = ()
+    _seed_point: int | None = None  # the seed given at this point of the pipeline
+    _drops = False  # whether this step may leave out elements of its parent
+
+    def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:
+        self._parents = as_parents(parents, MapDataset)
+
+    @property
+    def parents(self) -> tuple[Any, ...]:
+        """The datasets that this one is made of."""
+        return self._parents
+
+    @property
+    def _parent(self) -> MapDataset[Any]:
+        return only_parent(self)  # type: ignore[no-any-return]
+
+    @functools.cached_property
+    def _default_seed(self) -> np.uint32 | None:
+        """The seed that follows from ``ds.seed(...)`` upstream and the position in the pipeline."""
+        entropy = seed_entropy(self)
+        return np.uint32(derive_seed(entropy)) if entropy else None
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the length of one epoch."""
+
+    @overload
+    def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...
+    @overload
+    def __getitem__(self, index: int) -> T_co | None: ...
+    @abc.abstractmethod
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the element at ``index``, ``None`` if there is none; for a slice, the dataset of those elements."""
+
+    def __iter__(self) -> DatasetIterator[T_co]:
+        return self.to_iter_dataset().__iter__()
+
+    def _block(self, indices: Indices) -> list[Any]:
+        """The elements at ``indices``: as many, in the same order, ``None`` where there is none.
+
+        Law: the same as ``[self[i] for i in indices]``. If that raises, so does this, but not always the same error;
+        ``read`` makes up for it.
+        """
+        return [self[i] for i in as_ints(indices)]
+
+    def apply(self, transformations: Transformation | Transformations) -> MapDataset[Any]:
+        """Returns a dataset with the given transformations applied in order.
+
+        Args:
+            transformations: one transformation or a sequence of them; random maps take their seed from ``ds.seed``.
+
+        Raises:
+            NotImplementedError: an object is none of the transformation classes.
+
+        Example:
+            >>> from gristmill.transforms import Batch
+            >>> list(MapDataset.range(3).apply([Batch(2)]))
+            [array([0, 1]), array([2])]
+        """
+        from gristmill.dataset.apply import apply_transformations
+
+        return apply_transformations(self, transformations)  # type: ignore[no-any-return]
+
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Any]], Any] | None = None
+    ) -> MapDataset[Any]:
+        """Returns a dataset of batches of consecutive elements.
+
+        A batch never reaches from one epoch into the next. By default the leaves of the elements, which must be pytrees of
+        one structure, are stacked along a new first axis.
+
+        Args:
+            batch_size: elements per batch, at least 1.
+            drop_remainder: drop the last batch of each epoch if it is smaller.
+            batch_fn: makes a batch of a list of elements.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: ``batch_size`` is not positive, or elements may have been filtered out before (convert with
+                ``to_iter_dataset()`` first).
+
+        Example:
+            >>> list(MapDataset.range(3).batch(2))
+            [array([0, 1]), array([2])]
+        """
+        from gristmill.dataset.stages.batch import BatchMapDataset
+
+        return BatchMapDataset(self, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
+
+    def filter(self, transform: Filter | Callable[[Any], bool]) -> MapDataset[T_co]:
+        """Returns a dataset in which the elements that ``transform`` rejects are ``None``; its length is unchanged.
+
+        Args:
+            transform: a ``Filter`` or a callable of an element; called only for elements that are there.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+
+        Example:
+            >>> ds = MapDataset.range(4).filter(lambda x: x % 2 == 0)
+            >>> ds[1], list(ds)
+            (None, [0, 2])
+        """
+        from gristmill.dataset.stages.filter import FilterMapDataset
+
+        return FilterMapDataset(self, transform)
+
+    def map(self, transform: Map | Callable[[Any], S]) -> MapDataset[S]:
+        """Returns a dataset of the elements transformed by ``transform``; a result of ``None`` removes the element.
+
+        Args:
+            transform: a ``Map`` or a callable of an element; must be thread-safe.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+
+        Example:
+            >>> list(MapDataset.range(3).map(lambda x: x + 10))
+            [10, 11, 12]
+        """
+        from gristmill.dataset.stages.map import MapMapDataset
+
+        return MapMapDataset(self, transform)
+
+    def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], S]) -> MapDataset[S]:
+        """Returns a dataset of the elements transformed by ``transform``, which is also given their index.
+
+        The index goes on growing in later epochs: it is the one of ``ds[index]``, not the position in the epoch.
+
+        Args:
+            transform: a ``MapWithIndex`` or a callable of index and element.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+
+        Example:
+            >>> list(MapDataset.source("ab").map_with_index(lambda i, x: x + str(i)))
+            ['a0', 'b1']
+        """
+        from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
+
+        return MapWithIndexMapDataset(self, transform)
+
+    def random_map(
+        self, transform: RandomMap | Callable[[Any, np.random.Generator], S], *, seed: int | None = None
+    ) -> MapDataset[S]:
+        """Returns a dataset of the elements transformed by ``transform``, which is also given a random generator.
+
+        Every index has its own random stream, so the draws do not depend on the order of reading; later epochs draw anew.
+        The generator must not be kept after the call.
+
+        Args:
+            transform: a ``RandomMap`` or a callable of element and generator.
+            seed: seed of the streams, a non-negative integer; by default derived from ``ds.seed(...)``.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is negative.
+
+        Example:
+            >>> list(MapDataset.range(3).random_map(lambda x, rng: int(rng.integers(100)), seed=0))
+            [13, 95, 20]
+        """
+        from gristmill.dataset.stages.random_map import RandomMapMapDataset
+
+        return RandomMapMapDataset(self, transform, seed=seed)
+
+    def seed(self, seed: int | None) -> MapDataset[T_co]:
+        """Returns the same dataset, from whose ``seed`` later random steps derive their own.
+
+        Each later ``shuffle`` or ``random_map`` without a seed of its own gets one that depends on ``seed`` and on how many
+        steps lie between. A later ``seed`` replaces this one for the steps after it.
+
+        Args:
+            seed: a non-negative integer of any size; ``None`` leaves everything as it is.
+
+        Raises:
+            TypeError: ``seed`` is not an integer.
+            ValueError: ``seed`` is negative.
+
+        Example:
+            >>> list(MapDataset.range(5).seed(42).shuffle())
+            [1, 3, 4, 2, 0]
+        """
+        from gristmill.dataset.stages.seed import SeedMapDataset
+
+        return SeedMapDataset(self, seed)
+
+    def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
+        """Returns a dataset of the same elements in a globally shuffled order, another one in every epoch.
+
+        Costs no memory that grows with the data and no time at construction.
+
+        Args:
+            seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
+
+        Raises:
+            TypeError: ``seed`` is not an integer.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is out of range.
+
+        Example:
+            >>> list(MapDataset.range(5).shuffle(seed=0))
+            [0, 4, 1, 2, 3]
+        """
+        from gristmill.dataset.stages.shuffle import ShuffleMapDataset
+
+        return ShuffleMapDataset(self, seed=seed)
+
+    def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
+        """Returns a dataset of some of the elements; ``ds[a:b:c]`` is ``ds.slice(slice(a, b, c))``.
+
+        Epochs stay aligned: epoch ``e`` of the slice takes from epoch ``e`` of this dataset. ``ds[i::n]`` is shard ``i`` of
+        ``n``.
+
+        Args:
+            sl: a slice, or a sequence of indices to take.
+
+        Raises:
+            TypeError: ``sl`` is neither.
+            ValueError: the step of the slice is 0.
+
+        Example:
+            >>> list(MapDataset.range(5).slice(slice(1, None, 2))), list(MapDataset.range(5).slice([4, 0, 4]))
+            ([1, 3], [4, 0, 4])
+        """
+        from gristmill.dataset.stages.slice import slice_dataset
+
+        return slice_dataset(self, sl)
+
+    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T_co]:
+        """Returns a dataset of some epochs of this one.
+
+        Since indices past the end reach later epochs anyway, this changes only the length.
+
+        Args:
+            num_epochs: number of epochs, at least 1; ``None`` repeats for ever (``len(ds)`` is ``sys.maxsize``).
+            reseed_each_epoch: whether the epochs differ in what is random; if not, the first one is repeated.
+
+        Raises:
+            TypeError: ``num_epochs`` is not an integer.
+            ValueError: it is not positive, or this dataset is endless already.
+
+        Example:
+            >>> list(MapDataset.range(2).repeat(2))
+            [0, 1, 0, 1]
+        """
+        from gristmill.dataset.stages.repeat import RepeatMapDataset
+
+        return RepeatMapDataset(self, num_epochs, reseed_each_epoch=reseed_each_epoch)
+
+    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
+        """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain of methods.
+
+        Example:
+            >>> MapDataset.range(3).pipe(len)
+            3
+        """
+        return func(self, *args, **kwargs)
+
+    def to_iter_dataset(
+        self, read_options: ReadOptions | None = None, *, allow_nones: bool = False
+    ) -> IterDataset[T_co]:
+        """Returns an ``IterDataset`` of one epoch of this dataset.
+
+        Elements are computed ahead by threads, in blocks, and come out in order.
+
+        Args:
+            read_options: number of threads and elements ahead; default ``ReadOptions()`` (none for a bare range).
+            allow_nones: keep ``None`` where there is no element; by default such indices are left out.
+
+        Example:
+            >>> list(MapDataset.range(3).to_iter_dataset())
+            [0, 1, 2]
+        """
+        from gristmill.dataset.stages.prefetch import PrefetchIterDataset
+
+        return PrefetchIterDataset(self, read_options, allow_nones=allow_nones)
+
+
+class BlockMapDataset(MapDataset[T]):
+    """The base of our own stages: an element is derived from a block of one."""
+
+    @abc.abstractmethod
+    def _block(self, indices: Indices) -> list[Any]: ...
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is not int:
+            if isinstance(index, slice):
+                return self.slice(index)
+            index = _as_index(index)
+        try:
+            return self._block([index])[0]
+        except StopIteration as error:
+            raise stop_iteration_error(str(self)) from error
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    def _check_not_empty(self, length: int) -> None:
+        if not length:
+            raise IndexError(f"{self} is empty: it has no element at any index")
+
+
+class ReindexMapDataset(BlockMapDataset[T]):
+    """The base of stages that give their parent's elements at other indices."""
+
+    @abc.abstractmethod
+    def _reindex(self, index: Any) -> Any:
+        """The parent's index for an ``int``, or the indices for an array [n]: written once with operators that take both."""
+
+    @property
+    @abc.abstractmethod
+    def _limit(self) -> int:
+        """Up to this magnitude of an index all arithmetic of ``_reindex`` stays within int64."""
+
+    def _block(self, indices: Indices) -> list[Any]:
+        if len(indices) == 1:
+            return self._parents[0]._block([self._reindex(as_ints(indices)[0])])  # type: ignore[no-any-return]
+        return self._parents[0]._block(self._reindex(as_array(indices, self._limit)))  # type: ignore[no-any-return]
+
+
+def _as_index(index: Any) -> int:
+    try:
+        return index.__index__()  # type: ignore[no-any-return]
+    except AttributeError:
+        raise TypeError(f"index must be an integer or a slice, got {index!r:.100} of type {type(index).__name__}") from None
+
+
+def read(ds: MapDataset[Any], indices: Indices) -> list[Any]:
+    """The elements of ``ds`` at ``indices``, or the error that computing them one after another would meet first."""
+    try:
+        return ds._block(indices)
+    except Exception:
+        if len(indices) == 1:
+            raise
+    return [ds._block([i])[0] for i in as_ints(indices)]
+
+
+def ancestors(ds: Any) -> Iterator[Any]:
+    """``ds`` and everything upstream, each object once."""
+    seen: set[int] = set()
+    todo = [ds]
+    while todo:
+        node = todo.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            todo.extend(node._parents)

@@ -1,0 +1,145 @@
+"""Read-ahead by threads.
+
+Guarantees:
+
+1. Elements come out in the order of their indices, each once.
+2. No more than ``buffer_size`` elements are in flight or ready and not yet taken.
+3. When computing an element fails, all elements before it are delivered first, then its error, then nothing more.
+4. No thread exists before the first ``take`` or ``start``. After ``close`` every thread ends when the block that it is
+   computing is done. Threads know this object, not the iterator that uses it: dropping the iterator closes it.
+5. ``close`` may be called anywhere, also by the garbage collector in the middle of any line here: the lock is re-entrant and
+   ``close`` does nothing but set a flag and wake everybody up.
+
+Blocks grow 1, 2, 4, … while one takes less than about a millisecond. So storage that answers slowly is asked by many
+threads for one element each, storage that answers quickly by few threads for many at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+_QUICK_SECONDS = 0.0005  # grow while a block takes less
+_SLOW_SECONDS = 0.002  # shrink when it takes more
+_PATIENCE_SECONDS = 0.001  # a consumer that waits longer gets all the threads
+
+
+class ReadAhead:
+    """Computes ``compute(range(start, stop))`` ahead of a consumer.
+
+    Args:
+        compute: gives the elements at a range of indices; called by several threads at once.
+        start: first index.
+        stop: the index before which to stop.
+        num_threads: the most threads to use, at least 1.
+        buffer_size: the most elements to be ahead, at least 1.
+    """
+
+    def __init__(
+        self, compute: Callable[[range], list[Any]], start: int, stop: int, num_threads: int, buffer_size: int
+    ) -> None:
+        self._compute = compute
+        self._stop = stop
+        self._num_threads = min(num_threads, buffer_size)
+        self._buffer_size = buffer_size
+        self._max_block_size = max(1, buffer_size // 2)  # one block to take from, one to be computed
+        lock = threading.RLock()
+        self._room = threading.Condition(lock)  # there may be something to claim
+        self._filled = threading.Condition(lock)  # the block that the consumer waits for may be there
+        self._claimed = start  # indices before it belong to some thread or are done
+        self._taken = start  # indices before it have been delivered
+        self._ready: dict[int, tuple[list[Any], BaseException | None]] = {}  # by the first index of the block
+        self._block_size = 1
+        self._num_started = 0
+        self._closed = False
+        self._block: list[Any] = []  # what the consumer takes from, and how far it is
+        self._offset = 0
+        self._error: BaseException | None = None  # follows the block
+
+    def take(self, n: int) -> list[Any]:
+        """The next elements, at least one and at most ``n``; waits for them. Not to be called at the end."""
+        if self._offset == len(self._block):
+            if self._error is None:
+                self._next_block()
+            if not self._block and self._error is not None:
+                raise self._error
+        elements = self._block[self._offset : self._offset + n]
+        self._offset += len(elements)
+        self._taken += len(elements)
+        return elements
+
+    def start(self, num_threads: int | None = None) -> None:
+        """Starts threads, all of them by default."""
+        with self._room:
+            missing = (self._num_threads if num_threads is None else num_threads) - self._num_started
+            missing = min(missing, self._stop - self._claimed)
+            self._num_started += max(missing, 0)
+        for _ in range(missing):
+            threading.Thread(target=self._work, name="gristmill-read", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends the threads; may be called again."""
+        self._closed = True
+        with self._room:
+            self._room.notify_all()
+            self._filled.notify_all()
+
+    def _next_block(self) -> None:
+        if not self._num_started:
+            self.start(1)
+        with self._filled:
+            self._block, self._offset = [], 0
+            self._room.notify(1)
+            while self._taken not in self._ready:
+                if not self._filled.wait(_PATIENCE_SECONDS):
+                    break
+            else:
+                self._block, self._error = self._ready.pop(self._taken)
+                return
+        self.start()
+        with self._filled:
+            self._room.notify_all()
+            while self._taken not in self._ready:
+                self._filled.wait()
+            self._block, self._error = self._ready.pop(self._taken)
+
+    def _work(self) -> None:
+        while True:
+            with self._room:
+                while self._claimed < self._stop and not self._closed and self._num_ahead() >= self._buffer_size:
+                    self._room.wait()
+                if self._closed or self._claimed >= self._stop:
+                    return
+                start = self._claimed
+                size = min(self._block_size, self._stop - start, self._buffer_size - self._num_ahead())
+                self._claimed = start + size
+            began = time.perf_counter()
+            elements, error = self._compute_until_error(range(start, start + size))
+            seconds = time.perf_counter() - began
+            with self._room:
+                if seconds < _QUICK_SECONDS:
+                    self._block_size = min(max(self._block_size, 2 * size), self._max_block_size)
+                elif seconds > _SLOW_SECONDS:
+                    self._block_size = max(1, size // 2)
+                self._ready[start] = elements, error
+                if start == self._taken:
+                    self._filled.notify()
+
+    def _num_ahead(self) -> int:
+        return self._claimed - self._taken
+
+    def _compute_until_error(self, indices: range) -> tuple[list[Any], BaseException | None]:
+        elements: list[Any] = []
+        try:
+            return self._compute(indices), None
+        except BaseException as error:
+            if len(indices) == 1:
+                return elements, error
+        for i in indices:  # one of several elements failed: which, and what came before?
+            try:
+                elements += self._compute(range(i, i + 1))
+            except BaseException as error:
+                return elements, error
+        return elements, None

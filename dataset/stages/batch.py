@@ -1,0 +1,146 @@
+"""``batch``: several elements into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gristmill.core.indices import Indices, as_ints
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, pull, skip_one
+from gristmill.dataset.map_dataset import BlockMapDataset, ancestors, read
+from gristmill.transforms.base import check_batch_size
+from gristmill.transforms.batching import BufferPool, stack
+
+T = TypeVar("T")
+
+_SPARSE_NOTE = (
+    "An element of this batch is None: a step before batch() leaves elements out. "
+    "Call to_iter_dataset() before batch(), which drops them."
+)
+
+
+class BatchMapDataset(BlockMapDataset[T]):
+    """Batches of consecutive elements of each epoch of the parent.
+
+    Order: the parent's. Cost: one allocation and one copy per leaf.
+    """
+
+    def __init__(
+        self,
+        parent: Any,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._batch_size = check_batch_size(batch_size)
+        self._drop_remainder = bool(drop_remainder)
+        sparse = next((ds for ds in ancestors(parent) if ds._drops), None)
+        if sparse is not None:
+            raise ValueError(
+                f"cannot batch after {sparse}: it may leave out elements, and batches by index would have holes. "
+                "Call to_iter_dataset() before batch()."
+            )
+        self._parent_length = len(parent)
+        whole, rest = divmod(self._parent_length, self._batch_size)
+        self._length = whole if self._drop_remainder or not rest else whole + 1
+        self._batch_fn = _batch_function(batch_fn)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __str__(self) -> str:
+        return f"BatchMapDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+
+    def _block(self, indices: Indices) -> list[Any]:
+        self._check_not_empty(self._length)
+        return [self._batch(i) for i in as_ints(indices)]
+
+    def _batch(self, index: int) -> Any:
+        epoch, position = divmod(index, self._length)
+        start = position * self._batch_size
+        stop = min(start + self._batch_size, self._parent_length)
+        offset = epoch * self._parent_length
+        elements = read(self._parents[0], range(offset + start, offset + stop))
+        try:
+            return self._batch_fn(elements)
+        except ValueError as error:
+            if any([x is None for x in elements]):
+                error.add_note(_SPARSE_NOTE)
+            raise
+
+
+class BatchIterDataset(IterDataset[T]):
+    """Batches of consecutive elements of the parent.
+
+    Order: the parent's. State: the parent's. Cost: one allocation and one copy per leaf.
+    """
+
+    def __init__(
+        self,
+        parent: Any,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._batch_size = check_batch_size(batch_size)
+        self._drop_remainder = bool(drop_remainder)
+        self._batch_fn = _check_batch_fn(batch_fn)
+
+    def __str__(self) -> str:
+        return f"BatchIterDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return BatchDatasetIterator(
+            iterate(self._parent), self._batch_size, self._drop_remainder, _batch_function(self._batch_fn)
+        )
+
+
+class BatchDatasetIterator(StatelessIterator[T]):
+    _kind = "stateful"
+
+    def __init__(self, parent: DatasetIterator[Any], batch_size: int, drop_remainder: bool, batch_fn: Any) -> None:
+        super().__init__(parent)
+        self._batch_size = batch_size
+        self._drop_remainder = drop_remainder
+        self._batch_fn = batch_fn
+
+    def __str__(self) -> str:
+        return f"BatchDatasetIterator(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+
+    def _take(self, n: int) -> list[Any]:
+        batches: list[Any] = []
+        while len(batches) < n:
+            elements = pull(self._source, self._batch_size)
+            if not elements or (self._drop_remainder and len(elements) < self._batch_size):
+                break
+            batches.append(self._batch_fn(elements))
+        return batches
+
+    def _skip(self) -> None:
+        for _ in range(self._batch_size):
+            skip_one(self._source)
+
+
+def _check_batch_fn(batch_fn: Any) -> Any:
+    if batch_fn is not None and not callable(batch_fn):
+        raise TypeError(f"batch_fn must be a callable of a list of elements, got {batch_fn!r:.200}")
+    return batch_fn
+
+
+class _DefaultBatch:
+    """Stacks leaves; every stage or iterator has its own buffers, which go when it goes."""
+
+    def __init__(self) -> None:
+        self._pool = BufferPool()
+
+    def __call__(self, elements: list[Any]) -> Any:
+        return stack(elements, self._pool)
+
+
+def _batch_function(batch_fn: Any) -> Callable[[list[Any]], Any]:
+    return _DefaultBatch() if batch_fn is None else _check_batch_fn(batch_fn)  # type: ignore[no-any-return]

@@ -1,0 +1,99 @@
+"""``filter``: leave out elements."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from gristmill.core.indices import Indices
+from gristmill.core.naming import transform_name
+from gristmill.dataset.filter_guard import FilterGuard
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate
+from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.transforms.base import Filter, transform_function
+
+T = TypeVar("T")
+
+
+class FilterMapDataset(BlockMapDataset[T]):
+    """The parent's elements, ``None`` instead of those that ``transform`` rejects.
+
+    Order: the parent's. Cost: one call per element.
+    """
+
+    _drops = True
+
+    def __init__(self, parent: Any, transform: Any) -> None:
+        super().__init__(parent)
+        self._transform = transform
+        self._fn = transform_function(transform, Filter, "filter")
+
+    def __str__(self) -> str:
+        return f"FilterMapDataset(transform={transform_name(self._transform)})"
+
+    def _block(self, indices: Indices) -> list[Any]:
+        fn = self._fn
+        return [x if x is not None and fn(x) else None for x in self._parents[0]._block(indices)]
+
+
+class FilterIterDataset(IterDataset[T]):
+    """The elements of the parent that ``transform`` accepts.
+
+    Order: the parent's. State: the parent's. Cost: one call per element of the parent.
+    """
+
+    _drops = True
+
+    def __init__(self, parent: Any, transform: Any) -> None:
+        super().__init__(parent)
+        self._transform = transform
+        self._fn = transform_function(transform, Filter, "filter")
+
+    def __str__(self) -> str:
+        return f"FilterIterDataset(transform={transform_name(self._transform)})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return FilterDatasetIterator(iterate(self._parent), self._fn, self._transform)
+
+
+class FilterDatasetIterator(StatelessIterator[T]):
+    _kind = "dropping"
+
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, transform: Any) -> None:
+        super().__init__(parent)
+        self._fn = fn
+        self._transform = transform
+        self._guard = FilterGuard(str(self))
+
+    def __str__(self) -> str:
+        return f"FilterDatasetIterator(transform={transform_name(self._transform)})"
+
+    def _take(self, n: int) -> list[Any]:
+        fn, options = self._fn, self._ctx.options
+        kept: list[Any] = []
+        while len(kept) < n:
+            elements = self._source._take(n - len(kept))
+            if not elements:
+                break
+            keep = [bool(fn(x)) for x in elements]
+            self._guard.observe(keep, options)
+            kept += [x for x, k in zip(elements, keep, strict=True) if k]
+        return kept
+
+    def _skip(self) -> None:
+        # The output that failed lies behind elements that were rejected properly.
+        while True:
+            before = self.get_state()
+            try:
+                elements = self._source._take(1)
+            except Exception:
+                self._source._restore(before)
+                self._source._skip()
+                return
+            if not elements:
+                return
+            try:
+                if self._fn(elements[0]):
+                    return
+            except Exception:
+                return

@@ -1,0 +1,71 @@
+"""``map``: one element into another."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from gristmill.core.indices import Indices
+from gristmill.core.naming import transform_name
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate
+from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.transforms.base import Map, transform_function
+
+T = TypeVar("T")
+
+
+class MapMapDataset(BlockMapDataset[T]):
+    """``transform`` of every element of the parent; ``None`` is passed on without a call.
+
+    Order: the parent's. Cost: one call per element.
+    """
+
+    def __init__(self, parent: Any, transform: Any) -> None:
+        super().__init__(parent)
+        self._transform = transform
+        self._fn = transform_function(transform, Map, "map")
+
+    def __str__(self) -> str:
+        return f"MapMapDataset(transform={transform_name(self._transform)})"
+
+    def _block(self, indices: Indices) -> list[Any]:
+        fn = self._fn
+        return [None if x is None else fn(x) for x in self._parents[0]._block(indices)]
+
+
+class MapIterDataset(IterDataset[T]):
+    """``transform`` of every element of the parent; ``None`` is passed on without a call.
+
+    Order: the parent's. State: the parent's. Cost: one call per element.
+    """
+
+    def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
+        super().__init__(parent)
+        self._transform = transform
+        self._fn = transform_function(transform, Map, "map")
+        self._with_nones = with_nones  # ``None`` is an element like any other (in a DataLoader)
+
+    def __str__(self) -> str:
+        return f"MapIterDataset(transform={transform_name(self._transform)})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return MapDatasetIterator(iterate(self._parent), self._fn, self._with_nones, self._transform)
+
+
+class MapDatasetIterator(StatelessIterator[T]):
+    _kind = "one_to_one"
+
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, with_nones: bool, transform: Any) -> None:
+        super().__init__(parent)
+        self._fn = fn
+        self._with_nones = with_nones
+        self._transform = transform
+
+    def __str__(self) -> str:
+        return f"MapDatasetIterator(transform={transform_name(self._transform)})"
+
+    def _take(self, n: int) -> list[Any]:
+        fn = self._fn
+        if self._with_nones:
+            return [fn(x) for x in self._source._take(n)]
+        return [None if x is None else fn(x) for x in self._source._take(n)]

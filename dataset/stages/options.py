@@ -1,0 +1,45 @@
+"""``WithOptionsIterDataset``: settings of a whole pipeline."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from gristmill.core.options import DatasetOptions
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, iterate
+
+T = TypeVar("T")
+
+
+class WithOptionsIterDataset(IterDataset[T]):
+    """Returns the parent with ``options`` applied to the whole pipeline, before and after this point.
+
+    Several of them merge; for each setting the one nearest the output wins. State: the parent's.
+
+    Args:
+        parent: the dataset.
+        options: the settings.
+
+    Raises:
+        TypeError: ``options`` is not a ``DatasetOptions``.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> ds = MapDataset.range(3).to_iter_dataset()
+        >>> list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.99)))
+        [0, 1, 2]
+    """
+
+    def __init__(self, parent: Any, options: DatasetOptions) -> None:
+        super().__init__(parent)
+        if not isinstance(options, DatasetOptions):
+            raise TypeError(f"options must be a DatasetOptions, got {options!r:.200}")
+        self.options = options
+
+    def __str__(self) -> str:
+        return f"WithOptionsIterDataset(options={self.options})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        it = iterate(self._parent)
+        it._ctx.options = self.options.merge(it._ctx.options)
+        return it

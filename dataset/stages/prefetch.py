@@ -1,0 +1,134 @@
+"""``to_iter_dataset``: from random access to a stream, read ahead by threads."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, TypeVar
+
+from gristmill.core.errors import StateIndexError
+from gristmill.core.options import ReadOptions
+from gristmill.core.state import state_field
+from gristmill.dataset.filter_guard import FilterGuard
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.map_dataset import MapDataset, ancestors, read
+from gristmill.dataset.readahead import ReadAhead
+from gristmill.dataset.stages.range import RangeMapDataset
+
+T = TypeVar("T")
+
+
+class PrefetchIterDataset(IterDataset[T]):
+    """One epoch of a map dataset, in the order of its indices.
+
+    State: the next index to look at. Cost: about 0.3 µs per element in blocks; threads compute them ahead.
+    """
+
+    def __init__(self, parent: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> None:
+        super().__init__(parent)
+        if not isinstance(parent, MapDataset):
+            raise TypeError(f"parent must be a MapDataset, got {type(parent).__name__}")
+        if read_options is None:
+            read_options = ReadOptions(prefetch_buffer_size=0) if isinstance(parent, RangeMapDataset) else ReadOptions()
+        if not isinstance(read_options, ReadOptions):
+            raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
+        self._read_options = read_options
+        self._allow_nones = bool(allow_nones)
+        self._drops = not self._allow_nones
+
+    def __str__(self) -> str:
+        return f"PrefetchIterDataset(read_options={self._read_options}, allow_nones={self._allow_nones})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return PrefetchDatasetIterator(self._parent, self._read_options, self._allow_nones)
+
+
+class PrefetchDatasetIterator(BlockIterator[T]):
+    _kind = "dropping"
+    _stays_on_error = True
+
+    def __init__(self, ds: MapDataset[Any], read_options: ReadOptions, allow_nones: bool) -> None:
+        super().__init__()
+        self._ds = ds
+        self._length = len(ds)
+        self._num_threads = read_options.num_threads
+        self._buffer_size = read_options.prefetch_buffer_size
+        self._read_options = read_options
+        self._allow_nones = allow_nones
+        self._next_index = 0
+        self._read_ahead: ReadAhead | None = None
+        self._finalizer: Any = None
+        sparse = next((node for node in ancestors(ds) if node._drops), self)
+        self._guard = FilterGuard(str(sparse))
+
+    def __str__(self) -> str:
+        return f"PrefetchDatasetIterator(read_options={self._read_options}, allow_nones={self._allow_nones})"
+
+    def _take(self, n: int) -> list[Any]:
+        taken: list[Any] = []
+        index, length = self._next_index, self._length
+        try:
+            while len(taken) < n and index < length:
+                elements = self._read(index, min(n - len(taken), length - index))
+                index += len(elements)
+                if not self._allow_nones:
+                    kept = [x is not None for x in elements]
+                    self._guard.observe(kept, self._ctx.options)
+                    if not all(kept):
+                        elements = [x for x in elements if x is not None]
+                taken += elements
+                if not taken:
+                    self._next_index = index  # past elements that are not there, whatever comes next
+        except BaseException:
+            self._stop_reading()  # what was read and not delivered is read again
+            raise
+        self._next_index = index
+        return taken
+
+    def _read(self, index: int, n: int) -> list[Any]:
+        if not (self._num_threads and self._buffer_size):
+            return read(self._ds, range(index, index + n))
+        return self._start_reading().take(n)
+
+    def _start_reading(self) -> ReadAhead:
+        if self._read_ahead is None:
+            ds = self._ds
+            self._read_ahead = ReadAhead(
+                ds._block, self._next_index, self._length, self._num_threads, self._buffer_size
+            )
+            self._finalizer = weakref.finalize(self, self._read_ahead.close)
+        return self._read_ahead
+
+    def _stop_reading(self) -> None:
+        self._read_ahead = None
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def start_prefetch(self) -> None:
+        if self._num_threads and self._buffer_size and not self._closed:
+            self._start_reading().start()
+
+    def close(self) -> None:
+        super().close()
+        self._stop_reading()
+
+    def get_state(self) -> Any:
+        return {"next_index": self._next_index}
+
+    def _restore(self, state: Any) -> None:
+        index = state_field(state, "next_index", self)
+        if not hasattr(index, "__index__") or not 0 <= index.__index__() <= self._length:
+            raise StateIndexError(f"next_index must be in [0, {self._length}], the length of the dataset, got {index!r}")
+        self._stop_reading()
+        self._next_index = index.__index__()
+
+    def _skip(self) -> None:
+        while self._next_index < self._length:
+            try:
+                missing = read(self._ds, range(self._next_index, self._next_index + 1))[0] is None
+            except Exception:
+                missing = False
+            self._next_index += 1
+            if not missing:
+                break
+        self._stop_reading()

@@ -1,0 +1,104 @@
+"""``random_map``: an element and random numbers into another."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from gristmill.core.indices import Indices, as_ints
+from gristmill.core.naming import transform_name
+from gristmill.core.seeds import RngPool, check_seed
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.graph import random_seed
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one
+from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.transforms.base import RandomMap, transform_function
+
+T = TypeVar("T")
+
+
+class RandomMapMapDataset(BlockMapDataset[T]):
+    """``transform(element, rng)`` of every element of the parent, ``rng`` at the start of stream ``i`` of the seed.
+
+    Order: the parent's. Cost: 0.7 µs and one call per element.
+    """
+
+    def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
+        super().__init__(parent)
+        self._transform = transform
+        self._fn = transform_function(transform, RandomMap, "random_map")
+        seed = None if seed is None else check_seed(seed)
+        self._rng_pool = RngPool(random_seed(self, seed, "random_map"))
+
+    def __str__(self) -> str:
+        return f"RandomMapMapDataset(transform={transform_name(self._transform)})"
+
+    def _block(self, indices: Indices) -> list[Any]:
+        elements = self._parents[0]._block(indices)
+        return _random_map(self._fn, elements, as_ints(indices), self._rng_pool)
+
+
+class RandomMapIterDataset(IterDataset[T]):
+    """``transform(element, rng)`` of every element of the parent, the ``c``-th with stream ``c`` of the seed.
+
+    Order: the parent's. State: the parent's and the count. Cost: 0.7 µs and one call per element.
+    """
+
+    def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
+        super().__init__(parent)
+        self._transform = transform
+        self._fn = transform_function(transform, RandomMap, "random_map")
+        seed = None if seed is None else check_seed(seed)
+        self._rng_pool = RngPool(random_seed(self, seed, "random_map"))
+
+    def __str__(self) -> str:
+        return f"RandomMapIterDataset(transform={transform_name(self._transform)})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return RandomMapDatasetIterator(iterate(self._parent), self._fn, self._rng_pool, self._transform)
+
+
+class RandomMapDatasetIterator(BlockIterator[T]):
+    _kind = "one_to_one"
+
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, rng_pool: RngPool, transform: Any) -> None:
+        super().__init__(parent)
+        self._fn = fn
+        self._rng_pool = rng_pool
+        self._transform = transform
+        self._count = 0  # elements that arrived, in this worker
+
+    def __str__(self) -> str:
+        return f"RandomMapDatasetIterator(transform={transform_name(self._transform)})"
+
+    def _take(self, n: int) -> list[Any]:
+        ctx = self._ctx
+        elements = self._parents[0]._take(n)
+        first, step = ctx.worker_index + self._count * ctx.worker_count, ctx.worker_count
+        streams = range(first, first + len(elements) * step, step)
+        result = _random_map(self._fn, elements, streams, self._rng_pool)
+        self._count += len(elements)
+        return result
+
+    def get_state(self) -> Any:
+        return {"parent": self._parents[0].get_state(), "index_for_rng": self._count}
+
+    def _restore(self, state: Any) -> None:
+        count = state_count(state, "index_for_rng", self)
+        self._parents[0].set_state(state_field(state, "parent", self))
+        self._count = count
+
+    def _skip(self) -> None:
+        skip_one(self._parents[0])
+        self._count += 1
+
+
+def _random_map(fn: Any, elements: list[Any], streams: Any, pool: RngPool) -> list[Any]:
+    result = []
+    for x, stream in zip(elements, streams, strict=True):
+        if x is not None:
+            rng = pool.acquire_rng(stream)
+            x = fn(x, rng)
+            pool.release_rng(rng)  # not after an error: somebody may look at it in a debugger
+        result.append(x)
+    return result

@@ -1,0 +1,48 @@
+"""``MapDataset.range``: integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gristmill.core.errors import as_int
+from gristmill.core.indices import Indices, as_array, as_ints
+from gristmill.dataset.map_dataset import BlockMapDataset
+
+
+class RangeMapDataset(BlockMapDataset[int]):
+    """The integers of the builtin ``range``; element ``i`` is ``start + (i % len) * step``."""
+
+    def __init__(self, start: int, stop: int | None = None, step: int = 1) -> None:
+        super().__init__()
+        self.start = 0 if stop is None else as_int("start", start)
+        self.stop = as_int("start", start) if stop is None else as_int("stop", stop)
+        self.step = as_int("step", step)
+        if not self.step:
+            raise ValueError("step must not be zero, got 0")
+        self._range = range(self.start, self.stop, self.step)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __str__(self) -> str:
+        return f"RangeMapDataset(start={self.start}, stop={self.stop}, step={self.step})"
+
+    __repr__ = __str__
+
+    def _block(self, indices: Indices) -> list[Any]:
+        values, length = self._range, len(self._range)
+        self._check_not_empty(length)
+        if len(indices) == 1:
+            return [values[as_ints(indices)[0] % length]]
+        if isinstance(indices, range) and 0 <= indices[0] < length and 0 <= indices[-1] < length:
+            step = indices.step * self.step
+            first = values[indices[0]]
+            return list(range(first, first + step * len(indices), step))
+        positions = as_array(indices, 2**63 - 1) % length
+        if positions.dtype == object or max(abs(self.start), abs(self.stop)) >= 2**62:
+            return [values[i] for i in positions.tolist()]
+        if self.step != 1:
+            positions *= self.step
+        if self.start:
+            positions += self.start
+        return positions.tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,41 @@
+"""``seed``: where the default seeds of later random steps come from."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from gristmill.core.indices import Indices
+from gristmill.core.seeds import check_seed
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.map_dataset import BlockMapDataset
+
+T = TypeVar("T")
+
+
+class SeedMapDataset(BlockMapDataset[T]):
+    """The parent, with a seed for the random steps that follow."""
+
+    def __init__(self, parent: Any, seed: int | None) -> None:
+        super().__init__(parent)
+        self._seed_point = None if seed is None else check_seed(seed)
+
+    def __str__(self) -> str:
+        return f"SeedMapDataset(seed={self._seed_point})"
+
+    def _block(self, indices: Indices) -> list[Any]:
+        return self._parents[0]._block(indices)  # type: ignore[no-any-return]
+
+
+class SeedIterDataset(IterDataset[T]):
+    """The parent, with a seed for the random steps that follow; its iterator is the parent's."""
+
+    def __init__(self, parent: Any, seed: int | None) -> None:
+        super().__init__(parent)
+        self._seed_point = None if seed is None else check_seed(seed)
+
+    def __str__(self) -> str:
+        return f"SeedIterDataset(seed={self._seed_point})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return iterate(self._parent)

@@ -1,0 +1,44 @@
+"""``shuffle``: a global shuffle that needs no memory."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gristmill.core.permutation import Permutation
+from gristmill.core.seeds import check_seed
+from gristmill.dataset.graph import random_seed
+from gristmill.dataset.map_dataset import ReindexMapDataset
+
+T = TypeVar("T")
+
+
+class ShuffleMapDataset(ReindexMapDataset[T]):
+    """The parent's elements in a pseudo-random order, another one in every epoch.
+
+    Order: epoch ``e`` is permuted by ``index_shuffle`` with seed ``seed + e``. Cost: about 0.05 µs per element in blocks,
+    1 µs for a single one.
+    """
+
+    def __init__(self, parent: Any, *, seed: int | None = None) -> None:
+        super().__init__(parent)
+        seed = None if seed is None else check_seed(seed, bits=32)
+        self._permutation = Permutation(0, random_seed(self, seed, "shuffle"))
+
+    @property
+    def _limit(self) -> int:
+        length = len(self)
+        return max(2**62 - length, length - 1)
+
+    def _reindex(self, index: Any) -> Any:
+        length = len(self._parents[0])
+        permutation = self._permutation
+        if permutation.length != length:  # the parent's length may change as long as nothing downstream has fixed it
+            self._check_not_empty(length)
+            self._permutation = permutation = Permutation(length, permutation.seed)
+        if type(index) is int:
+            epoch, position = divmod(index, length)
+            return permutation.one(epoch, position) + epoch * length
+        epochs, positions = np.divmod(index, length)
+        return permutation.many(epochs, positions) + epochs * length

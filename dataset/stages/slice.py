@@ -1,0 +1,86 @@
+"""``slice``: some of the elements."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gristmill.core.errors import as_int
+from gristmill.core.indices import Indices, as_ints
+from gristmill.dataset.map_dataset import BlockMapDataset, ReindexMapDataset
+
+T = TypeVar("T")
+
+
+class SliceMapDataset(ReindexMapDataset[T]):
+    """The elements of the parent at ``range(start, stop, step)`` of each epoch.
+
+    Order: the slice's. Cost: a few array operations per block.
+    """
+
+    def __init__(self, parent: Any, sl: slice) -> None:
+        super().__init__(parent)
+        self._parent_length = len(parent)
+        self._start, self._stop, self._step = sl.indices(self._parent_length)
+        self._length = len(range(self._start, self._stop, self._step))
+        self._stride = self._step if self._length > 1 else 0  # of one element any step is, even one beyond int64
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __str__(self) -> str:
+        return f"SliceMapDataset[{self._start}:{self._stop}:{self._step}]"
+
+    @property
+    def _limit(self) -> int:
+        # An index of epoch e moves to epoch e of the parent, whose epochs may be longer.
+        return max((2**62 // max(self._parent_length, 1) - 2) * self._length, self._length - 1)
+
+    def _reindex(self, index: Any) -> Any:
+        self._check_not_empty(self._length)
+        epoch, position = divmod(index, self._length)
+        return self._start + position * self._stride + epoch * self._parent_length
+
+
+class ReindexedMapDataset(BlockMapDataset[T]):
+    """The elements of the parent at the given indices of each epoch, which are looked up when needed.
+
+    Order: that of ``indices``. Cost: one look-up per element.
+    """
+
+    def __init__(self, parent: Any, indices: Any) -> None:
+        super().__init__(parent)
+        self._indices = indices
+        self._parent_length = len(parent)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __str__(self) -> str:
+        length = len(self)
+        shown = [str(self._indices[i]) for i in (range(length) if length <= 5 else (0, 1, length - 2, length - 1))]
+        if length > 5:
+            shown.insert(2, "...")
+        return f"ReindexMapDataset(indices=[{', '.join(shown)}], len={length})"
+
+    def _block(self, indices: Indices) -> list[Any]:
+        length = len(self._indices)
+        self._check_not_empty(length)
+        parent_indices = []
+        for i in as_ints(indices):
+            epoch, position = divmod(i, length)
+            entry = self._indices[position]
+            if isinstance(entry, bool | np.bool_):
+                entry = int(entry)
+            parent_indices.append(as_int(f"indices[{position}]", entry) + epoch * self._parent_length)
+        return self._parents[0]._block(parent_indices)
+
+
+def slice_dataset(parent: Any, sl: Any) -> Any:
+    """The stage for ``parent.slice(sl)``."""
+    if isinstance(sl, slice):
+        return SliceMapDataset(parent, sl)
+    if isinstance(sl, str | bytes) or not (hasattr(sl, "__getitem__") and hasattr(sl, "__len__")):
+        raise TypeError(f"sl must be a slice or a sequence of indices, got {sl!r:.100} of type {type(sl).__name__}")
+    return ReindexedMapDataset(parent, sl)

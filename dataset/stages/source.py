@@ -1,0 +1,44 @@
+"""``MapDataset.source``: records of a data source."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from gristmill.core.indices import Indices, as_ints
+from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.sources.reading import read_keys, wrap_keys
+
+T = TypeVar("T")
+
+
+class SourceMapDataset(BlockMapDataset[T]):
+    """Element ``i`` is ``source[i % len(source)]``; the length is asked for every time.
+
+    Order: the source's. Cost: that of the source's reads, a block in one vectored read where the source has one.
+    """
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        if not hasattr(source, "__getitem__"):
+            raise TypeError(
+                f"source must have __getitem__ and __len__ (a list, an array, a data source), got {source!r:.100} "
+                f"of type {type(source).__name__}"
+            )
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __str__(self) -> str:
+        return f"SourceMapDataset(source={type(self._source).__name__})"
+
+    def __repr__(self) -> str:
+        return f"SourceMapDataset(source={self._source!r:.1000})"
+
+    @property
+    def paths(self) -> Any:
+        """The source's ``paths``, if it has any."""
+        return getattr(self._source, "paths", [])
+
+    def _block(self, indices: Indices) -> list[Any]:
+        return read_keys(self._source, wrap_keys(self._source, as_ints(indices)))

@@ -1,0 +1,330 @@
+"""Records of ArrayRecord files (https://github.com/google/array_record).
+
+What holds when several threads use one source:
+
+1. A file is opened once, by the first read that needs it. Other reads of that file wait meanwhile, those of other files
+   do not.
+2. Readers are shared by all threads; the two calls used here, ``read(start, stop)`` and ``read(positions)``, keep no
+   position in the reader.
+3. ``close`` drops the source's references to its readers. A read under way keeps its own reader alive until it is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import operator
+import os
+import re
+import sys
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from gristmill.core.config import config
+from gristmill.core.errors import KeyRangeError, as_int
+from gristmill.sources.base import RandomAccessDataSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+    from typing import Self, SupportsIndex
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_log = logging.getLogger("gristmill")
+
+# The reader works through a list of positions in a pool of threads. That hides slow storage and decodes large records
+# in parallel, but costs about this much per record even when there is nothing to hide. One by one, small records from
+# the page cache take a quarter of it.
+_POOLED_READ_SECONDS = 8e-6
+
+
+class MissingFileError(FileNotFoundError, RuntimeError):
+    """An ArrayRecord file that does not exist. Grain raises ``RuntimeError`` for it."""
+
+
+@runtime_checkable
+class FileInstruction(Protocol):
+    """Records ``skip`` to ``skip + take - 1`` of a file, in the form that TFDS gives them."""
+
+    filename: Any
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
+class _Part(NamedTuple):
+    """Records ``start`` to ``stop - 1`` of a file; all from ``start`` on when ``stop`` is ``None``."""
+
+    filename: str
+    start: int
+    stop: int | None
+
+
+class ArrayRecordDataSource(RandomAccessDataSource[bytes]):
+    """The records of one or more ArrayRecord files, as ``bytes``; keys count through the files in the order given.
+
+    Files are opened at the first read and shared by all threads. Only the record counts of whole files are read at
+    construction, many files at a time (``gristmill.config.num_threads_computing_num_records``).
+
+    Files should be written with ``group_size:1``: records of a group can only be decoded together.
+
+    Args:
+        paths: one item or a non-empty sequence of items, each of them a path, a path that ends in ``[a:b]`` (records
+            ``a`` to ``b - 1`` of that file), or a file instruction (an object with ``filename``, ``skip``, ``take`` and
+            ``examples_in_shard``, such as those of TFDS). Patterns are not expanded.
+        reader_options: options of the ArrayRecord reader, such as ``{"index_storage_option": "offloaded",
+            "footer_prefetch_bytes": "0"}``. The reader checks them when it opens a file.
+
+    Raises:
+        ValueError: ``paths`` is empty, of another type, or has an item of another type or with a negative range.
+        MissingFileError: a file does not exist (a ``FileNotFoundError`` and a ``RuntimeError``). For an item that is a
+            range this is found out at its first read.
+        RuntimeError: a file is not a valid ArrayRecord file, or array_record is not installed.
+
+    Example:
+        >>> import os, tempfile
+        >>> from array_record.python.array_record_module import ArrayRecordWriter
+        >>> path = os.path.join(tempfile.mkdtemp(), "letters.array_record")
+        >>> writer = ArrayRecordWriter(path, "group_size:1")
+        >>> for letter in "abcdef":
+        ...     writer.write(letter.encode())
+        >>> writer.close()
+        >>> source = ArrayRecordDataSource([path, f"{path}[2:4]"])
+        >>> len(source), source[1], source[7]
+        (8, b'b', b'd')
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | FileInstruction | Sequence[str | os.PathLike[str] | FileInstruction],
+        reader_options: Mapping[str, str] | None = None,
+    ) -> None:
+        _reader_class()  # where there is no array_record, say so now and not in some thread at the first read
+        self._reader_options = "".join(f",{name}:{value}" for name, value in (reader_options or {}).items())
+        parts = [_parse_path(path) for path in _as_sequence(paths)]
+        whole_files = [part.filename for part in parts if part.stop is None]
+        counts = iter(_in_threads(_count_records, whole_files, config.num_threads_computing_num_records))
+        stops = [next(counts) if part.stop is None else part.stop for part in parts]
+
+        self._paths = [part.filename for part in parts]
+        # Part i holds the keys below ends[i] that no part before it holds; position in its file = key + shifts[i].
+        self._ends = list(itertools.accumulate(stop - part.start for part, stop in zip(parts, stops, strict=True)))
+        self._shifts = [stop - end for stop, end in zip(stops, self._ends, strict=True)]
+        self._num_records = self._ends[-1]
+        self._min_records: dict[str, int] = {}  # what each file must have, to be checked when it is opened
+        for filename, stop in zip(self._paths, stops, strict=True):
+            self._min_records[filename] = max(stop, self._min_records.get(filename, 0))
+        self._start_closed()
+
+    def _start_closed(self) -> None:
+        self._readers: dict[str, Any] = {}
+        self._locks = {filename: threading.Lock() for filename in self._paths}
+
+    @property
+    def paths(self) -> list[str]:
+        """The names of the files, one for each item the source was made of, without ranges."""
+        return list(self._paths)
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __getitem__(self, record_key: SupportsIndex, /) -> bytes:
+        """The record at the key.
+
+        Raises:
+            KeyRangeError: the key is negative or not below ``len(self)`` (an ``IndexError`` and a ``ValueError``).
+            RuntimeError: the record cannot be read; the text says which one of which file.
+        """
+        return self._read(record_key)
+
+    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
+        """The records at the keys, in this order; the same as, and faster than, reading them one by one.
+
+        Raises:
+            KeyRangeError, RuntimeError: as ``source[key]`` for the first key that has no record.
+        """
+        records: list[bytes] = []
+        deadline = time.perf_counter() + _POOLED_READ_SECONDS * len(record_keys)
+        for record_key in record_keys:
+            records.append(self._read(record_key))
+            if time.perf_counter() > deadline:  # slow storage, large records, or a busy interpreter
+                break
+        rest = record_keys[len(records) :]
+        try:
+            return records + self._pooled_read(rest)
+        except (KeyRangeError, RuntimeError):
+            return records + [self._read(record_key) for record_key in rest]  # the error of the first key that has one
+
+    def _read(self, record_key: SupportsIndex) -> bytes:
+        filename, position = self._locate(record_key)
+        reader = self._readers.get(filename) or self._open(filename)
+        try:
+            # A range of one: half the cost of a list of one, because the reader's threads are left out of it.
+            record: bytes = reader.read(position, position + 1)[0]
+        except RuntimeError as error:
+            raise RuntimeError(f"cannot read record {position} of {filename}: {error}") from error
+        return record
+
+    def _pooled_read(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
+        places: dict[str, list[int]] = {}
+        positions: dict[str, list[int]] = {}
+        for place, record_key in enumerate(record_keys):
+            filename, position = self._locate(record_key)
+            places.setdefault(filename, []).append(place)
+            positions.setdefault(filename, []).append(position)
+
+        def read(filename: str) -> list[bytes]:
+            reader = self._readers.get(filename) or self._open(filename)
+            answer: list[bytes] = reader.read(positions[filename])
+            return answer
+
+        answers = _in_threads(read, list(places), config.num_threads_fetching_records)
+        records = [b""] * len(record_keys)
+        for filename, answer in zip(places, answers, strict=True):
+            for place, record in zip(places[filename], answer, strict=True):
+                records[place] = record
+        return records
+
+    def __iter__(self) -> Iterator[bytes]:
+        for record_key in range(self._num_records):
+            yield self[record_key]
+
+    def _locate(self, record_key: SupportsIndex) -> tuple[str, int]:
+        """Returns the file of a record and its position there."""
+        key = operator.index(record_key)
+        if not 0 <= key < self._num_records:
+            raise KeyRangeError(f"record key must be in [0, {self._num_records}), the number of records, got {key}")
+        part = bisect_right(self._ends, key)
+        return self._paths[part], key + self._shifts[part]
+
+    def _open(self, filename: str) -> Any:
+        with self._locks[filename]:
+            reader = self._readers.get(filename)
+            if reader is None:
+                # Read ahead of a random access is thrown away: none, and a small file buffer.
+                reader = _open_reader(filename, f"readahead_buffer_size:0{self._reader_options}")
+                num_records, expected = reader.num_records(), self._min_records[filename]
+                if num_records < expected:
+                    raise RuntimeError(f"{filename} has {num_records} records, but {expected} were to be read from it")
+                _check_group_size(filename, reader)
+                self._readers[filename] = reader
+            return reader
+
+    def close(self) -> None:
+        """Closes all files. The next read opens them again."""
+        self._readers = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_readers", "_locks")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start_closed()
+
+    def __repr__(self) -> str:
+        import hashlib
+
+        digest = hashlib.sha1("".join(self._paths).encode(), usedforsecurity=False).hexdigest()
+        return f"ArrayRecordDataSource(hash_of_paths={digest})"
+
+
+def _as_sequence(paths: Any) -> Sequence[Any]:
+    if isinstance(paths, (str, os.PathLike, FileInstruction)):  # first: a file instruction may be a named tuple
+        return [paths]
+    if not isinstance(paths, Sequence):
+        raise ValueError(
+            "paths must be a path, a file instruction or a sequence of them, "
+            f"got {paths!r} of type {type(paths).__name__}"
+        )
+    if not paths:
+        raise ValueError("paths must not be empty: it has to name at least one file")
+    return paths
+
+
+def _parse_path(path: Any) -> _Part:
+    if isinstance(path, (str, os.PathLike)):
+        filename = os.fspath(path)
+        match = re.fullmatch(r"(.*)\[([0-9]+):([0-9]+)\]", filename, re.DOTALL)
+        if match is None:
+            return _Part(filename, 0, None)
+        start, stop = int(match[2]), int(match[3])
+        if stop < start:
+            raise ValueError(f"paths: the range at the end of {filename!r} ends before it starts")
+        return _Part(match[1], start, stop)
+    if isinstance(path, FileInstruction):
+        skip, take = as_int("skip", path.skip, minimum=0), as_int("take", path.take, minimum=0)
+        return _Part(os.fspath(path.filename), skip, skip + take)
+    raise ValueError(
+        "paths must have items that are str, path objects or file instructions (filename, skip, take, "
+        f"examples_in_shard), got {path!r} of type {type(path).__name__}"
+    )
+
+
+def _in_threads(function: Callable[[T], R], arguments: Iterable[T], max_threads: int) -> list[R]:
+    """Returns ``[function(argument) for argument in arguments]``, computed in parallel."""
+    arguments = list(arguments)
+    if len(arguments) < 2:
+        return [function(argument) for argument in arguments]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(len(arguments), max_threads)) as executor:
+        return list(executor.map(function, arguments))
+
+
+def _reader_class() -> Any:
+    try:
+        from array_record.python.array_record_module import ArrayRecordReader
+    except ImportError as error:
+        if sys.platform == "win32":
+            raise RuntimeError("ArrayRecordDataSource: array_record is not supported on Windows") from error
+        raise RuntimeError(
+            "ArrayRecordDataSource needs the package array_record, which is not installed or does not load; "
+            "run: pip install array-record"
+        ) from error
+    return ArrayRecordReader
+
+
+def _count_records(filename: str) -> int:
+    num_records: int = _open_reader(filename, "readahead_buffer_size:0").num_records()
+    return num_records
+
+
+def _open_reader(filename: str, options: str) -> Any:
+    reader = _reader_class()(filename, options, file_reader_buffer_size=32768)
+    if reader.ok():
+        return reader
+    try:
+        reader.close()  # the only call that tells what is wrong
+        reason = ""
+    except RuntimeError as error:
+        reason = str(error)
+    if Path(filename).exists():
+        raise RuntimeError(f"{filename} cannot be read as an ArrayRecord file: {reason or 'it is incomplete'}")
+    hint = "; patterns are not expanded, pass a list of files" if re.search(r"[*?@]", filename) else ""
+    raise MissingFileError(f"{filename} does not exist: {reason}{hint}")
+
+
+def _check_group_size(filename: str, reader: Any) -> None:
+    # Files written before October 2022 say nothing about how they were written.
+    group_size = re.search(r"group_size:(\d+)", reader.writer_options_string() or "")
+    if group_size is not None and group_size[1] != "1":
+        _log.error(
+            "%s was written with group_size:%s: reading one record decodes %s of them. Write files with group_size:1",
+            filename,
+            group_size[1],
+            group_size[1],
+        )

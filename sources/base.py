@@ -1,0 +1,51 @@
+"""What a data source is."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar, runtime_checkable
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@runtime_checkable
+class RandomAccessDataSource(Protocol[T_co]):
+    """A collection of records that can be read in any order: ``len(source)`` and ``source[key]``.
+
+    Subclassing is optional. Lists, tuples, NumPy arrays and the data sets of TFDS, Hugging Face and PyTorch are data
+    sources as they are, and ``isinstance`` says so: it looks for the two methods and nothing else.
+
+    A source has to be
+
+    * deterministic: the same key always gives an equal record;
+    * thread-safe, because several threads read ahead (``ReadOptions.num_threads``, 16 by default);
+    * picklable by cloudpickle when worker processes are used; open files are best left out of the pickle and reopened
+      at the first read;
+    * of a ``repr`` that says which data it holds and is the same in every run (no memory addresses), because the
+      states of a ``DataLoader`` carry it to notice that they are restored with other data.
+
+    Optional: ``__getitems__(keys: list[int])``, which returns ``[self[key] for key in keys]``, but faster.
+    Pipelines read many records at once and call it when it is there.
+
+    Example:
+        >>> class Squares(RandomAccessDataSource[int]):
+        ...     def __len__(self):
+        ...         return 10
+        ...
+        ...     def __getitem__(self, index):
+        ...         return index**2
+        ...
+        ...     def __repr__(self):
+        ...         return "Squares()"
+        >>> Squares()[3]
+        9
+        >>> isinstance([1, 2, 3], RandomAccessDataSource)
+        True
+    """
+
+    def __len__(self) -> int:
+        """The number of records."""
+        ...
+
+    def __getitem__(self, index: int, /) -> T_co:
+        """The record at ``index``, where ``0 <= index < len(self)``."""
+        ...

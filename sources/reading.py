@@ -1,0 +1,106 @@
+"""How pipelines read blocks of records from any source.
+
+* ``read_keys(source, keys)``: the records at the keys, which are handed to the source as they are. Nothing else is done
+  per key, so a caller whose keys are built-in ints below the source's length calls this alone.
+* ``wrap_keys(source, keys)``: the keys as they have to be handed to the source when they may lie outside of it.
+  ``read_keys(source, wrap_keys(source, keys))`` is the general way to read.
+
+Both keep no state and look at the source anew at each call: its length may change between two blocks.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+from gristmill.core.errors import stop_iteration_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# TFDS, Hugging Face, PyTorch and our ArrayRecordDataSource use the first name, Grain the second.
+_VECTORED_READS = ("__getitems__", "_getitems")
+
+
+def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
+    """Returns ``[source[key] for key in keys]``, by one vectored read where the source has one.
+
+    A vectored read is the method ``__getitems__`` or ``_getitems``, provided that its class does not come after the one
+    that defines ``__getitem__``: a subclass that overrides ``__getitem__`` alone (to parse records, say) is read by it.
+
+    Args:
+        source: anything with ``__getitem__``.
+        keys: the keys, each as the source takes it.
+
+    Raises:
+        RuntimeError: the source raised ``StopIteration``.
+        TypeError, ValueError: the vectored read did not return one record per key.
+        Exception: whatever the source raises.
+
+    Example:
+        >>> read_keys("abc", [2, 0, 0])
+        ['c', 'a', 'a']
+    """
+    try:
+        name = _vectored_read(type(source)) if len(keys) > 1 else None
+        if name is None:
+            return [source[key] for key in keys]
+        answer = getattr(source, name)(keys)
+    except StopIteration as error:
+        raise stop_iteration_error(f"the source {type(source).__name__}") from error
+    if isinstance(answer, dict | str | bytes):  # a table of columns, for example: as long as keys only by accident
+        raise TypeError(
+            f"{type(source).__name__}.{name} must return a sequence of records, got {type(answer).__name__}"
+        )
+    records = list(answer)
+    if len(records) != len(keys):
+        raise ValueError(
+            f"{type(source).__name__}.{name} must return one record per key, got {len(records)} for {len(keys)} keys"
+        )
+    return records
+
+
+def _vectored_read(kind: type) -> str | None:
+    for base in kind.__mro__:
+        methods = vars(base)
+        for name in _VECTORED_READS:
+            if name in methods and getattr(kind, name) is not None:  # None in a subclass switches it off
+                return name
+        if "__getitem__" in methods:
+            return None
+    return None
+
+
+def wrap_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
+    """Returns the keys reduced modulo ``len(source)``, as built-in ints: keys past the end begin anew, -1 is the last.
+
+    Keys that are not integers, and all keys of a source without a length, come back unchanged (dictionaries with string
+    keys are sources, too).
+
+    Raises:
+        IndexError: the source is empty, and a key is an integer.
+
+    Example:
+        >>> wrap_keys([10, 11, 12], [0, 2, 3, -1])
+        [0, 2, 0, 2]
+        >>> wrap_keys({"a": 1}, ["a"])
+        ['a']
+    """
+    try:
+        length = len(source)
+    except TypeError:
+        return list(keys)
+    try:
+        try:
+            return [operator.index(key) % length for key in keys]
+        except TypeError:  # rare, and no reason to make integers pay for a check
+            return [_wrap_key(key, length) for key in keys]
+    except ZeroDivisionError:
+        raise IndexError(f"the source {type(source).__name__} is empty, it has no records for {list(keys)}") from None
+
+
+def _wrap_key(key: Any, length: int) -> Any:
+    try:
+        return operator.index(key) % length
+    except TypeError:
+        return key

@@ -1,0 +1,120 @@
+"""The classes that users derive their transformations from."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gristmill.core.errors import as_int
+
+
+class Map(abc.ABC):
+    """A transformation of one element into another.
+
+    Must be thread-safe, and picklable when worker processes are used; so for all classes here.
+
+    Example:
+        >>> class PlusOne(Map):
+        ...     def map(self, element):
+        ...         return element + 1
+        >>> PlusOne().map(1)
+        2
+    """
+
+    @abc.abstractmethod
+    def map(self, element: Any) -> Any:
+        """Returns the transformed element."""
+
+
+class RandomMap(abc.ABC):
+    """A transformation that draws from the element's private random generator."""
+
+    @abc.abstractmethod
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns the transformed element; ``rng`` must not be kept after the call."""
+
+
+class TfRandomMap(abc.ABC):
+    """A random transformation under the method name that Grain's TensorFlow backend uses."""
+
+    @abc.abstractmethod
+    def np_random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns the transformed element."""
+
+
+class MapWithIndex(abc.ABC):
+    """A transformation of an element and its index."""
+
+    @abc.abstractmethod
+    def map_with_index(self, index: int, element: Any) -> Any:
+        """Returns the transformed element."""
+
+
+class Filter(abc.ABC):
+    """Decides which elements stay."""
+
+    @abc.abstractmethod
+    def filter(self, element: Any) -> bool:
+        """Returns whether to keep the element."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Combines consecutive elements into one.
+
+    After sharding (the usual case with ``IndexSampler``) ``batch_size`` is the size per process; before it, the global one.
+    The size is checked where the transformation is applied.
+
+    Args:
+        batch_size: elements per batch, at least 1.
+        drop_remainder: drop the last batch if it is smaller.
+        batch_fn: makes a batch of a list of elements; by default the leaves are stacked along a new first axis.
+
+    Example:
+        >>> Batch(batch_size=2)
+        Batch(batch_size=2, drop_remainder=False, batch_fn=None)
+    """
+
+    batch_size: int
+    drop_remainder: bool = False
+    batch_fn: Callable[[Sequence[Any]], Any] | None = None
+
+
+class DatasetSelectionMap(abc.ABC):
+    """Which element of which data set stands at an index; stateless, picklable and deterministic."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the length of the selection."""
+
+    @abc.abstractmethod
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        """Returns the index of a data set and the index of an element in it."""
+
+
+Transformation: TypeAlias = Batch | Map | RandomMap | TfRandomMap | Filter | MapWithIndex
+Transformations: TypeAlias = Sequence[Transformation]
+
+
+def transform_function(transform: Any, kind: type, method: str) -> Callable[..., Any]:
+    """The function to call for ``transform``: the ``method`` of an instance of ``kind``, or a callable itself.
+
+    Raises:
+        TypeError: ``transform`` is neither.
+    """
+    if isinstance(transform, kind):
+        return getattr(transform, method)  # type: ignore[no-any-return]
+    if callable(transform):
+        return transform  # type: ignore[no-any-return]
+    raise TypeError(
+        f"transform must be callable or an instance of {kind.__name__}, got {transform!r:.200} "
+        f"of type {type(transform).__name__}"
+    )
+
+
+def check_batch_size(batch_size: Any) -> int:
+    return as_int("batch_size", batch_size, minimum=1)
