@@ -226,14 +226,12 @@ def main() -> None:
     print(table([HEAD, *map(row, results)]))
     failed = [f"{r['workload']}: {name}: {text}" for r in results for name, text in r["failures"].items()]
     different = [f"{r['workload']}: {text}" for r in results for text in r["differences"]]
-    print("\n".join(["", "Not measured:", *failed] if failed else []))
-    print(
-        "\n".join(
-            ["NOT THE SAME WORK:", *different]
-            if different
-            else ["Wherever several candidates ran, they did the same work."]
-        )
-    )
+    if failed:
+        print("\nNot measured:", *failed, sep="\n")
+    if different:
+        print("\nNOT THE SAME WORK:", *different, sep="\n")
+    else:
+        print("\nWherever several candidates ran, they did the same work.")
     changed = code_digest() != code
     if changed:
         print("THE CODE CHANGED during the run: the figures are of no one version, do not quote them.")

@@ -12,6 +12,7 @@ Source: R. Beaulieu et al., "The SIMON and SPECK Families of Lightweight Block C
 from __future__ import annotations
 
 import math
+import threading
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -193,11 +194,12 @@ class Permutation:
     costs about 20 ns per index, a single index of a long epoch about 1 µs.
     """
 
-    __slots__ = ("_windows", "length", "seed")
+    __slots__ = ("_lock", "_windows", "length", "seed")
 
     def __init__(self, length: int, seed: int) -> None:
         self.length = length
         self.seed = seed
+        self._lock = threading.Lock()
         self._windows: dict[tuple[int, int], NDArray[np.int64]] = {}
 
     def __getstate__(self) -> tuple[int, int]:
@@ -247,13 +249,17 @@ class Permutation:
 
     def _window(self, epoch: int, window: int) -> NDArray[np.int64]:
         found = self._windows.get((epoch, window))
-        if found is None:
-            size = self.length if self.length <= _WHOLE else _WINDOW
-            start = window * size
-            seed = (self.seed + epoch) & _UINT32
-            found = _permute_range(start, min(start + size, self.length), self.length - 1, seed)
-            found.flags.writeable = False
-            windows = dict(list(self._windows.items())[1 - _NUM_WINDOWS :])  # oldest first; replaced, never changed
-            windows[epoch, window] = found
-            self._windows = windows
+        return self._compute_window(epoch, window) if found is None else found
+
+    def _compute_window(self, epoch: int, window: int) -> NDArray[np.int64]:
+        with self._lock:  # threads that read ahead all come for the same window
+            found = self._windows.get((epoch, window))
+            if found is None:
+                size = self.length if self.length <= _WHOLE else _WINDOW
+                start = window * size
+                seed = (self.seed + epoch) & _UINT32
+                found = _permute_range(start, min(start + size, self.length), self.length - 1, seed)
+                windows = dict(list(self._windows.items())[1 - _NUM_WINDOWS :])  # oldest first; replaced, never changed
+                windows[epoch, window] = found
+                self._windows = windows
         return found

@@ -75,18 +75,19 @@ def main() -> None:
     means = sums / counts[:, None]
 
     # A DataLoader: each test image is taken for the digit whose mean image is nearest.
-    loader = gristmill.load(test, num_epochs=1, transformations=[ToVector()], batch_size=100)
+    sampler = gristmill.samplers.SequentialSampler(len(test), shard_options=gristmill.sharding.NoSharding())
+    operations = [ToVector(), gristmill.transforms.Batch(batch_size=100)]
+    loader = gristmill.DataLoader(data_source=test, sampler=sampler, operations=operations)
     num_read = num_right = 0
     for batch in loader:
         distances = np.linalg.norm(batch["vector"][:, None] - means, axis=-1)  # (batch, 10)
         num_right += np.sum(distances.argmin(axis=1) == batch["label"])
         num_read += len(batch["label"])
 
+    accuracy = num_right / num_read
     print(f"source:              {train}")
     print(f"MapDataset chain:    {counts.sum()} of {len(train)} training images, of each digit {counts.tolist()}")
-    print(
-        f"DataLoader:          {num_read} of {len(test)} test images, nearest mean is right for {num_right / num_read:.1%}"
-    )
+    print(f"DataLoader:          {num_read} of {len(test)} test images, the nearest mean is right for {accuracy:.1%}")
     print(f"TensorFlow imported: {'tensorflow' in sys.modules}")
 
 

@@ -34,14 +34,11 @@ class BlockSampler(abc.ABC):
     def _keys(self, indices: Indices) -> Indices:
         """The record keys at ``indices``, a non-empty block that is in range."""
 
-    @abc.abstractmethod
-    def _local_length(self) -> int | None:
-        """How many records the sampler's own shard gets in all, the remainder shared out exactly; ``None``: no end."""
-
     def __getitem__(self, index: int) -> RecordMetadata:
         index = as_int("index", index)
         if index < 0 or (self._bound is not None and index >= self._bound):
-            raise IndexError(f"sampler index must be in [0, {self._bound if self._bound is not None else 'inf'}), got {index}")
+            bound = "inf" if self._bound is None else self._bound
+            raise IndexError(f"sampler index must be in [0, {bound}), got {index}")
         return self._block([index])[0]
 
     def __iter__(self) -> Iterator[RecordMetadata]:

@@ -86,4 +86,5 @@ class IndexSampler(BlockSampler):
         return start + (positions if permutation is None else permutation.many(epochs, positions))
 
     def _local_length(self) -> int | None:
+        """How many records the sampler's own shard has in all epochs together; ``None`` if they never end."""
         return None if self._num_epochs is None else self._num_epochs * self._size

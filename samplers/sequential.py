@@ -45,7 +45,3 @@ class SequentialSampler(BlockSampler):
 
     def _keys(self, indices: Indices) -> Indices:
         return indices
-
-    def _local_length(self) -> int:
-        shard = self._shard_options
-        return len(range(shard.shard_index, len(self), shard.shard_count))

@@ -96,7 +96,7 @@ def wrap_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
         except TypeError:  # rare, and no reason to make integers pay for a check
             return [_wrap_key(key, length) for key in keys]
     except ZeroDivisionError:
-        raise IndexError(f"the source {type(source).__name__} is empty, it has no records for {list(keys)}") from None
+        raise IndexError(f"the source {type(source).__name__} is empty, no key can be read from it") from None
 
 
 def _wrap_key(key: Any, length: int) -> Any:

@@ -15,6 +15,9 @@ _MAX_BUFFERS = 8
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
 
+# A count of references tells who sees a buffer only where there is a global interpreter lock to hold meanwhile.
+_CAN_REUSE = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
+
 Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], "np.ndarray[Any, Any]"]
 
 
@@ -34,7 +37,7 @@ class BufferPool:
 
     def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         num_bytes = dtype.itemsize * int(np.prod(shape, dtype=object))
-        if num_bytes < _POOLED_BYTES or dtype.hasobject:
+        if num_bytes < _POOLED_BYTES or dtype.hasobject or not _CAN_REUSE:
             return np.empty(shape, dtype)
         buffer = self._free(num_bytes)
         if buffer is None:
@@ -48,10 +51,22 @@ class BufferPool:
                 buffer = self._buffers.pop(i)
             except IndexError:  # another thread was faster
                 return None
-            if buffer.nbytes == num_bytes and sys.getrefcount(buffer) == 2:  # this variable and the call's argument
+            if buffer.nbytes == num_bytes and _num_references(buffer) == _ALONE:
                 return buffer
             self._buffers.insert(i, buffer)
         return None
+
+
+def _num_references(buffer: np.ndarray[Any, Any]) -> int:
+    return sys.getrefcount(buffer)
+
+
+def _references_of_one_variable() -> int:
+    buffer = np.empty(1, np.uint8)
+    return _num_references(buffer)
+
+
+_ALONE = _references_of_one_variable()
 
 
 def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:

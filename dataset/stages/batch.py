@@ -46,7 +46,7 @@ class BatchMapDataset(BlockMapDataset[T]):
         self._parent_length = len(parent)
         whole, rest = divmod(self._parent_length, self._batch_size)
         self._length = whole if self._drop_remainder or not rest else whole + 1
-        self._batch_fn = _batch_function(batch_fn)
+        self._batch_fn = batch_function(batch_fn)
 
     def __len__(self) -> int:
         return self._length
@@ -96,7 +96,7 @@ class BatchIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         return BatchDatasetIterator(
-            iterate(self._parent), self._batch_size, self._drop_remainder, _batch_function(self._batch_fn)
+            iterate(self._parent), self._batch_size, self._drop_remainder, batch_function(self._batch_fn)
         )
 
 
@@ -142,5 +142,6 @@ class _DefaultBatch:
         return stack(elements, self._pool)
 
 
-def _batch_function(batch_fn: Any) -> Callable[[list[Any]], Any]:
+def batch_function(batch_fn: Any) -> Callable[[list[Any]], Any]:
+    """``batch_fn``, or the default one with buffers of its own."""
     return _DefaultBatch() if batch_fn is None else _check_batch_fn(batch_fn)  # type: ignore[no-any-return]

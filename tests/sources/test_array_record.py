@@ -313,6 +313,7 @@ def test_a_broken_record_is_named_and_the_others_can_be_read(tmp_path):
 def test_a_range_past_the_end_is_an_error_at_the_first_read(paths, item):
     source = ArrayRecordDataSource([paths[0], item(paths[2])])
     assert source[0] == ALL[0]
+    source = ArrayRecordDataSource([paths[0], item(paths[2]), f"{paths[2]}[0:2]"])
     for keys in ([7], [0, 12], [0, 1, 8]):
         with pytest.raises(RuntimeError, match=f"{paths[2]} has 30 records, but 31 were to be read from it"):
             source.__getitems__(keys)
@@ -360,6 +361,23 @@ def test_groups_are_logged_once_for_each_file(paths, tmp_path, caplog):
     assert record.levelno == logging.ERROR
     assert record.name == "gristmill"
     assert f"{grouped} was written with group_size:16" in record.getMessage()
+
+
+def test_a_file_is_opened_once_for_all_threads(tmp_path, caplog):
+    files = [write(tmp_path / f"grouped-{file}", [b"x"] * 4, "group_size:4") for file in range(20)]
+    source, start = ArrayRecordDataSource(files), threading.Barrier(8)
+
+    def read():
+        start.wait()
+        assert source.__getitems__(range(80)) == [b"x"] * 80
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    with caplog.at_level(logging.INFO, "gristmill"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(caplog.records) == 20
 
 
 # Open files.

@@ -318,7 +318,9 @@ def test_failing_constructors_print_nothing():
     assert (result.stdout.split(), result.stderr, result.returncode) == (["refused"] * 5, "", 0)
 
 
-@pytest.mark.parametrize("end", ["", "del source", "source.close()", "import sys; sys.exit(3)", "handle.unlink()"])
+@pytest.mark.parametrize(
+    "end", ["", "del source", "source.close()", "import sys; sys.exit(3)", "source.unlink()", "handle.unlink()"]
+)
 def test_the_creator_leaves_nothing_behind_and_says_nothing(end):
     result = run(
         f"""
@@ -424,6 +426,25 @@ def test_a_fork_that_ends_does_not_take_the_memory_along():
         """
     )
     assert (result.stdout, result.stderr) == ("4 5\n", "")
+
+
+def test_a_fork_may_unlink():
+    result = run(
+        """
+        import os
+        from gristmill.sources import SharedMemoryDataSource
+        source = SharedMemoryDataSource(range(5))
+        if os.fork() == 0:
+            source.unlink()
+            os._exit(0)
+        os.wait()
+        try:
+            SharedMemoryDataSource(name=source.shm.name)
+        except FileNotFoundError:
+            print("unlinked")
+        """
+    )
+    assert (result.stdout, result.stderr) == ("unlinked\n", "")
 
 
 def test_the_tutorial():

@@ -1,0 +1,149 @@
+"""The iterator of a ``DataLoader`` and its state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gristmill.core.errors import StateKeyError, StateMismatchError
+from gristmill.core.state import state_count, state_field, state_to_text
+from gristmill.dataset.iterator import iterate, read_process_file, write_when_created
+
+if TYPE_CHECKING:
+    from gristmill.loader.data_loader import DataLoader
+
+_VERSION = 2
+_KEYS = ("last_seen_indices", "last_worker_index", "worker_count", "sampler", "data_source")
+
+
+class DataLoaderIterator(Iterator[Any]):
+    """Iterates over the elements of a ``DataLoader``; saves and restores its position in a few bytes.
+
+    When ``next`` raises, nothing is lost: the state still says "after the last delivered element", and the following ``next``
+    tries the same one again. Used by one thread at a time. A context manager: leaving it closes the iterator.
+
+    Args:
+        data_loader: the loader.
+        state: a state to continue from.
+        validate_state: whether to check that states belong to the same sampler and source.
+    """
+
+    def __init__(
+        self, data_loader: DataLoader, state: dict[str, Any] | None = None, validate_state: bool = True
+    ) -> None:
+        self._loader = data_loader
+        self._validate = validate_state
+        self._iterator = iterate(data_loader._dataset)
+        self._source_text: str | None = None  # asked for when first needed: it may be long
+        if state is not None:
+            self.set_state(state)
+
+    def __iter__(self) -> DataLoaderIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._iterator.__next__()
+
+    def __enter__(self) -> DataLoaderIterator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        return f"PyGrainDatasetIterator(state={self.get_state().decode()})"
+
+    def get_state(self) -> bytes:
+        """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any data."""
+        shard = self._loader._shard
+        read = self._iterator.get_state()["next_index"]
+        state = {
+            "version": _VERSION,
+            "last_seen_indices": {"0": shard.shard_index + (read - 1) * shard.shard_count},
+            "last_worker_index": -1,
+            "worker_count": 0,
+            "sampler": repr(self._loader._sampler),
+            "data_source": self._data_source(),
+        }
+        return state_to_text(state).encode()
+
+    def set_state(self, state: bytes | str | Mapping[str, Any]) -> None:
+        """Continues from ``state``, backwards or forwards, also after the end or an error.
+
+        Args:
+            state: what ``get_state`` returned; its text or the decoded mapping will do as well.
+
+        Raises:
+            json.JSONDecodeError: the text is not JSON.
+            StateMismatchError: (a ``ValueError``) the state belongs to another loader; nothing has changed then.
+            StateIndexError: (also an ``IndexError``) its position is outside the data.
+        """
+        if isinstance(state, bytes | bytearray | str):
+            state = json.loads(state)
+        if not isinstance(state, Mapping):
+            raise StateMismatchError(f"a DataLoader state must be a JSON object, got {state!r:.200}")
+        missing = [key for key in ("version", *_KEYS) if key not in state]
+        if missing:
+            raise StateKeyError(f"a DataLoader state must have the keys {missing}, found only {sorted(map(str, state))}")
+        if state["version"] != _VERSION:
+            raise StateMismatchError(f"the version of a DataLoader state must be {_VERSION}, got {state['version']!r}")
+        if self._validate:
+            self._check_origin(state)
+        last_seen = state_field(state["last_seen_indices"], "0", "a DataLoader")
+        shard = self._loader._shard
+        if type(last_seen) is not int or (last_seen - shard.shard_index) % shard.shard_count:
+            raise StateMismatchError(
+                f"last_seen_indices['0'] must be an index of shard {shard.shard_index} of {shard.shard_count}, got {last_seen!r}"
+            )
+        self._iterator.set_state({"next_index": (last_seen - shard.shard_index) // shard.shard_count + 1})
+
+    def start_prefetch(self) -> None:
+        """Begins to read ahead without waiting for it; may be called again."""
+        self._iterator.start_prefetch()
+
+    def skip_failed(self) -> None:
+        """Moves past the output whose ``next`` failed: the element, or the whole batch.
+
+        Raises:
+            ValueError: the last ``next`` did not fail.
+        """
+        self._iterator.skip_failed()
+
+    def close(self) -> None:
+        """Releases threads and other resources; may be called again. ``next`` raises ``ValueError`` from then on."""
+        self._iterator.close()
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Takes the state now; awaiting the result writes it (the protocol of Orbax's ``StatefulCheckpointable``)."""
+        return write_when_created(self.get_state().decode(), directory)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Awaiting the result reads this process's file in ``directory`` and continues from the state in it."""
+
+        async def restore() -> None:
+            self.set_state(await asyncio.to_thread(read_process_file, directory))
+
+        return restore()
+
+    def _data_source(self) -> str:
+        if self._source_text is None:
+            self._source_text = self._loader._source_text
+        return self._source_text
+
+    def _check_origin(self, state: Mapping[str, Any]) -> None:
+        worker_count = self._loader.multiprocessing_options.num_workers
+        if state_count(state, "worker_count", "a DataLoader") != worker_count:
+            raise StateMismatchError(
+                f"the state was taken with worker_count={state['worker_count']}, the DataLoader has worker_count={worker_count}"
+            )
+        advice = "Implement __repr__ so that it says the same in every run, if they are equal."
+        sampler = repr(self._loader._sampler)
+        if state["sampler"] != sampler:
+            raise StateMismatchError(f"the state was taken with sampler {state['sampler']}, the DataLoader has {sampler}. {advice}")
+        source = self._data_source()
+        if state["data_source"] != source:
+            raise StateMismatchError(
+                f"the state was taken with data_source {state['data_source']:.1000}, the DataLoader has {source:.1000}. {advice}"
+            )
