@@ -1,2 +1,69 @@
-from gristmill.dataset import *
-from gristmill.core.options import *
+"""gristmill: deterministic, checkpointable data loading, with the names and meanings of Grain.
+
+Everything is imported when first used. ``import gristmill as grain`` is the whole migration; see ``install_as_grain`` for
+code that imports ``grain`` itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gristmill import checkpoint as checkpoint
+    from gristmill import constants as constants
+    from gristmill import experimental as experimental
+    from gristmill import multiprocessing as multiprocessing
+    from gristmill import samplers as samplers
+    from gristmill import sharding as sharding
+    from gristmill import sources as sources
+    from gristmill import transforms as transforms
+    from gristmill._version import __version__ as __version__
+    from gristmill._version import __version_info__ as __version_info__
+    from gristmill.core.config import config as config
+    from gristmill.install import install_as_grain as install_as_grain
+    from gristmill.loader import DataLoaderIterator as DataLoaderIterator
+    from gristmill.python import *  # noqa: F403  (every name of the legacy surface is reachable from here too)
+    from gristmill.sharding import even_split as even_split
+    from gristmill.transforms import MapWithIndex as MapWithIndex
+
+_MODULES = frozenset(
+    {
+        "checkpoint",
+        "constants",
+        "experimental",
+        "multiprocessing",
+        "python",
+        "samplers",
+        "sharding",
+        "sources",
+        "transforms",
+    }
+)
+_NAMES = {
+    "DataLoaderIterator": "gristmill.loader",
+    "__version__": "gristmill._version",
+    "__version_info__": "gristmill._version",
+    "install_as_grain": "gristmill.install",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"gristmill.{name}")
+    if name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+    elif name.startswith("_"):
+        raise AttributeError(f"module 'gristmill' has no attribute {name!r}")
+    else:
+        try:
+            value = getattr(importlib.import_module("gristmill.python"), name)
+        except AttributeError:
+            raise AttributeError(f"module 'gristmill' has no attribute {name!r}") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    legacy = [name for name in dir(importlib.import_module("gristmill.python")) if not name.startswith("_")]
+    return sorted({*globals(), *_MODULES, *_NAMES, *legacy})

@@ -7,12 +7,36 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISpawnableSeedSequence
 
 from gristmill.core.errors import as_int
 
 _UINT64 = 0xFFFFFFFFFFFFFFFF
+
+
+class _Key(ISpawnableSeedSequence):
+    """Gives a Philox the key that ``Philox(key=...)`` would have, without asking the system for entropy (4 µs)."""
+
+    def __init__(self, key: int) -> None:
+        self._key = key
+        self._children: np.random.SeedSequence | None = None
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+        return np.array((self._key & _UINT64, self._key >> 64), np.uint64)
+
+    def spawn(self, n_children: int) -> Any:
+        # With Philox(key=...) children would differ in every run.
+        if self._children is None:
+            self._children = np.random.SeedSequence(self._key)
+        return self._children.spawn(n_children)
+
+
+def keyed_rng(key: int) -> np.random.Generator:
+    """``Generator(Philox(key=key))``, made faster, and with children (``rng.spawn``) that are the same in every run."""
+    return np.random.Generator(np.random.Philox(_Key(key)))
 
 
 def check_seed(seed: int, *, name: str = "seed", bits: int | None = None) -> int:

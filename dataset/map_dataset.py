@@ -415,7 +415,9 @@ def _as_index(index: Any) -> int:
     try:
         return index.__index__()  # type: ignore[no-any-return]
     except AttributeError:
-        raise TypeError(f"index must be an integer or a slice, got {index!r:.100} of type {type(index).__name__}") from None
+        raise TypeError(
+            f"index must be an integer or a slice, got {index!r:.100} of type {type(index).__name__}"
+        ) from None
 
 
 def read(ds: MapDataset[Any], indices: Indices) -> list[Any]:

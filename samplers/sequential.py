@@ -28,9 +28,7 @@ class SequentialSampler(BlockSampler):
         [0, 1, 2]
     """
 
-    def __init__(
-        self, num_records: int, shard_options: ShardOptions = NoSharding(), seed: int | None = None
-    ) -> None:
+    def __init__(self, num_records: int, shard_options: ShardOptions = NoSharding(), seed: int | None = None) -> None:
         self._num_records = check_num_records(num_records)
         self._shard_options = check_shard_options(shard_options)
         self._seed = None if seed is None else check_seed(seed)

@@ -118,7 +118,9 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def _restore(self, state: Any) -> None:
         index = state_field(state, "next_index", self)
         if not hasattr(index, "__index__") or not 0 <= index.__index__() <= self._length:
-            raise StateIndexError(f"next_index must be in [0, {self._length}], the length of the dataset, got {index!r}")
+            raise StateIndexError(
+                f"next_index must be in [0, {self._length}], the length of the dataset, got {index!r}"
+            )
         self._stop_reading()
         self._next_index = index.__index__()
 

@@ -1,0 +1,18 @@
+"""What Grain calls experimental, as far as it exists here."""
+
+from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
+from gristmill.core.permutation import index_shuffle
+from gristmill.core.seeds import RngPool
+from gristmill.dataset.apply import apply_transformations
+from gristmill.dataset.stages.options import WithOptionsIterDataset
+from gristmill.transforms import MapWithIndex as MapWithIndexTransform
+
+__all__ = [
+    "DatasetOptions",
+    "ExecutionTrackingMode",
+    "MapWithIndexTransform",
+    "RngPool",
+    "WithOptionsIterDataset",
+    "apply_transformations",
+    "index_shuffle",
+]

@@ -1,0 +1,5 @@
+"""Options of worker processes."""
+
+from gristmill.core.options import MultiprocessingOptions
+
+__all__ = ["MultiprocessingOptions"]

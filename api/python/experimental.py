@@ -1,0 +1,3 @@
+"""The names of ``gristmill.experimental``."""
+
+from gristmill.experimental import *  # noqa: F403
