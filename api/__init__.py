@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gristmill import checkpoint as checkpoint
     from gristmill import constants as constants
-    from gristmill import experimental as experimental
     from gristmill import multiprocessing as multiprocessing
     from gristmill import samplers as samplers
     from gristmill import sharding as sharding

@@ -60,7 +60,5 @@ class CheckpointHandler:
 def _iterator(item: Any, args: Any) -> Any:
     iterator = item if item is not None else getattr(args, "item", None)
     if iterator is None:
-        raise ValueError(
-            "there is no iterator to save or restore: pass it as item, or as args=CheckpointSave(iterator)"
-        )
+        raise ValueError("there is no iterator to save or restore: pass it as item, or as args=CheckpointSave(iterator)")
     return iterator

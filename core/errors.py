@@ -66,9 +66,7 @@ def missing_package(package: str, extra: str, purpose: str) -> ImportError:
         >>> str(missing_package("jax", "jax", "ShardByJaxProcess"))
         "ShardByJaxProcess needs the package jax, which is not installed; run: pip install 'gristmill[jax]'"
     """
-    return ImportError(
-        f"{purpose} needs the package {package}, which is not installed; run: pip install 'gristmill[{extra}]'"
-    )
+    return ImportError(f"{purpose} needs the package {package}, which is not installed; run: pip install 'gristmill[{extra}]'")
 
 
 def stop_iteration_error(source: str) -> RuntimeError:

@@ -17,7 +17,7 @@ def transform_name(transform: Any) -> str:
     """
     if inspect.isroutine(transform) or isinstance(transform, functools.partial | type):
         return _function_name(transform)
-    kind = type(transform)
+    kind: Any = type(transform)
     plain = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
     return kind.__name__ if plain else str(transform)
 

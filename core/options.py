@@ -120,7 +120,7 @@ class DatasetOptions:
         execution_tracking_mode: ExecutionTrackingMode = _UNSET,
         min_shm_size: int = _UNSET,
     ) -> None:
-        given = {
+        given: dict[str, Any] = {
             "filter_warn_threshold_ratio": filter_warn_threshold_ratio,
             "filter_raise_threshold_ratio": filter_raise_threshold_ratio,
             "execution_tracking_mode": execution_tracking_mode,

@@ -79,7 +79,7 @@ def _round_table(half: int) -> list[int]:
 @overload
 def _round(z: int, half: int) -> int: ...
 @overload
-def _round(z: NDArray[np.uint64], half: int) -> NDArray[np.uint64]: ...
+def _round(z: NDArray[Any], half: int) -> NDArray[Any]: ...
 def _round(z: Any, half: int) -> Any:
     mask = (1 << half) - 1
     rot1 = (z << 1 | z >> half - 1) & mask
@@ -138,10 +138,10 @@ def _permute_range(start: int, stop: int, max_index: int, seed: int) -> NDArray[
     dtype = np.uint32 if half <= 16 else np.uint64
     if half == 8:
         # Encrypt all of the 16-bit block once, then take every value home by doubling the steps of those outside.
-        block = np.arange(1 << 16, dtype=dtype)
+        block: NDArray[Any] = np.arange(1 << 16, dtype=dtype)
         step = _encrypt(block, half, keys)
-        home = np.where(block <= max_index, block, step)
-        values = step[start:fit]
+        home: NDArray[Any] = np.where(block <= max_index, block, step)
+        values: NDArray[Any] = step[start:fit]
         while (values > max_index).any():
             values = home[values]
             home = home[home]
@@ -206,7 +206,7 @@ class Permutation:
         return self.length, self.seed
 
     def __setstate__(self, state: tuple[int, int]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+        Permutation.__init__(self, *state)
 
     def one(self, epoch: int, position: int) -> int:
         """The record at ``position`` of ``epoch``."""

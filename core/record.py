@@ -55,15 +55,16 @@ def _get_rng(self: RecordMetadata) -> np.random.Generator | None:
     if type(rng) is _LazyRng:
         rng = keyed_rng(rng.key)
         _rng_slot.__set__(self, rng)
-    return rng  # type: ignore[no-any-return]
+    return rng
 
 
-RecordMetadata.rng = property(_get_rng, _rng_slot.__set__)  # type: ignore[assignment]
+setattr(RecordMetadata, "rng", property(_get_rng, _rng_slot.__set__))  # noqa: B010  (a class variable to a type checker)
 
 
 def sampled(index: int, record_key: int, rng_key: int | None) -> RecordMetadata:
     """The metadata of a sampled record, whose generator ``Philox(key=rng_key)`` is made when first asked for."""
-    return RecordMetadata(index, record_key, None if rng_key is None else _LazyRng(rng_key))  # type: ignore[arg-type]
+    rng: Any = None if rng_key is None else _LazyRng(rng_key)
+    return RecordMetadata(index, record_key, rng)
 
 
 @dataclass(slots=True)

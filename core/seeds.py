@@ -36,7 +36,8 @@ class _Key(ISpawnableSeedSequence):
 
 def keyed_rng(key: int) -> np.random.Generator:
     """``Generator(Philox(key=key))``, made faster, and with children (``rng.spawn``) that are the same in every run."""
-    return np.random.Generator(np.random.Philox(_Key(key)))
+    source: Any = _Key(key)
+    return np.random.Generator(np.random.Philox(source))
 
 
 def check_seed(seed: int, *, name: str = "seed", bits: int | None = None) -> int:

@@ -102,9 +102,7 @@ def even_split(num_examples: int, options: ShardOptions) -> tuple[int, int]:
     size, remainder = divmod(num_examples, count)
     start, end = size * shard, size * (shard + 1)
     if remainder and options.drop_remainder:
-        _log.warning(
-            "%d of %d examples are dropped to split them evenly into %d shards", remainder, num_examples, count
-        )
+        _log.warning("%d of %d examples are dropped to split them evenly into %d shards", remainder, num_examples, count)
     elif remainder:
         start, end = start + min(shard, remainder), end + min(shard + 1, remainder)
     return start, end

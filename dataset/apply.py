@@ -21,9 +21,7 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
     for transform in transformations if isinstance(transformations, Sequence) else (transformations,):
         match transform:
             case Batch():
-                ds = ds.batch(
-                    transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn
-                )
+                ds = ds.batch(transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn)
             case Map():
                 ds = ds.map(transform)
             case RandomMap():

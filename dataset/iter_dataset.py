@@ -78,7 +78,7 @@ class IterDataset(Generic[T_co], metaclass=IterDatasetMeta):
         """
         from gristmill.dataset.apply import apply_transformations
 
-        return apply_transformations(self, transformations)  # type: ignore[no-any-return]
+        return apply_transformations(self, transformations)
 
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Any]], Any] | None = None

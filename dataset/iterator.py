@@ -51,7 +51,7 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         parents: the iterator or iterators that this one draws from.
     """
 
-    _parents: tuple[Any, ...] = ()
+    _parents: tuple[DatasetIterator[Any], ...] = ()
     _closed = False
     _failed_state: Any = None  # the state at which ``next`` last failed
     _own_ctx: IteratorContext | None = None
@@ -69,7 +69,7 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
 
     @property
     def _parent(self) -> DatasetIterator[Any]:
-        return only_parent(self)  # type: ignore[no-any-return]
+        return only_parent(self)
 
     @property
     def _ctx(self) -> IteratorContext:
@@ -200,7 +200,7 @@ class BlockIterator(DatasetIterator[T_co]):
                 raise stop_iteration_error(str(self)) from error
             raise
         if block:
-            return block[0]  # type: ignore[no-any-return]
+            return block[0]
         raise StopIteration
 
     def set_state(self, state: Any) -> None:
@@ -315,7 +315,7 @@ def read_process_file(directory: Any) -> str:
             f"File {path} does not exist: either this is no checkpoint of an iterator, or it was written by another "
             "number of processes"
         )
-    return path.read_text()  # type: ignore[no-any-return]
+    return path.read_text()
 
 
 async def write_when_created(text: str, directory: Any) -> None:

@@ -87,7 +87,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
         (2, array([30, 40]))
     """
 
-    _parents: tuple[Any, ...] = ()
+    _parents: tuple[MapDataset[Any], ...] = ()
     _seed_point: int | None = None  # the seed given at this point of the pipeline
     _drops = False  # whether this step may leave out elements of its parent
 
@@ -95,13 +95,13 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
         self._parents = as_parents(parents, MapDataset)
 
     @property
-    def parents(self) -> tuple[Any, ...]:
+    def parents(self) -> tuple[MapDataset[Any], ...]:
         """The datasets that this one is made of."""
         return self._parents
 
     @property
     def _parent(self) -> MapDataset[Any]:
-        return only_parent(self)  # type: ignore[no-any-return]
+        return only_parent(self)
 
     @functools.cached_property
     def _default_seed(self) -> np.uint32 | None:
@@ -148,7 +148,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
         """
         from gristmill.dataset.apply import apply_transformations
 
-        return apply_transformations(self, transformations)  # type: ignore[no-any-return]
+        return apply_transformations(self, transformations)
 
     def batch(
         self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Any]], Any] | None = None
@@ -346,9 +346,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
         """
         return func(self, *args, **kwargs)
 
-    def to_iter_dataset(
-        self, read_options: ReadOptions | None = None, *, allow_nones: bool = False
-    ) -> IterDataset[T_co]:
+    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T_co]:
         """Returns an ``IterDataset`` of one epoch of this dataset.
 
         Elements are computed ahead by threads, in blocks, and come out in order.
@@ -407,17 +405,15 @@ class ReindexMapDataset(BlockMapDataset[T]):
 
     def _block(self, indices: Indices) -> list[Any]:
         if len(indices) == 1:
-            return self._parents[0]._block([self._reindex(as_ints(indices)[0])])  # type: ignore[no-any-return]
-        return self._parents[0]._block(self._reindex(as_array(indices, self._limit)))  # type: ignore[no-any-return]
+            return self._parents[0]._block([self._reindex(as_ints(indices)[0])])
+        return self._parents[0]._block(self._reindex(as_array(indices, self._limit)))
 
 
 def _as_index(index: Any) -> int:
     try:
-        return index.__index__()  # type: ignore[no-any-return]
+        return index.__index__()
     except AttributeError:
-        raise TypeError(
-            f"index must be an integer or a slice, got {index!r:.100} of type {type(index).__name__}"
-        ) from None
+        raise TypeError(f"index must be an integer or a slice, got {index!r:.100} of type {type(index).__name__}") from None
 
 
 def read(ds: MapDataset[Any], indices: Indices) -> list[Any]:

@@ -37,9 +37,7 @@ class ReadAhead:
         buffer_size: the most elements to be ahead, at least 1.
     """
 
-    def __init__(
-        self, compute: Callable[[range], list[Any]], start: int, stop: int, num_threads: int, buffer_size: int
-    ) -> None:
+    def __init__(self, compute: Callable[[range], list[Any]], start: int, stop: int, num_threads: int, buffer_size: int) -> None:
         self._compute = compute
         self._stop = stop
         self._num_threads = min(num_threads, buffer_size)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -89,9 +90,10 @@ def make_loader(source: Any, *, batch_size: int, seed: int, shuffle: bool = True
 
 def init_model(seed: int) -> dict[str, Any]:
     shapes = {"conv1": (3, 3, 1, 32), "conv2": (3, 3, 32, 64), "linear": (4 * 4 * 64, 10)}
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    init = jax.nn.initializers.he_normal()
-    params = {name: init(key, shape) for key, (name, shape) in zip(keys, shapes.items(), strict=True)}
+    rng = np.random.default_rng(seed)
+    params = {  # He initialisation
+        name: jnp.asarray(rng.normal(0, np.sqrt(2 / np.prod(shape[:-1])), shape), jnp.float32) for name, shape in shapes.items()
+    }
     return {"params": params, "optimizer": OPTIMIZER.init(params)}
 
 

@@ -30,9 +30,7 @@ class DataLoaderIterator(Iterator[Any]):
         validate_state: whether to check that states belong to the same sampler and source.
     """
 
-    def __init__(
-        self, data_loader: DataLoader, state: dict[str, Any] | None = None, validate_state: bool = True
-    ) -> None:
+    def __init__(self, data_loader: DataLoader, state: dict[str, Any] | None = None, validate_state: bool = True) -> None:
         self._loader = data_loader
         self._validate = validate_state
         self._iterator = iterate(data_loader._dataset)
@@ -81,9 +79,7 @@ class DataLoaderIterator(Iterator[Any]):
             raise StateMismatchError(f"a DataLoader state must be a JSON object, got {state!r:.200}")
         missing = [key for key in ("version", *_KEYS) if key not in state]
         if missing:
-            raise StateKeyError(
-                f"a DataLoader state must have the keys {missing}, found only {sorted(map(str, state))}"
-            )
+            raise StateKeyError(f"a DataLoader state must have the keys {missing}, found only {sorted(map(str, state))}")
         if state["version"] != _VERSION:
             raise StateMismatchError(f"the version of a DataLoader state must be {_VERSION}, got {state['version']!r}")
         if self._validate:
@@ -153,5 +149,6 @@ class DataLoaderIterator(Iterator[Any]):
         described = getattr(self._loader._source, "is_described_by", source.__eq__)
         if not described(state["data_source"]):
             raise StateMismatchError(
-                f"the state was taken with data_source {state['data_source']!s:.1000}, the DataLoader has {source:.1000}. {advice}"
+                f"the state was taken with data_source {state['data_source']!s:.1000}, "
+                f"the DataLoader has {source:.1000}. {advice}"
             )

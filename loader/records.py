@@ -144,9 +144,7 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool) -
             batch_fn = _OnRecord(operation, partial(_batch_records, batch_function(batch_fn)))
         return BatchIterDataset(ds, size, drop_remainder=drop, batch_fn=batch_fn)
     if kind is Filter:
-        return FilterIterDataset(
-            ds, _OnRecord(operation, lambda r: operation.filter(r.data)) if as_records else operation
-        )
+        return FilterIterDataset(ds, _OnRecord(operation, lambda r: operation.filter(r.data)) if as_records else operation)
     if kind is Map:
         on_record = _OnRecord(operation, lambda r: Record(r.metadata, operation.map(r.data)))
         return MapIterDataset(ds, on_record if as_records else operation, with_nones=True)
@@ -170,7 +168,5 @@ def _batch_records(batch_fn: Callable[[list[Any]], Any], records: list[Any]) -> 
 
 def _rng(metadata: RecordMetadata) -> Any:
     if metadata.rng is None:
-        raise ValueError(
-            "a random transformation needs a sampler with a seed, but the record has no generator (rng is None)"
-        )
+        raise ValueError("a random transformation needs a sampler with a seed, but the record has no generator (rng is None)")
     return metadata.rng

@@ -223,9 +223,7 @@ class ArrayRecordDataSource(RandomAccessDataSource[bytes]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -247,8 +245,7 @@ def _as_sequence(paths: Any) -> Sequence[Any]:
         return [paths]
     if not isinstance(paths, Sequence):
         raise ValueError(
-            "paths must be a path, a file instruction or a sequence of them, "
-            f"got {paths!r} of type {type(paths).__name__}"
+            f"paths must be a path, a file instruction or a sequence of them, got {paths!r} of type {type(paths).__name__}"
         )
     if not paths:
         raise ValueError("paths must not be empty: it has to name at least one file")

@@ -158,9 +158,7 @@ class SharedMemoryDataSource(ShareableList[Any]):
         buffer, offset = self._buffer(), self._offset_of(position)
         (start,), capacity = _WORD.unpack_from(buffer, offset), self._capacity(buffer, offset)
         if len(payload) > capacity:
-            raise ValueError(
-                f"value exceeds available storage: it needs {len(payload)} bytes, element {position} has {capacity}"
-            )
+            raise ValueError(f"value exceeds available storage: it needs {len(payload)} bytes, element {position} has {capacity}")
         slot = _slot(kind, payload, capacity)
         buffer[start : start + len(slot)] = slot
         self._content = None

@@ -47,9 +47,7 @@ class RangeDataSource(RandomAccessDataSource[int]):
             raise InvalidRangeError("step can't be zero")
         self._length = -((self._start - self._stop) // self._step)  # rounded up, and exact for integers of any size
         if self._length < 0:
-            raise InvalidRangeError(
-                f"length can't be negative: from {self._start} no steps of {self._step} lead to {self._stop}"
-            )
+            raise InvalidRangeError(f"length can't be negative: from {self._start} no steps of {self._step} lead to {self._stop}")
 
     def __len__(self) -> int:
         return self._length

@@ -49,9 +49,7 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
     except StopIteration as error:
         raise stop_iteration_error(f"the source {type(source).__name__}") from error
     if isinstance(answer, dict | str | bytes):  # a table of columns, for example: as long as keys only by accident
-        raise TypeError(
-            f"{type(source).__name__}.{name} must return a sequence of records, got {type(answer).__name__}"
-        )
+        raise TypeError(f"{type(source).__name__}.{name} must return a sequence of records, got {type(answer).__name__}")
     records = list(answer)
     if len(records) != len(keys):
         raise ValueError(

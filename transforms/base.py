@@ -107,12 +107,11 @@ def transform_function(transform: Any, kind: type, method: str) -> Callable[...,
         TypeError: ``transform`` is neither.
     """
     if isinstance(transform, kind):
-        return getattr(transform, method)  # type: ignore[no-any-return]
+        return getattr(transform, method)
     if callable(transform):
-        return transform  # type: ignore[no-any-return]
+        return transform
     raise TypeError(
-        f"transform must be callable or an instance of {kind.__name__}, got {transform!r:.200} "
-        f"of type {type(transform).__name__}"
+        f"transform must be callable or an instance of {kind.__name__}, got {transform!r:.200} of type {type(transform).__name__}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,7 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
         types_of = [set(map(type, column)) for column in columns]
         if all([types <= _LEAF_TYPES for types in types_of]):
             return {
-                key: _stack_leaf(column, types, allocate, lambda key=key: f"[{key!r}]")
+                key: _stack_leaf(column, types, allocate, partial(_key_path, key))
                 for key, column, types in zip(keys, columns, types_of, strict=True)
             }
     elif kind is tuple and first and all([type(v) is tuple and len(v) == len(first) for v in values]):
@@ -114,11 +115,19 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
         if all([types <= _LEAF_TYPES for types in types_of]):
             return tuple(
                 [
-                    _stack_leaf(column, types, allocate, lambda i=i: f"[{i}]")
+                    _stack_leaf(column, types, allocate, partial(_key_path, i))
                     for i, (column, types) in enumerate(zip(columns, types_of, strict=True))
                 ]
             )
     return _stack_tree(values, allocate)
+
+
+def _key_path(key: Any) -> str:
+    return f"[{key!r}]"
+
+
+def _leaf_path(value: Any, i: int) -> str:
+    return tree.leaf_paths(value)[i]
 
 
 def _stack_tree(values: Sequence[Any], allocate: Allocate) -> Any:
@@ -133,7 +142,7 @@ def _stack_tree(values: Sequence[Any], allocate: Allocate) -> Any:
         rows.append(leaves)
     columns = [[row[i] for row in rows] for i in range(len(first_leaves))]
     stacked = [
-        _stack_leaf(column, set(map(type, column)), allocate, lambda i=i: tree.leaf_paths(values[0])[i])
+        _stack_leaf(column, set(map(type, column)), allocate, partial(_leaf_path, values[0], i))
         for i, column in enumerate(columns)
     ]
     return tree.unflatten(structure, stacked)

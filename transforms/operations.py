@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -95,7 +95,7 @@ class BatchOperation:
 
     batch_size: int
     drop_remainder: bool = False
-    batch_fn: Callable[[list[Any]], Any] | None = None
+    batch_fn: Callable[[Sequence[Any]], Any] | None = None
 
     def __post_init__(self) -> None:
         as_int("batch_size", self.batch_size)
@@ -119,7 +119,7 @@ class BatchOperation:
         assert self.batch_fn is not None
         return Record(records[-1].metadata.remove_record_key(), self.batch_fn([record.data for record in records]))
 
-    def _batch(self, values: list[Any]) -> Any:
+    def _batch(self, values: Sequence[Any]) -> Any:
         flat = [tree.flatten(value) for value in values]
         structure = flat[0][1]
         others = [i for i, (_, other) in enumerate(flat) if other != structure]

@@ -95,9 +95,7 @@ class BatchIterDataset(IterDataset[T]):
         return f"BatchIterDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
 
     def __iter__(self) -> DatasetIterator[T]:
-        return BatchDatasetIterator(
-            iterate(self._parent), self._batch_size, self._drop_remainder, batch_function(self._batch_fn)
-        )
+        return BatchDatasetIterator(iterate(self._parent), self._batch_size, self._drop_remainder, batch_function(self._batch_fn))
 
 
 class BatchDatasetIterator(StatelessIterator[T]):
@@ -144,4 +142,4 @@ class _DefaultBatch:
 
 def batch_function(batch_fn: Any) -> Callable[[list[Any]], Any]:
     """``batch_fn``, or the default one with buffers of its own."""
-    return _DefaultBatch() if batch_fn is None else _check_batch_fn(batch_fn)  # type: ignore[no-any-return]
+    return _DefaultBatch() if batch_fn is None else _check_batch_fn(batch_fn)

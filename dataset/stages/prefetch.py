@@ -93,9 +93,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def _start_reading(self) -> ReadAhead:
         if self._read_ahead is None:
             ds = self._ds
-            self._read_ahead = ReadAhead(
-                ds._block, self._next_index, self._length, self._num_threads, self._buffer_size
-            )
+            self._read_ahead = ReadAhead(ds._block, self._next_index, self._length, self._num_threads, self._buffer_size)
             self._finalizer = weakref.finalize(self, self._read_ahead.close)
         return self._read_ahead
 
@@ -118,9 +116,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def _restore(self, state: Any) -> None:
         index = state_field(state, "next_index", self)
         if not hasattr(index, "__index__") or not 0 <= index.__index__() <= self._length:
-            raise StateIndexError(
-                f"next_index must be in [0, {self._length}], the length of the dataset, got {index!r}"
-            )
+            raise StateIndexError(f"next_index must be in [0, {self._length}], the length of the dataset, got {index!r}")
         self._stop_reading()
         self._next_index = index.__index__()
 

@@ -45,4 +45,4 @@ class RangeMapDataset(BlockMapDataset[int]):
             positions *= self.step
         if self.start:
             positions += self.start
-        return positions.tolist()  # type: ignore[no-any-return]
+        return positions.tolist()

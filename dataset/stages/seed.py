@@ -24,7 +24,7 @@ class SeedMapDataset(BlockMapDataset[T]):
         return f"SeedMapDataset(seed={self._seed_point})"
 
     def _block(self, indices: Indices) -> list[Any]:
-        return self._parents[0]._block(indices)  # type: ignore[no-any-return]
+        return self._parents[0]._block(indices)
 
 
 class SeedIterDataset(IterDataset[T]):

@@ -251,7 +251,6 @@ def test_absl_flag_counts_once_parsed():
     assert output.splitlines() == [
         "True",
         "False 5",
-        "--grain_py_traceback_filtering must be one of auto, off, tracebackhide, quiet_remove_frames, remove_frames, "
-        "got 'some'",
+        "--grain_py_traceback_filtering must be one of auto, off, tracebackhide, quiet_remove_frames, remove_frames, got 'some'",
         "True",
     ]

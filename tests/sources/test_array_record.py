@@ -18,9 +18,7 @@ from gristmill.sources import ArrayRecordDataSource, array_record
 from gristmill.sources.array_record import MissingFileError
 from gristmill.sources.reading import read_keys
 
-module = pytest.importorskip(
-    "array_record.python.array_record_module", reason="array_record has no wheels for this platform"
-)
+module = pytest.importorskip("array_record.python.array_record_module", reason="array_record has no wheels for this platform")
 
 SIZES = [7, 0, 30, 1]
 
@@ -203,9 +201,7 @@ def test_a_single_path(paths, kind):
 
 
 def test_the_file_instructions_of_tfds(paths):
-    shard_utils = pytest.importorskip(
-        "tensorflow_datasets.core.utils.shard_utils", reason="TensorFlow Datasets is not installed"
-    )
+    shard_utils = pytest.importorskip("tensorflow_datasets.core.utils.shard_utils", reason="TensorFlow Datasets is not installed")
     item = shard_utils.FileInstruction(filename=paths[2], skip=20, take=-1, examples_in_shard=30)
     assert list(ArrayRecordDataSource([item, paths[3]])) == records_of(2)[20:] + records_of(3)
 
