@@ -7,8 +7,6 @@ PY := $(VENV)/bin/python
 
 GRAIN := 0.2.18
 TORCH := 2.13.0
-# Wheels without CUDA. The benchmarks compare data loading, which needs no GPU.
-TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -61,7 +59,6 @@ peers: .peers/grain/.installed-$(GRAIN) .peers/torch/.installed-$(TORCH)  ## ins
 
 .peers/torch/.installed-$(TORCH):
 	$(call ensure_venv,.peers/torch)
-	.peers/torch/bin/python -m pip install --quiet --no-deps --extra-index-url $(TORCH_INDEX) torch==$(TORCH)
 	.peers/torch/bin/python -m pip install --quiet torch==$(TORCH) numpy
 	@touch $@
 

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -27,11 +25,10 @@ def steps_in(log: Path) -> list[str]:
     return [line.split()[0] for line in log.read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
     output = run_example("train_digits.py", "--out", tmp_path)
     assert "stopping hard after step 350" in output
-    assert "resuming after step 300" in output
+    assert re.search("resuming after step (200|300)", output)  # 300 may still have been on its way to the disk
     assert "batches, losses and parameters: bit-identical" in output
     assert accuracy_in(output) > 95
     assert len(set(re.findall(r"final parameters (\w+)", output))) == 1
