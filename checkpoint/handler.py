@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from gristmill.core.state import process_file_name, state_to_text
-from gristmill.dataset.iterator import DatasetIterator, read_process_file
+from gristmill.core.state import state_to_text
+from gristmill.dataset.description import describe, read_checkpoint, write_checkpoint
+from gristmill.dataset.iterator import DatasetIterator
 
 
 class CheckpointHandler:
@@ -20,21 +20,18 @@ class CheckpointHandler:
     def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
         """Writes the position of ``item`` (or ``args.item``) into ``directory``."""
         iterator = _iterator(item, args)
-        if isinstance(iterator, DatasetIterator):
-            text = state_to_text(iterator.get_state())
-        else:
-            text = iterator.get_state().decode()
-        path = Path(directory) / process_file_name() if isinstance(directory, str) else directory / process_file_name()
-        path.write_text(text)
+        state = iterator.get_state()
+        text = state_to_text(state) if isinstance(iterator, DatasetIterator) else state.decode()
+        write_checkpoint(directory, text, _describe(iterator))
 
     def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
         """Sets ``item`` (or ``args.item``) to the position in ``directory``, starts its read-ahead and returns it.
 
         Raises:
-            ValueError: there is no file of this process, or the state belongs to another pipeline.
+            ValueError: there is no file of this process, or it belongs to another pipeline; the iterator is unchanged.
         """
         iterator = _iterator(item, args)
-        text = read_process_file(directory)
+        text = read_checkpoint(directory, _describe(iterator))
         iterator.set_state(json.loads(text) if isinstance(iterator, DatasetIterator) else text.encode())
         iterator.start_prefetch()
         return iterator
@@ -62,3 +59,10 @@ def _iterator(item: Any, args: Any) -> Any:
     if iterator is None:
         raise ValueError("there is no iterator to save or restore: pass it as item, or as args=CheckpointSave(iterator)")
     return iterator
+
+
+def _describe(iterator: Any) -> Any:
+    if isinstance(iterator, DatasetIterator):
+        return describe(iterator)
+    describe_itself = getattr(iterator, "_describe", None)  # a DataLoader's iterator; others have the same three methods only
+    return None if describe_itself is None else describe_itself()

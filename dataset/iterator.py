@@ -16,12 +16,12 @@ import asyncio
 import json
 from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from gristmill.core.errors import StateMismatchError, stop_iteration_error
+from gristmill.core.errors import stop_iteration_error
 from gristmill.core.options import DatasetOptions
-from gristmill.core.state import process_file_name, state_to_text
+from gristmill.core.state import state_to_text
+from gristmill.dataset.description import describe, read_checkpoint, write_checkpoint
 from gristmill.dataset.graph import as_parents, only_parent
 
 T_co = TypeVar("T_co", covariant=True)
@@ -52,6 +52,7 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
     """
 
     _parents: tuple[DatasetIterator[Any], ...] = ()
+    _parameters: tuple[str, ...] = ()  # attributes that a checkpoint's description of the stage shows
     _closed = False
     _failed_state: Any = None  # the state at which ``next`` last failed
     _own_ctx: IteratorContext | None = None
@@ -133,17 +134,17 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         Args:
             directory: an object whose ``await_creation()`` gives the path to write to.
         """
-        return write_when_created(state_to_text(self.get_state()), directory)
+        return write_when_created(directory, state_to_text(self.get_state()), describe(self))
 
     async def load(self, directory: Any) -> Awaitable[None]:
         """Awaiting the result reads this process's file in ``directory`` and continues from the state in it.
 
         Raises:
-            ValueError: there is no such file (also when the number of processes changed).
+            ValueError: there is no such file (also when the number of processes changed), or it belongs to another pipeline.
         """
 
         async def restore() -> None:
-            self.set_state(json.loads(await asyncio.to_thread(read_process_file, directory)))
+            self.set_state(json.loads(await asyncio.to_thread(read_checkpoint, directory, describe(self))))
 
         return restore()
 
@@ -303,26 +304,7 @@ def skip_one(it: DatasetIterator[Any]) -> None:
         it._skip()
 
 
-def read_process_file(directory: Any) -> str:
-    """The text of this process's file in a checkpoint directory.
-
-    Raises:
-        ValueError: there is no such file.
-    """
-    path = Path(directory) / process_file_name() if isinstance(directory, str) else directory / process_file_name()
-    if not path.exists():
-        raise ValueError(
-            f"File {path} does not exist: either this is no checkpoint of an iterator, or it was written by another "
-            "number of processes"
-        )
-    return path.read_text()
-
-
-async def write_when_created(text: str, directory: Any) -> None:
+async def write_when_created(directory: Any, state: str, description: dict[str, Any] | None) -> None:
+    """Writes a checkpoint as soon as Orbax has made the directory."""
     path = await directory.await_creation()
-    await asyncio.to_thread((path / process_file_name()).write_text, text)
-
-
-def check_count(name: str, found: int, expected: int, owner: object) -> None:
-    if found != expected:
-        raise StateMismatchError(f"the state has {found} {name}, but {owner} has {expected}")
+    await asyncio.to_thread(write_checkpoint, path, state, description)

@@ -89,6 +89,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
 
     _parents: tuple[MapDataset[Any], ...] = ()
     _seed_point: int | None = None  # the seed given at this point of the pipeline
+    _parameters: tuple[str, ...] = ()  # attributes that a checkpoint's description of the stage shows
     _drops = False  # whether this step may leave out elements of its parent
 
     def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:

@@ -61,7 +61,7 @@ class ReadAhead:
         if self._offset == len(self._block):
             if self._error is None:
                 self._next_block()
-            if not self._block and self._error is not None:
+            if self._offset == len(self._block) and self._error is not None:
                 raise self._error
         elements = self._block[self._offset : self._offset + n]
         self._offset += len(elements)

@@ -91,9 +91,8 @@ def make_loader(source: Any, *, batch_size: int, seed: int, shuffle: bool = True
 def init_model(seed: int) -> dict[str, Any]:
     shapes = {"conv1": (3, 3, 1, 32), "conv2": (3, 3, 32, 64), "linear": (4 * 4 * 64, 10)}
     rng = np.random.default_rng(seed)
-    params = {  # He initialisation
-        name: jnp.asarray(rng.normal(0, np.sqrt(2 / np.prod(shape[:-1])), shape), jnp.float32) for name, shape in shapes.items()
-    }
+    params = {name: rng.normal(0, np.sqrt(2 / np.prod(shape[:-1])), shape) for name, shape in shapes.items()}
+    params = {name: jnp.asarray(weights, jnp.float32) for name, weights in params.items()}
     return {"params": params, "optimizer": OPTIMIZER.init(params)}
 
 
@@ -128,13 +127,13 @@ def train(run: Path, records: Path, args: argparse.Namespace) -> None:
     `log.txt` gets a line for every step: its number, the loss, a digest of the batch. The last line holds the word
     `final`, the accuracy on the held-out scans and a digest of the parameters.
     """
-    run.mkdir(exist_ok=True)
+    run.mkdir(parents=True, exist_ok=True)
     source = gristmill.sources.ArrayRecordDataSource(sorted(records.glob("train-*")))
     batches = iter(make_loader(source, batch_size=args.batch_size, seed=args.seed))
     model = init_model(args.seed)
     with (
         ocp.CheckpointManager(run / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=2)) as manager,
-        (run / "log.txt").open("a", buffering=1) as log,  # written line by line: a hard stop must lose nothing
+        (run / "log.txt").open("a", buffering=1) as log,  # line by line: a hard stop must lose none
     ):
         start = manager.latest_step() or 0
         if start:
@@ -211,7 +210,8 @@ def main() -> None:
     parser.add_argument("--interrupt-at", type=int, metavar="STEP", help="stop hard after this step")
     args = parser.parse_args()
     out = args.out.resolve()
-    records, uninterrupted, resumed = out / "records", out / "uninterrupted", out / "resumed"
+    records, runs = out / "records", out / f"seed{args.seed}-batch{args.batch_size}"
+    uninterrupted, resumed = runs / "uninterrupted", runs / "resumed"
     write_records(records)
     if (resumed / "log.txt").exists() and "final" in (resumed / "log.txt").read_text():
         shutil.rmtree(resumed)  # its story has been told: begin a new one

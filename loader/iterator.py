@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateKeyError, StateMismatchError
 from gristmill.core.state import state_count, state_field, state_to_text
-from gristmill.dataset.iterator import iterate, read_process_file, write_when_created
+from gristmill.dataset.description import describe, read_checkpoint
+from gristmill.dataset.iterator import iterate, write_when_created
 
 if TYPE_CHECKING:
     from gristmill.loader.data_loader import DataLoader
@@ -110,15 +111,18 @@ class DataLoaderIterator(Iterator[Any]):
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Takes the state now; awaiting the result writes it (the protocol of Orbax's ``StatefulCheckpointable``)."""
-        return write_when_created(self.get_state().decode(), directory)
+        return write_when_created(directory, self.get_state().decode(), self._describe())
 
     async def load(self, directory: Any) -> Awaitable[None]:
         """Awaiting the result reads this process's file in ``directory`` and continues from the state in it."""
 
         async def restore() -> None:
-            self.set_state(await asyncio.to_thread(read_process_file, directory))
+            self.set_state(await asyncio.to_thread(read_checkpoint, directory, self._describe()))
 
         return restore()
+
+    def _describe(self) -> dict[str, Any] | None:
+        return describe(self._iterator) if self._validate else None
 
     def _text_around_position(self) -> tuple[str, str]:
         state = {

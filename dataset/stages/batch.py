@@ -26,6 +26,11 @@ class BatchMapDataset(BlockMapDataset[T]):
     Order: the parent's. Cost: one allocation and one copy per leaf.
     """
 
+    _parameters = (
+        "_batch_size",
+        "_drop_remainder",
+    )
+
     def __init__(
         self,
         parent: Any,
@@ -99,6 +104,10 @@ class BatchIterDataset(IterDataset[T]):
 
 
 class BatchDatasetIterator(StatelessIterator[T]):
+    _parameters = (
+        "_batch_size",
+        "_drop_remainder",
+    )
     _kind = "stateful"
 
     def __init__(self, parent: DatasetIterator[Any], batch_size: int, drop_remainder: bool, batch_fn: Any) -> None:

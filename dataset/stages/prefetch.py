@@ -44,6 +44,7 @@ class PrefetchIterDataset(IterDataset[T]):
 
 
 class PrefetchDatasetIterator(BlockIterator[T]):
+    _parameters = ("_allow_nones",)
     _kind = "dropping"
     _stays_on_error = True
 
@@ -63,6 +64,10 @@ class PrefetchDatasetIterator(BlockIterator[T]):
 
     def __str__(self) -> str:
         return f"PrefetchDatasetIterator(read_options={self._read_options}, allow_nones={self._allow_nones})"
+
+    @property
+    def _upstream(self) -> tuple[MapDataset[Any]]:
+        return (self._ds,)
 
     def _take(self, n: int) -> list[Any]:
         taken: list[Any] = []

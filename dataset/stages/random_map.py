@@ -23,6 +23,8 @@ class RandomMapMapDataset(BlockMapDataset[T]):
     Order: the parent's. Cost: 0.7 µs and one call per element.
     """
 
+    _parameters = ("_rng_pool",)
+
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
         self._transform = transform
@@ -59,6 +61,7 @@ class RandomMapIterDataset(IterDataset[T]):
 
 
 class RandomMapDatasetIterator(BlockIterator[T]):
+    _parameters = ("_rng_pool",)
     _kind = "one_to_one"
 
     def __init__(self, parent: DatasetIterator[Any], fn: Any, rng_pool: RngPool, transform: Any) -> None:

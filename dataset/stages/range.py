@@ -12,6 +12,12 @@ from gristmill.dataset.map_dataset import BlockMapDataset
 class RangeMapDataset(BlockMapDataset[int]):
     """The integers of the builtin ``range``; element ``i`` is ``start + (i % len) * step``."""
 
+    _parameters = (
+        "start",
+        "stop",
+        "step",
+    )
+
     def __init__(self, start: int, stop: int | None = None, step: int = 1) -> None:
         super().__init__()
         self.start = 0 if stop is None else as_int("start", start)

@@ -17,6 +17,11 @@ class RepeatMapDataset(ReindexMapDataset[T]):
     Order: the parent's. Cost: none to speak of.
     """
 
+    _parameters = (
+        "_num_epochs",
+        "_reseed",
+    )
+
     def __init__(self, parent: Any, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> None:
         super().__init__(parent)
         self._num_epochs = None if num_epochs is None else as_int("num_epochs", num_epochs, minimum=1)

@@ -21,10 +21,13 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
     1 µs for a single one.
     """
 
+    _parameters = ("_seed",)
+
     def __init__(self, parent: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
         seed = None if seed is None else check_seed(seed, bits=32)
-        self._permutation = Permutation(0, random_seed(self, seed, "shuffle"))
+        self._seed = random_seed(self, seed, "shuffle")
+        self._permutation = Permutation(0, self._seed)
 
     @property
     def _limit(self) -> int:
@@ -36,7 +39,7 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
         permutation = self._permutation
         if permutation.length != length:  # the parent's length may change as long as nothing downstream has fixed it
             self._check_not_empty(length)
-            self._permutation = permutation = Permutation(length, permutation.seed)
+            self._permutation = permutation = Permutation(length, self._seed)
         if type(index) is int:
             epoch, position = divmod(index, length)
             return permutation.one(epoch, position) + epoch * length

@@ -19,6 +19,12 @@ class SliceMapDataset(ReindexMapDataset[T]):
     Order: the slice's. Cost: a few array operations per block.
     """
 
+    _parameters = (
+        "_start",
+        "_stop",
+        "_step",
+    )
+
     def __init__(self, parent: Any, sl: slice) -> None:
         super().__init__(parent)
         self._parent_length = len(parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
+from gristmill.dataset.description import source_text
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.sources.reading import read_keys, wrap_keys
 
@@ -16,6 +17,8 @@ class SourceMapDataset(BlockMapDataset[T]):
 
     Order: the source's. Cost: that of the source's reads, a block in one vectored read where the source has one.
     """
+
+    _parameters = ("_source_text",)
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -33,7 +36,11 @@ class SourceMapDataset(BlockMapDataset[T]):
         return f"SourceMapDataset(source={type(self._source).__name__})"
 
     def __repr__(self) -> str:
-        return f"SourceMapDataset(source={self._source!r:.1000})"
+        return f"SourceMapDataset(source={self._source_text})"
+
+    @property
+    def _source_text(self) -> str:
+        return source_text(self._source)
 
     @property
     def paths(self) -> Any:

@@ -1,0 +1,107 @@
+"""What a checkpoint says about the pipeline it belongs to, and the files of a checkpoint.
+
+A state is only a position; two pipelines with equal layouts of states cannot be told apart by it. So beside
+``process_<i>-of-<n>.json``, which is Grain's, a checkpoint of ours has ``pipeline_<i>-of-<n>.json``: the stages with their
+parameters, lengths, seeds and sources, and the version of the library. It is compared when it is there. The code of user functions
+and options that do not change elements (threads, buffers) are not part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import process_file_name, state_to_text
+
+_MAX_TEXT = 1000
+
+
+def describe(node: Any) -> dict[str, Any]:
+    """The stage of a dataset or iterator, its parameters, and the same of everything upstream; JSON-able."""
+    description: dict[str, Any] = {"stage": type(node).__name__}
+    if hasattr(node, "__len__"):
+        description["length"] = len(node)
+    for name in getattr(node, "_parameters", ()):
+        description[name.strip("_")] = _as_json(getattr(node, name))
+    parents = [describe(parent) for parent in getattr(node, "_upstream", node._parents)]
+    if parents:
+        description["parents"] = parents
+    return description
+
+
+def source_text(source: Any) -> str:
+    """What stands for a source in a description: its ``repr`` if that can be the same in another run, else its type."""
+    if isinstance(source, list | tuple | np.ndarray):
+        return str(type(source))
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(source))[:_MAX_TEXT]
+
+
+def check_description(saved: Any, own: Any, place: str = "the last stage") -> None:
+    """Compares two descriptions.
+
+    Raises:
+        StateMismatchError: names the first stage, from the output upwards, that differs, with both values.
+    """
+    for key in dict.fromkeys([*saved, *own]):
+        if key != "parents" and saved.get(key) != own.get(key):
+            raise StateMismatchError(
+                f"the checkpoint belongs to another pipeline: {key} of {own['stage']} ({place}) was {saved.get(key)!r} "
+                f"when it was saved, and is {own.get(key)!r} here"
+            )
+    saved_parents, own_parents = saved.get("parents", []), own.get("parents", [])
+    if len(saved_parents) != len(own_parents):
+        raise StateMismatchError(
+            f"the checkpoint belongs to another pipeline: {own['stage']} ({place}) had {len(saved_parents)} parents "
+            f"when it was saved, and has {len(own_parents)} here"
+        )
+    for i, (saved_parent, own_parent) in enumerate(zip(saved_parents, own_parents, strict=True)):
+        which = "the stage" if len(own_parents) == 1 else f"parent {i}, the stage"
+        check_description(saved_parent, own_parent, f"{which} before {own['stage']}")
+
+
+def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | None) -> None:
+    """Writes this process's files into ``directory``."""
+    library = f"gristmill {metadata.version('gristmill')}"
+    path = _as_path(directory)
+    name = process_file_name()
+    if description is not None:
+        (path / _pipeline_file_name(name)).write_text(state_to_text({"library": library, "pipeline": description}))
+    (path / name).write_text(state)
+
+
+def read_checkpoint(directory: Any, description: dict[str, Any] | None) -> str:
+    """The text of the state in this process's file in ``directory``.
+
+    Raises:
+        ValueError: there is no such file.
+        StateMismatchError: the checkpoint belongs to another pipeline.
+    """
+    path = _as_path(directory)
+    name = process_file_name()
+    if not (path / name).exists():
+        raise ValueError(
+            f"File {path / name} does not exist: either this is no checkpoint of an iterator, or it was written by another "
+            "number of processes"
+        )
+    pipeline = path / _pipeline_file_name(name)
+    if description is not None and pipeline.exists():
+        check_description(json.loads(pipeline.read_text())["pipeline"], description)
+    return (path / name).read_text()
+
+
+def _as_json(value: Any) -> Any:
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)[:_MAX_TEXT]
+
+
+def _pipeline_file_name(process_file: str) -> str:
+    return process_file.replace("process_", "pipeline_", 1)
+
+
+def _as_path(directory: Any) -> Any:
+    return Path(directory) if isinstance(directory, str) else directory

@@ -1,0 +1,337 @@
+"""Builds pipelines from descriptions, runs them step by step and prints what came out.
+
+Run as ``python peer_driver.py MODULE < descriptions.json`` with ``grain`` or ``gristmill``; prints one line of JSON for every
+description, so that the lines of the two can be compared. Imports nothing but NumPy and MODULE. A description is
+
+    {"kind": "map", "source": NAME, "length": n, "steps": [[step, ...], ...], "indices": [i, ...]}
+    {"kind": "iter", "source": ..., "length": ..., "steps": map steps, "read": [threads, buffer], "nones": false,
+     "iter_steps": [[step, ...], ...], "limit": n}
+    {"kind": "loader", "source": ..., "length": ..., "sampler": [...], "shard": null, "operations": [[step, ...], ...],
+     "read": [threads, buffer], "limit": n}
+"""
+
+import importlib
+import itertools
+import json
+import logging
+import sys
+import traceback
+import warnings
+
+import numpy as np
+
+ELEMENTS = {
+    "int": lambda i: i,
+    "float": lambda i: i / 4,
+    "bool": lambda i: i % 2 == 0,
+    "int32": np.int32,
+    "uint8": lambda i: np.uint8(i % 200),
+    "float32": lambda i: np.float32(i) / 3,
+    "int_or_float": lambda i: i if i % 2 else i + 0.5,
+    "int8_or_uint8": lambda i: np.int8(i % 100) if i % 3 else np.uint8(i % 200),
+    "str": lambda i: "é" * (i % 4) + str(i),
+    "bytes": lambda i: b"x" * (i % 4) + str(i).encode(),
+    "array": lambda i: np.arange(i, i + 3, dtype=np.int16),
+    "matrix": lambda i: np.full((2, 2), i, np.float16, order="F"),
+    "no_bytes": lambda i: np.zeros((0, 2), np.int32),
+    "scalar_array": lambda i: np.array(i),
+    "dict": lambda i: {"b": i, "a": np.float32(i)},
+    "tuple": lambda i: (i, float(i)),
+    "list": lambda i: [i, str(i)],
+    "nested": lambda i: {"x": (i, {"y": [np.int8(i % 100), None]}), "e": {}},
+}
+
+
+class Source:
+    """Records of a kind, computed when read."""
+
+    def __init__(self, kind, length):
+        self.kind = kind
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, key):
+        return ELEMENTS[self.kind](int(key))
+
+    def __repr__(self):
+        return f'Source("{self.kind}", \\ {self.length} "0": 0 é)'
+
+
+def each(fn, value):
+    """``fn`` of every leaf."""
+    if isinstance(value, dict):
+        return {key: each(fn, v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(each(fn, v) for v in value)
+    return None if value is None else fn(value)
+
+
+def plus(leaf, number):
+    kind = np.asarray(leaf).dtype.kind
+    if kind in "US":
+        suffix = str(number) if kind == "U" else str(number).encode()
+        return leaf + suffix if isinstance(leaf, (str, bytes)) else np.char.add(leaf, suffix)
+    return leaf + number
+
+
+def total(value):
+    """A number that depends on all leaves."""
+    found = []
+
+    def add(leaf):
+        array = np.asarray(leaf)
+        found.append(sum(map(len, array.ravel().tolist())) if array.dtype.kind in "US" else int(array.astype(np.int64).sum()))
+
+    each(add, value)
+    return sum(found)
+
+
+def plus_one(x):
+    return each(lambda leaf: plus(leaf, 1), x)
+
+
+def plus_index(i, x):
+    return each(lambda leaf: plus(leaf, int(i)), x)
+
+
+def plus_random(x, rng):
+    number = int(rng.integers(1000))
+    return each(lambda leaf: plus(leaf, number), x)
+
+
+def with_random(x, rng):
+    return {"x": x, "r": float(rng.random()), "n": int(rng.integers(10))}
+
+
+def none_of_three(x):
+    return None if total(x) % 3 == 0 else x
+
+
+def keep_odd(x):
+    return total(x) % 2
+
+
+def keep_most(x):
+    return total(x) % 5 != 1
+
+
+def keep_none(x):
+    return []
+
+
+def batch_length(xs):
+    return len(xs)
+
+
+def plain(value):
+    """``value`` as JSON that shows types, dtypes, shapes and the order of keys."""
+    if isinstance(value, np.ndarray):
+        return ["ndarray", value.dtype.str, list(value.shape), [plain(v) for v in value.ravel().tolist()]]
+    if isinstance(value, dict):
+        return ["dict", [[key, plain(v)] for key, v in sorted(value.items())]]
+    if isinstance(value, (list, tuple)):
+        return [type(value).__name__, [plain(v) for v in value]]
+    return [type(value).__name__, repr(value)]
+
+
+class Builder:
+    def __init__(self, module):
+        self.m = importlib.import_module(module)
+        self.python = importlib.import_module(module + ".python")
+        t = self.m.transforms
+
+        class PlusOne(t.Map):
+            def map(self, element):
+                return plus_one(element)
+
+        class PlusRandom(t.RandomMap):
+            def random_map(self, element, rng):
+                return plus_random(element, rng)
+
+        class PlusTfRandom(t.TfRandomMap):
+            def np_random_map(self, element, rng):
+                return plus_random(element, rng)
+
+        class KeepMost(t.Filter):
+            def filter(self, element):
+                return keep_most(element)
+
+        class MapAndFilter(t.Map, t.Filter):
+            def map(self, element):
+                return plus_one(element)
+
+            def filter(self, element):
+                return False
+
+        class RandomAndFilter(t.Filter, t.RandomMap):
+            def random_map(self, element, rng):
+                return plus_random(element, rng)
+
+            def filter(self, element):
+                return False
+
+        class Backwards:
+            """A sampler of a user, with a length or without."""
+
+            def __init__(self, length):
+                self.length = length
+
+            def __getitem__(self, index):
+                if not 0 <= index < self.length:
+                    raise IndexError(index)
+                rng = np.random.Generator(np.random.Philox(key=7 + index))
+                return outer.m.RecordMetadata(index, self.length - 1 - index, rng)
+
+            def __repr__(self):
+                return f"Backwards({self.length})"
+
+        class BackwardsWithLength(Backwards):
+            def __len__(self):
+                return self.length
+
+        outer = self
+        self.transforms = {
+            "PlusOne": PlusOne,
+            "PlusRandom": PlusRandom,
+            "PlusTfRandom": PlusTfRandom,
+            "KeepMost": KeepMost,
+            "MapAndFilter": MapAndFilter,
+            "RandomAndFilter": RandomAndFilter,
+        }
+        self.samplers = {"backwards": Backwards, "backwards_with_length": BackwardsWithLength}
+
+    def read_options(self, read):
+        return None if read is None else self.m.ReadOptions(*read)
+
+    def source(self, spec):
+        if spec["source"] == "range":
+            return self.m.MapDataset.range(spec["length"])
+        return self.m.MapDataset.source(Source(spec["source"], spec["length"]))
+
+    def step(self, ds, name, *args):
+        """One step that both kinds of dataset have."""
+        if name == "transform":
+            return ds.apply(self.transforms[args[0]]())
+        if name in ("map", "filter", "map_with_index"):
+            return getattr(ds, name)(globals()[args[0]])
+        if name == "random_map":
+            return ds.random_map(globals()[args[0]], seed=args[1])
+        if name == "seed":
+            return ds.seed(args[0])
+        if name == "batch":
+            batch_fn = globals()[args[2]] if args[2] else None
+            return ds.batch(args[0], drop_remainder=args[1], batch_fn=batch_fn)
+        if name == "shuffle":
+            return ds.shuffle(seed=args[0])
+        if name == "slice":
+            return ds.slice(slice(*args))
+        if name == "repeat":
+            return ds.repeat(args[0], reseed_each_epoch=args[1])
+        raise KeyError(name)
+
+    def steps(self, ds, steps):
+        for step in steps:
+            ds = self.step(ds, *step)
+        return ds
+
+    def operation(self, name, *args):
+        if name in self.transforms:
+            return self.transforms[name]()
+        if name == "batch":
+            return self.m.transforms.Batch(args[0], args[1], globals()[args[2]] if args[2] else None)
+        if name == "legacy_batch":
+            return self.python.BatchOperation(args[0], args[1], batch_length if args[2] else None)
+        if name == "legacy":
+            return lambda records: (record for record in records if record.metadata.index % 3)
+        return getattr(self.python, name)(globals()[args[0]])
+
+    def shard(self, shard):
+        return None if shard is None else self.m.sharding.ShardOptions(*shard)
+
+    def loader(self, spec):
+        kind, *args = spec["sampler"]
+        if kind == "index":
+            length, shard, shuffle, num_epochs, seed = args
+            shard = self.shard(shard) or self.m.sharding.NoSharding()
+            sampler = self.m.samplers.IndexSampler(length, shard, shuffle, num_epochs, seed)
+        elif kind == "sequential":
+            length, shard, seed = args
+            sampler = self.m.samplers.SequentialSampler(length, self.shard(shard) or self.m.sharding.NoSharding(), seed)
+        else:
+            sampler = self.samplers[kind](*args)
+        return self.m.DataLoader(
+            data_source=Source(spec["source"], spec["length"]),
+            sampler=sampler,
+            operations=[self.operation(*operation) for operation in spec["operations"]],
+            shard_options=self.shard(spec["shard"]),
+            read_options=self.read_options(spec["read"]),
+        )
+
+    def run(self, spec):
+        if spec["kind"] == "map":
+            ds = self.steps(self.source(spec), spec["steps"])
+            return {"length": len(ds), "elements": [attempt(lambda i=i: plain(ds[i])) for i in spec["indices"]]}
+        if spec["kind"] == "iter":
+            ds = self.steps(self.source(spec), spec["steps"])
+            if spec["read"] is not None or spec["nones"] or spec["iter_steps"]:
+                ds = ds.to_iter_dataset(self.read_options(spec["read"]), allow_nones=spec["nones"])
+            ds = self.steps(ds, spec["iter_steps"])
+            return walk(ds, spec["limit"], decode=lambda state: state, live=True)
+        legacy = any("Operation" in name or name == "legacy" for name, *_ in spec["operations"])
+        return walk(self.loader(spec), spec["limit"], decode=bytes.decode, live=not legacy)
+
+
+def attempt(fn):
+    try:
+        return fn()
+    except Exception as error:
+        return {"error": [kind.__name__ for kind in type(error).__mro__]}
+
+
+def walk(ds, limit, decode, live):
+    """Elements and states to ``limit`` or the end, then the same again from three of the states."""
+    it = iter(ds)
+    states = [it.get_state()]
+    result = {"elements": [], "states": [decode(states[0])], "end": None}
+    while len(result["elements"]) < limit:
+        element = attempt(lambda: plain(next(it)))
+        if isinstance(element, dict):
+            result["end"] = element["error"]
+            break
+        result["elements"].append(element)
+        states.append(it.get_state())
+        result["states"].append(json.loads(json.dumps(decode(states[-1]))))
+    if result["end"] not in (None, ["StopIteration", "Exception", "BaseException", "object"]):
+        return result  # what follows an error is not to be compared
+    result["end_state"] = decode(it.get_state())
+    n = len(states)
+    result["restored"] = []
+    for position in sorted({0, n // 2, n - 1}):
+        restored = it if live else iter(ds)
+        restored.set_state(states[position])
+        state = decode(restored.get_state())
+        result["restored"].append([state, [attempt(lambda r=restored: plain(next(r))) for _ in range(3)]])
+    fresh = iter(ds)
+    fresh.set_state(states[n // 2])
+    result["fresh"] = [plain(x) for x in itertools.islice(fresh, 3)]
+    return result
+
+
+def main():
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    builder = Builder(sys.argv[1])
+    for spec in json.load(sys.stdin):
+        try:
+            result = builder.run(spec)
+        except Exception as error:
+            if "--trace" in sys.argv:
+                traceback.print_exc()
+            result = {"error": [kind.__name__ for kind in type(error).__mro__]}
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Pipelines in Grain 0.2.18 and here give the same elements and states, at every step.
+
+Grain runs in an environment of its own: ``make peers`` makes it in ``.peers/grain``; ``GRISTMILL_PEER_GRAIN`` names another.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_PEER = Path(os.environ.get("GRISTMILL_PEER_GRAIN", _HERE.parents[1] / ".peers/grain")) / "bin/python"
+
+pytestmark = pytest.mark.skipif(
+    not _PEER.exists(), reason=f"Grain 0.2.18 is not installed at {_PEER} (run `make peers`), so there is nothing to compare with"
+)
+
+_PLAIN_SOURCES = ["int", "float", "int32", "uint8", "float32", "int_or_float", "array", "scalar_array", "dict", "tuple", "nested"]
+_OTHER_SOURCES = ["bool", "int8_or_uint8", "str", "bytes", "matrix", "no_bytes", "list"]
+
+
+def run(module, specs):
+    """What the driver prints for ``specs``."""
+    python = sys.executable if module == "gristmill" else str(_PEER)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [python, str(_HERE / "peer_driver.py"), module],
+        input=json.dumps(specs),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+class Random(random.Random):
+    def one_of(self, *options):
+        return self.choice(options)
+
+    def source(self):
+        return self.choice(_PLAIN_SOURCES if self.random() < 0.7 else _OTHER_SOURCES)
+
+    def length(self):
+        # Few short ones: Grain's shuffle of n elements takes about 20 ms / n per element.
+        return self.one_of(self.randint(1, 12), self.randint(40, 400), self.randint(40, 400), self.randint(400, 90_000))
+
+    def read(self):
+        return self.one_of(None, [0, 0], [1, 1], [2, 7], [16, 500])
+
+    def batch(self, size=None):
+        return ["batch", size or self.randint(1, 7), self.random() < 0.4, self.one_of(None, None, "batch_length")]
+
+    def map_steps(self, sparse):
+        steps = []
+        seeded = False
+        for _ in range(self.randint(0, 5)):
+            name = self.one_of("map", "map_with_index", "random_map", "seed", "shuffle", "slice", "repeat", "sparse", "transform")
+            if name == "map":
+                steps.append(["map", "plus_one"])
+            elif name == "map_with_index":
+                steps.append(["map_with_index", "plus_index"])
+            elif name == "random_map" or (name == "shuffle"):
+                explicit = not seeded or self.random() < 0.3
+                seed = self.one_of(0, 1, 2**32 - 1, self.getrandbits(32)) if explicit else None
+                fn = [self.one_of("plus_random", "with_random")] if name == "random_map" else []
+                steps.append([name, *fn, seed])
+            elif name == "seed":
+                seeded = True
+                steps.append(["seed", self.one_of(0, 42, 2**32, self.getrandbits(70))])
+            elif name == "slice":
+                bounds = self.one_of([0, None, 2], [1, None, 3], [None, None, -1], [3, -1, 1], [None, 20, None], [-9, None, 2])
+                steps.append(["slice", *bounds])
+            elif name == "repeat" and not any(step[0] == "repeat" for step in steps):
+                steps.append(["repeat", self.one_of(1, 2, 3, None), self.random() < 0.6])
+            elif name == "sparse" and sparse:
+                steps.append(self.one_of(["filter", "keep_odd"], ["filter", "keep_most"], ["map", "none_of_three"]))
+            elif name == "transform":
+                steps.append(["transform", "PlusRandom" if seeded and self.random() < 0.5 else "PlusOne"])
+        return steps, seeded
+
+    def map_pipeline(self):
+        sparse = self.random() < 0.5
+        steps, _ = self.map_steps(sparse)
+        if not sparse:
+            steps.insert(self.randint(0, len(steps)), self.batch())
+        length = self.length()
+        indices = [0, 1, length - 1, length, 2 * length + 1, -1 - length] + [self.randrange(3 * length) for _ in range(3)]
+        if any(step[0] in ("random_map", "transform") for step in steps):
+            indices = [i for i in indices if i >= 0]
+        return {"kind": "map", "source": self.source(), "length": length, "steps": steps, "indices": indices}
+
+    def iter_pipeline(self):
+        sparse = self.random() < 0.5
+        steps, seeded = self.map_steps(sparse)
+        if not sparse and self.random() < 0.3:
+            steps.append(self.batch())
+        nones = self.random() < 0.3
+        iter_steps = []
+        for _ in range(self.randint(0, 4)):
+            name = self.one_of("map", "map_with_index", "random_map", "seed", "filter", "batch", "transform")
+            if name == "map":
+                iter_steps.append(["map", "plus_one"])
+            elif name == "map_with_index":
+                iter_steps.append(["map_with_index", "plus_index"])
+            elif name == "random_map":
+                iter_steps.append([name, "with_random", None if seeded else self.getrandbits(32)])
+            elif name == "seed":
+                seeded = True
+                iter_steps.append(["seed", self.getrandbits(33)])
+            elif name == "filter" and not (nones and sparse):
+                iter_steps.append(["filter", self.one_of("keep_odd", "keep_most")])
+            elif name == "transform":
+                iter_steps.append(["transform", self.one_of("PlusOne", "KeepMost" if not (nones and sparse) else "PlusOne")])
+            elif name == "batch" and not (nones and sparse):
+                iter_steps.append(self.batch())
+        return {
+            "kind": "iter",
+            "source": self.one_of("range", self.source()),
+            "length": self.length(),
+            "steps": steps,
+            "read": self.read(),
+            "nones": nones,
+            "iter_steps": iter_steps,
+            "limit": self.one_of(3, 9, 14),
+        }
+
+    def loader_pipeline(self):
+        count = self.one_of(1, 1, 2, 3, 5)
+        drop = self.random() < 0.5
+        length = self.length()
+        # Remainders without drop_remainder are shared out otherwise than by Grain.
+        length = length if drop else -(-length // count) * count
+        shard = None if count == 1 and self.random() < 0.7 else [self.randrange(count), count, drop]
+        seed = self.one_of(0, 3, 2**32 - 1, self.getrandbits(32))
+        shuffle = self.random() < 0.6
+        sampler = self.one_of("index", "index", "index", "sequential", "backwards", "backwards_with_length")
+        if sampler == "index":
+            epochs = self.one_of(1, 1, 2, 3, None)
+            if shard is not None and length < count:
+                epochs = 1
+            args = [length, shard, shuffle, epochs, seed]
+        elif sampler == "sequential":
+            args = [length, shard, seed]
+        else:
+            args = [length]
+        loader_shard = shard or [0, 1] if sampler.startswith("backwards") else self.one_of(None, None, shard)
+        operations = []
+        for _ in range(self.randint(0, 4)):
+            name = self.one_of(
+                *["PlusOne", "PlusRandom", "PlusTfRandom", "KeepMost", "MapAndFilter", "RandomAndFilter", "legacy"],
+                *["MapOperation", "RandomMapOperation", "FilterOperation", "legacy_batch", "batch", "batch"],
+            )
+            if name in ("batch", "legacy_batch"):
+                operations.append([name, self.randint(1, 6), self.random() < 0.4, self.one_of(None, None, "batch_length")])
+            else:
+                fn = {"MapOperation": "plus_one", "RandomMapOperation": "with_random", "FilterOperation": "keep_odd"}.get(name)
+                operations.append([name] if fn is None else [name, fn])
+        return {
+            "kind": "loader",
+            "source": self.source(),
+            "length": self.one_of(length, length, max(1, length - 1), length + 3),
+            "sampler": [sampler, *args],
+            "shard": loader_shard,
+            "operations": operations,
+            "read": self.read(),
+            "limit": self.one_of(3, 9, 14),
+        }
+
+
+def assert_equal(spec, peer, ours):
+    if "error" in peer:
+        assert "error" in ours, f"Grain refuses {spec}: {peer['error'][0]}"
+        return
+    assert "error" not in ours, f"we refuse {spec}: {ours}"
+    if peer.get("end") and peer["end"][0] != "StopIteration":
+        assert ours["end"] is not None, spec
+        assert peer["end"][0] in ours["end"], spec
+        peer, ours = {**peer, "end": None}, {**ours, "end": None}
+    assert ours == peer, spec
+
+
+def random_specs():
+    rng = Random(20240611)
+    return [make() for make in [rng.map_pipeline] * 100 + [rng.iter_pipeline] * 130 + [rng.loader_pipeline] * 130]
+
+
+def test_random_pipelines():
+    specs = random_specs()
+    peers, ours = run("grain", specs), run("gristmill", specs)
+    assert len(peers) == len(ours) == len(specs)
+    # Most of the pipelines have to work for the comparison to mean anything.
+    assert sum("error" not in peer for peer in peers) > 0.8 * len(specs)
+    for spec, peer, our in zip(specs, peers, ours, strict=True):
+        assert_equal(spec, peer, our)
