@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import types
 from pathlib import PurePath
 from typing import Any
+
+
+_FUNCTIONS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.MethodDescriptorType,
+    types.MethodWrapperType,
+    functools.partial,
+    type,
+)
 
 
 def transform_name(transform: Any) -> str:
@@ -15,7 +26,7 @@ def transform_name(transform: Any) -> str:
         >>> transform_name(len)
         'len'
     """
-    if inspect.isroutine(transform) or isinstance(transform, functools.partial | type):
+    if isinstance(transform, _FUNCTIONS):
         return _function_name(transform)
     kind: Any = type(transform)
     plain = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__

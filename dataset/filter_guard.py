@@ -19,22 +19,22 @@ class FilterGuard:
     several elements it raises before counting any of it, so that taking them singly raises at the right one.
     """
 
+    _last_warned = -_WARN_INTERVAL_SECONDS  # by any of them in this process
+
     def __init__(self, name: str) -> None:
         self._name = name
-        self._num_kept = 0
-        self._num_seen = 0
-        self._last_warned = -_WARN_INTERVAL_SECONDS
+        self.counts = (0, 0)  # kept and seen elements of the present window
 
     def observe(self, kept: list[bool], options: Any) -> None:
         """Counts a block of elements, each kept or dropped."""
-        num_kept, num_seen, warn = self._num_kept, self._num_seen, False
+        (num_kept, num_seen), warn = self.counts, False
         while num_seen + len(kept) >= _WINDOW:
             end = _WINDOW - num_seen
             ratio = (_WINDOW - num_kept - sum(kept[:end])) / _WINDOW
             threshold = options.filter_raise_threshold_ratio
             if threshold and ratio >= threshold:
                 if end == 1:
-                    self._num_kept = self._num_seen = 0
+                    self.counts = (0, 0)
                 raise ValueError(self._message(ratio, "filter_raise_threshold_ratio"))
             threshold = options.filter_warn_threshold_ratio
             if threshold and ratio >= threshold:
@@ -42,9 +42,9 @@ class FilterGuard:
                 worst = ratio
             num_kept = num_seen = 0
             kept = kept[end:]
-        self._num_kept, self._num_seen = num_kept + sum(kept), num_seen + len(kept)
-        if warn and time.monotonic() - self._last_warned >= _WARN_INTERVAL_SECONDS:
-            self._last_warned = time.monotonic()
+        self.counts = (num_kept + sum(kept), num_seen + len(kept))
+        if warn and time.monotonic() - FilterGuard._last_warned >= _WARN_INTERVAL_SECONDS:
+            FilterGuard._last_warned = time.monotonic()
             _log.warning("%s", self._message(worst, "filter_warn_threshold_ratio"))
 
     def _message(self, ratio: float, option: str) -> str:

@@ -12,7 +12,6 @@ here, once. The guarantees:
 from __future__ import annotations
 
 import abc
-import asyncio
 import json
 from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -110,6 +109,9 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         for parent in self._parents:
             parent.close()
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset")
+
     def __del__(self) -> None:
         # Ours release what they hold by themselves; a user's ``close`` may do more. Parents may have other users.
         if type(self).close is not DatasetIterator.close:
@@ -123,8 +125,12 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         """
         if self._failed_state is None or self._failed_state != self.get_state():
             raise ValueError(f"there is nothing to skip: the last next() of {self} did not fail")
+        try:
+            self._skip()
+        except BaseException:
+            self._restore(self._failed_state)
+            raise
         self._failed_state = None
-        self._skip()
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Takes the state now; awaiting the result writes it to this process's file in ``directory``.
@@ -142,6 +148,8 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         Raises:
             ValueError: there is no such file (also when the number of processes changed), or it belongs to another pipeline.
         """
+
+        import asyncio
 
         async def restore() -> None:
             self.set_state(json.loads(await asyncio.to_thread(read_checkpoint, directory, describe(self))))
@@ -306,5 +314,7 @@ def skip_one(it: DatasetIterator[Any]) -> None:
 
 async def write_when_created(directory: Any, state: str, description: dict[str, Any] | None) -> None:
     """Writes a checkpoint as soon as Orbax has made the directory."""
+    import asyncio  # 10 ms that only programs with an event loop should pay
+
     path = await directory.await_creation()
     await asyncio.to_thread(write_checkpoint, path, state, description)

@@ -8,7 +8,9 @@ Guarantees:
 4. No thread exists before the first ``take`` or ``start``. After ``close`` every thread ends when the block that it is
    computing is done. Threads know this object, not the iterator that uses it: dropping the iterator closes it.
 5. ``close`` may be called anywhere, also by the garbage collector in the middle of any line here: the lock is re-entrant and
-   ``close`` does nothing but set a flag and wake everybody up.
+   ``close`` does nothing but set a flag and wake everybody up. A thread that is just about to wait may miss that; nobody
+   waits for longer than ``_ANEW_SECONDS`` without looking at the flag.
+6. A consumer that waits when ``close`` is called gets ``ValueError``.
 
 Blocks grow 1, 2, 4, … while one takes less than about a millisecond. So storage that answers slowly is asked by many
 threads for one element each, storage that answers quickly by few threads for many at once.
@@ -23,6 +25,7 @@ from typing import Any
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more
+_ANEW_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.001  # a consumer that waits longer gets all the threads
 
 
@@ -73,8 +76,8 @@ class ReadAhead:
         with self._room:
             missing = (self._num_threads if num_threads is None else num_threads) - self._num_started
             missing = min(missing, self._stop - self._claimed)
-            self._num_started += max(missing, 0)
         for _ in range(missing):
+            self._num_started += 1
             threading.Thread(target=self._work, name="gristmill-read", daemon=True).start()
 
     def close(self) -> None:
@@ -100,19 +103,23 @@ class ReadAhead:
         with self._filled:
             self._room.notify_all()
             while self._taken not in self._ready:
-                self._filled.wait()
+                if self._closed:
+                    raise ValueError("the iterator was closed while it waited for its next element")
+                self._filled.wait(_ANEW_SECONDS)
             self._block, self._error = self._ready.pop(self._taken)
 
     def _work(self) -> None:
         while True:
             with self._room:
                 while self._claimed < self._stop and not self._closed and self._num_ahead() >= self._buffer_size:
-                    self._room.wait()
+                    self._room.wait(_ANEW_SECONDS)
                 if self._closed or self._claimed >= self._stop:
                     return
                 start = self._claimed
                 size = min(self._block_size, self._stop - start, self._buffer_size - self._num_ahead())
                 self._claimed = start + size
+                if self._num_ahead() < self._buffer_size:
+                    self._room.notify()  # there is work for one more
             began = time.perf_counter()
             elements, error = self._compute_until_error(range(start, start + size))
             seconds = time.perf_counter() - began

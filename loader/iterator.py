@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -115,6 +114,8 @@ class DataLoaderIterator(Iterator[Any]):
 
     async def load(self, directory: Any) -> Awaitable[None]:
         """Awaiting the result reads this process's file in ``directory`` and continues from the state in it."""
+
+        import asyncio
 
         async def restore() -> None:
             self.set_state(await asyncio.to_thread(read_checkpoint, directory, self._describe()))

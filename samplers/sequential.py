@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices
-from gristmill.core.seeds import check_seed
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.samplers.base import BlockSampler, check_num_records, check_shard_options
 
@@ -17,11 +17,12 @@ class SequentialSampler(BlockSampler):
     Args:
         num_records: number of records, at least 1.
         shard_options: the shard; with ``drop_remainder`` the length is cut to a multiple of ``shard_count``.
-        seed: if given, record ``i`` comes with the generator ``Philox(key=seed + i)``; a non-negative integer.
+        seed: if given, record ``i`` comes with the generator ``Philox(key=seed + i)``, a key of 128 bits; a
+            non-negative integer.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: ``num_records`` is not positive, or ``seed`` is negative.
+        ValueError: ``num_records`` is not positive, or ``seed`` is negative or too large for a key.
 
     Example:
         >>> [metadata.record_key for metadata in SequentialSampler(num_records=3)]
@@ -31,7 +32,8 @@ class SequentialSampler(BlockSampler):
     def __init__(self, num_records: int, shard_options: ShardOptions = NoSharding(), seed: int | None = None) -> None:
         self._num_records = check_num_records(num_records)
         self._shard_options = check_shard_options(shard_options)
-        self._seed = None if seed is None else check_seed(seed)
+        # seed + index is a key of 128 bits.
+        self._seed = None if seed is None else as_int("seed", seed, minimum=0, maximum=2**128 - self._num_records)
         count = self._shard_options.shard_count
         self._bound = self._num_records // count * count if self._shard_options.drop_remainder else self._num_records
 

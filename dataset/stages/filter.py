@@ -69,15 +69,20 @@ class FilterDatasetIterator(StatelessIterator[T]):
         return f"FilterDatasetIterator(transform={transform_name(self._transform)})"
 
     def _take(self, n: int) -> list[Any]:
-        fn, options = self._fn, self._ctx.options
+        fn, options, counts = self._fn, self._ctx.options, self._guard.counts
         kept: list[Any] = []
-        while len(kept) < n:
-            elements = self._source._take(n - len(kept))
-            if not elements:
-                break
-            keep = [bool(fn(x)) for x in elements]
-            self._guard.observe(keep, options)
-            kept += [x for x, k in zip(elements, keep, strict=True) if k]
+        try:
+            while len(kept) < n:
+                elements = self._source._take(n - len(kept))
+                if not elements:
+                    break
+                keep = [bool(fn(x)) for x in elements]
+                self._guard.observe(keep, options)
+                kept += [x for x, k in zip(elements, keep, strict=True) if k]
+        except BaseException:
+            if n > 1:
+                self._guard.counts = counts  # the block is taken, and counted, again
+            raise
         return kept
 
     def _skip(self) -> None:

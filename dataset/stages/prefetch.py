@@ -47,6 +47,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     _parameters = ("_allow_nones",)
     _kind = "dropping"
     _stays_on_error = True
+    _read_ahead: ReadAhead | None = None
+    _finalizer: Any = None
 
     def __init__(self, ds: MapDataset[Any], read_options: ReadOptions, allow_nones: bool) -> None:
         super().__init__()
@@ -57,8 +59,6 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._read_options = read_options
         self._allow_nones = allow_nones
         self._next_index = 0
-        self._read_ahead: ReadAhead | None = None
-        self._finalizer: Any = None
         sparse = next((node for node in ancestors(ds) if node._drops), self)
         self._guard = FilterGuard(str(sparse))
 
@@ -71,7 +71,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
 
     def _take(self, n: int) -> list[Any]:
         taken: list[Any] = []
-        index, length = self._next_index, self._length
+        index, length, counts = self._next_index, self._length, self._guard.counts
         try:
             while len(taken) < n and index < length:
                 elements = self._read(index, min(n - len(taken), length - index))
@@ -85,7 +85,9 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                 if not taken:
                     self._next_index = index  # past elements that are not there, whatever comes next
         except BaseException:
-            self._stop_reading()  # what was read and not delivered is read again
+            self._stop_reading()  # what was read and not delivered is read again,
+            if n > 1:
+                self._guard.counts = counts  # and counted again
             raise
         self._next_index = index
         return taken
@@ -96,6 +98,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         return self._start_reading().take(n)
 
     def _start_reading(self) -> ReadAhead:
+        if self._closed:
+            raise ValueError(f"{self} is closed")
         if self._read_ahead is None:
             ds = self._ds
             self._read_ahead = ReadAhead(ds._block, self._next_index, self._length, self._num_threads, self._buffer_size)

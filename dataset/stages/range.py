@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from gristmill.core.errors import as_int
@@ -26,9 +27,10 @@ class RangeMapDataset(BlockMapDataset[int]):
         if not self.step:
             raise ValueError("step must not be zero, got 0")
         self._range = range(self.start, self.stop, self.step)
+        self._length = max(0, -((self.start - self.stop) // self.step))  # exact, unlike len() also beyond sys.maxsize
 
     def __len__(self) -> int:
-        return len(self._range)
+        return min(self._length, sys.maxsize)
 
     def __str__(self) -> str:
         return f"RangeMapDataset(start={self.start}, stop={self.stop}, step={self.step})"
@@ -36,7 +38,7 @@ class RangeMapDataset(BlockMapDataset[int]):
     __repr__ = __str__
 
     def _block(self, indices: Indices) -> list[Any]:
-        values, length = self._range, len(self._range)
+        values, length = self._range, self._length
         self._check_not_empty(length)
         if len(indices) == 1:
             return [values[as_ints(indices)[0] % length]]
@@ -44,9 +46,10 @@ class RangeMapDataset(BlockMapDataset[int]):
             step = indices.step * self.step
             first = values[indices[0]]
             return list(range(first, first + step * len(indices), step))
-        positions = as_array(indices, 2**63 - 1) % length
-        if positions.dtype == object or max(abs(self.start), abs(self.stop)) >= 2**62:
-            return [values[i] for i in positions.tolist()]
+        positions = as_array(indices, 2**63 - 1)
+        if positions.dtype == object or max(abs(self.start), abs(self.stop), abs(self.step)) >= 2**62:
+            return [values[i % length] for i in positions.tolist()]
+        positions = positions % length
         if self.step != 1:
             positions *= self.step
         if self.start:

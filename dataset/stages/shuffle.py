@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import numpy as np
-
 from gristmill.core.permutation import Permutation
 from gristmill.core.seeds import check_seed
 from gristmill.dataset.graph import random_seed
@@ -37,11 +35,13 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
     def _reindex(self, index: Any) -> Any:
         length = len(self._parents[0])
         permutation = self._permutation
-        if permutation.length != length:  # the parent's length may change as long as nothing downstream has fixed it
+        if (
+            permutation.length != length or not length
+        ):  # the parent's length may change as long as nothing downstream has fixed it
             self._check_not_empty(length)
             self._permutation = permutation = Permutation(length, self._seed)
         if type(index) is int:
             epoch, position = divmod(index, length)
             return permutation.one(epoch, position) + epoch * length
-        epochs, positions = np.divmod(index, length)
+        epochs, positions = index // length, index % length  # divmod takes no object arrays
         return permutation.many(epochs, positions) + epochs * length

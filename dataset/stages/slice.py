@@ -45,7 +45,7 @@ class SliceMapDataset(ReindexMapDataset[T]):
 
     def _reindex(self, index: Any) -> Any:
         self._check_not_empty(self._length)
-        epoch, position = divmod(index, self._length)
+        epoch, position = index // self._length, index % self._length  # divmod takes no object arrays
         return self._start + position * self._stride + epoch * self._parent_length
 
 

@@ -8,6 +8,7 @@ description, so that the lines of the two can be compared. Imports nothing but N
      "iter_steps": [[step, ...], ...], "limit": n}
     {"kind": "loader", "source": ..., "length": ..., "sampler": [...], "shard": null, "operations": [[step, ...], ...],
      "read": [threads, buffer], "limit": n}
+    {"kind": "code", "code": "..."}     # sets `result`; `m` is the module, `np` is NumPy, `attempt` is below
 """
 
 import importlib
@@ -38,6 +39,7 @@ ELEMENTS = {
     "dict": lambda i: {"b": i, "a": np.float32(i)},
     "tuple": lambda i: (i, float(i)),
     "list": lambda i: [i, str(i)],
+    "sometimes_none": lambda i: None if i % 3 == 1 else i,
     "nested": lambda i: {"x": (i, {"y": [np.int8(i % 100), None]}), "e": {}},
 }
 
@@ -270,6 +272,10 @@ class Builder:
         )
 
     def run(self, spec):
+        if spec["kind"] == "code":
+            names = {"m": self.m, "np": np, "attempt": attempt, "json": json}
+            exec(spec["code"], names)
+            return names["result"]
         if spec["kind"] == "map":
             ds = self.steps(self.source(spec), spec["steps"])
             return {"length": len(ds), "elements": [attempt(lambda i=i: plain(ds[i])) for i in spec["indices"]]}

@@ -14,7 +14,7 @@ def test_shuffled_orders():
     for case in orders:
         n = case["n"]
         ds = MapDataset.range(n).shuffle(seed=case["seed"])
-        assert len(case["epochs"]) == 4
+        assert len(case["epochs"]) >= 2
         for epoch, order in case["epochs"].items():
             indices = range(int(epoch) * n, (int(epoch) + 1) * n)
             assert [ds[i] for i in indices] == order
@@ -22,20 +22,14 @@ def test_shuffled_orders():
 
 
 def test_shuffled_samples():
-    """At the length 65537 the last index deviates from Grain, which loses it (DECISIONS 2)."""
     cases = load("ds_shuffle")["samples"]
     assert len(cases) == 45
-    deviations = set()
     for case in cases:
         n, seed = case["n"], case["seed"]
         permutation = Permutation(n, seed)
         ds = MapDataset.range(n).shuffle(seed=seed)
         for epoch, index, expected in case["samples"]:
-            if (n, index) == (65537, 65536):
-                deviations.add(n)
-                expected = index
             assert ds[epoch * n + index] == permutation.one(epoch, index) == expected, (n, seed, epoch, index)
-    assert deviations == {65537}
 
 
 def ds_of(pipeline):

@@ -1,0 +1,179 @@
+import copy
+import json
+import logging
+from itertools import islice
+
+import numpy as np
+import pytest
+from vector_data import exists, load, plain
+
+import gristmill as grain
+
+CASES = load("data_loader")["cases"]
+
+
+class PlusOne(grain.transforms.Map):
+    def map(self, element):
+        return element + 1
+
+
+class Keep(grain.transforms.Filter):
+    def __init__(self, condition):
+        self.filter = condition
+
+    def filter(self, element):
+        raise NotImplementedError
+
+
+class Draw(grain.transforms.RandomMap):
+    def __init__(self, bound):
+        self.bound = bound
+
+    def random_map(self, element, rng):
+        return element * self.bound + int(rng.integers(self.bound))
+
+
+class AppendDraw(grain.transforms.RandomMap):
+    def random_map(self, element, rng):
+        return np.append(element, rng.integers(1000000))
+
+
+def operation(token):
+    name, _, size = token.partition(":")
+    return {
+        "plus_one": PlusOne(),
+        "even": Keep(lambda x: x % 2 == 0),
+        "not3": Keep(lambda x: x % 3 != 0),
+        "rand": Draw(1000000),
+        "rand2": Draw(10),
+        "rand_batch": AppendDraw(),
+        "batch": grain.transforms.Batch(int(size or 1)),
+        "batch_drop": grain.transforms.Batch(int(size or 1), drop_remainder=True),
+    }[name]
+
+
+def shard(options):
+    return None if options is None else grain.sharding.ShardOptions(*options)
+
+
+def make_loader(case, **kwargs):
+    sampler_shard = shard(case["sampler_shard"]) or grain.sharding.NoSharding()
+    if case["sampler"] == "index":
+        sampler = grain.samplers.IndexSampler(
+            case["num_records"], sampler_shard, case["shuffle"], case["num_epochs"], case["seed"]
+        )
+    else:
+        sampler = grain.samplers.SequentialSampler(case["num_records"], sampler_shard, case["seed"])
+    return grain.DataLoader(
+        data_source=grain.sources.RangeDataSource(0, case["num_records"], 1),
+        sampler=sampler,
+        operations=[operation(token) for token in case["operations"]],
+        shard_options=shard(case["loader_shard"]),
+        worker_count=case["worker_count"],
+        **kwargs,
+    )
+
+
+def full_state(case, state):
+    """The bytes of a state that the vectors abbreviate."""
+    last_seen, last_worker_index = state
+    expected = copy.deepcopy(case["initial_state"])
+    expected["last_seen_indices"] = {str(worker): index for worker, index in enumerate(last_seen)}
+    expected["last_worker_index"] = last_worker_index
+    return json.dumps(expected, indent=4).encode()
+
+
+IN_PROCESS = [case for case in CASES if case["worker_count"] == 0 and "fan" not in case["operations"]]
+
+
+def test_which_cases_run():
+    """Flat maps and workers come with later issues; whoever adds them finds the cases here."""
+    with_fan = [case for case in CASES if "fan" in case["operations"]]
+    with_workers = [case for case in CASES if case["worker_count"] and "fan" not in case["operations"]]
+    assert (len(CASES), len(IN_PROCESS), len(with_fan), len(with_workers)) == (46, 14, 3, 29)
+    assert not exists("experimental.FlatMapTransform") and not exists("transforms.FlatMap")
+    for case in with_workers:
+        with pytest.raises(NotImplementedError, match=f"worker_count={case['worker_count']}"):
+            make_loader(case)
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("number", range(len(IN_PROCESS)))
+def test_outputs_and_states(number, threads):
+    case = IN_PROCESS[number]
+    loader = make_loader(case, read_options=grain.ReadOptions(threads, 7))
+    it = iter(loader)
+    assert it.get_state() == json.dumps(case["initial_state"], indent=4).encode()
+    assert it.get_state() == full_state(case, case["states"][0])
+    for output, state in zip(case["output"], case["states"][1:], strict=True):
+        assert plain(next(it)) == output
+        assert it.get_state() == full_state(case, state)
+        assert str(it) == f"PyGrainDatasetIterator(state={it.get_state().decode()})"
+    if case["ends"]:
+        for _ in range(2):
+            with pytest.raises(StopIteration):
+                next(it)
+            assert it.get_state() == full_state(case, case["state_after_end"])
+    else:
+        assert len(case["output"]) == case["limit"]
+    it.close()
+
+
+@pytest.mark.parametrize("number", range(len(IN_PROCESS)))
+def test_every_recorded_state_restores(number):
+    case = IN_PROCESS[number]
+    loader = make_loader(case)
+    used = iter(loader)
+    for position, state in enumerate(case["states"]):
+        text = full_state(case, state)
+        rest = case["output"][position:]
+        fresh = iter(loader)
+        fresh.set_state(text)
+        used.set_state(text)
+        for it in (fresh, grain.DataLoaderIterator(loader, json.loads(text)), used):
+            assert it.get_state() == text
+            if case["ends"]:
+                assert [plain(x) for x in it] == rest
+            else:
+                assert [plain(x) for x in islice(it, len(rest))] == rest
+            if it is not used:
+                it.close()
+    if case["ends"]:
+        used.set_state(full_state(case, case["state_after_end"]))
+        assert list(used) == []
+
+
+@pytest.mark.parametrize("case", load("data_loader_sharding")["cases"], ids=str)
+def test_sharding(case, caplog):
+    """Each shard gets what Grain after 0.2.18 gives it, but for the two points that 04 §3.3 decides otherwise.
+
+    Several epochs without ``drop_remainder`` of an ``IndexSampler``: exactly the epochs of the shard's own slice, where
+    Grain cuts long shards short and gives short ones records of another epoch. An empty shard: no elements, no
+    ``ZeroDivisionError`` (01 §5.3).
+    """
+    caplog.set_level(logging.ERROR, "gristmill")
+    num_records, count, drop = case["num_records"], case["shard_count"], case["drop_remainder"]
+    for index, upstream in enumerate(case["upstream_after_0_2_18"]):
+        options = grain.sharding.ShardOptions(index, count, drop)
+        sampler = (
+            grain.samplers.IndexSampler(num_records, options, num_epochs=case["num_epochs"])
+            if case["sampler"] == "index"
+            else grain.samplers.SequentialSampler(num_records, options)
+        )
+        loader = grain.DataLoader(data_source=grain.sources.RangeDataSource(0, num_records, 1), sampler=sampler)
+        output = list(loader)
+        if case["sampler"] == "index" and not drop and case["num_epochs"] > 1:
+            start, end = grain.sharding.even_split(num_records, options)
+            assert output == list(range(start, end)) * case["num_epochs"]
+            if upstream != "ZeroDivisionError":
+                shorter = min(len(output), len(upstream))
+                assert abs(len(output) - len(upstream)) <= 1
+                assert output[:shorter] == upstream[:shorter]
+        else:
+            assert output == upstream
+            grains = case["grain_0_2_18"][index]
+            assert output[: len(grains)] == grains  # which drops the remainder always
+
+
+def test_no_sharding_case_is_left_out():
+    assert len(load("data_loader_sharding")["cases"]) == 36
