@@ -87,6 +87,9 @@ class LegacyOperationIterDataset(IterDataset[Any]):
         super().__init__(parent)
         self._operation = operation
 
+    def __str__(self) -> str:
+        return f"LegacyOperationIterDataset(operation={transform_name(self._operation)})"
+
     def __iter__(self) -> DatasetIterator[Any]:
         return LegacyOperationIterator(iterate(self._parent), self._operation)
 

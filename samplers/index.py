@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import numpy as np
-
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array
 from gristmill.core.permutation import Permutation
@@ -53,6 +51,8 @@ class IndexSampler(BlockSampler):
         if self._shuffle and seed is None:
             raise ValueError("shuffle=True needs a seed: pass seed=<an unsigned 32-bit integer>")
         self._seed = None if seed is None else check_seed(seed, bits=32)
+        if self._shuffle and self._num_records > 2**63:
+            raise ValueError(f"num_records must be at most 2**63 to be shuffled, got {self._num_records}")
         shard = self._shard_options = check_shard_options(shard_options)
         whole = isinstance(shard, NoSharding)
         self._start, end = (0, self._num_records) if whole else even_split(self._num_records, shard)
@@ -82,7 +82,8 @@ class IndexSampler(BlockSampler):
         if len(indices) == 1:
             epoch, position = divmod(int(indices[0]) // count, size)
             return [start + (position if permutation is None else permutation.one(epoch, position))]
-        epochs, positions = np.divmod(as_array(indices, 2**62) // count, size)
+        steps = as_array(indices, 2**62 if self._num_records < 2**62 else -1) // count
+        epochs, positions = steps // size, steps % size  # divmod takes no object arrays
         return start + (positions if permutation is None else permutation.many(epochs, positions))
 
     def _local_length(self) -> int | None:

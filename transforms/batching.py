@@ -166,7 +166,7 @@ def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, pat
         if len(leaves) == 1:
             leaf = leaves[0]
             return np.expand_dims(leaf.copy() if isinstance(leaf, np.ndarray) else np.array(leaf), 0)
-        return np.stack(leaves)
+        return np.ascontiguousarray(np.stack(leaves))
     except (ValueError, TypeError) as error:
         at = path()
         shown = [f"{np.shape(leaf)} {getattr(leaf, 'dtype', type(leaf).__name__)}" for leaf in leaves]

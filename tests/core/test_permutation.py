@@ -32,8 +32,8 @@ def test_one_and_many_and_the_function_agree(data, n, seed):
     assert [permutation.one(e, p) for e, p in zip(epochs, positions, strict=True)] == expected
 
 
-@settings(deadline=None)
-@given(st.integers(1, 300), st.integers(0, 2**32 - 1), st.sampled_from([4, 6, 8, 10, 40, 1024]))
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 300), st.integers(0, 2**32 - 1), st.sampled_from([4, 6, 8, 10]))
 def test_it_is_a_permutation_for_every_number_of_rounds(n, seed, rounds):
     assert sorted(index_shuffle(i, n - 1, seed, rounds) for i in range(n)) == list(range(n))
 

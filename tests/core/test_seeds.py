@@ -74,9 +74,9 @@ def test_check_seed():
         assert check_seed(seed) == seed and type(check_seed(seed)) is int
     assert check_seed(2**32 - 1, bits=32) == 2**32 - 1
     for wrong in (1.0, "1", (1,), None):
-        with pytest.raises(TypeError, match="^seed must be an integer, got"):
+        with pytest.raises(TypeError, match=r"^seed must be an integer, got"):
             check_seed(wrong)
-    with pytest.raises(ValueError, match="^op must be a non-negative integer, got -1"):
+    with pytest.raises(ValueError, match=r"^op must be a non-negative integer, got -1"):
         check_seed(-1, name="op")
     with pytest.raises(ValueError, match="4294967296"):
         check_seed(2**32, bits=32)
@@ -156,5 +156,5 @@ def test_pool_in_threads():
 
 @pytest.mark.parametrize(("seed", "error"), [(-1, ValueError), (1.5, TypeError), ("1", TypeError), (None, TypeError)])
 def test_pool_checks_its_seed(seed, error):
-    with pytest.raises(error, match="^seed must be"):
+    with pytest.raises(error, match=r"^seed must be"):
         RngPool(seed)

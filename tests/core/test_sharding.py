@@ -36,9 +36,9 @@ def test_index_must_be_in_range(value):
 
 @pytest.mark.parametrize("value", [1.0, "1", None])
 def test_integers_only(value):
-    with pytest.raises(TypeError, match="^shard_index must be an integer"):
+    with pytest.raises(TypeError, match=r"^shard_index must be an integer"):
         ShardOptions(value, 3)
-    with pytest.raises(TypeError, match="^shard_count must be an integer"):
+    with pytest.raises(TypeError, match=r"^shard_count must be an integer"):
         ShardOptions(0, value)
 
 
@@ -134,5 +134,5 @@ def test_a_dropped_remainder_is_logged_with_its_size(caplog):
 
 @pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (1.5, TypeError), (None, TypeError)])
 def test_number_of_examples_is_checked(value, error):
-    with pytest.raises(error, match="^num_examples must be"):
+    with pytest.raises(error, match=r"^num_examples must be"):
         even_split(value, NoSharding())

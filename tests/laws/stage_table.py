@@ -264,9 +264,7 @@ ITER_ENTRIES = [
     ),
     IterEntry("filter", lambda: numbers().filter(not_multiple_of_three), _PRESENT),
     IterEntry("filter_nones", lambda: sparse(THREADED).filter(is_big), [x for x in _SPARSE if is_big(x)]),
-    IterEntry(
-        "batch", lambda: numbers(THREADED).batch(4), [np.array(range(4)), np.array(range(4, 8)), np.array(range(8, 11))]
-    ),
+    IterEntry("batch", lambda: numbers(THREADED).batch(4), [np.array(range(4)), np.array(range(4, 8)), np.array(range(8, 11))]),
     IterEntry(
         "batch_drop",
         lambda: numbers().filter(not_multiple_of_three).batch(3, drop_remainder=True),
@@ -303,14 +301,14 @@ def stage_classes() -> set[type]:
 
 
 def plain(x: Any) -> Any:
-    """``x`` in a form that ``==`` compares exactly: types, dtypes and the position of generators included."""
+    """``x`` in a form that ``==`` compares exactly: types, dtypes and the state of generators included."""
     if isinstance(x, np.ndarray):
         return ("array", str(x.dtype), x.shape, x.tolist())
     if isinstance(x, list | tuple):
         return (type(x), [plain(v) for v in x])
     if isinstance(x, Record):
         metadata = x.metadata
-        rng = None if metadata.rng is None else metadata.rng.bit_generator.random_raw()
+        rng = None if metadata.rng is None else str(metadata.rng.bit_generator.state)
         return ("record", metadata.index, metadata.record_key, rng, plain(x.data))
     return (type(x), x)
 

@@ -81,8 +81,7 @@ class Random(random.Random):
                 bounds = self.one_of([0, None, 2], [1, None, 3], [None, None, -1], [3, -1, 1], [None, 20, None], [-9, None, 2])
                 steps.append(["slice", *bounds])
             elif name == "repeat" and not any(step[0] == "repeat" for step in steps):
-                # Batches of something endless have another length in Grain (deviation "endless_batches").
-                steps.append(["repeat", self.one_of(1, 2, 3, None) if sparse else self.randint(1, 3), self.random() < 0.6])
+                steps.append(["repeat", self.one_of(1, 2, 3, None), self.random() < 0.6])
             elif name == "sparse" and sparse:
                 steps.append(self.one_of(["filter", "keep_odd"], ["filter", "keep_most"], ["map", "none_of_three"]))
             elif name == "transform":
@@ -95,6 +94,8 @@ class Random(random.Random):
         if not sparse:
             steps.insert(self.randint(0, len(steps)), self.batch())
         length = self.length()
+        # At the far end of an endless dataset an index exceeds 64 bits, which Grain refuses.
+        steps = [step for step in steps if step[:2] != ["repeat", None] or not any(s[0] == "slice" for s in steps)]
         indices = [0, 1, length - 1, length, 2 * length + 1, -1 - length] + [self.randrange(3 * length) for _ in range(3)]
         if any(step[0] in ("random_map", "transform") for step in steps):
             indices = [i for i in indices if i >= 0]
@@ -179,6 +180,19 @@ class Random(random.Random):
         }
 
 
+def dense_if_endless(spec):
+    """``spec`` made finite where it could search for ever, or where Grain's length is wrong (deviation "endless_batches")."""
+    text = json.dumps(spec)
+    drops = any(word in text for word in ('"filter"', "none_of_three", "sometimes_none", "Keep", "keep", "legacy"))
+    if drops or '"batch"' in json.dumps(spec.get("steps", [])):
+        for step in spec.get("steps", []):
+            if step[:2] == ["repeat", None]:
+                step[1] = 2
+        if spec["kind"] == "loader" and spec["sampler"][0] == "index":
+            spec["sampler"][4] = spec["sampler"][4] or 2
+    return spec
+
+
 def assert_equal(spec, peer, ours):
     if "error" in peer:
         assert "error" in ours, f"Grain refuses {spec}: {peer['error'][0]}"
@@ -199,7 +213,8 @@ def assert_equal(spec, peer, ours):
 
 def random_specs():
     rng = Random(20240611)
-    return [make() for make in [rng.map_pipeline] * 100 + [rng.iter_pipeline] * 130 + [rng.loader_pipeline] * 130]
+    makers = [rng.map_pipeline] * 100 + [rng.iter_pipeline] * 130 + [rng.loader_pipeline] * 130
+    return [dense_if_endless(make()) for make in makers]
 
 
 def test_random_pipelines():

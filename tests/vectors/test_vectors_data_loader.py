@@ -19,10 +19,10 @@ class PlusOne(grain.transforms.Map):
 
 class Keep(grain.transforms.Filter):
     def __init__(self, condition):
-        self.filter = condition
+        self.condition = condition
 
     def filter(self, element):
-        raise NotImplementedError
+        return self.condition(element)
 
 
 class Draw(grain.transforms.RandomMap):

@@ -1,0 +1,179 @@
+import contextlib
+import inspect
+import os
+import subprocess
+import sys
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.core import tree
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
+
+
+@dataclass(frozen=True)
+class NotRegistered:
+    x: int
+
+
+KEYS = st.sampled_from(["a", "b", "ab", "c"])
+LEAVES = st.sampled_from([0, 1, 1.5, "text", b"bytes", frozenset(), NotRegistered(1)])
+
+
+def containers(children):
+    pairs = st.lists(st.tuples(KEYS, children), max_size=3, unique_by=lambda pair: pair[0])
+    return (
+        st.none()
+        | st.lists(children, max_size=3)
+        | st.lists(children, max_size=3).map(tuple)
+        | pairs.map(dict)
+        | st.dictionaries(st.sampled_from([3, -1, 20]), children, max_size=3)
+        | pairs.map(OrderedDict)
+        | pairs.map(lambda items: defaultdict(list, items))
+        | st.builds(Point, children, children)
+    )
+
+
+TREES = st.recursive(LEAVES | st.none(), containers, max_leaves=8)
+
+
+@contextlib.contextmanager
+def own_traversal():
+    """``tree`` as it works in a process without JAX."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tree, "_jax_tree_util", lambda: None)
+        yield
+
+
+@dataclass
+class Shown:
+    """What a container is, its order of keys and its default included."""
+
+    kind: type
+    keys: list
+    default: object
+    children: list
+
+
+def shown(value):
+    if isinstance(value, dict):
+        children = [shown(child) for child in value.values()]
+        return Shown(type(value), list(value), getattr(value, "default_factory", None), children)
+    if isinstance(value, list | tuple):
+        return Shown(type(value), [], None, [shown(child) for child in value])
+    return value
+
+
+@settings(deadline=None)
+@given(TREES)
+@own_traversal()
+def test_our_traversal_is_jax_s(value):
+    leaves, structure = tree.flatten(value)
+    assert leaves == jax.tree_util.tree_leaves(value)
+    marked = list(range(len(leaves)))
+    ours = tree.unflatten(structure, marked)
+    assert shown(ours) == shown(jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(value), marked))
+
+
+@settings(deadline=None)
+@given(TREES, TREES)
+@own_traversal()
+def test_structures_are_equal_where_jax_s_are(one, other):
+    ours = [tree.flatten(value)[1] for value in (one, other, one)]
+    jaxs = [jax.tree_util.tree_structure(value) for value in (one, other)]
+    assert ours[0] == ours[2] and hash(ours[0]) == hash(ours[2])
+    assert (ours[0] == ours[1]) == (jaxs[0] == jaxs[1])
+
+
+@settings(deadline=None)
+@given(TREES)
+@own_traversal()
+def test_paths_are_jax_s(value):
+    expected = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]]
+    assert tree.leaf_paths(value) == expected
+
+
+@settings(deadline=None)
+@given(TREES)
+def test_with_jax_imported_its_functions_are_used(value):
+    leaves, structure = tree.flatten(value)
+    assert leaves == jax.tree_util.tree_leaves(value)
+    assert structure == jax.tree_util.tree_structure(value)
+    assert shown(tree.unflatten(structure, leaves)) == shown(jax.tree_util.tree_unflatten(structure, leaves))
+    assert len(tree.leaf_paths(value)) == len(leaves)
+
+
+def test_types_registered_with_jax_are_traversed():
+    @jax.tree_util.register_pytree_node_class
+    class Pair:
+        def __init__(self, a, b):
+            self.parts = a, b
+
+        def tree_flatten(self):
+            return self.parts, None
+
+        @classmethod
+        def tree_unflatten(cls, aux, children):
+            return cls(*children)
+
+    leaves, structure = tree.flatten({"p": Pair(1, 2)})
+    assert leaves == [1, 2]
+    assert tree.unflatten(structure, [3, 4])["p"].parts == (3, 4)
+
+
+def test_a_structure_remembers_who_made_it():
+    """JAX may be imported between flatten and unflatten."""
+    with own_traversal():
+        leaves, structure = tree.flatten({"a": [1, None]})
+    assert tree.unflatten(structure, leaves) == {"a": [1, None]}
+
+
+@own_traversal()
+def test_arrays_are_leaves():
+    array = np.arange(3)
+    leaves, _ = tree.flatten({"b": array, "a": np.float32(1)})
+    assert leaves[1] is array and leaves[0] == 1
+
+
+@own_traversal()
+def test_keys_that_cannot_be_sorted():
+    with pytest.raises(ValueError, match=r"keys of a dict must be sortable.*'a', 1"):
+        tree.flatten({"a": 1, 1: 2})
+
+
+@own_traversal()
+def test_structures_read_well():
+    _, structure = tree.flatten({"a": [1, (2, None)]})
+    assert repr(structure) == "dict[list[*, tuple[*, NoneType[]]]]"
+
+
+def test_jax_is_not_imported_and_a_half_imported_one_is_no_trouble():
+    script = f"""
+import sys
+from types import ModuleType
+from gristmill.core import tree
+{inspect.getsource(traverse)}
+traverse(tree)
+assert "jax" not in sys.modules
+sys.modules["jax"] = ModuleType("jax")  # what another thread that imports it has put there so far
+traverse(tree)
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
+    assert process.returncode == 0, process.stderr
+
+
+def traverse(tree):
+    leaves, structure = tree.flatten({"b": 1, "a": (2, None)})
+    assert leaves == [2, 1]
+    assert list(tree.unflatten(structure, [3, 4]).items()) == [("a", (3, None)), ("b", 4)]
+    assert tree.leaf_paths({"b": 1, "a": (2, None)}) == ["['a'][0]", "['b']"]

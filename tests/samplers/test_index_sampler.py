@@ -1,0 +1,163 @@
+import inspect
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gristmill.experimental import index_shuffle
+from gristmill.samplers import IndexSampler
+from gristmill.sharding import NoSharding, ShardByJaxProcess, ShardOptions, even_split
+
+
+def keys(sampler, indices=None):
+    return [sampler[i].record_key for i in (range(len(sampler)) if indices is None else indices)]
+
+
+def test_signature():
+    assert str(inspect.signature(IndexSampler).replace(return_annotation=inspect.Signature.empty)).replace("'", "") == (
+        "(num_records: int, shard_options: ShardOptions = "
+        "NoSharding(shard_index=0, shard_count=1, drop_remainder=False), "
+        "shuffle: bool = False, num_epochs: int | None = None, seed: int | None = None)"
+    )
+
+
+# In this order: each row also breaks all rules below it that it can.
+WRONG = [
+    ({"num_records": 0, "num_epochs": 0, "shuffle": True}, ValueError, r"num_records must be .*positive.*, got 0"),
+    ({"num_records": -3, "num_epochs": 0, "shuffle": True}, ValueError, "num_records must be .*, got -3"),
+    ({"num_records": 5, "num_epochs": 0, "shuffle": True}, ValueError, r"num_epochs must be .*positive.*, got 0"),
+    ({"num_records": 5, "num_epochs": -1, "shuffle": True, "seed": "x"}, ValueError, "num_epochs must be .*, got -1"),
+    ({"num_records": 5, "shuffle": True}, ValueError, "shuffle=True needs a seed"),
+    ({"num_records": 5, "shuffle": True, "seed": 1.0}, TypeError, "seed must be an integer, got 1.0 of type float"),
+    ({"num_records": 5, "shuffle": True, "seed": (1, 2)}, TypeError, "seed must be an integer, got .* of type tuple"),
+    ({"num_records": 5, "shuffle": False, "seed": 1.0}, TypeError, "seed must be an integer"),
+    ({"num_records": 5, "shuffle": False, "seed": "1"}, TypeError, "seed must be an integer"),
+    ({"num_records": 5, "shuffle": True, "seed": -1}, ValueError, r"seed must be .*\[0, 4294967295\], got -1"),
+    ({"num_records": 5, "shuffle": True, "seed": 2**32}, ValueError, "seed must be .*, got 4294967296"),
+    ({"num_records": 5, "seed": 2**32}, ValueError, "seed must be .*, got 4294967296"),
+    ({"num_records": 2**63 + 1, "shuffle": True, "seed": 1}, ValueError, "num_records must be at most .* to be shuffled"),
+    ({"num_records": 5.0}, TypeError, "num_records must be an integer"),
+    ({"num_records": None}, TypeError, "num_records must be an integer"),
+    ({"num_records": 5, "num_epochs": 1.5}, TypeError, "num_epochs must be an integer"),
+    ({"num_records": 2, "shard_options": ShardOptions(2, 3)}, ValueError, "shard 2 of 3 has no records"),
+    ({"num_records": 2, "shard_options": ShardOptions(0, 3, True)}, ValueError, "shard 0 of 3 has no records"),
+]
+
+
+@pytest.mark.parametrize(("kwargs", "error", "message"), WRONG, ids=str)
+def test_validation(kwargs, error, message):
+    with pytest.raises(error, match=message):
+        IndexSampler(**kwargs)
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1, True, np.int64(7), np.uint32(7)])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_seeds_of_all_integer_kinds(seed, shuffle):
+    sampler = IndexSampler(np.int64(5), shuffle=shuffle, num_epochs=np.int32(2), seed=seed)
+    same = IndexSampler(5, shuffle=shuffle, num_epochs=2, seed=int(seed))
+    assert repr(sampler) == repr(same)
+    assert keys(sampler) == keys(same)
+    assert sampler[3].rng.random() == same[3].rng.random()
+
+
+def test_the_orders_of_the_documentation():
+    assert keys(IndexSampler(5, num_epochs=2, shuffle=True, seed=0)) == [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
+    assert keys(IndexSampler(5, num_epochs=2, shuffle=True, seed=32)) == [2, 4, 3, 0, 1, 0, 2, 4, 1, 3]
+    sampler = IndexSampler(8, ShardOptions(1, 3), shuffle=True, num_epochs=1, seed=32)
+    assert keys(sampler, (1, 4, 7)) == [5, 4, 3]
+
+
+def test_repr_is_what_states_hold():
+    assert repr(IndexSampler(5, shuffle=True, num_epochs=2, seed=0)) == (
+        "IndexSampler(num_records=5, shard_options=NoSharding(shard_index=0, shard_count=1, drop_remainder=False), "
+        "shuffle=True, num_epochs=2, seed=0)"
+    )
+    assert repr(IndexSampler(5, ShardOptions(1, 2, True))) == (
+        "IndexSampler(num_records=5, shard_options=ShardOptions(shard_index=1, shard_count=2, drop_remainder=True), "
+        "shuffle=False, num_epochs=None, seed=None)"
+    )
+    assert "ShardByJaxProcess(" in repr(IndexSampler(5, ShardByJaxProcess()))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 30),
+    st.integers(1, 7),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 3),
+    st.integers(0, 2**32 - 1),
+)
+def test_semantics_by_the_formulas(n, count, drop, shuffle, epochs, seed):
+    for index in range(count):
+        options = ShardOptions(index, count, drop)
+        start, end = even_split(n, options)
+        size = end - start
+        sampler = IndexSampler(n, options, shuffle, epochs, seed)
+        if not size:
+            assert len(sampler) == 0 and list(sampler) == []
+            with pytest.raises(IndexError):
+                sampler[index]
+            continue
+        assert len(sampler) == (size * count * epochs if drop else epochs * n)
+        expected = []
+        for i in range(len(sampler)):
+            epoch, k = divmod(i // count, size)
+            k = index_shuffle(k, size - 1, (seed + epoch) % 2**32, 4) if shuffle else k
+            expected.append(start + k)
+        assert keys(sampler) == expected
+        own = range(index, size * count * epochs, count)
+        seen = Counter(m.record_key for m in sampler._block(own))
+        assert seen == dict.fromkeys(range(start, end), epochs)  # each record of the shard once in each epoch
+
+
+@given(st.integers(1, 50), st.integers(0, 2**32 - 2))
+def test_a_seed_is_the_next_epoch_of_the_seed_before(n, seed):
+    assert keys(IndexSampler(n, shuffle=True, num_epochs=2, seed=seed))[n:] == keys(
+        IndexSampler(n, shuffle=True, num_epochs=1, seed=seed + 1)
+    )
+
+
+def test_sharding_by_class_not_by_count():
+    """``NoSharding`` ignores nothing; one shard of one is the same data through the general way."""
+    for options in (NoSharding(), ShardOptions(0, 1), ShardOptions(0, 1, True)):
+        sampler = IndexSampler(5, options, shuffle=True, num_epochs=2, seed=3)
+        assert len(sampler) == 10
+        assert keys(sampler) == keys(IndexSampler(5, shuffle=True, num_epochs=2, seed=3))
+
+
+def test_endless():
+    sampler = IndexSampler(5, shuffle=True, seed=1)
+    assert len(sampler) == sys.maxsize
+    for far in (sys.maxsize, 2**63, 2**70, 2**70 + 3):
+        epoch, position = divmod(far, 5)
+        assert sampler[far].record_key == index_shuffle(position, 4, (1 + epoch) % 2**32, 4)
+        assert sampler[far].rng.random() == np.random.Generator(np.random.Philox(key=1 + far)).random()
+        assert type(sampler[far].record_key) is int
+    assert [m.record_key for m in sampler._block([2**70, 3])] == [sampler[2**70].record_key, sampler[3].record_key]
+
+
+def test_a_length_beyond_what_len_can_say():
+    sampler = IndexSampler(2**62, num_epochs=4)
+    assert len(sampler) == sys.maxsize
+    assert sampler[2**64 - 1].record_key == 2**62 - 1
+    with pytest.raises(IndexError):
+        sampler[2**64]
+
+
+@pytest.mark.parametrize("options", [ShardOptions(2, 3), ShardOptions(0, 3, True)], ids=repr)
+def test_an_empty_shard_is_an_empty_sampler(options):
+    sampler = IndexSampler(2, options, num_epochs=3)
+    assert len(sampler) == 0 and list(sampler) == []
+    for index in (0, 1, 2, 5):
+        with pytest.raises(IndexError, match=rf"\[0, 0\), got {index}"):
+            sampler[index]
+
+
+def test_numpy_and_built_in_indices_far_out():
+    sampler = IndexSampler(70_000, shuffle=True, seed=9)
+    assert sampler[np.int64(2**62)].record_key == sampler[2**62].record_key
+    assert sampler[np.uint64(2**63 + 1)].record_key == sampler[2**63 + 1].record_key

@@ -1,0 +1,349 @@
+import copy
+import pickle
+import random
+import threading
+from collections import OrderedDict, defaultdict
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gristmill.core import tree
+from gristmill.transforms.batching import BufferPool, stack
+
+MEGABYTE = 1 << 20
+
+
+class Point(NamedTuple):
+    x: object
+    y: object
+
+
+DTYPES = (
+    hnp.boolean_dtypes()
+    | hnp.integer_dtypes(endianness="?")
+    | hnp.floating_dtypes(endianness="?")
+    | hnp.complex_number_dtypes()
+    | hnp.unicode_string_dtypes(max_len=4)
+    | hnp.byte_string_dtypes(max_len=4)
+    | st.just(np.dtype(object))
+    | st.just(np.dtype([("a", np.int8), ("b", np.float32)]))
+)
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+
+
+def laid_out(array, how):
+    """``array`` in another memory layout."""
+    if how == "fortran":
+        return np.asarray(array, order="F")
+    if how == "strided" and array.ndim:
+        wide = np.empty((*array.shape[:-1], array.shape[-1] * 2), array.dtype)
+        wide[..., ::2] = array
+        return wide[..., ::2]
+    return array
+
+
+@st.composite
+def columns(draw):
+    """Leaves for one position of the elements of a batch."""
+    num = draw(st.integers(1, 4))
+    kind = draw(st.sampled_from(["arrays", "mixed arrays", "scalars"]))
+    if kind == "scalars":
+        scalars = st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | st.integers(-3, 3).map(np.int8)
+        same = draw(st.sampled_from([scalars, st.integers(-9, 9), st.text(max_size=3), st.binary(max_size=3)]))
+        return draw(st.lists(same, min_size=num, max_size=num))
+    shape = draw(SHAPES)
+    dtype = draw(DTYPES)
+    elements = st.sampled_from([None, 1, "a", (2, 3)]) if dtype.hasobject and kind == "arrays" else None
+    numbers = st.sampled_from([np.dtype(d) for d in (np.int8, np.uint8, np.int64, np.float32, np.float64)])
+    return [
+        laid_out(
+            draw(hnp.arrays(draw(numbers) if kind == "mixed arrays" else dtype, shape, elements=elements)),
+            draw(st.sampled_from(["c", "fortran", "strided"])),
+        )
+        for _ in range(num)
+    ]
+
+
+def assert_same(ours, expected):
+    assert type(ours) is np.ndarray
+    assert ours.dtype == expected.dtype and ours.shape == expected.shape
+    np.testing.assert_array_equal(ours, expected)
+
+
+def numpys(*leaves):
+    """What the contract says: one element only gets another axis, which keeps its byte order."""
+    return np.expand_dims(leaves[0], 0) if len(leaves) == 1 else np.stack(leaves)
+
+
+def memory(value):
+    return [leaf for leaf in jax.tree_util.tree_leaves(value) if isinstance(leaf, np.ndarray)]
+
+
+def assert_new(batch, elements):
+    inputs = memory(elements)
+    for leaf in memory(batch):
+        assert leaf.flags.c_contiguous and leaf.flags.writeable
+        assert not any([np.shares_memory(leaf, other) for other in inputs])
+
+
+@settings(deadline=None, max_examples=200)
+@given(columns())
+def test_a_leaf_is_stacked_as_numpy_does(leaves):
+    batch = stack(leaves)
+    assert_same(batch, numpys(*leaves))
+    assert_new(batch, leaves)
+
+
+@pytest.mark.parametrize("dtypes", [["f4"], ["f4", "f4"], ["f4", "f8"], [">f4", ">f4"], [">f4"]], ids=str)
+def test_fortran_order_does_not_carry_over(dtypes):
+    leaves = [np.asarray(np.arange(6).reshape(2, 3), dtype, order="F") for dtype in dtypes]
+    batch = stack(leaves)
+    assert_same(batch, numpys(*leaves))
+    assert_new(batch, leaves)
+
+
+STRUCTURES = {
+    "dict": lambda leaves: {"b": leaves[0], "a": leaves[1]},
+    "tuple": lambda leaves: (leaves[0], leaves[1]),
+    "list": lambda leaves: [leaves[0], leaves[1]],
+    "nested": lambda leaves: {"x": [leaves[0], {"z": (leaves[1], None)}], "w": {}},
+    "point": lambda leaves: Point(leaves[0], [leaves[1]]),
+    "ordered": lambda leaves: OrderedDict([("b", leaves[0]), ("a", leaves[1])]),
+    "default": lambda leaves: defaultdict(list, b=leaves[0], a=(leaves[1],)),
+    "integer keys": lambda leaves: {3: leaves[0], -1: leaves[1]},
+    "none": lambda leaves: {"a": None, "b": leaves[0], "c": leaves[1]},
+}
+
+
+def types(value):
+    if isinstance(value, dict):
+        return type(value), getattr(value, "default_factory", None), [(key, types(v)) for key, v in value.items()]
+    return (type(value), [types(v) for v in value]) if isinstance(value, list | tuple) else type(value)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(sorted(STRUCTURES)), columns(), columns(), st.booleans())
+def test_structures_are_stacked_leaf_by_leaf(name, first, second, with_jax):
+    num = min(len(first), len(second))
+    first, second = first[:num], second[:num]
+    elements = [STRUCTURES[name](leaves) for leaves in zip(first, second, strict=True)]
+    before = copy.deepcopy(elements)
+    with pytest.MonkeyPatch.context() as patch:
+        if not with_jax:
+            patch.setattr(tree, "_jax_tree_util", lambda: None)
+        batch = stack(elements)
+    expected = jax.tree_util.tree_map(numpys, *elements)
+    assert types(batch) == types(expected)
+    for ours, theirs in zip(jax.tree_util.tree_leaves(batch), jax.tree_util.tree_leaves(expected), strict=True):
+        assert_same(ours, theirs)
+    assert_new(batch, elements)
+    assert repr(elements) == repr(before)
+
+
+@pytest.mark.parametrize("element", [np.arange(6.0).reshape(2, 3), {"a": np.arange(3)}, [np.ones(2, object)]])
+def test_a_batch_of_one_is_a_copy(element):
+    batch = stack([element])
+    assert_new(batch, element)
+    for ours, leaf in zip(jax.tree_util.tree_leaves(batch), jax.tree_util.tree_leaves(element), strict=True):
+        assert_same(ours, np.expand_dims(leaf, 0))
+
+
+def test_elements_without_leaves():
+    assert stack([None, None]) is None
+    assert stack([{}, {}]) == {}
+    assert stack([(), ()]) == ()
+    assert stack([[None, {"a": None}]] * 3) == [None, {"a": None}]
+
+
+def test_any_sequence_of_elements():
+    assert stack((1, 2)).tolist() == [1, 2]
+    assert stack(np.arange(6).reshape(3, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_unknown_objects_are_leaves():
+    class Thing:
+        pass
+
+    things = [Thing(), Thing()]
+    batch = stack(things)
+    assert batch.dtype == object and batch.tolist() == things
+    assert stack([Thing]).dtype == object
+
+
+def test_nothing_to_batch():
+    with pytest.raises(ValueError, match="zero elements"):
+        stack([])
+
+
+A3, A2 = np.zeros(3), np.zeros(2, np.int8)
+
+DIFFERENCES = [
+    ([A3, A2], ["(3,) float64 in element 0", "(2,) int8 in element 1"]),
+    ([{"a": A3}, {"a": A3}, {"a": A2}], ["['a']", "(3,) float64 in element 0", "(2,) int8 in element 2"]),
+    ([(1, A3), (2, A2)], ["[1]", "(3,) float64 in element 0", "(2,) int8 in element 1"]),
+    ([{"x": [1, {"z": A3}]}, {"x": [2, {"z": A2}]}], ["['x'][1]['z']", "(3,) float64", "(2,) int8"]),
+    ([Point(1, A3), Point(1, A2)], [".y", "(3,) float64", "(2,) int8"]),
+    ([{"b": A2, "a": 1}, {"b": A2, "a": A2}], ["['a']", "() int in element 0", "(2,) int8 in element 1"]),
+    ([{"a": 1}, {"b": 1}], ["['a'] is missing", "['b'] is not in element 0", "in element 1"]),
+    ([{"a": 1}, {"a": 1}, {"a": 1, "b": 2}], ["['b'] is not in element 0", "in element 2"]),
+    ([[1, 2], [3]], ["[1] is missing", "in element 1"]),
+    ([{"a": 1, "b": None}, {"a": 2, "b": 3}], ["['b'] is not in element 0"]),
+    ([{"a": 1, "b": 3}, {"a": 2, "b": None}], ["['b'] is missing"]),
+    ([{"a": 1}, 1], ["['a'] is missing", "(the element itself) is not in element 0"]),
+    ([1, {"a": 1}], ["(the element itself) is missing", "['a'] is not in element 0"]),
+    ([1, None], ["(the element itself) is missing"]),
+    ([[1], (1,)], ["element 0 is", "element 1 is"]),
+    ([{"a": 1}, OrderedDict(a=1)], ["element 0 is", "element 1 is"]),
+]
+
+
+@pytest.mark.parametrize("with_jax", [False, True])
+@pytest.mark.parametrize(("elements", "parts"), DIFFERENCES, ids=str)
+def test_errors_name_what_differs(elements, parts, with_jax, monkeypatch):
+    if not with_jax:
+        monkeypatch.setattr(tree, "_jax_tree_util", lambda: None)
+    with pytest.raises(ValueError, match="same structure") as caught:
+        stack(elements)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_shape_error_has_numpys_as_its_cause():
+    with pytest.raises(ValueError) as caught:
+        stack([{"a": A3}, {"a": A2}])
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_unsortable_keys_are_refused():
+    with pytest.raises(ValueError):
+        stack([{"a": 1, 1: 2}] * 2)
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_allocations_are_asked_for_where_shape_and_dtype_are_known():
+    asked = []
+
+    def allocate(shape, dtype):
+        asked.append((shape, dtype))
+        return np.empty(shape, dtype)
+
+    stack([{"x": np.zeros((2, 3), np.float32), "y": 1}] * 4, allocate)
+    assert asked == [((4, 2, 3), np.float32)]
+
+
+class TestBufferPool:
+    shape, dtype = (4, MEGABYTE // 4), np.dtype(np.float32)
+
+    def test_a_dropped_batch_is_used_again(self):
+        pool = BufferPool()
+        batch = pool(self.shape, self.dtype)
+        assert (batch.shape, batch.dtype) == (self.shape, self.dtype)
+        assert batch.flags.c_contiguous and batch.flags.writeable
+        place = address(batch)
+        del batch
+        other = pool((self.shape[1], self.shape[0]), np.dtype(np.int32))  # as many bytes
+        assert address(other) == place
+
+    @pytest.mark.parametrize(
+        "view",
+        [
+            lambda batch: batch,
+            lambda batch: batch[1],
+            lambda batch: batch.T,
+            lambda batch: batch.view(np.uint8)[0, :1],
+            memoryview,
+            lambda batch: np.frombuffer(memoryview(batch).cast("B"), np.uint8),
+            lambda batch: batch.reshape(-1).base,
+            lambda batch: np.lib.stride_tricks.as_strided(batch, (1,), (4,)),
+            jax.device_put,
+        ],
+    )
+    def test_what_is_still_seen_is_not(self, view):
+        pool = BufferPool()
+        batch = pool(self.shape, self.dtype)
+        batch[:] = 7
+        kept = view(batch)
+        expected = np.array(kept)
+        del batch
+        for _ in range(20):
+            pool(self.shape, self.dtype)[:] = 9
+        np.testing.assert_array_equal(np.array(kept), expected)
+
+    def test_small_batches_and_objects_are_ordinary(self):
+        pool = BufferPool()
+        for shape, dtype in (((10,), np.dtype(np.int8)), ((MEGABYTE,), np.dtype(object)), ((0, 5), np.dtype(float))):
+            array = pool(shape, dtype)
+            assert array.base is None and (array.shape, array.dtype) == (shape, dtype)
+        assert pool._buffers == []
+
+    def test_it_does_not_grow_for_ever(self):
+        pool = BufferPool()
+        kept = [pool((MEGABYTE + i,), np.dtype(np.uint8)) for i in range(30)]
+        assert len(pool._buffers) < 10
+        assert len({address(batch) for batch in kept}) == 30
+
+    def test_copies_are_empty(self):
+        pool = BufferPool()
+        pool(self.shape, self.dtype)
+        for other in (pickle.loads(pickle.dumps(pool)), copy.deepcopy(pool)):
+            assert type(other) is BufferPool and other._buffers == []
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.lists(st.tuples(st.sampled_from([MEGABYTE, MEGABYTE + 1]), st.integers(0, 4)), max_size=30))
+    def test_no_kept_batch_is_ever_overwritten(self, steps):
+        pool = BufferPool()
+        kept = []
+        for number, (size, drop) in enumerate(steps):
+            batch = pool((size,), np.dtype(np.uint8))
+            batch[::4096] = number
+            kept.append((number, batch))
+            if drop < len(kept):
+                del kept[drop]
+            del batch
+            for expected, other in kept:
+                assert (other[::4096] == expected).all()
+
+    def test_threads(self):
+        pool = BufferPool()
+        spoiled = []
+
+        def work(number):
+            mine = random.Random(number)
+            kept = []
+            for step in range(150):
+                batch = pool((MEGABYTE,), np.dtype(np.uint8))
+                batch[::4096] = value = (number * 50 + step) % 256
+                kept.append((value, batch))
+                del batch
+                if len(kept) > mine.randrange(4):
+                    value, batch = kept.pop(mine.randrange(len(kept)))
+                    if not (batch[::4096] == value).all():
+                        spoiled.append((number, step))
+                    del batch
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert spoiled == []
+
+    def test_stacking_into_a_pool(self):
+        pool = BufferPool()
+        elements = [np.full(MEGABYTE, i, np.uint8) for i in range(2)]
+        first = stack(elements, pool)
+        second = stack(elements[::-1], pool)
+        np.testing.assert_array_equal(first, np.stack(elements))
+        np.testing.assert_array_equal(second, np.stack(elements[::-1]))
+        place = address(first)
+        del first
+        assert address(stack(elements, pool)) == place
+        np.testing.assert_array_equal(second, np.stack(elements[::-1]))

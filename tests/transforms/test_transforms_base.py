@@ -1,0 +1,125 @@
+import abc
+import dataclasses
+import inspect
+import pickle
+import typing
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gristmill import DataLoader, IterDataset, MapDataset, transforms
+from gristmill.samplers import SequentialSampler
+from gristmill.transforms.base import transform_function
+
+METHODS = {
+    transforms.Map: ("map", ["self", "element"]),
+    transforms.RandomMap: ("random_map", ["self", "element", "rng"]),
+    transforms.TfRandomMap: ("np_random_map", ["self", "element", "rng"]),
+    transforms.MapWithIndex: ("map_with_index", ["self", "index", "element"]),
+    transforms.Filter: ("filter", ["self", "element"]),
+}
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_abstract_classes(kind):
+    name, parameters = METHODS[kind]
+    assert kind.__abstractmethods__ == {name}
+    assert list(inspect.signature(getattr(kind, name)).parameters) == parameters
+    assert isinstance(kind, abc.ABCMeta)
+    assert kind.__init__ is object.__init__ and kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+    with pytest.raises(TypeError, match=name):
+        kind()
+    complete = type("Complete", (kind,), {name: lambda self, *args: args})
+    assert getattr(complete(), name)(1, 2) == (1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(transforms.Map):
+    factor: int
+
+    def map(self, element):
+        return element * self.factor
+
+
+def test_dataclasses_can_be_transformations():
+    assert pickle.loads(pickle.dumps(Scale(3))) == Scale(3)
+    assert list(MapDataset.range(3).map(Scale(3))) == [0, 3, 6]
+
+
+def test_batch_is_a_frozen_value():
+    batch = transforms.Batch(2)
+    assert repr(batch) == "Batch(batch_size=2, drop_remainder=False, batch_fn=None)"
+    assert batch == transforms.Batch(batch_size=2, drop_remainder=False, batch_fn=None)
+    assert hash(batch) == hash(transforms.Batch(2)) and batch != transforms.Batch(2, True)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        batch.batch_size = 3
+    assert pickle.loads(pickle.dumps(transforms.Batch(2, True, len))) == transforms.Batch(2, True, len)
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "message"),
+    [
+        (0, ValueError, "batch_size must be a positive integer, got 0"),
+        (-2, ValueError, "batch_size must be a positive integer, got -2"),
+        (1.5, TypeError, "batch_size must be an integer, got 1.5"),
+        ("2", TypeError, "batch_size must be an integer, got '2'"),
+        (None, TypeError, "batch_size must be an integer, got None"),
+    ],
+)
+def test_batch_size_is_checked_where_it_is_applied(size, error, message):
+    batch = transforms.Batch(size)
+    ds = MapDataset.range(5)
+    for apply in (
+        lambda: ds.apply(batch),
+        lambda: ds.batch(size),
+        lambda: ds.to_iter_dataset().apply([batch]),
+        lambda: ds.to_iter_dataset().batch(size),
+        lambda: DataLoader(data_source=[1, 2], sampler=SequentialSampler(2), operations=[batch]),
+    ):
+        with pytest.raises(error, match=message):
+            apply()
+    assert [len(x) for x in ds.batch(np.int64(2))] == [2, 2, 1]
+
+
+def test_typing_aliases():
+    assert set(typing.get_args(transforms.Transformation)) == {transforms.Batch, *METHODS}
+    assert typing.get_origin(transforms.Transformations) is Sequence
+    assert typing.get_args(transforms.Transformations) == (transforms.Transformation,)
+
+
+def test_selection_map():
+    assert transforms.DatasetSelectionMap.__abstractmethods__ == {"__len__", "__getitem__"}
+
+    class Alternate(transforms.DatasetSelectionMap):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return index % 2, index // 2
+
+    assert [Alternate()[i] for i in range(len(Alternate()))] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+
+
+def test_the_function_of_a_transformation():
+    class Both(transforms.Map):
+        def map(self, element):
+            return "the method"
+
+        def __call__(self, element):
+            return "the call"
+
+    assert transform_function(Both(), transforms.Map, "map")(1) == "the method"
+    assert transform_function(Both(), transforms.Filter, "filter")(1) == "the call"
+    assert transform_function(len, transforms.Map, "map") is len
+    for wrong in (5, None, "map", Scale(2)):
+        with pytest.raises(TypeError, match="transform must be callable or an instance of Filter, got"):
+            transform_function(wrong, transforms.Filter, "filter")
+
+
+@pytest.mark.parametrize("method", ["map", "filter", "map_with_index", "random_map"])
+def test_what_is_no_transformation_is_refused_at_once(method):
+    for ds in (MapDataset.range(3).seed(0), MapDataset.range(3).seed(0).to_iter_dataset()):
+        assert isinstance(ds, MapDataset | IterDataset)
+        with pytest.raises(TypeError, match="transform must be callable"):
+            getattr(ds, method)(5)
