@@ -33,9 +33,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname == "grain" or (fullname.startswith("grain.") and fullname.removeprefix("grain.") in _MODULES):
-            return importlib.util.spec_from_loader(fullname, self)
-        return None
+        if fullname != "grain" and not fullname.startswith("grain."):
+            return None
+        if fullname != "grain" and fullname.removeprefix("grain.") not in _MODULES:
+            # Another finder would look for it in our folders and load a second copy of a module of ours.
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+        return importlib.util.spec_from_loader(fullname, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = importlib.import_module("gristmill" + spec.name.removeprefix("grain"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 import types
 from pathlib import PurePath
 from typing import Any
-
 
 _FUNCTIONS = (
     types.FunctionType,
@@ -30,11 +30,16 @@ def transform_name(transform: Any) -> str:
         return _function_name(transform)
     kind: Any = type(transform)
     plain = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
-    return kind.__name__ if plain else str(transform)
+    return kind.__name__ if plain else without_addresses(str(transform))
+
+
+def without_addresses(text: str) -> str:
+    """``text`` without the memory addresses in Python's default ``repr``, which differ in every run."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _function_name(fn: Any) -> str:
-    name = getattr(fn, "__name__", None) or repr(fn)
+    name = getattr(fn, "__name__", None) or without_addresses(repr(fn))
     code = getattr(fn, "__code__", None)
     if code is None or code.co_filename.startswith("<"):  # built in, or typed at a prompt
         return name

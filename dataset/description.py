@@ -9,13 +9,13 @@ functions and options that do not change elements (threads, buffers) are not par
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gristmill.core.errors import StateMismatchError
+from gristmill.core.naming import without_addresses
 from gristmill.core.state import process_file_name, state_to_text
 
 _MAX_TEXT = 1000
@@ -25,7 +25,10 @@ def describe(node: Any) -> dict[str, Any]:
     """The stage of a dataset or iterator, its parameters, and the same of everything upstream; JSON-able."""
     description: dict[str, Any] = {"stage": type(node).__name__}
     if hasattr(node, "__len__"):
-        description["length"] = len(node)
+        try:
+            description["length"] = len(node)
+        except TypeError:  # of a source without a length
+            description["length"] = None
     for name in getattr(node, "_parameters", ()):
         description[name.strip("_")] = _as_json(getattr(node, name))
     parents = [describe(parent) for parent in getattr(node, "_upstream", node._parents)]
@@ -34,11 +37,18 @@ def describe(node: Any) -> dict[str, Any]:
     return description
 
 
+def description_text(description: dict[str, Any]) -> str:
+    """A description on one line, inputs first: ``Stage(Stage(...), parameter=..., length=...)``."""
+    parents = [description_text(parent) for parent in description.get("parents", ())]
+    parameters = [f"{key}={value}" for key, value in description.items() if key not in ("stage", "parents")]
+    return f"{description['stage']}({', '.join(parents + parameters)})"
+
+
 def source_text(source: Any) -> str:
     """What stands for a source in a description: its ``repr`` if that can be the same in another run, else its type."""
     if isinstance(source, list | tuple | np.ndarray):
         return str(type(source))
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(source))[:_MAX_TEXT]
+    return _text(source)
 
 
 def check_description(saved: Any, own: Any, place: str = "the last stage") -> None:
@@ -97,7 +107,11 @@ def read_checkpoint(directory: Any, description: dict[str, Any] | None) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)[:_MAX_TEXT]
+    return value if value is None or isinstance(value, bool | int | float | str) else _text(value)
+
+
+def _text(value: Any) -> str:
+    return without_addresses(repr(value))[:_MAX_TEXT]
 
 
 def _pipeline_file_name(process_file: str) -> str:

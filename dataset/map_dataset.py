@@ -14,6 +14,7 @@ from gristmill.core.errors import stop_iteration_error
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.options import ReadOptions
 from gristmill.core.seeds import derive_seed
+from gristmill.dataset.description import describe, description_text
 from gristmill.dataset.graph import as_parents, only_parent, seed_entropy
 
 if TYPE_CHECKING:
@@ -124,6 +125,10 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
 
     def __iter__(self) -> DatasetIterator[T_co]:
         return self.to_iter_dataset().__iter__()
+
+    def __repr__(self) -> str:
+        # Without addresses: a DataLoader whose source is a dataset writes it into its states, for other processes to compare.
+        return description_text(describe(self))
 
     def _block(self, indices: Indices) -> list[Any]:
         """The elements at ``indices``: as many, in the same order, ``None`` where there is none.

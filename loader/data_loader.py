@@ -14,7 +14,7 @@ import numpy as np
 from gristmill.core.errors import as_int
 from gristmill.core.naming import transform_name
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
-from gristmill.core.sharding import NoSharding, ShardOptions
+from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.records import SampledMapDataset, apply_operation, operation_kind, strip_metadata
@@ -168,13 +168,17 @@ def _sharding(sampler: Any, options: Any) -> ShardOptions:
         return own
     if not isinstance(options, ShardOptions):
         raise TypeError(f"shard_options must be a ShardOptions, got {options!r:.200}")
-    if isinstance(own, ShardOptions) and not isinstance(own, NoSharding) and own != options:
+    if isinstance(own, ShardOptions) and own.shard_count > 1 and not _is_same_shard(own, options):
         warnings.warn(
             f"the sharding of the DataLoader, {options}, replaces that of the sampler, {own}, by which the sampler splits the "
             "records: some may be read twice or never. Give the sharding to the sampler only.",
             stacklevel=3,
         )
     return options
+
+
+def _is_same_shard(a: ShardOptions, b: ShardOptions) -> bool:
+    return (a.shard_index, a.shard_count) == (b.shard_index, b.shard_count)
 
 
 def _check_seed(sampler: Any, operations: list[Any]) -> None:
@@ -200,7 +204,7 @@ def _check_length(sampler: Any, source: Any) -> None:
 
 def _local_length(sampler: Any, shard: ShardOptions) -> int:
     """How many elements this shard has."""
-    if isinstance(sampler, IndexSampler) and not shard.drop_remainder and shard == sampler._shard_options:
+    if isinstance(sampler, IndexSampler) and not shard.drop_remainder and _is_same_shard(shard, sampler._shard_options):
         exact = sampler._local_length()
         if exact is not None:
             return min(exact, sys.maxsize)

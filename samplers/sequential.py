@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices
 from gristmill.core.sharding import NoSharding, ShardOptions
@@ -38,7 +40,7 @@ class SequentialSampler(BlockSampler):
         self._bound = self._num_records // count * count if self._shard_options.drop_remainder else self._num_records
 
     def __len__(self) -> int:
-        return self._bound or 0
+        return min(self._bound or 0, sys.maxsize)
 
     def __repr__(self) -> str:
         return f"SequentialSampler(num_records={self._num_records}, shard_options={self._shard_options!r})"

@@ -55,6 +55,8 @@ class ReindexedMapDataset(BlockMapDataset[T]):
     Order: that of ``indices``. Cost: one look-up per element.
     """
 
+    _parameters = ("_indices",)
+
     def __init__(self, parent: Any, indices: Any) -> None:
         super().__init__(parent)
         self._indices = indices

@@ -51,7 +51,7 @@ BAD_CALLS = [
     (lambda: TEN.batch(-2), ValueError, ["batch_size", "-2"]),
     (lambda: TEN.batch(2.0), TypeError, ["batch_size", "2.0"]),
     (lambda: TEN.batch(2, batch_fn=3), TypeError, ["batch_fn", "3"]),
-    (lambda: TEN.filter(identity).map(identity).batch(2), ValueError, ["batch", "filter", "to_iter_dataset()"]),
+    (lambda: TEN.filter(identity).map(identity).batch(2), ValueError, ["batch", "FilterMapDataset", "to_iter_dataset()"]),
     (lambda: TEN.filter(identity).repeat(2)[1:].batch(2), ValueError, ["to_iter_dataset()"]),
     (lambda: TEN[::0], ValueError, ["step"]),
     (lambda: TEN.slice(5), TypeError, ["sl", "5"]),
@@ -123,7 +123,9 @@ def test_factories_belong_to_the_class():
     assert list(Combined.range(3)) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("args", [(3,), (0,), (-2,), (2, 7), (7, 2), (0, 10, 3), (10, 0, -3), (0, 0), (-5, 5, 2), (np.int64(2), np.int8(9))])  # fmt: skip
+@pytest.mark.parametrize(
+    "args", [(3,), (0,), (-2,), (2, 7), (7, 2), (0, 10, 3), (10, 0, -3), (0, 0), (-5, 5, 2), (np.int64(2), np.int8(9))]
+)
 def test_range(args):
     ds = MapDataset.range(*args)
     expected = list(range(*args))
@@ -231,18 +233,18 @@ def test_slices_by_indices():
 
 
 def test_only_the_needed_entry_of_an_index_sequence_is_read():
-    class Entries:
-        asked = []
+    asked = []
 
+    class Entries:
         def __len__(self):
             return 1000
 
         def __getitem__(self, i):
-            self.asked.append(i)
+            asked.append(i)
             return i // 100
 
     assert TEN.slice(Entries())[1500] == 5
-    assert Entries.asked == [500]
+    assert asked == [500]
 
 
 def test_repeat():
@@ -408,14 +410,11 @@ def test_to_iter_dataset():
 
 
 def test_texts():
-    import functools
-
     ds = MapDataset.source([1])
     assert str(ds) == "SourceMapDataset(source=list)"
     assert str(ds.map(len)) == "MapMapDataset(transform=len)"
     assert "identity @ " in str(ds.map(identity)) and "test_map_dataset.py:" in str(ds.map(identity))
     assert str(ds.map(AddOne())) == "MapMapDataset(transform=AddOne)"
-    assert "0x" not in str(ds.map(functools.partial(identity)))
     assert str(ds.filter(Both())) == "FilterMapDataset(transform=Both)"
     assert str(ds.map_with_index(Both())) == "MapWithIndexMapDataset(transform=Both)"
     assert str(ds.random_map(Both(), seed=1)) == "RandomMapMapDataset(transform=Both)"
