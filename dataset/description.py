@@ -83,7 +83,7 @@ def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | N
     name = process_file_name()
     if description is not None:
         (path / _pipeline_file_name(name)).write_text(state_to_text({"library": library, "pipeline": description}))
-    (path / name).write_text(state)
+    (path / name).write_bytes(state.encode())
 
 
 def read_checkpoint(directory: Any, description: dict[str, Any] | None) -> str:
@@ -103,7 +103,7 @@ def read_checkpoint(directory: Any, description: dict[str, Any] | None) -> str:
     pipeline = path / _pipeline_file_name(name)
     if description is not None and pipeline.exists():
         check_description(json.loads(pipeline.read_text())["pipeline"], description)
-    return (path / name).read_text()
+    return (path / name).read_bytes().decode()
 
 
 def _as_json(value: Any) -> Any:

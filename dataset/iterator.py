@@ -15,7 +15,7 @@ import abc
 import json
 from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gristmill.core.errors import stop_iteration_error
 from gristmill.core.options import DatasetOptions
@@ -42,7 +42,7 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
     elements that followed when ``s`` was taken, whatever either iterator did before or since. States are JSON-able.
 
     An iterator is used by one thread at a time. When ``next`` raises, nothing is lost: the following ``next`` tries the same
-    element again.
+    element again. A context manager: leaving it closes the iterator.
 
     Subclasses define ``__next__``, ``get_state`` and ``set_state``.
 
@@ -109,6 +109,12 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         for parent in self._parents:
             parent.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
     def __reduce__(self) -> Any:
         raise TypeError(f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset")
 
@@ -148,7 +154,6 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         Raises:
             ValueError: there is no such file (also when the number of processes changed), or it belongs to another pipeline.
         """
-
         import asyncio
 
         async def restore() -> None:

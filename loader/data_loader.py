@@ -17,7 +17,13 @@ from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.loader.iterator import DataLoaderIterator
-from gristmill.loader.records import SampledMapDataset, apply_operation, operation_kind, strip_metadata
+from gristmill.loader.records import (
+    TRANSFORMATION_CLASSES,
+    SampledMapDataset,
+    apply_operation,
+    operation_kind,
+    strip_metadata,
+)
 from gristmill.samplers import IndexSampler, Sampler, SequentialSampler
 from gristmill.transforms import Batch, Filter, Map, RandomMap, TfRandomMap, Transformation
 from gristmill.transforms.base import check_batch_size
@@ -107,9 +113,7 @@ class DataLoader:
         return self._multiprocessing_options
 
     def __iter__(self) -> DataLoaderIterator:
-        iterator = DataLoaderIterator(self)
-        self._iterators.add(iterator)
-        return iterator
+        return DataLoaderIterator(self)
 
     def __repr__(self) -> str:
         return (
@@ -150,7 +154,8 @@ def _as_operation(position: int, operation: Any) -> Any:
         operation = Batch(operation.batch_size, operation.drop_remainder, operation.batch_fn)
     if isinstance(operation, Batch):
         check_batch_size(operation.batch_size)
-    if operation_kind(operation) is None and not callable(operation):
+    is_class = isinstance(operation, type) and issubclass(operation, TRANSFORMATION_CLASSES)
+    if is_class or (operation_kind(operation) is None and not callable(operation)):
         raise TypeError(
             f"operations[{position}] must be a transformation (an instance of Map, RandomMap, Filter, Batch, …) or an operation "
             f"on an iterator of records, got {operation!r:.200} of type {type(operation).__name__}"
@@ -193,7 +198,10 @@ def _check_seed(sampler: Any, operations: list[Any]) -> None:
 
 def _check_length(sampler: Any, source: Any) -> None:
     if isinstance(sampler, IndexSampler | SequentialSampler) and hasattr(source, "__len__"):
-        length = len(source)
+        try:
+            length = len(source)
+        except TypeError:  # keys go to such a source as they are
+            return
         if length and sampler._num_records > length:
             warnings.warn(
                 f"the sampler has num_records={sampler._num_records}, but the source only {length} records: keys past its end "

@@ -35,6 +35,7 @@ class DataLoaderIterator(Iterator[Any]):
         self._validate = validate_state
         self._iterator = iterate(data_loader._dataset)
         self._frame: tuple[str, str] | None = None  # the text of a state before and after the position
+        data_loader._iterators.add(self)
         if state is not None:
             self.set_state(state)
 
@@ -84,7 +85,10 @@ class DataLoaderIterator(Iterator[Any]):
             raise StateMismatchError(f"the version of a DataLoader state must be {_VERSION}, got {state['version']!r}")
         if self._validate:
             self._check_origin(state)
-        last_seen = state_field(state["last_seen_indices"], "0", "a DataLoader")
+        positions = state["last_seen_indices"]
+        last_seen = state_field(positions, "0", "a DataLoader")
+        if len(positions) != 1:
+            raise StateMismatchError(f"last_seen_indices must have the key '0' alone without workers, got {positions!r:.200}")
         shard = self._loader._shard
         if type(last_seen) is not int or (last_seen - shard.shard_index) % shard.shard_count:
             raise StateMismatchError(
@@ -114,7 +118,6 @@ class DataLoaderIterator(Iterator[Any]):
 
     async def load(self, directory: Any) -> Awaitable[None]:
         """Awaiting the result reads this process's file in ``directory`` and continues from the state in it."""
-
         import asyncio
 
         async def restore() -> None:

@@ -77,6 +77,12 @@ class SampledMapDataset(BlockMapDataset[Any]):
         return [Record(m, x) for m, x in zip(metadata, data, strict=True)]
 
 
+_NOT_A_MAP = (
+    "A function among the operations is called once, with the iterator of all records, and returns an iterator of records. "
+    "To transform elements one by one, derive a class from gristmill.transforms.Map."
+)
+
+
 class LegacyOperationIterDataset(IterDataset[Any]):
     """The records that a legacy operation makes of the parent's.
 
@@ -104,7 +110,11 @@ class LegacyOperationIterator(StatelessIterator[Any]):
 
     def _take(self, n: int) -> list[Any]:
         if self._records is None:
-            self._records = iter(self._operation(self._input()))
+            try:
+                self._records = iter(self._operation(self._input()))
+            except TypeError as error:
+                error.add_note(_NOT_A_MAP)
+                raise
         records: list[Any] = []
         while len(records) < n:
             try:
@@ -130,12 +140,12 @@ class LegacyOperationIterator(StatelessIterator[Any]):
 
 
 # An object that belongs to several classes is treated as the first of these.
-_KINDS = (Map, RandomMap, TfRandomMap, Filter, Batch, MapWithIndex)
+TRANSFORMATION_CLASSES = (Map, RandomMap, TfRandomMap, Filter, Batch, MapWithIndex)
 
 
 def operation_kind(operation: Any) -> type | None:
     """The class of transformations that ``operation`` is treated as; ``None`` for a legacy operation."""
-    return next((kind for kind in _KINDS if isinstance(operation, kind)), None)
+    return next((kind for kind in TRANSFORMATION_CLASSES if isinstance(operation, kind)), None)
 
 
 class _OnRecord:

@@ -59,6 +59,16 @@ def test_all_arguments_are_keywords_and_two_are_required():
         ({"operations": Batch(2)}, TypeError, r"operations must be a sequence of transformations, got Batch\(batch_size=2"),
         ({"operations": [PlusOne(), 5]}, TypeError, r"operations\[1\] must be a transformation .* got 5 of type int"),
         ({"operations": [None]}, TypeError, r"operations\[0\] must be a transformation .* got None of type NoneType"),
+        (
+            {"operations": [PlusOne]},
+            TypeError,
+            r"operations\[0\] must be a transformation \(an instance of .* got <class '.*PlusOne'>",
+        ),
+        (
+            {"operations": [Batch]},
+            TypeError,
+            r"operations\[0\] must be a transformation \(an instance of .* got <class '.*Batch'>",
+        ),
         ({"operations": [Batch(0)]}, ValueError, "batch_size must be a positive integer, got 0"),
         ({"operations": [Batch(2.5)]}, TypeError, "batch_size must be an integer, got 2.5 of type float"),
         ({"operations": [Batch(2, batch_fn=3)]}, TypeError, "batch_fn must be a callable of a list of elements, got 3"),

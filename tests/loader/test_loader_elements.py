@@ -56,9 +56,7 @@ TO_TUPLE = Mapped(lambda x: ())
 
 def run(operations, source=(0, 1, 2, 3, 4, 5), n=None, seed=3, read_options=READ[0], **arguments):
     sampler = IndexSampler(n or len(source), num_epochs=1, seed=seed)
-    loader = DataLoader(
-        data_source=source, sampler=sampler, operations=operations, read_options=read_options, **arguments
-    )
+    loader = DataLoader(data_source=source, sampler=sampler, operations=operations, read_options=read_options, **arguments)
     return [x.tolist() if isinstance(x, np.ndarray) else x for x in loader]
 
 
@@ -90,9 +88,7 @@ class TestGenerators:
             assert list(own) == whole[i::3]
 
     def test_two_iterations_draw_the_same(self):
-        loader = DataLoader(
-            data_source=range(6), sampler=IndexSampler(6, num_epochs=2, seed=1), operations=[TO_TUPLE, Draw()]
-        )
+        loader = DataLoader(data_source=range(6), sampler=IndexSampler(6, num_epochs=2, seed=1), operations=[TO_TUPLE, Draw()])
         first = list(loader)
         assert list(loader) == first
         assert len(set(first)) == 12  # an epoch has other streams than the one before
@@ -311,6 +307,12 @@ class TestLegacyOperations:
 
         assert run([twice], source=range(2)) == [0, 100, 1, 101]
         assert run([lambda records: (record for record in records if record.data % 2)]) == [1, 3, 5]
+
+    @pytest.mark.parametrize("operation", [lambda x: x + 1, lambda x: 5, lambda records: None])
+    def test_a_function_is_no_map(self, operation):
+        with pytest.raises(TypeError) as caught:
+            run([operation])
+        assert "derive a class from gristmill.transforms.Map" in caught.value.__notes__[0]
 
     def test_errors_of_user_functions(self):
         for operation, what in (

@@ -143,9 +143,7 @@ class TestSamplersOfUsers:
                 return 100
 
         for options in (DIRECT, ReadOptions(2, 8)):
-            it = iter(
-                DataLoader(data_source=range(10), sampler=Overstating(3), shard_options=NoSharding(), read_options=options)
-            )
+            it = iter(DataLoader(data_source=range(10), sampler=Overstating(3), shard_options=NoSharding(), read_options=options))
             assert list(it) == [0, 1, 4]
             with pytest.raises(StopIteration):
                 next(it)
@@ -185,6 +183,16 @@ class TestKeysPastTheEnd:
 
     def test_a_source_without_length_gets_the_keys_as_they_are(self):
         class Squaring:
+            def __getitem__(self, key):
+                return key * key
+
+        assert list(DataLoader(data_source=Squaring(), sampler=SequentialSampler(4))) == [0, 1, 4, 9]
+
+    def test_a_length_that_is_none(self):
+        class Squaring:
+            def __len__(self):
+                return None
+
             def __getitem__(self, key):
                 return key * key
 

@@ -427,6 +427,66 @@ DEVIATIONS = {
         "AttributeError",
         [2, 3],
     ),
+    "children_of_generators": (
+        """
+        class Spawn(m.transforms.RandomMap):
+            def random_map(self, element, rng):
+                return int(rng.spawn(1)[0].integers(2**60))
+        it = loader(1, [Spawn()])
+        result = name(attempt(lambda: list(it) == list(it)))
+        """,
+        "TypeError",
+        True,
+    ),
+    "batches_of_one_array": (
+        """
+        records = [np.zeros(2)]
+        next(iter(loader(1, [m.transforms.Batch(1)], data_source=records)))[:] = 1
+        result = records[0].tolist()
+        """,
+        [1.0, 1.0],
+        [0.0, 0.0],
+    ),
+    "empty_shards": (
+        "result = name(attempt(lambda: list(loader(2, shard=m.sharding.ShardOptions(2, 3), epochs=2))))",
+        "ZeroDivisionError",
+        [],
+    ),
+    "fractional_indices": ("result = name(attempt(lambda: m.MapDataset.range(5)[2.0]))", 2.0, "TypeError"),
+    "text_in_shared_memory": (
+        """
+        source = m.sources.SharedMemoryDataSource(["ééééé", b"a\\0"])
+        result = [source[0], source[1] == b"a\\0", name(attempt(lambda: source[-2]))]
+        source.unlink()
+        source.close()
+        """,
+        ["éééé", False, "éééé"],
+        ["ééééé", True, "ééééé"],
+    ),
+    "huge_integers_in_shared_memory": (
+        """
+        def use(elements):
+            source = m.sources.SharedMemoryDataSource(elements)
+            found = list(source)
+            source.unlink()
+            source.close()
+            return found
+        result = name(attempt(lambda: use([2**80])))
+        """,
+        "error",
+        [2**80],
+    ),
+    "filters_that_raise": (
+        """
+        options = m.experimental.DatasetOptions(filter_raise_threshold_ratio=0.9)
+        ds = m.MapDataset.range(3000).to_iter_dataset().filter(lambda x: x in (0, 2500))
+        it = iter(m.experimental.WithOptionsIterDataset(ds, options))
+        result = [*map(name, steps(it, 3)), it.get_state()["next_index"]]
+        """,
+        [0, "ValueError", "ValueError", 1001],
+        [0, "ValueError", "ValueError", 1],
+    ),
+    "options_without_flags": ("result = name(attempt(lambda: m.config.py_debug_mode))", "UnparsedFlagAccessError", False),
     "closing_an_iterator": ("result = hasattr(iter(loader(2)), 'close')", False, True),
 }
 
