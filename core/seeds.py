@@ -17,27 +17,30 @@ from gristmill.core.errors import as_int
 _UINT64 = 0xFFFFFFFFFFFFFFFF
 
 
-class _Key(ISpawnableSeedSequence):
-    """Gives a Philox the key that ``Philox(key=...)`` would have, without asking the system for entropy (4 µs)."""
+class _Origin(ISpawnableSeedSequence):
+    """Where a generator comes from: gives Philox the key that ``Philox(key=...)`` would have, and ``rng.spawn`` its children.
 
-    def __init__(self, key: int) -> None:
-        self._key = key
-        self._children: np.random.SeedSequence | None = None
+    Without it Philox would ask the system for entropy, which takes 4 µs and makes children differ in every run.
+    """
+
+    def __init__(self, *entropy: int) -> None:
+        self.entropy = entropy
+        self.children: np.random.SeedSequence | None = None
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
-        return np.array((self._key & _UINT64, self._key >> 64), np.uint64)
+        key = self.entropy[0]
+        return np.array((key & _UINT64, key >> 64), np.uint64)
 
     def spawn(self, n_children: int) -> Any:
-        # With Philox(key=...) children would differ in every run.
-        if self._children is None:
-            self._children = np.random.SeedSequence(self._key)
-        return self._children.spawn(n_children)
+        if self.children is None:
+            self.children = np.random.SeedSequence(self.entropy)
+        return self.children.spawn(n_children)
 
 
 def keyed_rng(key: int) -> np.random.Generator:
     """``Generator(Philox(key=key))``, made faster, and with children (``rng.spawn``) that are the same in every run."""
-    source: Any = _Key(key)
-    return np.random.Generator(np.random.Philox(source))
+    origin: Any = _Origin(key)
+    return np.random.Generator(np.random.Philox(origin))
 
 
 def check_seed(seed: int, *, name: str = "seed", bits: int | None = None) -> int:
@@ -96,8 +99,11 @@ class RngPool:
         try:
             rng = self._free.popleft()
         except IndexError:
-            rng = np.random.Generator(np.random.Philox(key=0))
-        rng.bit_generator.state = {
+            rng = keyed_rng(0)
+        bit_generator: Any = rng.bit_generator
+        origin = bit_generator.seed_seq
+        origin.entropy, origin.children = (self._seed, op_seed & _UINT64, index & _UINT64), None
+        bit_generator.state = {
             "bit_generator": "Philox",
             "state": {"counter": (0, 0, op_seed & _UINT64, index & _UINT64), "key": self._key},
             "buffer": (0, 0, 0, 0),

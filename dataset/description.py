@@ -9,6 +9,7 @@ functions and options that do not change elements (threads, buffers) are not par
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ def describe(node: Any) -> dict[str, Any]:
             description["length"] = len(node)
         except TypeError:  # of a source without a length
             description["length"] = None
-    for name in getattr(node, "_parameters", ()):
-        description[name.strip("_")] = _as_json(getattr(node, name))
+    for name, attribute in getattr(node, "_parameters", {}).items():
+        description[name] = _as_json(attrgetter(attribute)(node))
     parents = [describe(parent) for parent in getattr(node, "_upstream", node._parents)]
     if parents:
         description["parents"] = parents

@@ -51,7 +51,7 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
     """
 
     _parents: tuple[DatasetIterator[Any], ...] = ()
-    _parameters: tuple[str, ...] = ()  # attributes that a checkpoint's description of the stage shows
+    _parameters: ClassVar[dict[str, str]] = {}  # what a checkpoint's description shows: name there, attribute here
     _closed = False
     _failed_state: Any = None  # the state at which ``next`` last failed
     _own_ctx: IteratorContext | None = None

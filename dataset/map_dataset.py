@@ -6,7 +6,7 @@ import abc
 import builtins
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
 
     _parents: tuple[MapDataset[Any], ...] = ()
     _seed_point: int | None = None  # the seed given at this point of the pipeline
-    _parameters: tuple[str, ...] = ()  # attributes that a checkpoint's description of the stage shows
+    _parameters: ClassVar[dict[str, str]] = {}  # what a checkpoint's description shows: name there, attribute here
     _drops = False  # whether this step may leave out elements of its parent
 
     def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from gristmill.core.errors import as_int
-from gristmill.core.naming import transform_name
+from gristmill.core.naming import transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
+from gristmill.dataset.description import source_text
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.records import (
@@ -91,7 +92,8 @@ class DataLoader:
         self._shard = _sharding(sampler, shard_options)
         _check_seed(sampler, self._operations)
         _check_length(sampler, data_source)
-        self._dataset = self._lower(_local_length(sampler, self._shard))
+        self._length = _local_length(sampler, self._shard)
+        self._dataset = self._lower()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
         if worker_count:
             # The engine's processes are the next thing to come; running everything here instead would hide that.
@@ -99,9 +101,9 @@ class DataLoader:
                 f"worker_count={worker_count} needs worker processes, which this version does not have yet: use worker_count=0"
             )
 
-    def _lower(self, length: int) -> IterDataset[Any]:
+    def _lower(self) -> IterDataset[Any]:
         as_records = any([operation_kind(operation) not in (Map, Filter, Batch) for operation in self._operations])
-        records = SampledMapDataset(self._source, self._sampler, self._shard, length, as_records=as_records)
+        records = SampledMapDataset(self._source, self._sampler, self._shard, self._length, as_records=as_records)
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
         for operation in self._operations:
             ds = apply_operation(ds, operation, as_records=as_records)
@@ -133,6 +135,25 @@ class DataLoader:
         """Closes the iterators of this loader that are still alive; may be called again."""
         for iterator in list(self._iterators):
             iterator.close()
+
+    @property
+    def _description(self) -> dict[str, Any]:
+        """What a checkpoint says about this loader, in the terms of its arguments."""
+        description: dict[str, Any] = {
+            "stage": "DataLoader",
+            "length": self._length,
+            "worker_count": self._multiprocessing_options.num_workers,
+            "shard_options": repr(self._shard),
+            "sampler": without_addresses(repr(self._sampler)),
+            "sampler_seed": getattr(self._sampler, "_seed", None),  # not part of every sampler's repr
+            "source": source_text(self._source),
+        }
+        for operation in self._operations:
+            kind = operation_kind(operation)
+            parameters = {"batch_size": operation.batch_size, "drop_remainder": operation.drop_remainder} if kind is Batch else {}
+            name = "legacy operation" if kind is None else kind.__name__
+            description = {"stage": name, **parameters, "parents": [description]}
+        return description
 
     @property
     def _source_text(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateKeyError, StateMismatchError
 from gristmill.core.state import state_count, state_field, state_to_text
-from gristmill.dataset.description import describe, read_checkpoint
+from gristmill.dataset.description import read_checkpoint
 from gristmill.dataset.iterator import iterate, write_when_created
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class DataLoaderIterator(Iterator[Any]):
         return restore()
 
     def _describe(self) -> dict[str, Any] | None:
-        return describe(self._iterator) if self._validate else None
+        return self._loader._description if self._validate else None
 
     def _text_around_position(self) -> tuple[str, str]:
         state = {

@@ -13,7 +13,6 @@ from typing import Any
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.record import Record, RecordMetadata
-from gristmill.dataset.description import source_text
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, skip_one
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -31,13 +30,6 @@ class SampledMapDataset(BlockMapDataset[Any]):
     Order: the sampler's. Cost: that of the source's reads; about 0.5 µs more for a ``Record``.
     """
 
-    _parameters = (
-        "_source_text",
-        "_sampler",
-        "_sampler_seed",
-        "_shard",
-    )
-
     def __init__(self, source: Any, sampler: Any, shard: Any, length: int, *, as_records: bool) -> None:
         super().__init__()
         self._source = source
@@ -48,14 +40,6 @@ class SampledMapDataset(BlockMapDataset[Any]):
 
     def __len__(self) -> int:
         return self._length
-
-    @property
-    def _source_text(self) -> str:
-        return source_text(self._source)
-
-    @property
-    def _sampler_seed(self) -> Any:
-        return getattr(self._sampler, "_seed", None)  # not part of every sampler's repr
 
     def _block(self, indices: Indices) -> list[Any]:
         first, step = self._shard.shard_index, self._shard.shard_count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.iter_dataset import IterDataset
@@ -26,10 +26,7 @@ class BatchMapDataset(BlockMapDataset[T]):
     Order: the parent's. Cost: one allocation and one copy per leaf.
     """
 
-    _parameters = (
-        "_batch_size",
-        "_drop_remainder",
-    )
+    _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
 
     def __init__(
         self,
@@ -104,10 +101,7 @@ class BatchIterDataset(IterDataset[T]):
 
 
 class BatchDatasetIterator(StatelessIterator[T]):
-    _parameters = (
-        "_batch_size",
-        "_drop_remainder",
-    )
+    _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
     _kind = "stateful"
 
     def __init__(self, parent: DatasetIterator[Any], batch_size: int, drop_remainder: bool, batch_fn: Any) -> None:

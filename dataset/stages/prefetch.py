@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.options import ReadOptions
@@ -44,7 +44,7 @@ class PrefetchIterDataset(IterDataset[T]):
 
 
 class PrefetchDatasetIterator(BlockIterator[T]):
-    _parameters = ("_allow_nones",)
+    _parameters: ClassVar = {"allow_nones": "_allow_nones"}
     _kind = "dropping"
     _stays_on_error = True
     _read_ahead: ReadAhead | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
@@ -23,7 +23,7 @@ class RandomMapMapDataset(BlockMapDataset[T]):
     Order: the parent's. Cost: 0.7 µs and one call per element.
     """
 
-    _parameters = ("_rng_pool",)
+    _parameters: ClassVar = {"seed": "_rng_pool._seed"}
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
@@ -61,7 +61,7 @@ class RandomMapIterDataset(IterDataset[T]):
 
 
 class RandomMapDatasetIterator(BlockIterator[T]):
-    _parameters = ("_rng_pool",)
+    _parameters: ClassVar = {"seed": "_rng_pool._seed"}
     _kind = "one_to_one"
 
     def __init__(self, parent: DatasetIterator[Any], fn: Any, rng_pool: RngPool, transform: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array, as_ints
@@ -13,11 +13,7 @@ from gristmill.dataset.map_dataset import BlockMapDataset
 class RangeMapDataset(BlockMapDataset[int]):
     """The integers of the builtin ``range``; element ``i`` is ``start + (i % len) * step``."""
 
-    _parameters = (
-        "start",
-        "stop",
-        "step",
-    )
+    _parameters: ClassVar = {"start": "start", "stop": "stop", "step": "step"}
 
     def __init__(self, start: int, stop: int | None = None, step: int = 1) -> None:
         super().__init__()

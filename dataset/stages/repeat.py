@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.dataset.map_dataset import ReindexMapDataset
@@ -17,10 +17,7 @@ class RepeatMapDataset(ReindexMapDataset[T]):
     Order: the parent's. Cost: none to speak of.
     """
 
-    _parameters = (
-        "_num_epochs",
-        "_reseed",
-    )
+    _parameters: ClassVar = {"num_epochs": "_num_epochs", "reseed_each_epoch": "_reseed"}
 
     def __init__(self, parent: Any, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> None:
         super().__init__(parent)

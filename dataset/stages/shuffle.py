@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.permutation import Permutation
 from gristmill.core.seeds import check_seed
@@ -19,7 +19,7 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
     1 µs for a single one.
     """
 
-    _parameters = ("_seed",)
+    _parameters: ClassVar = {"seed": "_seed"}
 
     def __init__(self, parent: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -19,11 +19,7 @@ class SliceMapDataset(ReindexMapDataset[T]):
     Order: the slice's. Cost: a few array operations per block.
     """
 
-    _parameters = (
-        "_start",
-        "_stop",
-        "_step",
-    )
+    _parameters: ClassVar = {"start": "_start", "stop": "_stop", "step": "_step"}
 
     def __init__(self, parent: Any, sl: slice) -> None:
         super().__init__(parent)
@@ -55,7 +51,7 @@ class ReindexedMapDataset(BlockMapDataset[T]):
     Order: that of ``indices``. Cost: one look-up per element.
     """
 
-    _parameters = ("_indices",)
+    _parameters: ClassVar = {"indices": "_indices"}
 
     def __init__(self, parent: Any, indices: Any) -> None:
         super().__init__(parent)

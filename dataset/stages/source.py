@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.description import source_text
@@ -18,7 +18,7 @@ class SourceMapDataset(BlockMapDataset[T]):
     Order: the source's. Cost: that of the source's reads, a block in one vectored read where the source has one.
     """
 
-    _parameters = ("_source_text",)
+    _parameters: ClassVar = {"source": "_source_text"}
 
     def __init__(self, source: Any) -> None:
         super().__init__()

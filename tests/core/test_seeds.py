@@ -158,3 +158,16 @@ def test_pool_in_threads():
 def test_pool_checks_its_seed(seed, error):
     with pytest.raises(error, match=r"^seed must be"):
         RngPool(seed)
+
+
+def test_children_of_a_pooled_generator_follow_from_seed_stream_and_index_alone():
+    def first_of_children(pool, index, op_seed=0):
+        rng = pool.acquire_rng(index, op_seed=op_seed)
+        draws = [int(child.integers(2**62)) for child in rng.spawn(2) + rng.spawn(1)]
+        pool.release_rng(rng)
+        return draws
+
+    pool = RngPool(7)
+    assert first_of_children(pool, 3) == first_of_children(pool, 3) == first_of_children(RngPool(7), 3)
+    different = [first_of_children(*a) for a in [(pool, 3), (pool, 4), (pool, 3, 1), (RngPool(8), 3)]]
+    assert len({draw for draws in different for draw in draws}) == 12
