@@ -22,7 +22,7 @@ def as_array(indices: Indices, limit: int) -> NDArray[Any]:
 
     Args:
         indices: the block; not empty.
-        limit: largest magnitude for which the caller's arithmetic stays within int64.
+        limit: largest magnitude for which the caller's arithmetic stays within int64; ``2**63 - 1`` takes every int64.
     """
     if isinstance(indices, np.ndarray):
         if indices.dtype == object or limit >= _INT64_MAX or (-limit <= indices.min() and indices.max() <= limit):

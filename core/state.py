@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,9 +28,13 @@ def state_field(state: Any, key: str, owner: object) -> Any:
 def state_count(state: Any, key: str, owner: object) -> int:
     """``state[key]`` as a non-negative built-in ``int`` (NumPy integers are accepted)."""
     value = state_field(state, key, owner)
-    if not hasattr(value, "__index__") or value.__index__() < 0:
+    try:
+        count = operator.index(value)
+    except TypeError:
+        count = -1
+    if count < 0:
         raise StateMismatchError(f"{key} in the state of {owner} must be a non-negative integer, got {value!r:.200}")
-    return int(value.__index__())
+    return count
 
 
 def state_to_text(state: Any) -> str:

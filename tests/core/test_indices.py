@@ -13,7 +13,7 @@ def check(indices, limit):
     expected = [int(i) for i in indices]
     array = as_array(indices, limit)
     assert [int(i) for i in array] == expected
-    fits = all(-limit <= i <= limit for i in expected)
+    fits = all((-(2**63) if limit == 2**63 - 1 else -limit) <= i <= limit for i in expected)
     if array.dtype == np.int64:
         assert fits
     else:
@@ -47,3 +47,7 @@ def test_an_array_that_fits_is_not_copied():
 def test_user_code_gets_built_in_integers(indices):
     assert list(as_ints(indices)) == [0, 1, 2]
     assert {type(i) for i in as_ints(indices)} == {int}
+
+
+def test_the_largest_limit_takes_every_int64():
+    check(np.array([-(2**63), 2**63 - 1]), 2**63 - 1)

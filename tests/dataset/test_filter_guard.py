@@ -93,6 +93,22 @@ def test_blocks_judge_the_same_windows_as_single_elements(place, mode, batch):
     assert num_delivered == 498 // batch * batch  # the last of the 499 that are kept completes the window
 
 
+@each_place
+def test_an_error_can_be_skipped_up_to_the_next_element_or_the_end(place):
+    ds = pipeline(place, kept_at(1500), 2900, filter_warn_threshold_ratio=None, filter_raise_threshold_ratio=0.9)
+    it = iter(ds)
+    with pytest.raises(ValueError, match="beforehand"):
+        next(it)
+    it.skip_failed()
+    assert it.get_state() == {"next_index": 1501}
+    with pytest.raises(ValueError, match="beforehand"):
+        next(it)
+    it.skip_failed()
+    assert it.get_state() == {"next_index": 2900}
+    with pytest.raises(StopIteration):
+        next(it)
+
+
 def test_counters_are_not_touched_by_set_state():
     ds = pipeline("iter", kept_at(600), 2000, filter_warn_threshold_ratio=None, filter_raise_threshold_ratio=0.9)
     it = iter(ds)

@@ -197,6 +197,25 @@ def test_streams_without_super_init():
     gc.collect()  # nothing is printed: warnings are errors
 
 
+def test_a_state_that_a_users_iterator_refuses_halfway_changes_nothing():
+    class Careless(BareIterator):
+        def set_state(self, state):
+            self.position = 99
+            self.position = state["position"]
+
+    class Ds(IterDataset):
+        def __iter__(self):
+            return Careless(5)
+
+    it = iter(Ds().map(str).map_with_index(lambda i, x: (i, x)).batch(2, batch_fn=list))
+    next(it)
+    before = it.get_state()
+    with pytest.raises(KeyError):
+        it.set_state({"parent": {}, "counter": 0})
+    assert it.get_state() == before
+    assert list(it) == [[(2, "2"), (3, "3")], [(4, "4")]]
+
+
 def test_errors_do_not_advance_our_stages_over_a_users_iterator():
     failing = [2]
 

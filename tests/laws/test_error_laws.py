@@ -4,7 +4,7 @@ import itertools
 import threading
 
 import pytest
-from stage_table import DIRECT, THREADED
+from stage_table import DIRECT, THREADED, stream
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import MapDataset
@@ -119,6 +119,10 @@ def grouped(size):
     return group
 
 
+def drawn(outcomes):
+    return [FAILED if x is FAILED else (x, int(stream(4, i).integers(10**6))) for i, x in enumerate(outcomes)]
+
+
 def numbered(outcomes):
     return [FAILED if x is FAILED else (i, x) for i, x in enumerate(outcomes)]
 
@@ -128,6 +132,7 @@ AFTER = {
     "map": (lambda ds: ds.map(lambda x: x), alone),
     "filter": (lambda ds: ds.filter(lambda x: True), alone),
     "map_with_index": (lambda ds: ds.map_with_index(lambda i, x: (i, x)), numbered),
+    "random_map": (lambda ds: ds.random_map(lambda x, rng: (x, int(rng.integers(10**6))), seed=4), drawn),
     "batch": (lambda ds: ds.batch(4, batch_fn=list), grouped(4)),
     "index_batch": (
         lambda ds: ds.map_with_index(lambda i, x: (i, x)).batch(5, batch_fn=list),

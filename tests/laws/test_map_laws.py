@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from stage_table import MAP_ENTRIES, plain
+from stage_table import MAP_ENTRIES, plain, shuffled
 
+from gristmill.dataset import MapDataset
 from gristmill.dataset.map_dataset import read
 
 ALL = [pytest.param(entry, id=entry.name) for entry in MAP_ENTRIES]
@@ -34,6 +35,8 @@ def index_blocks(n):
         yield [far, -far, 0, far + 1]
         yield np.array([far, -far, 0, far + 1])
     yield np.array([2**63 - 1, -(2**63), 0, -1])
+    yield np.arange(2**63 - 25, 2**63 - 1)
+    yield np.arange(-(2**63), -(2**63) + 25)
     for beyond in (2**63, 2**64, 2**65 + 1, 10**30):
         yield range(beyond - 3, beyond + 3)
         yield [beyond, -beyond, 1]
@@ -72,6 +75,16 @@ def test_index_arrays_are_left_alone(entry):
         before = indices.copy()
         ds._block(indices)
         assert indices.tolist() == before.tolist()
+
+
+@pytest.mark.parametrize("length", [65_537, 100_000, 2**32 + 1, 2**62 + 1, 2**63 - 1])
+def test_long_shuffles(length):
+    ds = MapDataset.range(length).shuffle(seed=2**32 - 2)
+    for epoch in (-2, -1, 0, 1, 2, 3, 2**32):
+        start = epoch * length
+        for block in (range(start - 3, start + 30), [start + 5, start + length - 1, start + length // 2, start - 1]):
+            expected = [shuffled(i, length, 2**32 - 2) % length for i in block]
+            assert ds._block(block) == [ds[i] for i in block] == expected
 
 
 @pytest.mark.parametrize("entry", ALL)

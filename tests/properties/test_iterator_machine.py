@@ -126,4 +126,4 @@ class IteratorMachine(RuleBasedStateMachine):
 
 
 TestIteratorMachine = IteratorMachine.TestCase
-TestIteratorMachine.settings = settings(max_examples=120, stateful_step_count=25, deadline=None)
+TestIteratorMachine.settings = settings(max_examples=200, stateful_step_count=25, deadline=None)
