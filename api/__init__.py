@@ -39,11 +39,22 @@ _MODULES = frozenset(
         "transforms",
     }
 )
+# The names that belong here; all others are the legacy surface's.
 _NAMES = {
+    "DataLoader": "gristmill.loader",
     "DataLoaderIterator": "gristmill.loader",
+    "DatasetIterator": "gristmill.dataset",
+    "IterDataset": "gristmill.dataset",
+    "MapDataset": "gristmill.dataset",
+    "MultiprocessingOptions": "gristmill.core.options",
+    "ReadOptions": "gristmill.core.options",
+    "Record": "gristmill.core.record",
+    "RecordMetadata": "gristmill.core.record",
     "__version__": "gristmill._version",
     "__version_info__": "gristmill._version",
+    "config": "gristmill.core.config",
     "install_as_grain": "gristmill.install",
+    "load": "gristmill.loader",
 }
 
 

@@ -208,6 +208,10 @@ class Permutation:
     def __setstate__(self, state: tuple[int, int]) -> None:
         Permutation.__init__(self, *state)
 
+    @property
+    def _window_size(self) -> int:
+        return self.length if self.length <= _WHOLE else _WINDOW
+
     def one(self, epoch: int, position: int) -> int:
         """The record at ``position`` of ``epoch``."""
         if self.length == 1:
@@ -229,6 +233,14 @@ class Permutation:
             here = epochs == epoch
             result[here] = self._many(int(epoch), positions[here])
         return result
+
+    def run(self, epoch: int, start: int, num: int) -> NDArray[np.int64] | None:
+        """The records at ``start, start + 1, …`` of one epoch, read-only int64 [num]; ``None`` if they are not in one window."""
+        size = self._window_size
+        window, offset = divmod(start, size)
+        if offset + num > min(size, self.length - window * size):
+            return None
+        return self._window(epoch, window)[offset : offset + num]
 
     def _many(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.length <= _WHOLE:
@@ -255,10 +267,11 @@ class Permutation:
         with self._lock:  # threads that read ahead all come for the same window
             found = self._windows.get((epoch, window))
             if found is None:
-                size = self.length if self.length <= _WHOLE else _WINDOW
+                size = self._window_size
                 start = window * size
                 seed = (self.seed + epoch) & _UINT32
                 found = _permute_range(start, min(start + size, self.length), self.length - 1, seed)
+                found.flags.writeable = False  # views of it are handed out
                 windows = dict(list(self._windows.items())[1 - _NUM_WINDOWS :])  # oldest first; replaced, never changed
                 windows[epoch, window] = found
                 self._windows = windows

@@ -404,6 +404,10 @@ class ReindexMapDataset(BlockMapDataset[T]):
     def _reindex(self, index: Any) -> Any:
         """The parent's index for an ``int``, or the indices for an array [n]: written once with operators that take both."""
 
+    def _reindex_range(self, indices: range) -> Indices | None:
+        """The parent's indices for a ``range`` of at least two, where that is quicker than for an array; else ``None``."""
+        return None
+
     @property
     @abc.abstractmethod
     def _limit(self) -> int:
@@ -412,6 +416,10 @@ class ReindexMapDataset(BlockMapDataset[T]):
     def _block(self, indices: Indices) -> list[Any]:
         if len(indices) == 1:
             return self._parents[0]._block([self._reindex(as_ints(indices)[0])])
+        if isinstance(indices, range):
+            moved = self._reindex_range(indices)
+            if moved is not None:
+                return self._parents[0]._block(moved)
         return self._parents[0]._block(self._reindex(as_array(indices, self._limit)))
 
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gristmill.sources.array_record import ArrayRecordDataSource
 from gristmill.sources.base import RandomAccessDataSource
 from gristmill.sources.range import RangeDataSource
 
 if TYPE_CHECKING:
+    from gristmill.sources.array_record import ArrayRecordDataSource
     from gristmill.sources.in_memory import SharedMemoryDataSource
     from gristmill.sources.in_memory import SharedMemoryDataSource as InMemoryDataSource
 
@@ -25,6 +25,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "ArrayRecordDataSource":
+        from gristmill.sources.array_record import ArrayRecordDataSource
+
+        globals()[name] = ArrayRecordDataSource
+        return ArrayRecordDataSource
     # Importing multiprocessing.shared_memory takes as long as half of NumPy; most programs do not need it.
     if name in ("SharedMemoryDataSource", "InMemoryDataSource"):
         from gristmill.sources.in_memory import SharedMemoryDataSource

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from typing import Any, ClassVar, TypeVar
 
@@ -124,10 +125,14 @@ class PrefetchDatasetIterator(BlockIterator[T]):
 
     def _restore(self, state: Any) -> None:
         index = state_field(state, "next_index", self)
-        if not hasattr(index, "__index__") or not 0 <= index.__index__() <= self._length:
-            raise StateIndexError(f"next_index must be in [0, {self._length}], the length of the dataset, got {index!r}")
+        try:
+            position = operator.index(index)
+        except TypeError:
+            position = -1
+        if not 0 <= position <= self._length:
+            raise StateIndexError(f"next_index must be in [0, {self._length}], the length of the dataset, got {index!r:.200}")
         self._stop_reading()
-        self._next_index = index.__index__()
+        self._next_index = position
 
     def _skip(self) -> None:
         while self._next_index < self._length:

@@ -6,6 +6,7 @@ import sys
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import as_int
+from gristmill.core.indices import Indices
 from gristmill.dataset.map_dataset import ReindexMapDataset
 
 T = TypeVar("T")
@@ -36,6 +37,9 @@ class RepeatMapDataset(ReindexMapDataset[T]):
 
     def __str__(self) -> str:
         return f"RepeatMapDataset(num_epochs={self._num_epochs})"
+
+    def _reindex_range(self, indices: range) -> Indices | None:
+        return indices if self._reseed else None
 
     @property
     def _limit(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, TypeVar
 
+from gristmill.core.indices import Indices
 from gristmill.core.permutation import Permutation
 from gristmill.core.seeds import check_seed
 from gristmill.dataset.graph import random_seed
@@ -32,16 +33,27 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
         length = len(self)
         return max(2**62 - length, length - 1)
 
-    def _reindex(self, index: Any) -> Any:
+    def _current_permutation(self) -> Permutation:
         length = len(self._parents[0])
-        permutation = self._permutation
-        if (
-            permutation.length != length or not length
-        ):  # the parent's length may change as long as nothing downstream has fixed it
-            self._check_not_empty(length)
-            self._permutation = permutation = Permutation(length, self._seed)
+        if self._permutation.length != length:  # it may change as long as nothing downstream has fixed it
+            self._permutation = Permutation(length, self._seed)
+        self._check_not_empty(length)
+        return self._permutation
+
+    def _reindex(self, index: Any) -> Any:
+        permutation = self._current_permutation()
+        length = permutation.length
+        epochs = index // length
+        positions = index - epochs * length
         if type(index) is int:
-            epoch, position = divmod(index, length)
-            return permutation.one(epoch, position) + epoch * length
-        epochs, positions = index // length, index % length  # divmod takes no object arrays
+            return permutation.one(epochs, positions) + epochs * length
         return permutation.many(epochs, positions) + epochs * length
+
+    def _reindex_range(self, indices: range) -> Indices | None:
+        permutation = self._current_permutation()
+        epoch, position = divmod(indices.start, permutation.length)
+        offset = epoch * permutation.length
+        if indices.step != 1 or abs(offset) > self._limit:
+            return None
+        found = permutation.run(epoch, position, len(indices))
+        return found if not offset or found is None else found + offset

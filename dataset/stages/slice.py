@@ -41,8 +41,16 @@ class SliceMapDataset(ReindexMapDataset[T]):
 
     def _reindex(self, index: Any) -> Any:
         self._check_not_empty(self._length)
-        epoch, position = index // self._length, index % self._length  # divmod takes no object arrays
+        epoch = index // self._length
+        position = index - epoch * self._length
         return self._start + position * self._stride + epoch * self._parent_length
+
+    def _reindex_range(self, indices: range) -> Indices | None:
+        self._check_not_empty(self._length)
+        if indices[0] // self._length != indices[-1] // self._length:
+            return None
+        first, second, last = (self._reindex(indices[i]) for i in (0, 1, -1))
+        return range(first, last + (second - first), second - first)
 
 
 class ReindexedMapDataset(BlockMapDataset[T]):
