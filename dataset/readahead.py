@@ -12,12 +12,14 @@ Guarantees:
    waits for longer than ``_ANEW_SECONDS`` without looking at the flag.
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
 
-Blocks grow 1, 2, 4, … while one takes less than about a millisecond. So storage that answers slowly is asked by many
-threads for one element each, storage that answers quickly by few threads for many at once.
+Blocks grow 1, 2, 4, … while one takes less than about a millisecond, and there are more threads than CPUs only where single
+elements take long. So storage that answers slowly is asked by many threads for one element each, storage that answers quickly by
+few threads for many at once: 16 threads that all want the interpreter between quick reads take four times as long as one.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +28,10 @@ from typing import Any
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more
 _ANEW_SECONDS = 1.0
-_PATIENCE_SECONDS = 0.001  # a consumer that waits longer gets all the threads
+_PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
+_LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one block
+_NUM_SLOW = 2  # elements in a row that took longer than a quick block, each alone: there is something to wait for
+_NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ReadAhead:
@@ -54,6 +59,8 @@ class ReadAhead:
         self._ready: dict[int, tuple[list[Any], BaseException | None]] = {}  # by the first index of the block
         self._block_size = 1
         self._num_started = 0
+        self._num_slow = 0
+        self._waited_seconds = 0.0
         self._closed = False
         self._block: list[Any] = []  # what the consumer takes from, and how far it is
         self._offset = 0
@@ -72,13 +79,12 @@ class ReadAhead:
         return elements
 
     def start(self, num_threads: int | None = None) -> None:
-        """Starts threads, all of them by default."""
+        """Starts threads, until there are ``num_threads`` (by default, one for every CPU) or as many as there may be."""
         with self._room:
-            missing = (self._num_threads if num_threads is None else num_threads) - self._num_started
-            missing = min(missing, self._stop - self._claimed)
-        for _ in range(missing):
-            self._num_started += 1
-            threading.Thread(target=self._work, name="gristmill-read", daemon=True).start()
+            missing = min(_NUM_CPUS if num_threads is None else num_threads, self._num_threads) - self._num_started
+            for _ in range(min(missing, self._stop - self._claimed)):
+                threading.Thread(target=self._work, name="gristmill-read", daemon=True).start()
+                self._num_started += 1
 
     def close(self) -> None:
         """Ends the threads; may be called again."""
@@ -90,23 +96,27 @@ class ReadAhead:
     def _next_block(self) -> None:
         if not self._num_started:
             self.start(1)
-        with self._filled:
+        with self._room:
             self._block, self._offset = [], 0
-            self._room.notify(1)
-            while self._taken not in self._ready:
-                if not self._filled.wait(_PATIENCE_SECONDS):
-                    break
-            else:
-                self._block, self._error = self._ready.pop(self._taken)
-                return
-        self.start()
+            self._room.notify()
+        began = time.perf_counter()
+        while not self._wait(_LONG_SECONDS):
+            self.start(self._num_started + _NUM_CPUS)
+        self._waited_seconds += time.perf_counter() - began
+        if self._waited_seconds > _PATIENCE_SECONDS:
+            self.start()
+
+    def _wait(self, seconds: float) -> bool:
+        """Takes the next block, if it comes within this time."""
         with self._filled:
-            self._room.notify_all()
-            while self._taken not in self._ready:
-                if self._closed:
-                    raise ValueError("the iterator was closed while it waited for its next element")
-                self._filled.wait(_ANEW_SECONDS)
-            self._block, self._error = self._ready.pop(self._taken)
+            if self._taken not in self._ready:
+                self._filled.wait(seconds)
+            if self._taken in self._ready:
+                self._block, self._error = self._ready.pop(self._taken)
+                return True
+            if self._closed:
+                raise ValueError("the iterator was closed while it waited for its next element")
+            return False
 
     def _work(self) -> None:
         while True:
@@ -131,6 +141,9 @@ class ReadAhead:
                 self._ready[start] = elements, error
                 if start == self._taken:
                     self._filled.notify()
+                self._num_slow = self._num_slow + 1 if size == 1 and seconds > _QUICK_SECONDS else 0
+                if self._num_slow == _NUM_SLOW:
+                    self.start(self._num_threads)
 
     def _num_ahead(self) -> int:
         return self._claimed - self._taken

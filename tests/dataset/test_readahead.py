@@ -35,6 +35,11 @@ def no_threads_left():
     wait_until(lambda: not readers())
 
 
+@pytest.fixture(autouse=True)
+def many_cpus(monkeypatch):
+    monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
+
+
 class Watched:
     """A source that says what it is asked for, and can be held up."""
 
@@ -169,6 +174,50 @@ def test_slow_storage_is_asked_by_all_threads_for_one_element_each():
     assert sorted(source.blocks) == [[0], [1], [2], [3]]
     source.gate.set()
     assert list(it) == list(range(100))
+
+
+def test_threads_beyond_the_cpus_come_when_the_consumer_waits_for_long(monkeypatch):
+    monkeypatch.setattr(readahead, "_NUM_CPUS", 2)
+    source = Watched(100)
+    source.gate.clear()
+    it = stream(source, 5, 8)
+    it.start_prefetch()
+    wait_until(lambda: source.num_busy == 2)
+    assert len(readers()) == 2
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, it)
+        wait_until(lambda: source.num_busy == 5)
+        source.gate.set()
+        assert first.result() == 0
+    assert list(it) == list(range(1, 100))
+
+
+def test_threads_beyond_the_cpus_come_when_two_elements_in_a_row_are_slow(clock, monkeypatch):
+    monkeypatch.setattr(readahead, "_NUM_CPUS", 1)
+
+    class Slow(Watched):
+        def __getitems__(self, keys):
+            if self.gate.is_set():
+                clock.now += 0.01
+            if keys == [1]:
+                self.gate.clear()  # after two slow elements, everything is held up
+            return list(keys) if keys == [1] else super().__getitems__(keys)
+
+    source = Slow(100)
+    it = stream(source, 5, 100)
+    it.start_prefetch()
+    wait_until(lambda: source.num_busy == 5)
+    source.gate.set()
+    assert list(it) == list(range(100))
+
+
+def test_a_quick_source_has_no_more_threads_than_cpus(clock, monkeypatch):
+    monkeypatch.setattr(readahead, "_NUM_CPUS", 2)
+    monkeypatch.setattr(readahead, "_LONG_SECONDS", 30.0)
+    it = stream(Watched(5000), 16, 500)
+    for i in range(5000):
+        assert next(it) == i
+        assert len(readers()) <= 2
 
 
 def test_a_consumer_that_waits_gets_all_the_threads():
