@@ -12,8 +12,8 @@ Guarantees:
    waits for longer than ``_ANEW_SECONDS`` without looking at the flag.
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
 
-Blocks grow 1, 2, 4, … while one takes less than about a millisecond, and there are more threads than CPUs only where single
-elements take long. So storage that answers slowly is asked by many threads for one element each, storage that answers quickly by
+Blocks grow 1, 2, 4, … while one takes less than about a millisecond, and there are more threads than CPUs only where threads
+wait for something else. So storage that answers slowly is asked by many threads for one element each, storage that answers quickly by
 few threads for many at once: 16 threads that all want the interpreter between quick reads take four times as long as one.
 """
 
@@ -30,7 +30,7 @@ _SLOW_SECONDS = 0.002  # shrink when it takes more
 _ANEW_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
 _LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one block
-_NUM_SLOW = 2  # elements in a row that took longer than a quick block, each alone: there is something to wait for
+_NUM_WAITS = 2  # elements in a row that waited: there is something to wait for
 _NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -59,7 +59,7 @@ class ReadAhead:
         self._ready: dict[int, tuple[list[Any], BaseException | None]] = {}  # by the first index of the block
         self._block_size = 1
         self._num_started = 0
-        self._num_slow = 0
+        self._num_waits = 0
         self._waited_seconds = 0.0
         self._closed = False
         self._block: list[Any] = []  # what the consumer takes from, and how far it is
@@ -130,9 +130,9 @@ class ReadAhead:
                 self._claimed = start + size
                 if self._num_ahead() < self._buffer_size:
                     self._room.notify()  # there is work for one more
-            began = time.perf_counter()
+            began, began_cpu = time.perf_counter(), time.thread_time()
             elements, error = self._compute_until_error(range(start, start + size))
-            seconds = time.perf_counter() - began
+            seconds, cpu_seconds = time.perf_counter() - began, time.thread_time() - began_cpu
             with self._room:
                 if seconds < _QUICK_SECONDS:
                     self._block_size = min(max(self._block_size, 2 * size), self._max_block_size)
@@ -141,8 +141,10 @@ class ReadAhead:
                 self._ready[start] = elements, error
                 if start == self._taken:
                     self._filled.notify()
-                self._num_slow = self._num_slow + 1 if size == 1 and seconds > _QUICK_SECONDS else 0
-                if self._num_slow == _NUM_SLOW:
+                # Longer than its own work and that of all other threads, which may want the same interpreter lock.
+                waited = seconds > _QUICK_SECONDS and seconds > 2 * (self._num_started + 1) * cpu_seconds
+                self._num_waits = self._num_waits + 1 if size == 1 and waited else 0
+                if self._num_waits == _NUM_WAITS:
                     self.start(self._num_threads)
 
     def _num_ahead(self) -> int:

@@ -77,9 +77,13 @@ class Clock:
 
     def __init__(self):
         self.now = 0.0
+        self.now_cpu = 0.0
 
     def perf_counter(self):
         return self.now
+
+    def thread_time(self):
+        return self.now_cpu
 
 
 @pytest.fixture
@@ -209,6 +213,21 @@ def test_threads_beyond_the_cpus_come_when_two_elements_in_a_row_are_slow(clock,
     wait_until(lambda: source.num_busy == 5)
     source.gate.set()
     assert list(it) == list(range(100))
+
+
+def test_elements_that_are_slow_because_they_are_computed_get_no_more_threads_than_cpus(clock, monkeypatch):
+    monkeypatch.setattr(readahead, "_NUM_CPUS", 1)
+    monkeypatch.setattr(readahead, "_LONG_SECONDS", 30.0)
+
+    class Computed(Watched):
+        def __getitems__(self, keys):
+            clock.now += 0.01
+            clock.now_cpu += 0.01
+            return super().__getitems__(keys)
+
+    for i, element in enumerate(stream(Computed(200), 5, 100)):
+        assert element == i
+        assert len(readers()) <= 1
 
 
 def test_a_quick_source_has_no_more_threads_than_cpus(clock, monkeypatch):
