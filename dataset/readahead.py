@@ -13,8 +13,9 @@ Guarantees:
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
 
 Blocks grow 1, 2, 4, … while one takes less than about a millisecond, and there are more threads than CPUs only where threads
-wait for something else. So storage that answers slowly is asked by many threads for one element each, storage that answers quickly by
-few threads for many at once: 16 threads that all want the interpreter between quick reads take four times as long as one.
+wait for something else. So storage that answers slowly is asked by many threads for one element each, storage that answers
+quickly by few threads for many at once: 16 threads that all want the interpreter between quick reads take four times as long
+as one.
 """
 
 from __future__ import annotations

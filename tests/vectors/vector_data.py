@@ -39,7 +39,7 @@ _BARE_BODY = re.compile(r"\.(map_with_index|random_map|filter|map)\((?!lambda|f\
 
 
 def load(name: str) -> dict[str, Any]:
-    return json.loads((Path(__file__).parent / "data" / f"{name}.json").read_text())  # type: ignore[no-any-return]
+    return json.loads((Path(__file__).parent / "data" / f"{name}.json").read_text())
 
 
 def needs(pipeline: str) -> list[str]:
