@@ -84,7 +84,12 @@ class ReadAhead:
         with self._room:
             missing = min(_NUM_CPUS if num_threads is None else num_threads, self._num_threads) - self._num_started
             for _ in range(min(missing, self._stop - self._claimed)):
-                threading.Thread(target=self._work, name="gristmill-read", daemon=True).start()
+                try:
+                    threading.Thread(target=self._work, name="gristmill-read", daemon=True).start()
+                except RuntimeError:  # the system gives no more, or the interpreter is about to exit: one is enough
+                    if not self._num_started:
+                        raise
+                    return
                 self._num_started += 1
 
     def close(self) -> None:

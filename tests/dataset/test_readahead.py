@@ -230,6 +230,24 @@ def test_elements_that_are_slow_because_they_are_computed_get_no_more_threads_th
         assert len(readers()) <= 1
 
 
+def test_fewer_threads_than_asked_for_do(monkeypatch):
+    class Scarce(threading.Thread):
+        num_left = 2
+
+        def start(self):
+            if not Scarce.num_left:
+                raise RuntimeError("can't start new thread")
+            Scarce.num_left -= 1
+            super().start()
+
+    monkeypatch.setattr(readahead.threading, "Thread", Scarce)
+    it = stream(Watched(100), 16, 32)
+    it.start_prefetch()
+    assert list(it) == list(range(100))
+    with pytest.raises(RuntimeError, match="can't start new thread"):  # not one thread: an error, not a wait
+        list(stream(Watched(100)))
+
+
 def test_a_quick_source_has_no_more_threads_than_cpus(clock, monkeypatch):
     monkeypatch.setattr(readahead, "_NUM_CPUS", 2)
     monkeypatch.setattr(readahead, "_LONG_SECONDS", 30.0)
