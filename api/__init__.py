@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from gristmill import sharding as sharding
     from gristmill import sources as sources
     from gristmill import transforms as transforms
-    from gristmill._version import __version__ as __version__
-    from gristmill._version import __version_info__ as __version_info__
     from gristmill.core.config import config as config
+    from gristmill.core.version import __version__ as __version__
+    from gristmill.core.version import __version_info__ as __version_info__
     from gristmill.install import install_as_grain as install_as_grain
     from gristmill.loader import DataLoaderIterator as DataLoaderIterator
     from gristmill.python import *  # noqa: F403  (every name of the legacy surface is reachable from here too)
@@ -50,8 +50,8 @@ _NAMES = {
     "ReadOptions": "gristmill.core.options",
     "Record": "gristmill.core.record",
     "RecordMetadata": "gristmill.core.record",
-    "__version__": "gristmill._version",
-    "__version_info__": "gristmill._version",
+    "__version__": "gristmill.core.version",
+    "__version_info__": "gristmill.core.version",
     "config": "gristmill.core.config",
     "install_as_grain": "gristmill.install",
     "load": "gristmill.loader",

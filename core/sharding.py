@@ -40,6 +40,7 @@ class ShardOptions:
             raise ValueError(f"shard_index must be in [0, shard_count) = [0, {count}), got {index}")
         object.__setattr__(self, "shard_count", count)
         object.__setattr__(self, "shard_index", index)
+        object.__setattr__(self, "drop_remainder", bool(self.drop_remainder))  # the repr is part of states
 
 
 @dataclass(frozen=True, init=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 Structure: TypeAlias = Any  # hashable and comparable; what it is depends on who flattened
@@ -25,12 +25,13 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
         >>> unflatten(structure, [x * 10 for x in leaves])
         {'a': 20, 'b': [10, None]}
     """
+    return flattener()(tree)
+
+
+def flattener() -> Callable[[Any], tuple[list[Any], Structure]]:
+    """``flatten`` for trees that are to be compared: its rules do not change when another thread imports JAX meanwhile."""
     jax = _jax_tree_util()
-    if jax is not None:
-        leaves, structure = jax.tree_flatten(tree)
-        return leaves, structure
-    leaves = []
-    return leaves, _flatten(tree, leaves)
+    return _flatten_ours if jax is None else jax.tree_flatten
 
 
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
@@ -54,6 +55,11 @@ def _jax_tree_util() -> Any:
     return None if jax is None else getattr(jax, "tree_util", None)
 
 
+def _flatten_ours(tree: Any) -> tuple[list[Any], Structure]:
+    leaves: list[Any] = []
+    return leaves, _flatten(tree, leaves)
+
+
 class _Leaf:
     __slots__ = ()
 
@@ -67,7 +73,10 @@ class _Node(tuple[Any, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return f"{self[0].__name__}[{', '.join(map(repr, self[3:]))}]"
+        parts = [repr(part) for part in self[3:]]
+        if self[1] is not None:  # a dict's keys
+            parts = [f"{key!r}: {part}" for key, part in zip(self[1][0], parts, strict=True)]
+        return f"{self[0].__name__}[{', '.join(parts)}]"
 
 
 _LEAF = _Leaf()

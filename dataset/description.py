@@ -31,7 +31,7 @@ def describe(node: Any) -> dict[str, Any]:
         except TypeError:  # of a source without a length
             description["length"] = None
     for name, attribute in getattr(node, "_parameters", {}).items():
-        description[name] = _as_json(attrgetter(attribute)(node))
+        description[name] = as_json(attrgetter(attribute)(node))
     parents = [describe(parent) for parent in getattr(node, "_upstream", node._parents)]
     if parents:
         description["parents"] = parents
@@ -58,6 +58,8 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
     Raises:
         StateMismatchError: names the first stage, from the output upwards, that differs, with both values.
     """
+    if not isinstance(saved, dict):
+        raise StateMismatchError(f"the description of a stage in a checkpoint must be a JSON object, got {saved!r:.200}")
     for key in dict.fromkeys([*saved, *own]):
         if key != "parents" and saved.get(key) != own.get(key):
             raise StateMismatchError(
@@ -77,12 +79,14 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
 
 def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | None) -> None:
     """Writes this process's files into ``directory``."""
-    from importlib.metadata import version  # 8 ms at import
+    from gristmill.core.version import __version__  # reading the metadata takes 8 ms
 
-    library = f"gristmill {version('gristmill')}"
+    library = f"gristmill {__version__}"
     path = _as_path(directory)
     name = process_file_name()
-    if description is not None:
+    if description is None:
+        (path / _pipeline_file_name(name)).unlink(missing_ok=True)  # of another checkpoint in the same place
+    else:
         (path / _pipeline_file_name(name)).write_text(state_to_text({"library": library, "pipeline": description}))
     (path / name).write_bytes(state.encode())
 
@@ -103,11 +107,20 @@ def read_checkpoint(directory: Any, description: dict[str, Any] | None) -> str:
         )
     pipeline = path / _pipeline_file_name(name)
     if description is not None and pipeline.exists():
-        check_description(json.loads(pipeline.read_text())["pipeline"], description)
+        try:
+            saved = json.loads(pipeline.read_bytes())["pipeline"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise StateMismatchError(
+                f"{pipeline} is damaged: {error!r}. Without that file the state is restored unchecked"
+            ) from error
+        check_description(saved, description)
     return (path / name).read_bytes().decode()
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
+    """A parameter as it stands in a description."""
+    if isinstance(value, np.generic):
+        value = value.item()
     return value if value is None or isinstance(value, bool | int | float | str) else _text(value)
 
 

@@ -7,9 +7,10 @@ Guarantees:
 3. When computing an element fails, all elements before it are delivered first, then its error, then nothing more.
 4. No thread exists before the first ``take`` or ``start``. After ``close`` every thread ends when the block that it is
    computing is done. Threads know this object, not the iterator that uses it: dropping the iterator closes it.
-5. ``close`` may be called anywhere, also by the garbage collector in the middle of any line here: the lock is re-entrant and
-   ``close`` does nothing but set a flag and wake everybody up. A thread that is just about to wait may miss that; nobody
-   waits for longer than ``_ANEW_SECONDS`` without looking at the flag.
+5. ``close`` may be called anywhere, also by the garbage collector in the middle of any line here: the lock is re-entrant, is
+   never held while waiting for a thread, and ``close`` does nothing but set a flag, drop what is ready and wake everybody
+   up. A thread that is just about to wait may miss that; nobody waits for longer than ``_ANEW_SECONDS`` without looking at
+   the flag.
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
 
 Blocks grow 1, 2, 4, … while one takes less than about a millisecond, and there are more threads than CPUs only where threads
@@ -72,10 +73,16 @@ class ReadAhead:
         if self._offset == len(self._block):
             if self._error is None:
                 self._next_block()
-            if self._offset == len(self._block) and self._error is not None:
-                raise self._error
+            error = self._error
+            if self._offset == len(self._block) and error is not None:
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback refers to this frame
         elements = self._block[self._offset : self._offset + n]
         self._offset += len(elements)
+        if self._offset == len(self._block):
+            self._block, self._offset = [], 0  # delivered elements are the consumer's alone
         self._taken += len(elements)
         return elements
 
@@ -83,19 +90,24 @@ class ReadAhead:
         """Starts threads, until there are ``num_threads`` (by default, one for every CPU) or as many as there may be."""
         with self._room:
             missing = min(_NUM_CPUS if num_threads is None else num_threads, self._num_threads) - self._num_started
-            for _ in range(min(missing, self._stop - self._claimed)):
-                try:
-                    threading.Thread(target=self._work, name="gristmill-read", daemon=True).start()
-                except RuntimeError:  # the system gives no more, or the interpreter is about to exit: one is enough
-                    if not self._num_started:
-                        raise
-                    return
-                self._num_started += 1
+            missing = max(0, min(missing, self._stop - self._claimed))
+            self._num_started += missing
+        # Not under the lock: a new thread may collect garbage, and close this, before it tells the old one that it runs.
+        for left in range(missing, 0, -1):
+            try:
+                threading.Thread(target=self._work, name="gristmill-read", daemon=True).start()
+            except BaseException as error:
+                with self._room:
+                    self._num_started -= left
+                    if self._num_started and isinstance(error, RuntimeError):
+                        return  # the system gives no more, or the interpreter is about to exit: one is enough
+                raise
 
     def close(self) -> None:
         """Ends the threads; may be called again."""
         self._closed = True
         with self._room:
+            self._ready, self._error = {}, None  # the traceback of an error refers to this object
             self._room.notify_all()
             self._filled.notify_all()
 
@@ -103,7 +115,6 @@ class ReadAhead:
         if not self._num_started:
             self.start(1)
         with self._room:
-            self._block, self._offset = [], 0
             self._room.notify()
         began = time.perf_counter()
         while not self._wait(_LONG_SECONDS):
@@ -117,8 +128,9 @@ class ReadAhead:
         with self._filled:
             if self._taken not in self._ready:
                 self._filled.wait(seconds)
-            if self._taken in self._ready:
-                self._block, self._error = self._ready.pop(self._taken)
+            found = self._ready.pop(self._taken, None)
+            if found is not None:
+                self._block, self._error = found
                 return True
             if self._closed:
                 raise ValueError("the iterator was closed while it waited for its next element")
@@ -144,14 +156,20 @@ class ReadAhead:
                     self._block_size = min(max(self._block_size, 2 * size), self._max_block_size)
                 elif seconds > _SLOW_SECONDS:
                     self._block_size = max(1, size // 2)
-                self._ready[start] = elements, error
-                if start == self._taken:
-                    self._filled.notify()
+                self._put(start, elements, error)
+                del elements, error  # not to be kept alive by a thread that waits
                 # Longer than its own work and that of all other threads, which may want the same interpreter lock.
                 waited = seconds > _QUICK_SECONDS and seconds > 2 * (self._num_started + 1) * cpu_seconds
                 self._num_waits = self._num_waits + 1 if size == 1 and waited else 0
-                if self._num_waits == _NUM_WAITS:
-                    self.start(self._num_threads)
+                more = self._num_waits == _NUM_WAITS
+            if more:
+                self.start(self._num_threads)
+
+    def _put(self, start: int, elements: list[Any], error: BaseException | None) -> None:
+        if not self._closed:
+            self._ready[start] = elements, error
+            if start == self._taken:
+                self._filled.notify()
 
     def _num_ahead(self) -> int:
         return self._claimed - self._taken

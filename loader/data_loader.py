@@ -15,7 +15,7 @@ from gristmill.core.errors import as_int
 from gristmill.core.naming import transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
-from gristmill.dataset.description import source_text
+from gristmill.dataset.description import as_json, source_text
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.records import (
@@ -26,6 +26,7 @@ from gristmill.loader.records import (
     strip_metadata,
 )
 from gristmill.samplers import IndexSampler, Sampler, SequentialSampler
+from gristmill.samplers.base import answers_blocks
 from gristmill.transforms import Batch, Filter, Map, RandomMap, TfRandomMap, Transformation
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.operations import BatchOperation
@@ -145,12 +146,14 @@ class DataLoader:
             "worker_count": self._multiprocessing_options.num_workers,
             "shard_options": repr(self._shard),
             "sampler": without_addresses(repr(self._sampler)),
-            "sampler_seed": getattr(self._sampler, "_seed", None),  # not part of every sampler's repr
+            "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),  # not part of every sampler's repr
             "source": source_text(self._source),
         }
         for operation in self._operations:
             kind = operation_kind(operation)
-            parameters = {"batch_size": operation.batch_size, "drop_remainder": operation.drop_remainder} if kind is Batch else {}
+            parameters: dict[str, Any] = {}
+            if kind is Batch:  # NumPy's integers are no JSON
+                parameters = {"batch_size": int(operation.batch_size), "drop_remainder": bool(operation.drop_remainder)}
             name = "legacy operation" if kind is None else kind.__name__
             description = {"stage": name, **parameters, "parents": [description]}
         return description
@@ -208,7 +211,7 @@ def _is_same_shard(a: ShardOptions, b: ShardOptions) -> bool:
 
 
 def _check_seed(sampler: Any, operations: list[Any]) -> None:
-    if isinstance(sampler, IndexSampler | SequentialSampler) and sampler._seed is None:
+    if isinstance(sampler, IndexSampler | SequentialSampler) and sampler._seed is None and answers_blocks(sampler):
         for position, operation in enumerate(operations):
             if operation_kind(operation) in (RandomMap, TfRandomMap):
                 raise ValueError(
@@ -231,9 +234,19 @@ def _check_length(sampler: Any, source: Any) -> None:
             )
 
 
+def _is_unchanged(sampler: Any) -> bool:
+    """Whether it is one of ours, and no subclass has another lookup or length."""
+    return answers_blocks(sampler) and type(sampler).__len__ in (IndexSampler.__len__, SequentialSampler.__len__)
+
+
 def _local_length(sampler: Any, shard: ShardOptions) -> int:
     """How many elements this shard has."""
-    if isinstance(sampler, IndexSampler) and not shard.drop_remainder and _is_same_shard(shard, sampler._shard_options):
+    if (
+        isinstance(sampler, IndexSampler)
+        and _is_unchanged(sampler)
+        and not shard.drop_remainder
+        and _is_same_shard(shard, sampler._shard_options)
+    ):
         exact = sampler._local_length()
         if exact is not None:
             return min(exact, sys.maxsize)
@@ -246,7 +259,7 @@ def _sampler_length(sampler: Any) -> int:
     length = sys.maxsize
     if hasattr(sampler, "__len__"):
         length = len(sampler)
-        if isinstance(sampler, IndexSampler | SequentialSampler) or not length or _answers(sampler, length - 1):
+        if _is_unchanged(sampler) or not length or _answers(sampler, length - 1):
             return length
     first_missing, low = length, 0
     while low < first_missing:

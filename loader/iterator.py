@@ -31,6 +31,8 @@ class DataLoaderIterator(Iterator[Any]):
     """
 
     def __init__(self, data_loader: DataLoader, state: dict[str, Any] | None = None, validate_state: bool = True) -> None:
+        if not hasattr(data_loader, "_dataset"):
+            raise TypeError(f"data_loader must be a DataLoader, got {data_loader!r:.200} of type {type(data_loader).__name__}")
         self._loader = data_loader
         self._validate = validate_state
         self._iterator = iterate(data_loader._dataset)
@@ -50,6 +52,9 @@ class DataLoaderIterator(Iterator[Any]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a DataLoaderIterator cannot be copied or pickled: save get_state(), and pickle the DataLoader")
 
     def __str__(self) -> str:
         return f"PyGrainDatasetIterator(state={self.get_state().decode()})"
@@ -154,9 +159,9 @@ class DataLoaderIterator(Iterator[Any]):
                 f"the state was taken with sampler {state['sampler']}, the DataLoader has {sampler}. {advice}"
             )
         source = self._loader._source_text
+        saved_source = state["data_source"]
         described = getattr(self._loader._source, "is_described_by", source.__eq__)
-        if not described(state["data_source"]):
+        if not isinstance(saved_source, str) or not described(saved_source):
             raise StateMismatchError(
-                f"the state was taken with data_source {state['data_source']!s:.1000}, "
-                f"the DataLoader has {source:.1000}. {advice}"
+                f"the state was taken with data_source {saved_source!s:.1000}, the DataLoader has {source:.1000}. {advice}"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gristmill.core.options import ReadOptions
@@ -45,6 +46,10 @@ def load(
         >>> list(load([5, 6, 7], num_epochs=1, batch_size=2))
         [array([5, 6]), array([7])]
     """
+    if not hasattr(source, "__len__"):
+        raise TypeError(f"source must have __len__ and __getitem__, got {source!r:.100} of type {type(source).__name__}")
+    if not isinstance(transformations, Iterable):
+        raise TypeError(f"transformations must be a sequence of transformations, got {transformations!r:.200}")
     operations = list(transformations)
     if batch_size is not None:
         operations.append(Batch(batch_size, drop_remainder))

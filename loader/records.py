@@ -19,7 +19,7 @@ from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
-from gristmill.samplers.base import BlockSampler
+from gristmill.samplers.base import answers_blocks
 from gristmill.sources.reading import read_keys, wrap_keys
 from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap, TfRandomMap
 
@@ -49,8 +49,8 @@ class SampledMapDataset(BlockMapDataset[Any]):
         else:
             sampled = [first + i * step for i in as_ints(indices)]
         sampler, metadata = self._sampler, None
-        if not isinstance(sampler, BlockSampler):
-            metadata = [sampler[i] for i in sampled]
+        if not answers_blocks(sampler):
+            metadata = [_check_metadata(sampler[i], i) for i in sampled]
         elif self._as_records:
             metadata = sampler._block(sampled)
         keys = as_ints(sampler._keys(sampled)) if metadata is None else [m.record_key for m in metadata]
@@ -59,6 +59,12 @@ class SampledMapDataset(BlockMapDataset[Any]):
             return data
         assert metadata is not None
         return [Record(m, x) for m, x in zip(metadata, data, strict=True)]
+
+
+def _check_metadata(metadata: Any, index: int) -> Any:
+    if not hasattr(metadata, "record_key"):
+        raise TypeError(f"a sampler must return RecordMetadata, got {metadata!r:.200} from sampler[{index}]")
+    return metadata
 
 
 _NOT_A_MAP = (

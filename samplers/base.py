@@ -54,6 +54,11 @@ class BlockSampler(abc.ABC):
         return [sampled(i, key, None if seed is None else seed + i) for i, key in pairs]
 
 
+def answers_blocks(sampler: Any) -> bool:
+    """Whether ``sampler._block`` and ``_keys`` say what ``sampler[index]`` says: a subclass may have its own ``__getitem__``."""
+    return isinstance(sampler, BlockSampler) and type(sampler).__getitem__ is BlockSampler.__getitem__
+
+
 def check_shard_options(options: Any) -> ShardOptions:
     """``options`` if it is a ``ShardOptions``; ``None`` is no sharding."""
     if options is None:

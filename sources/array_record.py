@@ -106,6 +106,8 @@ class ArrayRecordDataSource(RandomAccessDataSource[bytes]):
         reader_options: Mapping[str, str] | None = None,
     ) -> None:
         _reader_class()  # where there is no array_record, say so now and not in some thread at the first read
+        if not isinstance(reader_options, Mapping | None):
+            raise TypeError(f"reader_options must be a dict of options, got {reader_options!r:.200}")
         self._reader_options = "".join(f",{name}:{value}" for name, value in (reader_options or {}).items())
         parts = [_parse_path(path) for path in _as_sequence(paths)]
         whole_files = [part.filename for part in parts if part.stop is None]
@@ -309,10 +311,10 @@ def _open_reader(filename: str, options: str) -> Any:
         reason = ""
     except RuntimeError as error:
         reason = str(error)
-    if Path(filename).exists():
+    if filename and Path(filename).exists():
         raise RuntimeError(f"{filename} cannot be read as an ArrayRecord file: {reason or 'it is incomplete'}")
     hint = "; patterns are not expanded, pass a list of files" if re.search(r"[*?@]", filename) else ""
-    raise MissingFileError(f"{filename} does not exist: {reason}{hint}")
+    raise MissingFileError(f"{filename or repr(filename)} does not exist: {reason}{hint}")
 
 
 def _check_group_size(filename: str, reader: Any) -> None:

@@ -110,7 +110,7 @@ class SharedMemoryDataSource(ShareableList[Any]):
                 raise ValueError("Elements or name must be provided: elements to create, or a name to attach to")
             self.shm = SharedBlock(name)
             buffer = self._buffer()
-            if bytes(buffer[:_WORD_BYTES]) != _MAGIC:
+            if len(buffer) < _TABLE or bytes(buffer[:_WORD_BYTES]) != _MAGIC:
                 self.close()
                 raise ValueError(f"the shared memory block {name!r} was not made by SharedMemoryDataSource")
             self._length: int = _WORD.unpack_from(buffer, _WORD_BYTES)[0]

@@ -12,7 +12,7 @@ import numpy as np
 from gristmill.core import tree
 
 _POOLED_BYTES = 1 << 20  # from here on a fresh allocation costs more (page faults) than the copy into it
-_MAX_BUFFERS = 8
+_MAX_BUFFERS = 4  # of each stage or iterator: they stay allocated as long as it lives
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
 
@@ -131,12 +131,13 @@ def _leaf_path(value: Any, i: int) -> str:
 
 
 def _stack_tree(values: Sequence[Any], allocate: Allocate) -> Any:
-    first_leaves, structure = tree.flatten(values[0])
+    flatten = tree.flattener()
+    first_leaves, structure = flatten(values[0])
     rows = [first_leaves]
     for position, value in enumerate(values):
         if position == 0:
             continue
-        leaves, other = tree.flatten(value)
+        leaves, other = flatten(value)
         if other != structure:
             raise ValueError(_structure_difference(values[0], value, position))
         rows.append(leaves)

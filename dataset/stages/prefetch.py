@@ -137,7 +137,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def _skip(self) -> None:
         while self._next_index < self._length:
             try:
-                missing = read(self._ds, range(self._next_index, self._next_index + 1))[0] is None
+                missing = read(self._ds, range(self._next_index, self._next_index + 1))[0] is None and not self._allow_nones
             except Exception:
                 missing = False
             self._next_index += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -59,7 +60,7 @@ class ReindexedMapDataset(BlockMapDataset[T]):
     Order: that of ``indices``. Cost: one look-up per element.
     """
 
-    _parameters: ClassVar = {"indices": "_indices"}
+    _parameters: ClassVar = {"indices": "_described_indices"}
 
     def __init__(self, parent: Any, indices: Any) -> None:
         super().__init__(parent)
@@ -75,6 +76,11 @@ class ReindexedMapDataset(BlockMapDataset[T]):
         if length > 5:
             shown.insert(2, "...")
         return f"ReindexMapDataset(indices=[{', '.join(shown)}], len={length})"
+
+    @property
+    def _described_indices(self) -> Any:
+        # More than fits a description, but not millions of them as text.
+        return self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices
 
     def _block(self, indices: Indices) -> list[Any]:
         length = len(self._indices)
@@ -93,6 +99,7 @@ def slice_dataset(parent: Any, sl: Any) -> Any:
     """The stage for ``parent.slice(sl)``."""
     if isinstance(sl, slice):
         return SliceMapDataset(parent, sl)
-    if isinstance(sl, str | bytes) or not (hasattr(sl, "__getitem__") and hasattr(sl, "__len__")):
+    is_sequence = hasattr(sl, "__getitem__") and hasattr(sl, "__len__") and not isinstance(sl, str | bytes | Mapping)
+    if not is_sequence or getattr(sl, "ndim", 1) != 1:
         raise TypeError(f"sl must be a slice or a sequence of indices, got {sl!r:.100} of type {type(sl).__name__}")
     return ReindexedMapDataset(parent, sl)

@@ -155,3 +155,48 @@ def test_an_iterator_that_does_not_validate_is_not_compared(tmp_path):
     unchecked = gristmill.DataLoaderIterator(other, None, validate_state=False)
     HANDLER.restore(tmp_path, unchecked)
     assert json.loads(unchecked.get_state())["last_seen_indices"] == json.loads(it.get_state())["last_seen_indices"]
+
+
+class SeededSampler:
+    _shard_options = gristmill.NoSharding()
+
+    def __init__(self, seed):
+        self._seed = seed
+
+    def __repr__(self):
+        return "SeededSampler()"
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index >= 6:
+            raise IndexError(index)
+        return gristmill.RecordMetadata(index, index)
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), (1, 2), np.random.SeedSequence(5)])
+def test_numbers_of_numpy_and_any_seed_of_a_users_sampler_can_be_saved(tmp_path, seed):
+    operations = [gristmill.Batch(np.int64(2), np.bool_(True))]
+    iterator, other = (
+        iter(gristmill.DataLoader(data_source=range(6), sampler=SeededSampler(seed), operations=operations)) for _ in range(2)
+    )
+    next(iterator)
+    HANDLER.save(tmp_path, iterator)
+    assert next(HANDLER.restore(tmp_path, other)).tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"pipeline": 3}', "\xff"])
+def test_a_damaged_description_is_refused(tmp_path, text):
+    iterator = iter(gristmill.DataLoader(data_source=range(6), sampler=gristmill.SequentialSampler(6)))
+    HANDLER.save(tmp_path, iterator)
+    (tmp_path / "pipeline_0-of-1.json").write_bytes(text.encode("latin-1"))
+    next(iterator)
+    with pytest.raises(StateMismatchError):
+        HANDLER.restore(tmp_path, iterator)
+    assert next(iterator) == 1
+
+
+def test_what_is_no_iterator_cannot_be_saved(tmp_path):
+    with pytest.raises(TypeError, match="item must be an iterator"):
+        HANDLER.save(tmp_path, [1, 2])

@@ -154,7 +154,7 @@ def test_keys_that_cannot_be_sorted():
 @own_traversal()
 def test_structures_read_well():
     _, structure = tree.flatten({"a": [1, (2, None)]})
-    assert repr(structure) == "dict[list[*, tuple[*, NoneType[]]]]"
+    assert repr(structure) == "dict['a': list[*, tuple[*, NoneType[]]]]"
 
 
 def test_jax_is_not_imported_and_a_half_imported_one_is_no_trouble():

@@ -196,3 +196,21 @@ def test_every_iterator_of_ours_says_what_becomes_of_its_parents_elements():
         kinds += kind.__subclasses__()
         if kind.__module__.startswith("gristmill") and not kind.__abstractmethods__:
             assert kind._kind in ("one_to_one", "dropping", "stateful")
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_where_none_is_an_element_only_the_failed_one_is_skipped(num_threads):
+    failing = [True]
+
+    def element(i):
+        if i == 2 and failing:
+            raise KeyError(i)
+        return None if i == 2 else i
+
+    it = iter(MapDataset.range(5).map(element).to_iter_dataset(ReadOptions(num_threads, 4), allow_nones=True))
+    assert [next(it), next(it)] == [0, 1]
+    with pytest.raises(KeyError):
+        next(it)
+    failing.clear()
+    it.skip_failed()
+    assert list(it) == [3, 4]

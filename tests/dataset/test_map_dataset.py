@@ -232,6 +232,20 @@ def test_slices_by_indices():
     assert str(MapDataset.range(9).slice(range(8))) == "ReindexMapDataset(indices=[0, 1, ..., 6, 7], len=8)"
 
 
+def test_a_description_shows_only_the_first_of_many_indices():
+    shown = []
+
+    class Index(int):
+        def __repr__(self):
+            shown.append(self)
+            return int.__repr__(self)
+
+    few, many = ([Index(7)] * n for n in (3, 100_000))
+    assert "indices=[7, 7, 7]" in repr(MapDataset.range(10).slice(few))
+    assert "indices=[7, 7, 7, 7," in repr(MapDataset.range(10).slice(many))
+    assert len(shown) < 1000
+
+
 def test_only_the_needed_entry_of_an_index_sequence_is_read():
     asked = []
 
@@ -419,3 +433,9 @@ def test_texts():
     assert str(ds.map_with_index(Both())) == "MapWithIndexMapDataset(transform=Both)"
     assert str(ds.random_map(Both(), seed=1)) == "RandomMapMapDataset(transform=Both)"
     assert str(ds.shuffle(seed=1)) == "ShuffleMapDataset"
+
+
+@pytest.mark.parametrize("bad", [{1: 2}, np.array(3), np.zeros((2, 2), int), "012", {1, 2}])
+def test_slice_takes_sequences_only(bad):
+    with pytest.raises(TypeError, match="sl must be a slice or a sequence of indices"):
+        MapDataset.range(5).slice(bad)

@@ -5,6 +5,7 @@ import random
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -441,6 +442,59 @@ def test_threads_end_after_an_error():
         with pytest.raises(KeyError):
             next(it)
     wait_until(lambda: not readers())
+
+
+def test_an_error_keeps_no_elements_alive():
+    class Element:
+        pass
+
+    made = []
+
+    def element(i):
+        if i == 40:
+            raise KeyError(i)
+        x = Element()
+        made.append(weakref.ref(x))
+        return x
+
+    gc.disable()  # reference counts must do
+    try:
+        it = iter(MapDataset.range(200).map(element).to_iter_dataset(ReadOptions(4, 100)))
+        assert len([next(it) for _ in range(40)]) == 40
+        with pytest.raises(KeyError):
+            next(it)
+        wait_until(lambda: not any(ref() for ref in made))
+    finally:
+        gc.enable()
+
+
+def test_the_last_elements_are_not_kept_alive():
+    class Element:
+        pass
+
+    it = iter(MapDataset.range(20).map(lambda i: Element()).to_iter_dataset(ReadOptions(1, 8)))
+    made = [weakref.ref(next(it)) for _ in range(20)]
+    wait_until(lambda: not any(ref() for ref in made))
+    assert next(it, "end") == "end"
+
+
+def test_no_lock_is_held_while_a_thread_starts(monkeypatch):
+    """A new thread may collect garbage, and close, before ``start`` returns to the thread that waits for it."""
+    plain = threading.Thread
+    closed = []
+
+    class Closing(plain):
+        def start(self):
+            super().start()
+            closer = plain(target=ahead.close)
+            closer.start()
+            closer.join(PATIENCE_SECONDS)
+            closed.append(not closer.is_alive())
+
+    ahead = ReadAhead(list, 0, 100, 4, 8)
+    monkeypatch.setattr(readahead.threading, "Thread", Closing)
+    ahead.start()
+    assert closed == [True] * 4
 
 
 def test_200_abandoned_iterators_leave_no_threads():

@@ -1,12 +1,13 @@
 """What the operations of a ``DataLoader`` do to its records."""
 
+import copy
 import threading
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from gristmill import DataLoader, ReadOptions, Record, RecordMetadata
+from gristmill import DataLoader, DataLoaderIterator, ReadOptions, Record, RecordMetadata, load
 from gristmill.python import BatchOperation, FilterOperation, MapOperation, RandomMapOperation
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.sharding import NoSharding, ShardOptions
@@ -364,3 +365,54 @@ class TestLegacyOperations:
         loader = self.loader()
         a, b = iter(loader), iter(loader)
         assert [next(a), next(b), next(a), next(b)] == [(0, 1), (0, 1), (2, 3), (2, 3)]
+
+
+class Reversed(IndexSampler):
+    """A subclass with a lookup of its own."""
+
+    def __getitem__(self, index):
+        metadata = super().__getitem__(index)
+        metadata.record_key = 9 - metadata.record_key
+        return metadata
+
+
+class FirstFour(IndexSampler):
+    def __len__(self):
+        return 4
+
+
+class Overstated(SequentialSampler):
+    def __len__(self):
+        return 100
+
+
+def test_a_subclass_of_our_samplers_is_asked_what_it_overrides():
+    assert list(DataLoader(data_source=range(10), sampler=Reversed(10, num_epochs=1))) == list(range(9, -1, -1))
+    assert list(DataLoader(data_source=range(10), sampler=FirstFour(10, num_epochs=1))) == [0, 1, 2, 3]
+    assert list(DataLoader(data_source=range(10), sampler=Overstated(10))) == list(range(10))
+
+
+def test_a_sampler_that_returns_something_else_is_named():
+    class Keys:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            if index >= 3:
+                raise IndexError(index)
+            return index
+
+    loader = DataLoader(data_source=[1, 2, 3], sampler=Keys(), shard_options=NoSharding())
+    with pytest.raises(TypeError, match=r"must return RecordMetadata, got 0 from sampler\[0\]"):
+        next(iter(loader))
+
+
+def test_iterators_are_neither_copied_nor_made_of_anything_else():
+    loader = load([1, 2, 3], num_epochs=1)
+    with pytest.raises(TypeError, match="cannot be copied"):
+        copy.copy(iter(loader))
+    with pytest.raises(TypeError, match="data_loader must be a DataLoader, got 5"):
+        DataLoaderIterator(5, None)
+    for bad in ({"source": iter([1])}, {"source": [1], "transformations": None}):
+        with pytest.raises(TypeError, match="must"):
+            load(**bad)

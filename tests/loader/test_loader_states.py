@@ -450,3 +450,11 @@ class TestSharedMemory:
         finally:
             copy.unlink()
             copy.close()
+
+
+@pytest.mark.parametrize("text", [None, 5, ["<class 'list'>"]])
+def test_a_state_whose_source_is_no_text_is_refused(text):
+    iterator = iter(DataLoader(data_source=[1, 2], sampler=SequentialSampler(2)))
+    state = {**json.loads(iterator.get_state()), "data_source": text}
+    with pytest.raises(ValueError, match="data_source"):
+        iterator.set_state(state)

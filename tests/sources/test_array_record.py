@@ -411,3 +411,8 @@ def test_pickles_have_no_open_files(paths, package):
     copy = package.loads(fresh)
     assert list(copy) == list(source)
     assert (len(copy), repr(copy), copy.paths) == (len(source), repr(source), source.paths)
+
+
+def test_reader_options_that_are_no_mapping_are_refused(tmp_path):
+    with pytest.raises(TypeError, match="reader_options"):
+        ArrayRecordDataSource(str(tmp_path / "x"), ["max_parallelism:1"])

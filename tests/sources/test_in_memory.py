@@ -452,3 +452,14 @@ def test_the_tutorial():
     assert (source[0], len(source)) == (0, 5)
     source.unlink()
     source.close()
+
+
+def test_a_block_too_small_to_be_a_source_is_refused():
+    block = SharedMemory(create=True, size=8)
+    try:
+        block.buf[:8] = b"grstmil1"
+        with pytest.raises(ValueError, match="was not made by"):
+            SharedMemoryDataSource(name=block.name)
+    finally:
+        block.close()
+        block.unlink()
