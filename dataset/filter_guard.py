@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 _log = logging.getLogger("gristmill")
 
@@ -19,7 +19,7 @@ class FilterGuard:
     several elements it raises before counting any of it, so that taking them singly raises at the right one.
     """
 
-    _last_warned = -_WARN_INTERVAL_SECONDS  # by any of them in this process
+    _last_warned: ClassVar[dict[str, float]] = {}  # when, by the name of the stage: for all its iterators in this process
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,8 +43,9 @@ class FilterGuard:
             num_kept = num_seen = 0
             kept = kept[end:]
         self.counts = (num_kept + sum(kept), num_seen + len(kept))
-        if warn and time.monotonic() - FilterGuard._last_warned >= _WARN_INTERVAL_SECONDS:
-            FilterGuard._last_warned = time.monotonic()
+        now = time.monotonic()
+        if warn and now - self._last_warned.get(self._name, -_WARN_INTERVAL_SECONDS) >= _WARN_INTERVAL_SECONDS:
+            self._last_warned[self._name] = now
             _log.warning("%s", self._message(worst, "filter_warn_threshold_ratio"))
 
     def _message(self, ratio: float, option: str) -> str:

@@ -12,8 +12,8 @@ from gristmill.dataset.stages.options import WithOptionsIterDataset
 
 @pytest.fixture(autouse=True)
 def never_warned(monkeypatch):
-    """A warning comes once a minute per process: let every test have its own."""
-    monkeypatch.setattr(FilterGuard, "_last_warned", float("-inf"))
+    """A warning comes once a minute and stage: let every test have its own."""
+    monkeypatch.setattr(FilterGuard, "_last_warned", {})
 
 
 def kept_at(*positions):
@@ -181,3 +181,12 @@ def test_an_endless_pipeline_that_never_passes_ends_with_an_error():
         with pytest.raises(ValueError, match=r"100\.00%"):
             next(it)
     it.close()
+
+
+def test_the_warning_of_one_stage_does_not_swallow_that_of_another(caplog):
+    none = MapDataset.range(1000).to_iter_dataset().filter(lambda x: False)
+    few = MapDataset.range(1000).to_iter_dataset().filter(lambda x: x % 100 == 0)
+    with caplog.at_level(logging.WARNING, logger="gristmill"):
+        assert len(list(none)) == 0
+        assert len(list(few)) == 10
+    assert ["100.00%" in record.getMessage() for record in caplog.records] == [True, False]
