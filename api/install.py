@@ -11,20 +11,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-_MODULES = frozenset(
-    {
-        "checkpoint",
-        "constants",
-        "experimental",
-        "multiprocessing",
-        "python",
-        "python.experimental",
-        "samplers",
-        "sharding",
-        "sources",
-        "transforms",
-    }
-)
+from gristmill import _MODULES as PUBLIC_MODULES
+
+_MODULES = {*PUBLIC_MODULES, "python.experimental"}
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):

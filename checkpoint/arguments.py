@@ -12,7 +12,7 @@ from gristmill.checkpoint.handler import CheckpointHandler
 
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)
 @dataclasses.dataclass
-class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
+class CheckpointSave(ocp.args.CheckpointArgs):
     """Saves the position of an iterator: ``manager.save(step, args=CheckpointSave(iterator))``.
 
     Args:
@@ -24,7 +24,7 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]
 
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclasses.dataclass
-class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]
+class CheckpointRestore(ocp.args.CheckpointArgs):
     """Restores an iterator in place: ``manager.restore(step, args=CheckpointRestore(iterator))``.
 
     Args:

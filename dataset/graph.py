@@ -2,8 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from gristmill.core.seeds import check_seed, derive_seed
+
+S = TypeVar("S")
+
+
+class DatasetNode:
+    """What a ``MapDataset`` and an ``IterDataset`` have in common: their place in the graph."""
+
+    # On the class, so that a user's subclass that does not call ``super().__init__`` has them too.
+    _parents: tuple[Any, ...] = ()
+    _seed_point: int | None = None  # the seed given at this point of the pipeline
+    _parameters: ClassVar[dict[str, str]] = {}  # what a checkpoint's description shows: name there, attribute here
+    _drops = False  # whether this step may leave out elements of its parent
+
+    @property
+    def parents(self) -> tuple[Any, ...]:
+        """The datasets that this one is made of."""
+        return self._parents
+
+    @property
+    def _parent(self) -> Any:
+        return only_parent(self)
+
+    @functools.cached_property
+    def _default_seed(self) -> np.uint32 | None:
+        """The seed that follows from ``ds.seed(...)`` upstream and the position in the pipeline."""
+        entropy = seed_entropy(self)
+        return np.uint32(derive_seed(entropy)) if entropy else None
+
+    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
+        """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain of methods.
+
+        Example:
+            >>> from gristmill.dataset import MapDataset
+            >>> MapDataset.range(3).pipe(len)
+            3
+        """
+        return func(self, *args, **kwargs)
 
 
 def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
@@ -39,10 +81,10 @@ def seed_entropy(dataset: Any) -> list[int]:
     return entropy
 
 
-def random_seed(stage: Any, seed: int | None, name: str) -> int:
-    """The seed of a random stage: the one given, or the default seed."""
+def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = None) -> int:
+    """The seed of a random stage: the one given, below ``2**bits``, or the default seed."""
     if seed is not None:
-        return seed
+        return check_seed(seed, bits=bits)
     default = stage._default_seed
     if default is None:
         raise ValueError(f"{name} needs a seed: pass seed=..., or call ds.seed(seed) before it")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import abc
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from gristmill.core.seeds import derive_seed
-from gristmill.dataset.graph import as_parents, only_parent, seed_entropy
+from gristmill.dataset.graph import DatasetNode, as_parents
 from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.map_dataset import MapDataset
 
@@ -25,7 +23,7 @@ class IterDatasetMeta(abc.ABCMeta):
     """The factories of ``IterDataset``."""
 
 
-class IterDataset(Generic[T_co], metaclass=IterDatasetMeta):
+class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
     """A stream of elements without random access, whose iterators can be saved and restored.
 
     Immutable; every ``iter(ds)`` is an independent iterator at the beginning. Most are made by
@@ -42,26 +40,8 @@ class IterDataset(Generic[T_co], metaclass=IterDatasetMeta):
         [array([0, 2]), array([4])]
     """
 
-    _parents: tuple[Any, ...] = ()
-    _seed_point: int | None = None
-    _drops = False
-
     def __init__(self, parents: Any | Iterable[Any] = ()) -> None:
         self._parents = as_parents(parents, MapDataset, IterDataset)
-
-    @property
-    def parents(self) -> tuple[Any, ...]:
-        """The datasets that this one is made of."""
-        return self._parents
-
-    @property
-    def _parent(self) -> Any:
-        return only_parent(self)
-
-    @functools.cached_property
-    def _default_seed(self) -> np.uint32 | None:
-        entropy = seed_entropy(self)
-        return np.uint32(derive_seed(entropy)) if entropy else None
 
     @abc.abstractmethod
     def __iter__(self) -> DatasetIterator[T_co]:
@@ -179,7 +159,3 @@ class IterDataset(Generic[T_co], metaclass=IterDatasetMeta):
         from gristmill.dataset.stages.seed import SeedIterDataset
 
         return SeedIterDataset(self, seed)
-
-    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
-        """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain of methods."""
-        return func(self, *args, **kwargs)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import abc
 import builtins
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 
 from gristmill.core.errors import stop_iteration_error
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.options import ReadOptions
-from gristmill.core.seeds import derive_seed
 from gristmill.dataset.description import describe, description_text
-from gristmill.dataset.graph import as_parents, only_parent, seed_entropy
+from gristmill.dataset.graph import DatasetNode, as_parents
 
 if TYPE_CHECKING:
     from gristmill.dataset.iter_dataset import IterDataset
@@ -70,7 +68,7 @@ class MapDatasetMeta(abc.ABCMeta):
         return RangeMapDataset(start, stop, step)
 
 
-class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
+class MapDataset(DatasetNode, Generic[T_co], metaclass=MapDatasetMeta):
     """A lazily computed sequence with random access: ``ds[i]`` is the element at ``i``, ``len(ds)`` the length of an epoch.
 
     Any integer is a valid index: ``i // len(ds)`` is the epoch it lies in. ``None`` means that there is no element at an
@@ -89,27 +87,9 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
     """
 
     _parents: tuple[MapDataset[Any], ...] = ()
-    _seed_point: int | None = None  # the seed given at this point of the pipeline
-    _parameters: ClassVar[dict[str, str]] = {}  # what a checkpoint's description shows: name there, attribute here
-    _drops = False  # whether this step may leave out elements of its parent
 
     def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:
         self._parents = as_parents(parents, MapDataset)
-
-    @property
-    def parents(self) -> tuple[MapDataset[Any], ...]:
-        """The datasets that this one is made of."""
-        return self._parents
-
-    @property
-    def _parent(self) -> MapDataset[Any]:
-        return only_parent(self)
-
-    @functools.cached_property
-    def _default_seed(self) -> np.uint32 | None:
-        """The seed that follows from ``ds.seed(...)`` upstream and the position in the pipeline."""
-        entropy = seed_entropy(self)
-        return np.uint32(derive_seed(entropy)) if entropy else None
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -342,15 +322,6 @@ class MapDataset(Generic[T_co], metaclass=MapDatasetMeta):
         from gristmill.dataset.stages.repeat import RepeatMapDataset
 
         return RepeatMapDataset(self, num_epochs, reseed_each_epoch=reseed_each_epoch)
-
-    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
-        """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain of methods.
-
-        Example:
-            >>> MapDataset.range(3).pipe(len)
-            3
-        """
-        return func(self, *args, **kwargs)
 
     def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T_co]:
         """Returns an ``IterDataset`` of one epoch of this dataset.

@@ -29,7 +29,7 @@ from typing import Any
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more
-_ANEW_SECONDS = 1.0
+_ANEW_SECONDS = 1.0  # see guarantee 5
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
 _LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one block
 _NUM_WAITS = 2  # elements in a row that waited: there is something to wait for

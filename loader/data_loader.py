@@ -97,7 +97,7 @@ class DataLoader:
         self._dataset = self._lower()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
         if worker_count:
-            # The engine's processes are the next thing to come; running everything here instead would hide that.
+            # An error, because running everything in this process instead would be slow without saying so.
             raise NotImplementedError(
                 f"worker_count={worker_count} needs worker processes, which this version does not have yet: use worker_count=0"
             )

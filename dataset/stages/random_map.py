@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
-from gristmill.core.seeds import RngPool, check_seed
+from gristmill.core.seeds import RngPool
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.graph import random_seed
 from gristmill.dataset.iter_dataset import IterDataset
@@ -29,7 +29,6 @@ class RandomMapMapDataset(BlockMapDataset[T]):
         super().__init__(parent)
         self._transform = transform
         self._fn = transform_function(transform, RandomMap, "random_map")
-        seed = None if seed is None else check_seed(seed)
         self._rng_pool = RngPool(random_seed(self, seed, "random_map"))
 
     def __str__(self) -> str:
@@ -50,7 +49,6 @@ class RandomMapIterDataset(IterDataset[T]):
         super().__init__(parent)
         self._transform = transform
         self._fn = transform_function(transform, RandomMap, "random_map")
-        seed = None if seed is None else check_seed(seed)
         self._rng_pool = RngPool(random_seed(self, seed, "random_map"))
 
     def __str__(self) -> str:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.permutation import Permutation
-from gristmill.core.seeds import check_seed
 from gristmill.dataset.graph import random_seed
 from gristmill.dataset.map_dataset import ReindexMapDataset
 
@@ -24,8 +23,7 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
 
     def __init__(self, parent: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
-        seed = None if seed is None else check_seed(seed, bits=32)
-        self._seed = random_seed(self, seed, "shuffle")
+        self._seed = random_seed(self, seed, "shuffle", bits=32)
         self._permutation = Permutation(0, self._seed)
 
     @property
