@@ -1,5 +1,6 @@
-"""Options of worker processes."""
+"""Options of worker processes, and arrays that processes share."""
 
 from gristmill.core.options import MultiprocessingOptions
+from gristmill.workers.shared_array import SharedMemoryArray, SharedMemoryArrayMetadata
 
-__all__ = ["MultiprocessingOptions"]
+__all__ = ["MultiprocessingOptions", "SharedMemoryArray", "SharedMemoryArrayMetadata"]

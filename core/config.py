@@ -169,6 +169,12 @@ class Config:
         _option(name)  # a name such as "update" is an attribute, but no option
         return getattr(self, name)
 
+    def explicit_values(self) -> dict[str, Any]:
+        """Returns the options that this process was given by ``update``, ``override`` or flags: what its workers are to have too."""
+        flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
+        by_flag = [name for name in _OPTIONS if flags is not None and flags.is_parsed() and f"grain_{name}" in flags]
+        return {name: getattr(self, name) for name in [*by_flag, *self._updates]}
+
     @contextlib.contextmanager
     def override(self, **values: Any) -> Iterator[None]:
         """Returns a context manager in which the options have the given values; for tests.

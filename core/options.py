@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import logging
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gristmill.core.errors import as_int
@@ -52,9 +53,11 @@ class MultiprocessingOptions:
         num_workers: number of processes; 0 runs in the calling process.
         per_worker_buffer_size: outputs that each worker may keep ready, at least 1 with workers.
         enable_profiling: accepted for compatibility, without effect.
+        worker_env: environment variables of the workers that differ from this process's; ``None`` as a value removes one. By
+            default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is visible there.
 
     Raises:
-        TypeError: a value is not an integer.
+        TypeError: a value is of the wrong type.
         ValueError: a value is out of range.
 
     Example:
@@ -65,12 +68,26 @@ class MultiprocessingOptions:
     num_workers: int = 0
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
+    worker_env: Mapping[str, str | None] | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.num_workers = as_int("num_workers", self.num_workers, minimum=0)
         self.per_worker_buffer_size = as_int(
             "per_worker_buffer_size", self.per_worker_buffer_size, minimum=1 if self.num_workers else 0
         )
+        _check_environment(self.worker_env)
+
+
+def _check_environment(variables: Any) -> None:
+    if variables is None:
+        return
+    if not isinstance(variables, Mapping):
+        raise TypeError(f"worker_env must be a mapping of names to strings or None, got {variables!r:.200}")
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str | None):
+            raise TypeError(f"worker_env must map names to strings or None, got {name!r}: {value!r:.200}")
+        if not name or "=" in name or "\0" in name + (value or ""):
+            raise ValueError(f"worker_env must have names without '=' and no null characters, got {name!r}: {value!r:.200}")
 
 
 class ExecutionTrackingMode(enum.Enum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
@@ -21,6 +22,7 @@ class DatasetNode:
     _seed_point: int | None = None  # the seed given at this point of the pipeline
     _parameters: ClassVar[dict[str, str]] = {}  # what a checkpoint's description shows: name there, attribute here
     _drops = False  # whether this step may leave out elements of its parent
+    _adds_step = True  # whether it counts in the distance of a seed (what does not has one parent)
 
     @property
     def parents(self) -> tuple[Any, ...]:
@@ -33,9 +35,22 @@ class DatasetNode:
 
     @functools.cached_property
     def _default_seed(self) -> np.uint32 | None:
-        """The seed that follows from ``ds.seed(...)`` upstream and the position in the pipeline."""
-        entropy = seed_entropy(self)
-        return np.uint32(derive_seed(entropy)) if entropy else None
+        return default_seed(self)
+
+    def _over(self, replaced: Callable[[Any], Any]) -> Any:
+        """This step over other parents: a copy that shares whatever it has with this one, and has the same default seed.
+
+        A step that keeps something else that follows from its parents makes itself anew.
+
+        Args:
+            replaced: gives what takes the place of a parent, or of anything made of parents that an attribute may hold;
+                other values as they are.
+        """
+        new = copy.copy(self)
+        attributes = vars(new)
+        attributes.update({name: replaced(value) for name, value in attributes.items()})
+        attributes.setdefault("_default_seed", default_seed(self))
+        return new
 
     def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
         """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain of methods.
@@ -63,6 +78,12 @@ def only_parent(node: Any) -> Any:
     return node._parents[0]
 
 
+def default_seed(dataset: Any) -> np.uint32 | None:
+    """The seed that follows from ``ds.seed(...)`` upstream and the position in the pipeline."""
+    entropy = seed_entropy(dataset)
+    return np.uint32(derive_seed(entropy)) if entropy else None
+
+
 def seed_entropy(dataset: Any) -> list[int]:
     """The seeds nearest upstream and how many steps away each is: ``[seed, steps, seed, steps, …]``.
 
@@ -73,6 +94,8 @@ def seed_entropy(dataset: Any) -> list[int]:
     while level:
         above = []
         for node in level:
+            while not node._adds_step:
+                node = only_parent(node)
             if node._seed_point is None:
                 above.extend(node._parents)
             else:

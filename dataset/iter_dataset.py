@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import abc
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
+from gristmill.core.errors import as_int
+from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset.graph import DatasetNode, as_parents
 from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.map_dataset import MapDataset
@@ -126,6 +129,50 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
         from gristmill.dataset.stages.map_with_index import MapWithIndexIterDataset
 
         return MapWithIndexIterDataset(self, transform)
+
+    def mp_prefetch(
+        self,
+        options: MultiprocessingOptions | None = None,
+        worker_init_fn: Callable[[int, int], Any] | None = None,
+        sequential_slice: bool = False,
+    ) -> IterDataset[T_co]:
+        """Returns a dataset of the same elements, computed by worker processes.
+
+        Each worker runs the whole pipeline before this point on its share: worker ``i`` of ``n`` has the elements ``i``,
+        ``i + n``, … of the ``MapDataset`` that ``to_iter_dataset`` was called on. Outputs are taken from the workers in turn, so
+        for steps that make one element of one the order does not depend on ``n``; batches, filters and the like are made by
+        each worker for itself. Processes start with the first element and need no ``if __name__ == "__main__"``. An error
+        stays until the state is set: ``it.set_state(it.get_state())`` tries again.
+
+        Args:
+            options: number of workers (0 returns this dataset itself) and outputs that each keeps ready; by default 10 workers.
+            worker_init_fn: called with worker index and number of workers in each process before anything else.
+            sequential_slice: give each worker a contiguous part of the source instead of every ``n``-th element.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: the pipeline cannot be shared out, or has workers already.
+
+        Example:
+            >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
+            >>> list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
+            [0, 1, 4, 9]
+        """
+        if options is None:
+            options = MultiprocessingOptions(num_workers=10)
+        if not isinstance(options, MultiprocessingOptions):
+            raise TypeError(f"options must be a MultiprocessingOptions, got {options!r:.200}")
+        if options.num_workers == 0:
+            return self
+        as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1)
+        from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
+
+        return MultiprocessPrefetchIterDataset(self, options, worker_init_fn, sequential_slice)
+
+    def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T_co]:
+        """Deprecated: use ``mp_prefetch``."""
+        warnings.warn("IterDataset.prefetch is deprecated: use mp_prefetch", DeprecationWarning, stacklevel=2)
+        return self.mp_prefetch(multiprocessing_options)
 
     def random_map(
         self, transform: RandomMap | Callable[[Any, np.random.Generator], S], *, seed: int | None = None

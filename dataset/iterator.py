@@ -22,6 +22,7 @@ from gristmill.core.options import DatasetOptions
 from gristmill.core.state import state_to_text
 from gristmill.dataset.description import describe, read_checkpoint, write_checkpoint
 from gristmill.dataset.graph import as_parents, only_parent
+from gristmill.transforms.batching import Allocate
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -33,6 +34,7 @@ class IteratorContext:
     options: DatasetOptions = field(default_factory=DatasetOptions)
     worker_index: int = 0
     worker_count: int = 1
+    is_rewinding: bool = False  # a step that failed is being taken back
 
 
 class DatasetIterator(Iterator[T_co], abc.ABC):
@@ -134,7 +136,7 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         try:
             self._skip()
         except BaseException:
-            self._restore(self._failed_state)
+            rewind(self, self._failed_state)
             raise
         self._failed_state = None
 
@@ -178,6 +180,9 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         """``set_state`` without a way back."""
         self.set_state(state)
 
+    def _allocate_with(self, allocate: Allocate) -> None:
+        """Lets new arrays in the outputs be made by ``allocate``, which knows where they are wanted. Optional."""
+
     def _skip(self) -> None:
         """Advances past the next output, although computing it fails."""
         raise NotImplementedError(f"{self} cannot move past a failed element: it does not define _skip")
@@ -208,7 +213,7 @@ class BlockIterator(DatasetIterator[T_co]):
             block = self._take(1)
         except BaseException as error:
             if before is not None:
-                self._restore(before)
+                rewind(self, before)
             self._failed_state = snapshot(self)
             if isinstance(error, StopIteration):
                 raise stop_iteration_error(str(self)) from error
@@ -223,7 +228,7 @@ class BlockIterator(DatasetIterator[T_co]):
             self._restore(state)
         except BaseException:
             if before is not None:
-                self._restore(before)
+                rewind(self, before)
             raise
         self._failed_state = None
 
@@ -285,6 +290,16 @@ def snapshot(it: DatasetIterator[Any]) -> Any:
         return None
 
 
+def rewind(it: DatasetIterator[Any], state: Any) -> None:
+    """Takes ``it`` back to ``state`` after a step that failed: where it is again, errors may stay as they are."""
+    ctx = it._ctx
+    ctx.is_rewinding = True
+    try:
+        it._restore(state)
+    finally:
+        ctx.is_rewinding = False
+
+
 def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
     """The next ``n`` elements of ``it``, fewer only at the end, or the error that taking them one by one meets first.
 
@@ -296,7 +311,7 @@ def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
     try:
         return it._take(n)
     except Exception:
-        it._restore(before)
+        rewind(it, before)
     elements: list[Any] = []
     while len(elements) < n:
         element = it._take(1)
@@ -313,7 +328,7 @@ def skip_one(it: DatasetIterator[Any]) -> None:
         it._take(1)
     except Exception:
         if before is not None:
-            it._restore(before)
+            rewind(it, before)
         it._skip()
 
 

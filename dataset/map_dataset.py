@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import builtins
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -117,6 +117,27 @@ class MapDataset(DatasetNode, Generic[T_co], metaclass=MapDatasetMeta):
         ``read`` makes up for it.
         """
         return [self[i] for i in as_ints(indices)]
+
+    def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
+        """This step over a part of its parent, for ``sequential_slice``.
+
+        A copy will do if element ``i`` is made of the parent's at ``i``. That cannot be proved of code; what the other
+        kinds of steps have in common is that they have several parents, or a length of their own, or keep something of the
+        parent's length (a permutation, labels). Steps of ours that do so nevertheless make themselves anew.
+
+        Raises:
+            ValueError: this step may be of such a kind.
+        """
+        if len(self._parents) != 1:
+            raise not_over_a_part(self, "combines several datasets")
+        new = super()._over(replaced)
+        length = len(self)
+        if len(self._parent) != length or len(new) != len(new._parent):
+            raise not_over_a_part(self, "has a length of its own")
+        for name, value in vars(self).items():
+            if _is_per_element(value, length) and replaced(value) is value:
+                raise not_over_a_part(self, f"has an attribute, {name}, with an entry for every element")
+        return new
 
     def apply(self, transformations: Transformation | Transformations) -> MapDataset[Any]:
         """Returns a dataset with the given transformations applied in order.
@@ -392,6 +413,22 @@ class ReindexMapDataset(BlockMapDataset[T]):
             if moved is not None:
                 return self._parents[0]._block(moved)
         return self._parents[0]._block(self._reindex(as_array(indices, self._limit)))
+
+
+def not_over_a_part(step: Any, reason: str) -> ValueError:
+    return ValueError(
+        f"sequential_slice=True gives every worker a part of the source, but {step!s:.200} {reason}: over a part, elements "
+        "would be lost or repeated. Use sequential_slice=False"
+    )
+
+
+def _is_per_element(value: Any, length: int) -> bool:
+    if callable(value) or isinstance(value, str | bytes | Mapping):
+        return False
+    try:
+        return 0 < len(value) == length
+    except TypeError:
+        return False
 
 
 def _as_index(index: Any) -> int:

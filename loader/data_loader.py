@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,9 @@ class DataLoader:
 
     Each ``iter(loader)`` is an independent iterator from the beginning, whose position can be saved and restored. Order:
     element ``k`` is record ``sampler[k * shard_count + shard_index].record_key`` of the source; operations are applied one
-    after the other, lazily, in the consumer's thread, while threads read records ahead.
+    after the other, lazily, while threads read records ahead. With ``worker_count`` processes, worker ``w`` does all this for
+    the elements ``w``, ``w + worker_count``, …, and outputs are taken from the workers in turn. Scripts need no
+    ``if __name__ == "__main__"`` for that.
 
     Args:
         data_source: where to read records: anything with ``__getitem__``, safe to use from several threads.
@@ -48,6 +50,8 @@ class DataLoader:
         shard_options: which part of the sampler's indices to read; by default the sampler's own sharding.
         read_options: how records are read ahead; ``ReadOptions()`` by default.
         enable_profiling: accepted for compatibility, without effect.
+        worker_init_fn: called with worker index and worker count in each worker process before anything else.
+        worker_env: environment variables of the workers (see ``MultiprocessingOptions``).
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -75,6 +79,8 @@ class DataLoader:
         shard_options: ShardOptions | None = None,
         read_options: ReadOptions | None = None,
         enable_profiling: bool = False,
+        worker_init_fn: Callable[[int, int], Any] | None = None,
+        worker_env: Mapping[str, str | None] | None = None,
     ) -> None:
         for name, value in (("data_source", data_source), ("sampler", sampler)):
             if not hasattr(value, "__getitem__"):
@@ -89,18 +95,16 @@ class DataLoader:
         self._sampler = sampler
         self._operations = [_as_operation(i, operation) for i, operation in enumerate(_as_iterable(operations))]
         self._read_options = read_options or ReadOptions()
-        self._multiprocessing_options = MultiprocessingOptions(worker_count, worker_buffer_size, bool(enable_profiling))
+        self._multiprocessing_options = MultiprocessingOptions(
+            worker_count, worker_buffer_size, bool(enable_profiling), worker_env=worker_env
+        )
+        self._worker_init_fn = worker_init_fn
         self._shard = _sharding(sampler, shard_options)
         _check_seed(sampler, self._operations)
         _check_length(sampler, data_source)
         self._length = _local_length(sampler, self._shard)
         self._dataset = self._lower()
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
-        if worker_count:
-            # An error, because running everything in this process instead would be slow without saying so.
-            raise NotImplementedError(
-                f"worker_count={worker_count} needs worker processes, which this version does not have yet: use worker_count=0"
-            )
 
     def _lower(self) -> IterDataset[Any]:
         as_records = any([operation_kind(operation) not in (Map, Filter, Batch) for operation in self._operations])
@@ -108,7 +112,8 @@ class DataLoader:
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
         for operation in self._operations:
             ds = apply_operation(ds, operation, as_records=as_records)
-        return strip_metadata(ds) if as_records else ds
+        ds = strip_metadata(ds) if as_records else ds
+        return ds.mp_prefetch(self._multiprocessing_options, self._worker_init_fn)
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gristmill.core.errors import StateKeyError, StateMismatchError
+from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.core.state import state_count, state_field, state_to_text
 from gristmill.dataset.description import read_checkpoint
 from gristmill.dataset.iterator import iterate, write_when_created
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from gristmill.loader.data_loader import DataLoader
 
 _VERSION = 2
+_BETWEEN = '\n    },\n    "last_worker_index": '
 _KEYS = ("last_seen_indices", "last_worker_index", "worker_count", "sampler", "data_source")
 
 
 class DataLoaderIterator(Iterator[Any]):
     """Iterates over the elements of a ``DataLoader``; saves and restores its position in a few bytes.
 
-    When ``next`` raises, nothing is lost: the state still says "after the last delivered element", and the following ``next``
-    tries the same one again. Used by one thread at a time. A context manager: leaving it closes the iterator.
+    When ``next`` raises, nothing is lost: the state still says "after the last delivered element". The following ``next``
+    tries the same one again; with worker processes it raises the same error, until the state is set. Used by one thread at a time. A context manager: leaving it closes the iterator.
 
     Args:
         data_loader: the loader.
@@ -63,10 +64,40 @@ class DataLoaderIterator(Iterator[Any]):
         """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any data."""
         if self._frame is None:
             self._frame = self._text_around_position()
-        shard = self._loader._shard
-        num_read = self._iterator.get_state()["next_index"]
         before, after = self._frame
-        return f"{before}{shard.shard_index + (num_read - 1) * shard.shard_count}{after}".encode()
+        last_worker, num_read = self._position()
+        last_seen = ",\n".join([f'        "{w}": {self._first_index(w) + (num - 1) * self._step}' for w, num in enumerate(num_read)])
+        return f"{before}{last_seen}{_BETWEEN}{last_worker}{after}".encode()
+
+    @property
+    def _num_positions(self) -> int:
+        return max(1, self._loader.multiprocessing_options.num_workers)
+
+    @property
+    def _step(self) -> int:
+        """From one sampler index of a worker to its next."""
+        return self._num_positions * self._loader._shard.shard_count
+
+    def _first_index(self, worker: int) -> int:
+        """The first sampler index of a worker."""
+        shard = self._loader._shard
+        return shard.shard_index + worker * shard.shard_count
+
+    def _position(self) -> tuple[int, list[int]]:
+        """The worker before the one that is next, and how many records each worker has read for what was delivered."""
+        state = self._iterator.get_state()
+        if not self._loader.multiprocessing_options.num_workers:
+            return -1, [state["next_index"]]
+        return state["next_index_in_cycle"] - 1, [state["next_index"] for state in state["iterators_in_use_states"]]
+
+    def _set_position(self, next_worker: int, num_read: list[int]) -> None:
+        states = [{"next_index": num} for num in num_read]
+        if not self._loader.multiprocessing_options.num_workers:
+            self._iterator.set_state(states[0])
+        else:
+            exhausted = [0] * len(states)
+            cycle = {"next_index_in_cycle": next_worker, "iterators_in_use_states": states, "exhausted": exhausted}
+            self._iterator.set_state(cycle)
 
     def set_state(self, state: bytes | str | Mapping[str, Any]) -> None:
         """Continues from ``state``, backwards or forwards, also after the end or an error.
@@ -90,16 +121,31 @@ class DataLoaderIterator(Iterator[Any]):
             raise StateMismatchError(f"the version of a DataLoader state must be {_VERSION}, got {state['version']!r}")
         if self._validate:
             self._check_origin(state)
-        positions = state["last_seen_indices"]
-        last_seen = state_field(positions, "0", "a DataLoader")
-        if len(positions) != 1:
-            raise StateMismatchError(f"last_seen_indices must have the key '0' alone without workers, got {positions!r:.200}")
-        shard = self._loader._shard
-        if type(last_seen) is not int or (last_seen - shard.shard_index) % shard.shard_count:
-            raise StateMismatchError(
-                f"last_seen_indices['0'] must be an index of shard {shard.shard_index} of {shard.shard_count}, got {last_seen!r}"
-            )
-        self._iterator.set_state({"next_index": (last_seen - shard.shard_index) // shard.shard_count + 1})
+        self._set_position(*self._parse_position(state["last_seen_indices"], state["last_worker_index"]))
+
+    def _parse_position(self, last_seen: Any, last_worker: Any) -> tuple[int, list[int]]:
+        count, shard = self._num_positions, self._loader._shard
+        keys = [str(worker) for worker in range(count)]
+        num_read = []
+        for worker, key in enumerate(keys):
+            index = state_field(last_seen, key, "a DataLoader")
+            if type(index) is not int or (index - self._first_index(worker)) % self._step:
+                raise StateMismatchError(
+                    f"last_seen_indices[{key!r}] must be an index of worker {worker} of {count} in shard {shard.shard_index} of "
+                    f"{shard.shard_count}, got {index!r}"
+                )
+            num_read.append((index - self._first_index(worker)) // self._step + 1)
+            length = len(range(worker, self._loader._length, count))
+            if not 0 <= num_read[-1] <= length:
+                raise StateIndexError(
+                    f"the number of elements that worker {worker} has read (last_seen_indices[{key!r}] is {index}) must be in "
+                    f"[0, {length}], the number of its elements, got {num_read[-1]}"
+                )
+        if len(last_seen) != count:
+            raise StateMismatchError(f"last_seen_indices must have the keys {keys} alone, got {last_seen!r:.200}")
+        if type(last_worker) is not int or not -1 <= last_worker < count:
+            raise StateMismatchError(f"last_worker_index must be an integer in [-1, {count - 1}], got {last_worker!r:.200}")
+        return (last_worker + 1) % count, num_read
 
     def start_prefetch(self) -> None:
         """Begins to read ahead without waiting for it; may be called again."""
@@ -138,13 +184,12 @@ class DataLoaderIterator(Iterator[Any]):
             "version": _VERSION,
             "last_seen_indices": {"0": 0},
             "last_worker_index": -1,
-            "worker_count": 0,
+            "worker_count": self._loader.multiprocessing_options.num_workers,
             "sampler": repr(self._loader._sampler),
             "data_source": self._loader._source_text,
         }
-        position = '"0": '
-        before, after = state_to_text(state).split(position + "0", 1)
-        return before + position, after
+        before, after = state_to_text(state).split(f'        "0": 0{_BETWEEN}-1', 1)
+        return before, after
 
     def _check_origin(self, state: Mapping[str, Any]) -> None:
         worker_count = self._loader.multiprocessing_options.num_workers

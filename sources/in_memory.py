@@ -15,7 +15,7 @@ from multiprocessing.shared_memory import ShareableList
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from gristmill.sources.shared_block import SharedBlock
+from gristmill.core.shared_block import SharedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gristmill.checkpoint import CheckpointSave as PyGrainCheckpointSave
     from gristmill.python import experimental as experimental
     from gristmill.sources import SharedMemoryDataSource as InMemoryDataSource
+    from gristmill.workers.shared_array import SharedMemoryArray as SharedMemoryArray
 
 from gristmill.checkpoint import CheckpointHandler as GrainCheckpointHandler
 from gristmill.checkpoint import CheckpointHandler as PyGrainCheckpointHandler
@@ -46,6 +47,7 @@ _LAZY = {
     "InMemoryDataSource": ("gristmill.sources", "SharedMemoryDataSource"),
     "PyGrainCheckpointRestore": ("gristmill.checkpoint", "CheckpointRestore"),
     "PyGrainCheckpointSave": ("gristmill.checkpoint", "CheckpointSave"),
+    "SharedMemoryArray": ("gristmill.workers.shared_array", "SharedMemoryArray"),
 }
 
 __all__ = [  # noqa: RUF022  (by subject)
@@ -78,6 +80,7 @@ __all__ = [  # noqa: RUF022  (by subject)
     "ReadOptions",
     "Record",
     "RecordMetadata",
+    "SharedMemoryArray",
     "config",
     "load",
     "GrainCheckpointHandler",

@@ -10,7 +10,7 @@ from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, pull, skip_one
 from gristmill.dataset.map_dataset import BlockMapDataset, ancestors, read
 from gristmill.transforms.base import check_batch_size
-from gristmill.transforms.batching import BufferPool, stack
+from gristmill.transforms.batching import Allocate, BufferPool, stack
 
 T = TypeVar("T")
 
@@ -55,6 +55,10 @@ class BatchMapDataset(BlockMapDataset[T]):
 
     def __str__(self) -> str:
         return f"BatchMapDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+
+    def _over(self, replaced: Callable[[Any], Any]) -> BatchMapDataset[T]:
+        drop, batch_fn = self._drop_remainder, self._batch_fn
+        return BatchMapDataset(replaced(self._parent), self._batch_size, drop_remainder=drop, batch_fn=batch_fn)
 
     def _block(self, indices: Indices) -> list[Any]:
         self._check_not_empty(self._length)
@@ -122,6 +126,10 @@ class BatchDatasetIterator(StatelessIterator[T]):
             batches.append(self._batch_fn(elements))
         return batches
 
+    def _allocate_with(self, allocate: Allocate) -> None:
+        if hasattr(self._batch_fn, "allocate_with"):
+            self._batch_fn.allocate_with(allocate)
+
     def _skip(self) -> None:
         for _ in range(self._batch_size):
             skip_one(self._source)
@@ -137,10 +145,13 @@ class _DefaultBatch:
     """Stacks leaves; every stage or iterator has its own buffers, which go when it goes."""
 
     def __init__(self) -> None:
-        self._pool = BufferPool()
+        self._allocate: Allocate = BufferPool()
 
     def __call__(self, elements: list[Any]) -> Any:
-        return stack(elements, self._pool)
+        return stack(elements, self._allocate)
+
+    def allocate_with(self, allocate: Allocate) -> None:
+        self._allocate = allocate
 
 
 def batch_function(batch_fn: Any) -> Callable[[list[Any]], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import as_int
@@ -37,6 +38,9 @@ class RepeatMapDataset(ReindexMapDataset[T]):
 
     def __str__(self) -> str:
         return f"RepeatMapDataset(num_epochs={self._num_epochs})"
+
+    def _over(self, replaced: Callable[[Any], Any]) -> RepeatMapDataset[T]:
+        return RepeatMapDataset(replaced(self._parent), self._num_epochs, reseed_each_epoch=self._reseed)
 
     def _reindex_range(self, indices: range) -> Indices | None:
         return indices if self._reseed else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_ints
-from gristmill.dataset.map_dataset import BlockMapDataset, ReindexMapDataset
+from gristmill.dataset.map_dataset import BlockMapDataset, ReindexMapDataset, not_over_a_part
 
 T = TypeVar("T")
 
@@ -34,6 +34,11 @@ class SliceMapDataset(ReindexMapDataset[T]):
 
     def __str__(self) -> str:
         return f"SliceMapDataset[{self._start}:{self._stop}:{self._step}]"
+
+    def _over(self, replaced: Callable[[Any], Any]) -> SliceMapDataset[T]:
+        if self._length != self._parent_length:
+            raise not_over_a_part(self, "selects elements by their position")
+        return SliceMapDataset(replaced(self._parent), slice(None, None, self._step))  # all of them, perhaps backwards
 
     @property
     def _limit(self) -> int:
@@ -76,6 +81,9 @@ class ReindexedMapDataset(BlockMapDataset[T]):
         if length > 5:
             shown.insert(2, "...")
         return f"ReindexMapDataset(indices=[{', '.join(shown)}], len={length})"
+
+    def _over(self, replaced: Callable[[Any], Any]) -> ReindexedMapDataset[T]:
+        raise not_over_a_part(self, "selects elements by their position")
 
     @property
     def _described_indices(self) -> Any:

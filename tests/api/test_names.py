@@ -13,6 +13,8 @@ ALIASES = {
     "load": ["python.load"],
     "ReadOptions": ["python.ReadOptions"],
     "MultiprocessingOptions": ["multiprocessing.MultiprocessingOptions", "python.MultiprocessingOptions"],
+    "multiprocessing.SharedMemoryArray": ["python.SharedMemoryArray", "SharedMemoryArray"],
+    "multiprocessing.SharedMemoryArrayMetadata": [],
     "Record": ["python.Record"],
     "RecordMetadata": ["python.RecordMetadata"],
     "config": ["python.config"],
@@ -75,9 +77,6 @@ ALIASES = {
 
 # Public names whose machinery comes later: not there, rather than there and useless.
 LATER = [
-    "multiprocessing.SharedMemoryArray",
-    "multiprocessing.SharedMemoryArrayMetadata",
-    "python.SharedMemoryArray",
     "transforms.FlatMap",
     "experimental.FlatMapTransform",
     "experimental.PackAndBatchOperation",
@@ -89,7 +88,10 @@ LATER = [
 ]
 
 # Names of the frozen legacy surface that only the root and its modules have.
-NOT_IN_PYTHON = ["samplers", "checkpoint", "sources", "DataLoaderIterator", "TfRandomMap", "FlatMap", "__version__"]
+NOT_IN_PYTHON = [
+    *("samplers", "checkpoint", "sources", "DataLoaderIterator", "SharedMemoryArrayMetadata"),
+    *("TfRandomMap", "FlatMap", "__version__"),
+]
 
 MODULES = [
     "checkpoint",

@@ -305,7 +305,7 @@ class TestRefusing:
     def test_positions_between_those_of_a_shard(self):
         it = iter(make(sampler=IndexSampler(10, ShardOptions(1, 2), num_epochs=1)))
         state = {**parsed(it), "last_seen_indices": {"0": 2}}
-        with pytest.raises(ValueError, match="must be an index of shard 1 of 2, got 2"):
+        with pytest.raises(ValueError, match="must be an index of worker 0 of 1 in shard 1 of 2, got 2"):
             it.set_state(json.dumps(state))
 
     def test_long_reprs_are_cut_in_messages(self):

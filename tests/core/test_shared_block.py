@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.sources.shared_block import SharedBlock
+from gristmill.core.shared_block import SharedBlock
 
 
 @pytest.fixture

@@ -1,0 +1,266 @@
+"""Iterating over shards of a pipeline that are computed elsewhere, one element of each in turn.
+
+Guarantees:
+
+1. The order is decided by the shards alone: shard ``c`` gives an element, then shard ``c + 1``; one that has ended is passed
+   over. How fast they are does not matter.
+2. The state counts what was delivered: a position in the cycle, and the state of every shard after its last delivered element.
+3. An error of a shard comes in its turn, after the elements before it, and again at every ``next`` until the state is set.
+4. An interrupt at any point leaves the iterator after its last delivered element; what had been fetched and not delivered is
+   computed again. So does a fork, in the new process.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.iterator import BlockIterator
+
+T = TypeVar("T")
+
+Fetched: TypeAlias = tuple[Any, Sequence[Any], int]  # an element, states, and which of them is the one after it
+
+
+class Shard(abc.ABC):
+    """Computes one share of the elements, ahead of whoever fetches them."""
+
+    @abc.abstractmethod
+    def start(self, state: Any) -> None:
+        """Begins to compute from ``state`` on (``None``: the beginning), without waiting."""
+
+    @abc.abstractmethod
+    def fetch(self) -> list[Fetched] | BaseException:
+        """Waits for the next elements, or the error that the next one raises: ``StopIteration`` at the end."""
+
+    @abc.abstractmethod
+    def skip(self, state: Any) -> Any:
+        """Continues from ``state``, but past the next element, whether or not it fails; returns the state then."""
+
+
+class RoundRobinIterator(BlockIterator[T]):
+    """The elements of several shards in turn."""
+
+    _parameters: ClassVar = {"num_shards": "_count"}
+    _kind = "stateful"
+    _stays_on_error = True
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+        self._next = 0  # the shard that gives the next element
+        self._after: list[tuple[Sequence[Any], int] | None] = [None] * count  # where the state after its last element is
+        self._exhausted = [0] * count  # as the state says it
+        self._initial_states: list[Any] | None = None
+        # The rest describes running shards and is as it was computed, not as it was delivered.
+        self._shards: Sequence[Shard] | None = None
+        self._process_id = 0
+        self._ready: list[deque[Fetched]] = [deque() for _ in range(count)]
+        self._ended = [False] * count
+        self._failed: list[tuple[BaseException, TracebackType | None] | None] = [None] * count
+
+    @abc.abstractmethod
+    def _open(self) -> Sequence[Shard]:
+        """The shards, new ones or those that were used before."""
+
+    @abc.abstractmethod
+    def _rest(self) -> None:
+        """Called when all shards have ended: they may not be needed any more. May be called again."""
+
+    @abc.abstractmethod
+    def _first_states(self) -> list[Any]:
+        """The states of all shards at the beginning; computes no element."""
+
+    def _take(self, n: int) -> list[Any]:
+        before = self._next, [*self._after], [*self._exhausted]
+        taken: list[tuple[int, Fetched]] = []
+        try:
+            failure = self._collect(n, taken)
+            if failure is not None:
+                for shard, fetched in reversed(taken):
+                    self._ready[shard].appendleft(fetched)
+                self._next, self._after, self._exhausted = before
+        except BaseException:
+            self._next, self._after, self._exhausted = before
+            self._shards = None
+            raise
+        if failure is not None:
+            error, traceback = failure
+            try:
+                raise error.with_traceback(traceback)
+            finally:
+                del error, failure  # its traceback refers to this frame
+        return [fetched[0] for _, fetched in taken]
+
+    def _collect(self, n: int, taken: list[tuple[int, Fetched]]) -> Any:
+        """Takes elements until there are ``n``, or the end, or a failure, which is returned."""
+        while len(taken) < n:
+            shard = self._next
+            if self._ready[shard]:
+                fetched = self._ready[shard].popleft()
+                taken.append((shard, fetched))
+                self._after[shard] = fetched[1], fetched[2]
+                self._exhausted[shard] = 0
+                self._next = (shard + 1) % self._count
+            elif self._failed[shard] is not None:
+                return self._failed[shard]
+            elif self._ended[shard]:
+                if all(self._ended):
+                    self._rest()
+                    break
+                self._next = (shard + 1) % self._count
+            else:
+                self._fetch(shard)
+        return None
+
+    def _fetch(self, shard: int) -> None:
+        """Gets something into one of the lists of ``shard``."""
+        if self._shards is None or self._process_id != os.getpid():
+            self._run()
+            return
+        fetched = self._shards[shard].fetch()
+        if self._closed:
+            raise ValueError(f"{self} was closed while it waited for its next element")
+        if isinstance(fetched, list):
+            self._ready[shard].extend(fetched)
+        elif isinstance(fetched, StopIteration):
+            self._ended[shard] = True
+            self._exhausted[shard] = 1
+            self._next = (shard + 1) % self._count
+        else:
+            self._failed[shard] = fetched, fetched.__traceback__
+
+    def _run(self) -> None:
+        """Makes the shards compute from where this iterator is."""
+        if self._closed:
+            raise ValueError(f"{self} is closed")
+        self._reset()
+        shards = self._open()
+        for i, shard in enumerate(shards):
+            if not self._ended[i]:
+                shard.start(self._state_of(i))
+        self._shards = shards
+        self._process_id = os.getpid()
+
+    def _reset(self) -> None:
+        for i in range(self._count):
+            self._ready[i].clear()
+            self._failed[i] = None
+            self._ended[i] = self._after[i] is not None and self._state_of(i) is None  # nothing to run
+
+    def start_prefetch(self) -> None:
+        if self._shards is None and not self._closed and not all(self._ended):
+            self._run()
+
+    def _state_of(self, shard: int) -> Any:
+        after = self._after[shard]
+        return None if after is None else after[0][after[1]]
+
+    def get_state(self) -> Any:
+        if None in self._after and self._initial_states is None:
+            self._initial_states = self._first_states()
+        states = []
+        for i, after in enumerate(self._after):
+            state = _copied(self._initial_states[i] if after is None and self._initial_states else self._state_of(i))
+            if state is None and not self._ended[i]:
+                raise NotImplementedError(
+                    f"{self} has no state to save: the pipeline before it is iterated by plain Python iterators. "
+                    "Return a DatasetIterator from __iter__ to save its position"
+                )
+            states.append(state)
+        return {
+            "next_index_in_cycle": self._next,
+            "next_index_in_datasets": self._count,
+            "iterators_in_use_indices": list(range(self._count)),
+            "iterators_in_use_states": states,
+            "exhausted": [*self._exhausted],
+            "future_states": {},
+        }
+
+    def set_state(self, state: Any) -> None:
+        if self._ctx.is_rewinding and state == self.get_state():
+            return  # that is where it is, and an error stays until somebody else sets the state
+        self._restore(state)
+        self._failed_state = None
+
+    def _restore(self, state: Any) -> None:
+        states = state_field(state, "iterators_in_use_states", self)
+        exhausted = state_field(state, "exhausted", self)
+        position = state_count(state, "next_index_in_cycle", self)
+        for name, values in (("iterators_in_use_states", states), ("exhausted", exhausted)):
+            if not isinstance(values, list | tuple):
+                raise StateMismatchError(f"{name} must be a list, got {values!r:.200}")
+            if len(values) != self._count:
+                raise StateMismatchError(
+                    f"the state was taken with {len(values)} workers ({name}), {self} has {self._count}: "
+                    "the number of workers must be the same when a state is restored"
+                )
+        if position >= self._count:
+            raise StateMismatchError(f"next_index_in_cycle must be below {self._count}, the number of workers, got {position}")
+        self._next = position
+        self._after = [([_copied(value)], 0) for value in states]
+        # Grain may say "exhausted" of a shard that is not: all are asked, and the flag stays until one gives an element.
+        self._exhausted = [int(bool(value)) for value in exhausted]
+        self._shards = None
+        self._reset()
+
+    def _skip(self) -> None:
+        """Leaves out the next element, which may be one that fails."""
+        while True:
+            shard = self._next
+            if self._failed[shard] is not None and self._shards is not None:
+                state = self._shards[shard].skip(self._state_of(shard))
+                self._failed[shard] = None
+                self._after[shard] = [state], 0
+                self._next = (shard + 1) % self._count
+                return
+            if self._ready[shard]:
+                self._take(1)
+                return
+            if self._ended[shard]:
+                if all(self._ended):
+                    return
+                self._next = (shard + 1) % self._count
+            else:
+                self._fetch(shard)
+
+
+class LinearStates(Sequence[Any]):
+    """The states after each of ``num`` elements, all of whose counts grow by one with every element."""
+
+    def __init__(self, before: Any, num: int) -> None:
+        self._before = before
+        self._num = num
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, i: Any) -> Any:
+        return _advanced(self._before, i + 1)
+
+    @classmethod
+    def between(cls, before: Any, after: Any, num: int) -> LinearStates | None:
+        """The states on the way from one state to another, if all counts in them have grown by ``num``."""
+        return cls(before, num) if before is not None and _advanced(before, num) == after else None
+
+
+def _advanced(state: Any, num: int) -> Any:
+    """``state`` with all its integers increased."""
+    if type(state) is int:
+        return state + num
+    if type(state) is dict:
+        return {key: _advanced(value, num) for key, value in state.items()}
+    return [_advanced(value, num) for value in state] if type(state) is list else state
+
+
+def _copied(state: Any) -> Any:
+    """A copy of plain data, for whoever may change it."""
+    if type(state) is dict:
+        return {key: _copied(value) for key, value in state.items()}
+    return type(state)([_copied(value) for value in state]) if type(state) in (list, tuple) else state

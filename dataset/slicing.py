@@ -1,0 +1,125 @@
+"""The share of a pipeline that one of several workers runs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from gristmill.core.sharding import ShardOptions, even_split
+from gristmill.dataset.graph import DatasetNode
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.map_dataset import MapDataset, ancestors
+from gristmill.dataset.stages.range import RangeMapDataset
+from gristmill.dataset.stages.slice import SliceMapDataset
+from gristmill.dataset.stages.source import SourceMapDataset
+
+T = TypeVar("T")
+
+
+def worker_slice(index: int, count: int) -> slice:
+    """Which elements are those of worker ``index`` of ``count``: this is the one place that says so."""
+    return slice(index, None, count)
+
+
+def slice_pipeline(ds: IterDataset[T], index: int, count: int, *, sequential: bool = False) -> IterDataset[T]:
+    """Returns the pipeline that worker ``index`` of ``count`` runs in place of ``ds``.
+
+    Where the pipeline goes over from random access to a stream, it keeps every ``count``-th element, from ``index`` on:
+    random streams and shuffles before that place are those of the whole. A dataset with a method
+    ``set_slice(sl, sequential_slice)`` slices itself: a copy of it does. Everything between these places and the output is
+    copied, everything before is shared; ``ds`` and what it is made of stay as they are.
+
+    Law: of a pipeline in which every element is made of one element of the random access part, by steps that do not count
+    elements or tell workers apart, the shares taken in turn give ``ds``. No element is in two shares.
+
+    Args:
+        ds: the pipeline; ``count == 1`` gives it back.
+        index: the worker, in ``[0, count)``.
+        count: number of workers.
+        sequential: cut the sources themselves into ``count`` consecutive parts, and run all steps on one part.
+
+    Raises:
+        ValueError: a source of the pipeline cannot be sliced; or, with ``sequential``, a source cannot be cut, or a step
+            has no meaning on a part of its source.
+
+    Example:
+        >>> ds = MapDataset.range(5).to_iter_dataset().map(lambda x: x * 10)
+        >>> list(slice_pipeline(ds, 0, 2)), list(slice_pipeline(ds, 1, 2))
+        ([0, 20, 40], [10, 30])
+        >>> list(slice_pipeline(ds, 0, 2, sequential=True)), list(slice_pipeline(ds, 1, 2, sequential=True))
+        ([0, 10, 20], [30, 40])
+    """
+    shard = ShardOptions(index, count)
+    return ds if count == 1 else _Slicer(shard, sequential).share(ds)
+
+
+class _Slicer:
+    """Replaces the datasets of one pipeline, each once, however many ways lead to it."""
+
+    def __init__(self, shard: ShardOptions, sequential: bool) -> None:
+        self._shard = shard
+        self._slice = worker_slice(shard.shard_index, shard.shard_count)
+        self._sequential = sequential
+        self._shares: dict[int, Any] = {}  # by the id of the dataset
+
+    def share(self, ds: Any) -> Any:
+        if id(ds) not in self._shares:
+            self._shares[id(ds)] = self._share(ds)
+        return self._shares[id(ds)]
+
+    def _share(self, ds: Any) -> Any:
+        if isinstance(ds, MapDataset):
+            return self._part(ds) if self._sequential else _inserted_slice(ds, self._slice)
+        if hasattr(ds, "set_slice"):
+            new = ds._over(_own_container)
+            new.set_slice(self._slice, self._sequential)
+            return new
+        if not ds._parents:
+            raise ValueError(
+                f"an IterDataset source of class {type(ds).__name__} cannot be sliced among {self._shard.shard_count} workers: "
+                "start from a MapDataset (to_iter_dataset()), give the class a method set_slice(sl, sequential_slice=False) "
+                "that keeps a part of its data, or use one worker. If it draws from other datasets, pass them to "
+                "super().__init__()"
+            )
+        return self._over_shares(ds)
+
+    def _part(self, ds: MapDataset[Any]) -> MapDataset[Any]:
+        if ds._parents:
+            return self._over_shares(ds)
+        if not isinstance(ds, SourceMapDataset | RangeMapDataset):
+            raise ValueError(
+                f"sequential_slice=True can cut only MapDataset.source and MapDataset.range into parts, not {ds!s:.200}: "
+                "use sequential_slice=False"
+            )
+        return _inserted_slice(ds, slice(*even_split(len(ds), self._shard)))
+
+    def _over_shares(self, ds: Any) -> Any:
+        parents = set(map(id, ds._parents))
+
+        def is_made_of_parents(value: Any) -> bool:
+            if not isinstance(value, DatasetNode):
+                return False
+            upstream = set(map(id, ancestors(value)))
+            return id(ds) not in upstream and not parents.isdisjoint(upstream)
+
+        def replaced(value: Any) -> Any:
+            # Users keep parents, and what they make of them, under names of their own, several in a list or dictionary.
+            if is_made_of_parents(value):
+                return self.share(value)
+            if type(value) in (list, tuple) and any(map(is_made_of_parents, value)):
+                return type(value)(map(replaced, value))
+            if type(value) is dict and any(map(is_made_of_parents, value.values())):
+                return {key: replaced(x) for key, x in value.items()}
+            return value
+
+        return ds._over(replaced)
+
+
+def _own_container(value: Any) -> Any:
+    return copy.copy(value) if type(value) in (list, dict, set) else value  # which ``set_slice`` may change in place
+
+
+def _inserted_slice(ds: MapDataset[Any], sl: slice) -> MapDataset[Any]:
+    part: SliceMapDataset[Any] = SliceMapDataset(ds, sl)
+    part._adds_step = False  # default seeds are those of the whole
+    return part

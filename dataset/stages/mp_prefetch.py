@@ -1,0 +1,214 @@
+"""``mp_prefetch``: the pipeline so far, run by worker processes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from gristmill.core.naming import transform_name
+from gristmill.core.options import MultiprocessingOptions
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, iterate, snapshot
+from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.round_robin import Fetched, RoundRobinIterator, Shard
+from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.worker_task import PipelineTask, place, share_iterator
+from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED
+from gristmill.workers.pickling import dumps
+from gristmill.workers.pool import Luggage, WorkerPool, hire, park, unpark
+from gristmill.workers.process import WorkerDied
+from gristmill.workers.remote_errors import decode_error
+
+T = TypeVar("T")
+
+
+class MultiprocessPrefetchIterDataset(IterDataset[T]):
+    """The parent's elements, computed by ``num_workers`` processes, each of which has every ``num_workers``-th one.
+
+    Order: one output of each worker in turn. State: that of every worker after its last delivered output. Cost: processes
+    start with the first element, in about 0.1 s; then a message for each large output, or for many small ones.
+    """
+
+    _adds_step = False  # seeds are those of the same pipeline without workers
+
+    def __init__(
+        self,
+        parent: Any,
+        options: MultiprocessingOptions,
+        worker_init_fn: Callable[[int, int], Any] | None = None,
+        sequential_slice: bool = False,
+    ) -> None:
+        super().__init__(parent)
+        if worker_init_fn is not None and not callable(worker_init_fn):
+            raise TypeError(f"worker_init_fn must be a callable of worker index and worker count, got {worker_init_fn!r:.200}")
+        self._options = options
+        self._worker_init_fn = worker_init_fn
+        self._sequential_slice = bool(sequential_slice)
+        for node in ancestors(parent):
+            if isinstance(node, MultiprocessPrefetchIterDataset):
+                raise ValueError(
+                    f"{self} cannot be applied to a pipeline that already has {node}: workers do not start workers. "
+                    "Keep one of them, the last one, and add up their numbers of workers"
+                )
+        slice_pipeline(parent, 0, options.num_workers, sequential=self._sequential_slice)  # raises if that is impossible
+
+    def __str__(self) -> str:
+        return f"MultiprocessPrefetchIterDataset(multiprocessing_options={self._options})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return MultiprocessPrefetchIterator(
+            self._parent, self._options, self._worker_init_fn, sequential_slice=self._sequential_slice
+        )
+
+
+class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
+    _pool: WorkerPool | None = None
+    _resting: WorkerPool | None = None  # the pool that was used last, if nobody else has taken it over
+    _finalizer: Any = None
+
+    def __init__(self, ds: IterDataset[T], options: MultiprocessingOptions, init_fn: Any, *, sequential_slice: bool) -> None:
+        super().__init__(options.num_workers)
+        self._ds = ds
+        self._options = options
+        self._init_fn = init_fn
+        self._sequential_slice = sequential_slice
+
+    def __str__(self) -> str:
+        return f"MultiprocessPrefetchIterator(multiprocessing_options={self._options})"
+
+    @property
+    def _upstream(self) -> tuple[DatasetIterator[Any]]:
+        return (iterate(self._ds),)
+
+    def _first_states(self) -> list[Any]:
+        states = []
+        for i in range(self._count):
+            ds = slice_pipeline(self._ds, i, self._count, sequential=self._sequential_slice)
+            states.append(snapshot(share_iterator(ds, self._ctx.options, i, self._count)))
+        return states
+
+    def _open(self) -> Sequence[Shard]:
+        pool = self._pool
+        if pool is None or pool.is_closed:
+            self._let_go()
+            pool, self._resting = self._resting, None
+            if pool is None or not unpark(pool):
+                pool = self._hire()
+            self._finalizer = weakref.finalize(self, park, pool)
+            self._finalizer.atexit = False
+            self._pool = pool
+        return [ProcessShard(pool, i, self._count) for i in range(self._count)]
+
+    def _hire(self) -> WorkerPool:
+        options = self._ctx.options
+        task = PipelineTask(self._ds, options, self._init_fn, self._sequential_slice)
+        try:
+            luggage = Luggage(
+                task,
+                {"buffer_size": self._options.per_worker_buffer_size, "min_shared_bytes": options.min_shm_size},
+                self._options.worker_env or {},
+            )
+        except Exception as error:
+            _explain_unpicklable(error, self._ds, self._init_fn)
+            raise
+        return hire(luggage, self._count)
+
+    def _rest(self) -> None:
+        pool = self._let_go()
+        if pool is not None:
+            self._resting = pool
+            park(pool)
+
+    def _let_go(self) -> WorkerPool | None:
+        pool, self._pool = self._pool, None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        return pool
+
+    def __del__(self) -> None:
+        pass  # the finalizer parks the processes, where close would end them and wait for that
+
+    def close(self) -> None:
+        super().close()
+        pool = self._let_go()
+        if pool is None and self._resting is not None and unpark(self._resting):
+            pool = self._resting
+        if pool is not None:
+            pool.close()
+        self._reset()
+
+
+class ProcessShard(Shard):
+    """The share of one worker process."""
+
+    def __init__(self, pool: WorkerPool, index: int, count: int) -> None:
+        self._pool = pool
+        self._index = index
+        self._count = count
+        self._state: Any = None  # after the last element that was fetched
+        self._singly = False
+
+    def start(self, state: Any) -> None:
+        self._start(state)
+
+    def _start(self, state: Any, *, skip: bool = False, singly: bool = False) -> None:
+        self._state = state
+        self._singly = singly
+        self._pool.worker(self._index).start(state, skip=skip, singly=singly)
+
+    def fetch(self) -> list[Fetched] | BaseException:
+        while True:
+            try:
+                kind, content = self._pool.workers[self._index].receive()
+            except WorkerDied as death:
+                return self._died(death)
+            if kind == OUTPUTS:
+                elements, states = content
+                self._state = states[len(elements) - 1]
+                return [(element, states, i) for i, element in enumerate(elements)]
+            if kind == END:
+                return StopIteration()
+            if kind == ERROR:
+                return decode_error(content)
+            if self._singly:
+                content.add_note(
+                    f"An output of worker {self._index} of {self._count}, {place(self._state, self._index, self._count)}, "
+                    "was received and could not be unpickled."
+                )
+                return content
+            self._start(self._state, singly=True)  # to deliver those before the one that cannot be unpickled
+
+    def skip(self, state: Any) -> Any:
+        self._start(state, skip=True)
+        try:
+            kind, content = self._pool.workers[self._index].receive()
+        except WorkerDied as death:
+            raise self._died(death) from None
+        if kind != SKIPPED:
+            raise decode_error(content)
+        self._state = content
+        return content
+
+    def _died(self, death: WorkerDied) -> RuntimeError:
+        return RuntimeError(
+            f"Worker process {self._index} of {self._count} was terminated unexpectedly: it {death}, "
+            f"{place(self._state or {'next_index': 0}, self._index, self._count)}. "
+            "Nothing is lost: it.set_state(it.get_state()) goes on from the last delivered element with a new process"
+        )
+
+
+def _explain_unpicklable(error: Exception, ds: IterDataset[Any], init_fn: Any) -> None:
+    """Notes at ``error`` which of the user's objects cannot be pickled."""
+    parts = [(node, name, value) for node in [*ancestors(ds)][::-1] for name, value in vars(node).items() if name != "_parents"]
+    for node, name, value in [*parts, (None, "worker_init_fn", init_fn)]:
+        try:
+            dumps(value)
+        except Exception:
+            owner = "" if node is None else f" of {node}"
+            error.add_note(
+                f"The pipeline cannot be sent to worker processes: {name.lstrip('_')}{owner}, {transform_name(value):.200}, "
+                "cannot be pickled. Make it without what cannot be copied to another process (open files, locks, "
+                "connections), or make that when it is first used"
+            )
+            return

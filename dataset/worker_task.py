@@ -1,0 +1,141 @@
+"""What a worker process does for ``mp_prefetch``: it runs its share of the pipeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.core.errors import stop_iteration_error
+from gristmill.core.options import DatasetOptions
+from gristmill.dataset.graph import DatasetNode
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, snapshot
+from gristmill.dataset.round_robin import LinearStates
+from gristmill.dataset.slicing import slice_pipeline
+
+_BLOCK_SECONDS = 0.001  # elements that are computed singly are sent after this time
+
+
+@dataclass(frozen=True)
+class PipelineTask:
+    """Called in a worker: runs ``init_fn`` and returns what produces the elements of its share."""
+
+    dataset: IterDataset[Any]
+    options: DatasetOptions
+    init_fn: Callable[[int, int], Any] | None
+    sequential_slice: bool
+
+    def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
+        if self.init_fn is not None:
+            self.init_fn(index, count)
+        ds = slice_pipeline(self.dataset, index, count, sequential=self.sequential_slice)
+        return PipelineProducer(ds, self.options, index, count, allocate)
+
+
+class PipelineProducer:
+    """The elements of a share with the states after them.
+
+    A pipeline whose stages pass on or drop single elements is computed in blocks; if every count in its state has grown by the
+    length of the block, the states in between follow. Otherwise elements are computed one by one.
+    """
+
+    def __init__(self, ds: IterDataset[Any], options: DatasetOptions, index: int, count: int, allocate: Any) -> None:
+        self._ds = ds
+        self._options = options
+        self._index = index
+        self._count = count
+        self._allocate = allocate
+        self._iterator: DatasetIterator[Any] | None = None
+        self._in_blocks = True
+
+    def start(self, state: Any, *, skip: bool) -> Any:
+        it = self._iterator
+        if it is None or state is None:
+            if it is not None:
+                it.close()
+            it = self._iterator = share_iterator(self._ds, self._options, self._index, self._count)
+            it._allocate_with(self._allocate)
+            self._in_blocks = _passes_singly(it)
+        if state is not None:
+            it.set_state(state)
+        if skip:
+            it._skip()
+        return snapshot(it)
+
+    def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        it = self._iterator
+        assert it is not None
+        before = snapshot(it)
+        if n > 1 and self._in_blocks:
+            try:
+                block = it._take(n)
+            except BaseException:  # of the elements before the error, too, the states are needed
+                it._restore(before)
+            else:
+                linear = LinearStates.between(before, it.get_state(), len(block))
+                if linear is not None:
+                    return block, linear, None if len(block) == n else StopIteration()
+                self._in_blocks = False
+                it._restore(before)
+        elements: list[Any] = []
+        states: list[Any] = []
+        deadline = time.perf_counter() + _BLOCK_SECONDS
+        while len(elements) < n:
+            try:
+                element = it._take(1)
+            except BaseException as error:
+                if before is not None:
+                    it._restore(before)
+                if isinstance(error, StopIteration):
+                    cause, error = error, stop_iteration_error(str(it))
+                    error.__cause__ = cause
+                return elements, states, error
+            if not element:
+                return elements, states, StopIteration()
+            elements += element
+            before = snapshot(it)
+            states.append(before)
+            if time.perf_counter() > deadline:
+                break
+        return elements, states, None
+
+    def annotate(self, error: BaseException) -> None:
+        stage, traceback = "", error.__traceback__
+        while traceback is not None:
+            owner = traceback.tb_frame.f_locals.get("self")
+            if isinstance(owner, DatasetIterator | DatasetNode):
+                stage = f" by {owner}"
+            traceback = traceback.tb_next
+        state = None if self._iterator is None else snapshot(self._iterator)
+        where = place(state, self._index, self._count)
+        error.add_note(f"Raised in worker {self._index} of {self._count}{stage}, {where}.")
+
+
+def share_iterator(ds: IterDataset[Any], options: DatasetOptions, index: int, count: int) -> DatasetIterator[Any]:
+    """A new iterator of the share ``ds`` that knows whose share it is."""
+    it = iterate(ds)
+    ctx = it._ctx
+    ctx.options = options.merge(ctx.options)
+    ctx.worker_index, ctx.worker_count = index, count
+    return it
+
+
+def place(state: Any, index: int, count: int) -> str:
+    """Where a worker is, in words."""
+    position = state
+    while isinstance(position, dict) and "parent" in position:
+        position = position["parent"]
+    if isinstance(position, dict) and set(position) == {"next_index"}:
+        return f"at element {position['next_index'] * count + index} or soon after it"
+    return "at the beginning" if state is None else f"after state {state!r:.200}"
+
+
+def _passes_singly(it: DatasetIterator[Any]) -> bool:
+    """Whether each output is made of one element of every iterator upstream, some of which may be left out."""
+    return (
+        isinstance(it, BlockIterator)
+        and it._kind in ("one_to_one", "dropping")
+        and all([_passes_singly(parent) for parent in it._parents])
+    )

@@ -1,0 +1,168 @@
+"""Shared memory that a worker fills and the consumer looks at.
+
+Guarantees:
+
+1. The memory has no name: nothing is left when both processes are gone, however they end. It is not in ``/dev/shm`` and does
+   not depend on the size of that.
+2. A slot is the worker's from ``allocate`` until its message is sent; then it is the consumer's, until the last array that
+   looks at it has been collected and the worker has been told so. It never belongs to both, so nothing that is still seen
+   is overwritten.
+3. ``allocate`` never waits: a consumer that keeps everything makes the arena grow.
+4. That an array has been collected is noticed by a callback that may run anywhere, in the middle of a garbage collection or
+   under somebody's lock: it appends to a deque and does no more.
+
+The address of a slot is an offset into one sparse file, which both processes map in chunks; chunk ``k`` is 2**k times as long
+as the first. So the consumer finds a slot by its offset alone, and few mappings suffice for any amount of memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_FIRST_CHUNK = 1 << 26
+_PAGE = mmap.PAGESIZE
+_MAX_WARM = 4  # free slots of a size that keep their memory; what is freed beyond that goes back to the system
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Slot(NamedTuple):
+    """A piece of an arena."""
+
+    offset: int
+    num_bytes: int
+
+
+def open_memory(name: str) -> int:
+    """A file descriptor of new memory without a name; ``name`` is only shown in ``/proc``."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class Mapping:
+    """The memory behind a file descriptor, as seen by one process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._chunks: dict[int, mmap.mmap] = {}
+
+    def view(self, slot: Slot) -> Bytes:
+        """An array [num_bytes] that looks at the slot."""
+        index = _chunk_of(slot.offset)
+        chunk = self._chunks.get(index)
+        if chunk is None:
+            chunk = self._chunks[index] = mmap.mmap(self._fd, _chunk_size(index), offset=_chunk_start(index))
+        return np.frombuffer(chunk, np.uint8, slot.num_bytes, slot.offset - _chunk_start(index))
+
+    def give_back(self, start: int, stop: int) -> None:
+        """Returns the memory between two offsets of one chunk to the system; what is there reads as zeros then."""
+        index = _chunk_of(start)
+        chunk = self._chunks.get(index)
+        if chunk is not None and stop > start and hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):  # a file system without holes: the memory stays until the end
+                chunk.madvise(mmap.MADV_REMOVE, start - _chunk_start(index), stop - start)
+
+
+class Arena:
+    """The worker's side: cuts the memory into slots and uses them again."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._mapping = Mapping(fd)
+        self._num_chunks = 0
+        self._end = 0  # no slot reaches beyond
+        self._free: dict[int, deque[int]] = {}  # offsets by size; those used last are at the right end
+
+    def allocate(self, num_bytes: int) -> Slot:
+        size = _slot_size(num_bytes)
+        free = self._free.get(size)
+        if free:
+            return Slot(free.pop(), num_bytes)
+        start = self._end
+        while start + size > _chunk_start(_chunk_of(start) + 1):
+            start = _chunk_start(_chunk_of(start) + 1)
+        if _chunk_of(start) >= self._num_chunks:
+            self._num_chunks = _chunk_of(start) + 1
+            os.ftruncate(self._fd, _chunk_start(self._num_chunks))
+        self._end = start + size
+        return Slot(start, num_bytes)
+
+    def view(self, slot: Slot) -> Bytes:
+        return self._mapping.view(slot)
+
+    def free(self, slot: Slot) -> None:
+        size = _slot_size(slot.num_bytes)
+        free = self._free.setdefault(size, deque())
+        if len(free) < _MAX_WARM:
+            free.append(slot.offset)
+        else:
+            self._mapping.give_back(slot.offset, slot.offset + size)
+            free.appendleft(slot.offset)
+
+
+class _Watched(weakref.ref["Bytes"]):
+    __slots__ = ("slot",)
+    slot: Slot
+
+
+class ArenaReader:
+    """The consumer's side: arrays that look at slots, and the slots that nobody looks at any more."""
+
+    def __init__(self, fd: int) -> None:
+        self._mapping = Mapping(fd)
+        self._watched: dict[int, _Watched] = {}  # by offset
+        self._unseen: deque[_Watched] = deque()
+
+    def take(self, slot: Slot) -> Bytes:
+        """An array [num_bytes] of a slot; when it and all arrays made of it are gone, ``released`` gives the slot."""
+        array = self._mapping.view(slot)
+        watched = _Watched(array, self._unseen.append)
+        watched.slot = slot
+        self._watched[slot.offset] = watched
+        return array
+
+    def released(self) -> list[Slot]:
+        """The slots that have become free since the last call."""
+        slots = []
+        while self._unseen:
+            slot = self._unseen.popleft().slot
+            del self._watched[slot.offset]
+            slots.append(slot)
+        return slots
+
+    def close(self) -> None:
+        """Returns all memory to the system but what somebody still looks at."""
+        self.released()
+        for index in list(self._mapping._chunks):
+            start, stop = _chunk_start(index), _chunk_start(index + 1)
+            for watched in sorted([w.slot for w in self._watched.values() if start <= w.slot.offset < stop]):
+                self._mapping.give_back(start, watched.offset)
+                start = watched.offset + _slot_size(watched.num_bytes)
+            self._mapping.give_back(start, stop)
+        self._mapping._chunks.clear()
+
+
+def _slot_size(num_bytes: int) -> int:
+    return max(_PAGE, 1 << (num_bytes - 1).bit_length())
+
+
+def _chunk_of(offset: int) -> int:
+    return (offset // _FIRST_CHUNK + 1).bit_length() - 1
+
+
+def _chunk_start(index: int) -> int:
+    return _FIRST_CHUNK * ((1 << index) - 1)
+
+
+def _chunk_size(index: int) -> int:
+    return _FIRST_CHUNK << index

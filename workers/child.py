@@ -1,0 +1,297 @@
+"""What happens in a worker process.
+
+Guarantees:
+
+1. It ends when its connection does: at once if it is idle, otherwise when it next looks. If the consumer's process ends, by
+   whatever cause, the kernel kills it in that moment, even in the middle of C code (where the system can do that; elsewhere a
+   thread does it).
+2. Every element arrives, or an error in its place: elements are pickled here, in the loop that makes them.
+3. It is never more than ``buffer_size`` elements ahead, or ``_MAX_BYTES_AHEAD`` bytes of small ones, and one message.
+4. An interrupt from the keyboard is not for it, and it writes nothing to the standard streams.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import mmap
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from gristmill.workers.arena import Arena, Slot
+from gristmill.workers.codec import Encoder
+from gristmill.workers.messages import (
+    COMMAND,
+    END,
+    ERROR,
+    HEADER,
+    MAX_INLINE,
+    OUTPUTS,
+    SKIPPED,
+    START,
+    pack_slots,
+    unpack_slots,
+)
+from gristmill.workers.pickling import remember_received_classes
+from gristmill.workers.remote_errors import encode_error
+
+_MAX_BYTES_AHEAD = 1 << 20
+_MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
+_MAX_BLOCK = 2048  # elements
+_MAX_BLOCK_BYTES = 1 << 17
+_QUICK_SECONDS = 0.0005  # blocks grow while one takes less
+_SLOW_SECONDS = 0.002  # and shrink when one takes more
+_NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class Producer(Protocol):
+    """What a worker runs."""
+
+    def start(self, state: Any, *, skip: bool) -> Any:
+        """Continues from ``state`` (``None``: the beginning), past the next element if ``skip``; returns the state then."""
+
+    def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        """The next elements, at most ``n``, the state after each, and what follows: an error, ``StopIteration``, or more."""
+
+    def annotate(self, error: BaseException) -> None:
+        """Notes at an error where in the pipeline it came up; the producer stands before the element that raised it."""
+
+
+class _Disconnected(Exception):
+    """The consumer needs this worker no more."""
+
+
+class _Connection:
+    """Sends messages, receives commands, and knows how far ahead the consumer lets it be."""
+
+    def __init__(self, fd: int, arena: Arena, buffer_size: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._arena = arena
+        self._buffer_size = buffer_size
+        self._received = bytearray()
+        self._ahead: deque[tuple[int, int]] = deque()  # elements and bytes of the messages that were not taken yet
+        self._num_ahead = 0
+        self._bytes_ahead = 0
+        self._generation = 0
+        self.start: tuple[Any, bool, bool] | None = None  # state, whether to skip an element, whether to go one by one
+
+    def receive(self, *, wait: bool) -> None:
+        """Obeys the commands that are there."""
+        try:
+            data = self._socket.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            data = b""
+        if not data:
+            raise _Disconnected
+        self._received += data
+        while len(self._received) >= COMMAND.size:
+            kind, generation, length = COMMAND.unpack_from(self._received)
+            if len(self._received) < COMMAND.size + length:
+                break
+            body = bytes(memoryview(self._received)[COMMAND.size : COMMAND.size + length])
+            del self._received[: COMMAND.size + length]
+            if kind == START:
+                self.start = pickle.loads(body)
+                self._generation = generation
+                self._ahead.clear()
+                self._num_ahead = self._bytes_ahead = 0
+            else:
+                for slot in unpack_slots(body):
+                    self._arena.free(slot)
+                if generation == self._generation:
+                    num, num_bytes = self._ahead.popleft()
+                    self._num_ahead -= num
+                    self._bytes_ahead -= num_bytes
+
+    def send(self, kind: int, payload: bytes, slots: list[Slot], num_elements: int = 0) -> None:
+        """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
+        num_bytes = max(len(payload), num_elements * _MIN_BYTES) if not slots else _MAX_BYTES_AHEAD + 1
+        while self.start is None and not self._may_send(num_elements, num_bytes):
+            self.receive(wait=True)
+        if self.start is not None:
+            for slot in slots:
+                self._arena.free(slot)
+            return
+        is_shared = len(payload) > MAX_INLINE
+        length = len(payload)
+        if is_shared:
+            slot = self._arena.allocate(length)
+            self._arena.view(slot)[:] = memoryview(payload)
+            slots, payload = [*slots, slot], b""
+        self._ahead.append((num_elements, num_bytes))
+        self._num_ahead += num_elements
+        self._bytes_ahead += num_bytes
+        header = HEADER.pack(kind, is_shared, self._generation, len(slots), length)
+        try:
+            self._socket.sendall(header + pack_slots(slots) + payload, _NO_SIGPIPE)
+        except ConnectionError:
+            raise _Disconnected from None
+
+    def _may_send(self, num_elements: int, num_bytes: int) -> bool:
+        return (
+            not self._num_ahead
+            or not num_elements
+            or self._num_ahead + num_elements <= self._buffer_size
+            or self._bytes_ahead + num_bytes <= _MAX_BYTES_AHEAD
+        )
+
+
+class _Worker:
+    def __init__(self, connection: _Connection, encoder: Encoder, producer: Producer) -> None:
+        self._connection = connection
+        self._encoder = encoder
+        self._producer = producer
+
+    def run(self) -> None:
+        while True:
+            while self._connection.start is None:
+                self._connection.receive(wait=True)
+            (state, skip, singly), self._connection.start = self._connection.start, None
+            try:
+                state = self._producer.start(state, skip=skip)
+            except BaseException as error:
+                self._report(error)
+                continue
+            if skip:
+                self._connection.send(SKIPPED, pickle.dumps(state), [])
+            self._produce(1 if singly else _MAX_BLOCK)
+
+    def _produce(self, max_size: int) -> None:
+        """Sends elements until the end, an error or a new start."""
+        size, connection, encoder = 1, self._connection, self._encoder
+        while connection.start is None:
+            began = time.perf_counter()
+            encoder.forget_allocated()
+            elements, states, stop = self._producer.take(size)
+            num = len(elements)
+            payload, slots, seconds = b"", [], 0.0
+            if num:
+                try:
+                    payload, slots = encoder.encode((elements, states))
+                except BaseException as unpicklable:
+                    stop = self._send_singly(elements, states, unpicklable)
+                else:
+                    del elements
+                    seconds = time.perf_counter() - began
+                    connection.send(OUTPUTS, payload, slots, num)
+            if isinstance(stop, StopIteration):
+                connection.send(END, b"", [])
+                return
+            if stop is not None:
+                self._report(stop)
+                return
+            if slots or seconds > _SLOW_SECONDS or len(payload) > _MAX_BLOCK_BYTES:
+                size = max(1, size // 2)
+            elif seconds < _QUICK_SECONDS and 2 * len(payload) <= _MAX_BLOCK_BYTES:
+                size = min(2 * size, max_size)
+            connection.receive(wait=False)
+
+    def _send_singly(self, elements: list[Any], states: Sequence[Any], error: BaseException) -> BaseException:
+        """Sends the elements before the first that cannot be sent; returns why it cannot."""
+        for i, element in enumerate(elements):
+            try:
+                payload, slots = self._encoder.encode(([element], [states[i]]))
+            except BaseException as single:
+                single.add_note(f"An element of type {type(element).__name__} could not be sent from a worker process.")
+                return single
+            self._connection.send(OUTPUTS, payload, slots, 1)
+        return error
+
+    def _report(self, error: BaseException) -> None:
+        if isinstance(error, SystemExit):  # as if in the main program: the process ends
+            raise error
+        self._producer.annotate(error)
+        self._connection.send(ERROR, encode_error(error), [])
+
+
+class _Failed:
+    """What a task that could not be made produces."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def start(self, state: Any, *, skip: bool) -> Any:
+        raise self._error
+
+    def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        return [], [], self._error
+
+    def annotate(self, error: BaseException) -> None:
+        pass
+
+
+def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: int, count: int, preamble: dict[str, Any]) -> None:
+    """Runs a worker until its connection ends; then the process ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for fd in (connection, arena_fd, luggage, lifeline):
+        os.set_inheritable(fd, False)
+    _die_with(lifeline)
+    code = 0
+    try:
+        arena = Arena(arena_fd)
+        encoder = Encoder(arena, preamble["min_shared_bytes"])
+        channel = _Connection(connection, arena, preamble["buffer_size"])
+        try:
+            task = _load(luggage, preamble)
+            producer = task(index, count, encoder.allocate)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            producer = _Failed(error)
+        _Worker(channel, encoder, producer).run()
+    except _Disconnected:
+        pass
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    _exit(code)
+
+
+def _load(luggage: int, preamble: dict[str, Any]) -> Any:
+    """The task, from memory that all workers share; what they write to it stays their own."""
+    memory = memoryview(mmap.mmap(luggage, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    setup, task, *buffers = [memory[start:stop] for start, stop in preamble["parts"]]
+    for function, args in pickle.loads(setup):
+        function(*args)
+    loaded = pickle.loads(task, buffers=buffers)
+    remember_received_classes()
+    return loaded
+
+
+def _die_with(lifeline: int) -> None:
+    """Ends this process when the other end of a pipe is closed, which its owner's death does too."""
+    if sys.platform == "linux":
+        f_setsig = 10
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(lifeline, f_setsig, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
+        with contextlib.suppress(BlockingIOError):  # closed before the signal was ordered?
+            os.read(lifeline, 1)
+            os._exit(1)
+    else:
+        threading.Thread(target=_wait_for_end, args=(lifeline,), daemon=True).start()
+
+
+def _wait_for_end(lifeline: int) -> None:
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+def _exit(code: int) -> None:
+    """Ends the process: what users have registered is done, what the interpreter would take apart is left to the system."""
+    with contextlib.suppress(BaseException):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,46 @@
+"""The messages between a worker and the consumer.
+
+A worker sends ``HEADER`` (kind, generation, number of slots, bytes in the message), the slots, and the bytes. Bytes beyond
+``MAX_INLINE`` are in the last of the slots, so that a message fits into the socket and nobody waits in the middle of one.
+The consumer sends ``COMMAND`` (kind, generation, bytes that follow). The generation counts the starts of a worker: what it
+sent before the last one is of no interest any more.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from gristmill.workers.arena import Slot
+
+OUTPUTS = 1  # elements and the states after them
+END = 2  # there are no more elements
+ERROR = 3  # what the next element raises
+SKIPPED = 4  # the state after an element that was skipped
+UNREADABLE = 5  # never sent: outputs that could not be unpickled here
+NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
+
+HEADER = struct.Struct("<BBxxIII")  # kind, whether the bytes are in the last slot, generation, slots, bytes
+SLOT = struct.Struct("<QQ")
+
+START = 1  # from a pickled state on
+TAKEN = 2  # the consumer has taken a message; slots follow that may be used again
+COMMAND = struct.Struct("<BxxxII")  # kind, generation, bytes
+
+MAX_INLINE = 1 << 14
+
+
+@dataclass(slots=True)
+class Message:
+    kind: int
+    generation: int
+    slots: list[Slot]
+    payload: bytes | None  # None: in the last slot
+
+
+def pack_slots(slots: list[Slot]) -> bytes:
+    return b"".join([SLOT.pack(*slot) for slot in slots])
+
+
+def unpack_slots(data: bytes | bytearray | memoryview) -> list[Slot]:
+    return [Slot(*pair) for pair in SLOT.iter_unpack(data)]

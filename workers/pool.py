@@ -1,0 +1,291 @@
+"""Groups of worker processes that run the same task, and how they end.
+
+Guarantees:
+
+1. Processes exist only between ``hire`` and the end of the pool. A pool ends by ``close``, at the exit of the interpreter, or
+   ``_PARKED_SECONDS`` after it was parked; then its processes, file descriptors and memory are gone within ``_GRACE_SECONDS``,
+   also if a worker is stuck in user code. If this process dies, the kernel kills the workers in the same moment.
+2. ``park`` may be called anywhere, by a finalizer in the middle of a garbage collection or under somebody's lock: it appends to
+   a list and wakes a thread up with a queue that is made for that.
+3. A parked pool serves the next one who wants to run an equal task in equal surroundings, so that the next epoch does not
+   wait for processes to start.
+4. There is one thread, and only while there are pools. Nothing of this is alive in a process that was forked from this one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import marshal
+import os
+import pickle
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gristmill.core.config import config
+from gristmill.workers.arena import open_memory
+from gristmill.workers.pickling import dumps
+from gristmill.workers.process import WorkerProcess
+
+_PARKED_SECONDS = 1.0
+_GRACE_SECONDS = 0.3
+_MIN_BUFFER_BYTES = 1 << 16  # from here on the arrays of a task are shared by its workers instead of copied
+_CHUNK = 1 << 20
+
+# Workers never take accelerator memory unless told to.
+_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+
+_setup: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
+
+
+def run_in_workers(function: Callable[..., Any], *args: Any) -> None:
+    """Calls ``function(*args)`` in every worker that is started from now on, before it loads its task."""
+    _setup.append((function, args))
+
+
+class Luggage:
+    """What the workers of a pool load: a task by value, and the surroundings it is to run in.
+
+    Args:
+        task: called in each worker with its index, the number of workers and a function that allocates arrays.
+        options: what the worker's own loop needs to know.
+        environment: variables to set, or with ``None`` to remove, in the environment of the workers.
+
+    Raises:
+        Exception: what pickling ``task`` raised.
+    """
+
+    def __init__(self, task: Any, options: Mapping[str, Any], environment: Mapping[str, str | None]) -> None:
+        buffers: list[memoryview] = []
+
+        def keep_inline(buffer: pickle.PickleBuffer) -> bool:
+            raw = buffer.raw()
+            if raw.nbytes < _MIN_BUFFER_BYTES:
+                return True
+            buffers.append(raw)
+            return False
+
+        setup = [*_setup, *[(config.update, item) for item in config.explicit_values().items()]]
+        self._parts: list[bytes | memoryview] = [pickle.dumps(setup), dumps(task, keep_inline), *buffers]
+        ends = [0x1000]
+        for part in self._parts:
+            ends.append(-(-(ends[-1] + len(part)) // 64) * 64)
+        self._starts = ends[:-1]
+        self.preamble = {
+            "path": [entry for entry in sys.path if isinstance(entry, str)],
+            "argv": [str(arg) for arg in getattr(sys, "argv", [])],
+            "directory": _working_directory(),
+            "parts": [(start, start + len(part)) for start, part in zip(self._starts, self._parts, strict=True)],
+            **options,
+        }
+        variables = {**os.environ, **_ENVIRONMENT, **environment}
+        self.environment = {name: value for name, value in variables.items() if value is not None}
+
+    def pack(self) -> int:
+        """A file descriptor of memory that holds all of it."""
+        fd = open_memory("gristmill-task")
+        try:
+            for start, part in zip(self._starts, self._parts, strict=True):
+                view = memoryview(part)
+                while view:
+                    num = os.pwrite(fd, view[: 1 << 30], start)
+                    view, start = view[num:], start + num
+            preamble = marshal.dumps(self.preamble)
+            end = os.fstat(fd).st_size
+            os.pwrite(fd, preamble, end)
+            os.pwrite(fd, end.to_bytes(8, "little") + len(preamble).to_bytes(8, "little"), 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def is_in(self, fd: int) -> bool:
+        """Whether memory that was packed before holds just this."""
+        for start, part in zip(self._starts, self._parts, strict=True):
+            view = memoryview(part)
+            for i in range(0, len(view), _CHUNK):
+                piece = view[i : i + _CHUNK]
+                if os.pread(fd, len(piece), start + i) != bytes(piece):
+                    return False
+        return True
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it has been removed
+        return ""
+
+
+class WorkerPool:
+    """``count`` processes that run one task, each for its own share."""
+
+    def __init__(self, luggage: Luggage, count: int) -> None:
+        self.preamble, self.environment = luggage.preamble, luggage.environment
+        self.parked_until = 0.0
+        self.workers: list[WorkerProcess] = []
+        self._count = count
+        self._is_closed = False
+        self._fds: list[int] = []
+        try:
+            self._luggage = luggage.pack()
+            self._fds.append(self._luggage)
+            self._lifeline, write_end = os.pipe()
+            self._fds += [self._lifeline, write_end]
+            for index in range(count):
+                self.workers.append(self._new_worker(index))
+        except BaseException:
+            self.close()
+            raise
+
+    def _new_worker(self, index: int) -> WorkerProcess:
+        return WorkerProcess(index, self._count, self._luggage, self._lifeline, self.environment)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def worker(self, index: int) -> WorkerProcess:
+        """The worker, or a new process in its place if it has died or its connection was interrupted."""
+        worker = self.workers[index]
+        if not worker.is_alive():
+            worker.stop(time.monotonic())
+            worker = self.workers[index] = self._new_worker(index)
+        return worker
+
+    def runs(self, luggage: Luggage, count: int) -> bool:
+        """Whether it runs just this task."""
+        return (
+            self._count == count
+            and self.preamble == luggage.preamble
+            and self.environment == luggage.environment
+            and luggage.is_in(self._luggage)
+        )
+
+    def close(self) -> None:
+        """Ends the processes; may be called again, by several threads."""
+        _close([self])
+
+    def abandon(self) -> None:
+        """In a forked process: lets go of what belongs to the other one."""
+        self._is_closed = True
+        for worker in self.workers:
+            worker.abandon()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+_live: set[WorkerPool] = set()
+_parked: list[WorkerPool] = []
+_wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+_lock = threading.Lock()  # of the two following; nothing that a finalizer calls takes it
+_keeper: threading.Thread | None = None
+_is_registered = False
+
+
+def hire(luggage: Luggage, count: int) -> WorkerPool:
+    """A pool that runs the task: a parked one if there is one that does, otherwise new processes.
+
+    Raises:
+        OSError: the system does not give what is needed.
+    """
+    for pool in [*_parked]:
+        if pool.runs(luggage, count) and unpark(pool):
+            return pool
+    if os.name != "posix":
+        raise NotImplementedError("worker processes need a POSIX system: use 0 workers here")
+    pool = WorkerPool(luggage, count)
+    _live.add(pool)
+    try:
+        _start_keeper()
+    except BaseException:
+        pool.close()
+        raise
+    return pool
+
+
+def park(pool: WorkerPool) -> None:
+    """Keeps the processes for a moment, for the next who needs them, and ends them then. May be called anywhere."""
+    pool.parked_until = time.monotonic() + _PARKED_SECONDS
+    _parked.append(pool)
+    _wake.put(None)
+
+
+def unpark(pool: WorkerPool) -> bool:
+    """Takes a parked pool into use again; false if it is too late for that."""
+    try:
+        _parked.remove(pool)
+    except ValueError:
+        return False
+    return not pool.is_closed
+
+
+def _start_keeper() -> None:
+    global _keeper, _is_registered
+    with _lock:
+        if not _is_registered:
+            atexit.register(_close_all)
+            _is_registered = True
+        if _keeper is None:
+            _keeper = threading.Thread(target=_keep, name="gristmill-workers", daemon=True)
+            try:
+                _keeper.start()
+            except BaseException:
+                _keeper = None
+                raise
+
+
+def _keep() -> None:
+    """Ends parked pools in time, as long as there are pools."""
+    global _keeper
+    while True:
+        deadlines = [pool.parked_until for pool in [*_parked]]
+        with contextlib.suppress(queue.Empty):
+            _wake.get(timeout=max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
+        for pool in [*_parked]:
+            if pool.parked_until <= time.monotonic() and unpark(pool):
+                pool.close()
+        with _lock:
+            if not _live:
+                _keeper = None
+                return
+
+
+def _close(pools: Sequence[WorkerPool]) -> None:
+    for pool in pools:
+        for worker in pool.workers:
+            worker.hang_up()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for pool in pools:
+        if pool._is_closed:
+            continue
+        pool._is_closed = True
+        for worker in pool.workers:
+            worker.stop(deadline)
+        pool._close_descriptors()
+        _live.discard(pool)
+    _wake.put(None)
+
+
+def _close_all() -> None:
+    _close([*_live])
+
+
+def _forget_all() -> None:
+    """After a fork, in the new process: all of this belongs to the other one."""
+    global _lock, _wake, _keeper
+    _lock, _wake, _keeper = threading.Lock(), queue.SimpleQueue(), None
+    for pool in [*_live]:
+        pool.abandon()
+    _live.clear()
+    _parked.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

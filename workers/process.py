@@ -1,0 +1,264 @@
+"""A worker process, seen from the consumer.
+
+Guarantees:
+
+1. ``receive`` returns the worker's next message or raises ``WorkerDied``, no later than a second after the process has ended,
+   however it did. Nobody waits for a worker in any other way.
+2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say) leaves ``usable`` false:
+   bytes may be lost, and a new process has to take over.
+3. ``stop`` waits only for a limited time; afterwards the process is gone and its exit status collected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gristmill.workers.arena import ArenaReader, Slot, open_memory
+from gristmill.workers.codec import decode
+from gristmill.workers.messages import (
+    COMMAND,
+    ERROR,
+    HEADER,
+    NOT_STARTED,
+    SLOT,
+    START,
+    TAKEN,
+    UNREADABLE,
+    Message,
+    pack_slots,
+    unpack_slots,
+)
+
+_BOOT = str(Path(__file__).with_name("boot.py"))
+_LOOK_SECONDS = 0.25  # how often a process is looked at whose connection, kept open by a child of its own, says nothing
+_EXIT_SECONDS = 1.0  # between the end of the connection and that of the process
+_NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class WorkerDied(Exception):
+    """The process has ended by itself; ``str`` says how."""
+
+
+class WorkerProcess:
+    """Starts a process; it imports what it needs and waits for ``start``.
+
+    Args:
+        index: which worker it is.
+        count: of how many.
+        luggage: file descriptor of what it loads (see ``pool``).
+        lifeline: file descriptor of the end to read of a pipe; when the other end is closed the process is killed.
+        environment: its environment variables.
+    """
+
+    def __init__(self, index: int, count: int, luggage: int, lifeline: int, environment: Mapping[str, str]) -> None:
+        self.usable = True
+        self.generation = 0
+        self._received = bytearray()
+        self._to_return: list[Slot] = []
+        self._released = False
+        arena = open_memory(f"gristmill-worker-{index}")
+        try:
+            self._socket, theirs = socket.socketpair()
+            try:
+                fds = [theirs.fileno(), arena, luggage, lifeline]
+                self._process = subprocess.Popen(
+                    [_python(), *_interpreter_flags(), _BOOT, *map(str, [*fds, index, count])],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=fds,
+                    env=environment,
+                    process_group=0,  # an interrupt from the keyboard goes to the group of the consumer
+                )
+            except BaseException:
+                self._socket.close()
+                raise
+            finally:
+                theirs.close()
+        except BaseException:
+            os.close(arena)
+            raise
+        self._arena = arena
+        self._reader = ArenaReader(arena)
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self.usable and self._process.poll() is None
+
+    def start(self, state: Any, *, skip: bool = False, singly: bool = False) -> None:
+        """Makes the worker produce from ``state`` on; what it has sent before will not be received any more.
+
+        Args:
+            state: a state; ``None`` is the beginning.
+            skip: leave out the first element, and send the state after it.
+            singly: send every element in a message of its own.
+        """
+        body = pickle.dumps((state, skip, singly))
+        self.generation += 1
+        self._send(COMMAND.pack(START, self.generation, len(body)) + body)
+        self.usable = True
+
+    def receive(self) -> tuple[int, Any]:
+        """Waits for the next message since ``start``: its kind and its content.
+
+        The content of ``ERROR`` is still encoded; ``UNREADABLE`` has the exception that decoding the content raised.
+
+        Raises:
+            WorkerDied: the process ended by itself.
+        """
+        message = self._next_message()
+        while message.generation != self.generation:
+            self._to_return += message.slots
+            message = self._next_message()
+        *slots, last = [*message.slots, None] if message.payload is not None else message.slots
+        data: Any = message.payload
+        if last is not None:
+            data = self._reader.view(last)
+            self._to_return.append(last)
+        kind = message.kind
+        content: Any = None
+        if kind == ERROR:
+            content = bytes(data)
+        elif len(data):
+            try:
+                content = decode(data, slots, self._reader)
+            except Exception as error:
+                kind, content = UNREADABLE, error
+        self._return_slots()
+        self.usable = True
+        return kind, content
+
+    def hang_up(self) -> None:
+        """Tells the worker that it is not needed any more, without waiting."""
+        self.usable = False
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def stop(self, deadline: float) -> None:
+        """Waits until the worker has ended, after ``deadline`` (``time.monotonic()``) with force."""
+        self.hang_up()
+        with contextlib.suppress(OSError):
+            while self._is_readable(deadline - time.monotonic()) and self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
+                pass
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._release()
+
+    def abandon(self) -> None:
+        """Lets go of a process that belongs to the process that this one was forked from."""
+        self.usable = False
+        self._process.returncode = 0  # nobody is to wait for it, or to warn that nobody has
+        self._release()
+
+    def _release(self) -> None:
+        if not self._released:
+            self._released = True
+            self._socket.close()
+            self._reader.close()
+            os.close(self._arena)
+
+    def _next_message(self) -> Message:
+        self._fill(HEADER.size)
+        kind, is_shared, generation, num_slots, length = HEADER.unpack_from(self._received)
+        if kind == NOT_STARTED:
+            with contextlib.suppress(WorkerDied):
+                self._fill(1 << 30)
+            raise WorkerDied(f"could not start:\n{self._received[1:].decode(errors='replace')}")
+        start = HEADER.size + num_slots * SLOT.size
+        stop = start + (0 if is_shared else length)
+        self._fill(stop)
+        self.usable = False
+        slots = unpack_slots(self._received[HEADER.size : start])
+        payload = None if is_shared else bytes(self._received[start:stop])
+        del self._received[:stop]
+        return Message(kind, generation, slots, payload)
+
+    def _fill(self, num_bytes: int) -> None:
+        """Waits until this much has been received."""
+        while len(self._received) < num_bytes:
+            while not self._is_readable(_LOOK_SECONDS):
+                if self._process.poll() is not None:
+                    raise WorkerDied(self._how_it_ended())
+            self.usable = False
+            try:
+                data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+            except ConnectionError:
+                data = b""
+            if not data:
+                raise WorkerDied(self._how_it_ended())
+            self._received += data
+            self.usable = True
+
+    def _is_readable(self, seconds: float) -> bool:
+        return bool(_poll(self._socket, select.POLLIN, seconds))
+
+    def _send(self, data: bytes) -> None:
+        self.usable = False
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._socket.send(view, socket.MSG_DONTWAIT | _NO_SIGPIPE) :]
+            except ConnectionError:
+                return  # the next to receive will learn why
+            except BlockingIOError:
+                # It may be waiting for its own messages to be received.
+                if _poll(self._socket, select.POLLIN | select.POLLOUT, _LOOK_SECONDS) & select.POLLIN:
+                    data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+                    if not data:
+                        return
+                    self._received += data
+
+    def _return_slots(self) -> None:
+        slots, self._to_return = self._to_return + self._reader.released(), []
+        self._send(COMMAND.pack(TAKEN, self.generation, len(slots) * SLOT.size) + pack_slots(slots))
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        if code >= 0:
+            return f"exited with code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = "unknown"
+        hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
+        return f"was killed by signal {-code} ({name}{hint})"
+
+
+def _poll(connection: socket.socket, events: int, seconds: float) -> int:
+    poll = select.poll()
+    poll.register(connection, events)
+    return sum([event for _, event in poll.poll(max(0.0, seconds) * 1000)])
+
+
+def _python() -> str:
+    # Programs that embed Python name an interpreter to multiprocessing.
+    spawn = sys.modules.get("multiprocessing.spawn")
+    python = spawn.get_executable() if spawn is not None else sys.executable
+    if not python or getattr(sys, "frozen", False) and python == sys.executable:
+        raise RuntimeError(
+            "worker processes need a Python interpreter to run, and sys.executable is none: "
+            "name one with multiprocessing.set_executable(...), or use 0 workers"
+        )
+    return os.fsdecode(python)
+
+
+def _interpreter_flags() -> list[str]:
+    return getattr(subprocess, "_args_from_interpreter_flags")()  # noqa: B009  (not in the type checkers' stubs)

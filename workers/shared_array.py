@@ -1,0 +1,316 @@
+"""Arrays that several processes share: only a name travels between them.
+
+1. The memory of an array, of its views and of whatever else uses them stays mapped as long as one of them exists,
+   whoever unlinks the block's name, closes ``.shm``, or ends.
+2. The name is freed once: by ``unlink_on_del`` when the array and all its views are gone, by ``close_and_unlink_shm``, or
+   else when the process that made the block ends. A child of ``multiprocessing`` that has given away metadata or a pickle
+   leaves the block to its main process. Nothing of this prints anything, with arrays alive or not.
+3. A forked process inherits the memory and no duty: only the process that called ``unlink_on_del`` unlinks.
+4. A deletion may happen anywhere (in the middle of a garbage collection, under somebody's lock), so it waits for no lock
+   and starts no thread: it makes one system call, or puts the block into a queue that is made for this.
+5. A pickle is by name only where the name says all: an array that is the whole block. Everything else is pickled as the
+   ordinary array that it equals.
+"""
+
+from __future__ import annotations
+
+import mmap
+import operator
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+
+import numpy as np
+
+from gristmill.core.errors import as_int
+from gristmill.core.shared_block import SharedBlock, answer_for, free, leave, remember, tell_tracker, unlink
+
+if TYPE_CHECKING:
+    from multiprocessing.shared_memory import SharedMemory
+
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryArrayMetadata:
+    """What another process needs to attach to a ``SharedMemoryArray``: hashable, comparable, and small to pickle.
+
+    Args:
+        name: the name of the block of shared memory.
+        shape: the array's shape.
+        dtype: the array's dtype; kept as a ``numpy.dtype``.
+
+    Example:
+        >>> SharedMemoryArrayMetadata("psm_4d41caad", [2, 3], "int32")
+        SharedMemoryArrayMetadata(name='psm_4d41caad', shape=(2, 3), dtype=dtype('int32'))
+    """
+
+    name: str
+    shape: Iterable[int]
+    dtype: npt.DTypeLike
+
+    def __post_init__(self) -> None:
+        shape = (self.shape,) if isinstance(self.shape, SupportsIndex) else self.shape
+        object.__setattr__(self, "shape", tuple(map(operator.index, shape)))
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+
+    def close_and_unlink_shm(self) -> None:
+        """Frees the block without attaching to it. Arrays that are attached keep the memory.
+
+        Raises:
+            FileNotFoundError: somebody has done so already.
+        """
+        unlink(self.name)
+
+
+class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
+    """An array of zeros in a new block of shared memory. Pickling sends the block's name: no process copies the data.
+
+    Views (``a[1:]``, ``a.T``, ``a.reshape(...)``) share the block and keep it alive. Results of ufuncs, comparisons and
+    reductions, and of ``np.asarray``, ``np.stack`` and ``np.concatenate``, are ordinary arrays and scalars. A copy
+    (``a.copy()``, ``a.astype(...)``, ``a[[0, 1]]``) has memory of its own: its class is still this one, but its ``shm``
+    is ``None``, and it behaves like any other array.
+
+    An array that is the whole block, in the order of its memory, is pickled by name, and what is unpickled shares the
+    memory: a write on one side shows on the other. All other views, and copies, are pickled as the ordinary
+    ``numpy.ndarray`` they are equal to.
+
+    The block stays until somebody unlinks it: the array for which ``unlink_on_del`` was called, when it goes away;
+    ``SharedMemoryArrayMetadata.close_and_unlink_shm``; or the end of the process that made it. A child process of
+    ``multiprocessing`` that has given away ``metadata`` or a pickle may end before the receiver attaches: then the block
+    stays, to the end of the main process at the latest. (Where the start method is ``fork``, if the main process used
+    shared memory before.) Attached arrays can be used for as long as they exist in any case.
+
+    Args:
+        shape: the shape, a sequence of integers. Empty arrays, and ``()``, are allowed.
+        dtype: anything that NumPy accepts but Python objects, which mean nothing in another process.
+
+    Raises:
+        TypeError: ``shape`` is not a sequence of integers, or ``dtype`` has Python objects.
+        ValueError: a dimension is negative, or there are too many of them or too large ones.
+        OSError: there is not enough shared memory.
+
+    Example:
+        >>> import pickle
+        >>> array = SharedMemoryArray((2, 3), "int32")
+        >>> array.unlink_on_del()  # the block goes when the array does
+        >>> attached = pickle.loads(pickle.dumps(array))  # in another process, usually
+        >>> attached[0] = [1, 2, 3]
+        >>> array
+        SharedMemoryArray([[1, 2, 3],
+                           [0, 0, 0]], dtype=int32)
+        >>> array.metadata == attached.metadata
+        True
+        >>> array + 1
+        array([[2, 3, 4],
+               [1, 1, 1]], dtype=int32)
+    """
+
+    _block: _Block | None
+
+    def __new__(cls, shape: Iterable[int], dtype: npt.DTypeLike = float) -> Self:
+        if isinstance(shape, SupportsIndex):
+            raise TypeError(f"shape must be a sequence of integers, got {shape!r}; use ({shape!r},) for one dimension")
+        dtype = _without_objects(dtype)
+        sizes = tuple([as_int(f"shape[{axis}]", size, minimum=0) for axis, size in enumerate(shape)])
+        # Costs nothing and lets NumPy decide on shape, dtype and size before there is a block.
+        array = np.broadcast_to(np.empty((), dtype.base), sizes + dtype.shape)
+        return cls.from_shared_memory(SharedBlock(size=max(1, array.nbytes)), array.shape, array.dtype)
+
+    @classmethod
+    def from_shared_memory(cls, shm: SharedMemory, shape: Any, dtype: npt.DTypeLike) -> Self:
+        """An array over an open block: over its first bytes, if the block is larger. It keeps ``shm`` open.
+
+        Args:
+            shm: the block. If its owner closes it, the array keeps the memory.
+            shape: the array's shape.
+            dtype: the array's dtype, without Python objects.
+
+        Raises:
+            TypeError: ``dtype`` has Python objects, or the block is smaller than the array.
+            ValueError: ``shm`` is closed.
+
+        Example:
+            >>> from multiprocessing.shared_memory import SharedMemory
+            >>> shm = SharedMemory(create=True, size=16)
+            >>> SharedMemoryArray.from_shared_memory(shm, (2,), "float64")
+            SharedMemoryArray([0., 0.])
+            >>> shm.unlink()
+        """
+        dtype = _without_objects(dtype)
+        if shm.buf is None:
+            raise ValueError(f"shm must be open, got {shm!r}, which is closed; attach to it again by its name")
+        # A SharedMemory that is closed pulls its memory away from under the array, so the array has its own map of it (1).
+        memory = shm.buf if isinstance(shm, SharedBlock) else mmap.mmap(vars(shm)["_fd"], shm.size)
+        array = super().__new__(cls, shape, dtype, buffer=memory)
+        array._block = _Block(shm, array)
+        # All views keep this very array alive. What lives to the end of the process is seen to by the block's module.
+        weakref.finalize(array, _release, array._block).atexit = False
+        return array
+
+    @classmethod
+    def from_metadata(cls, metadata: SharedMemoryArrayMetadata) -> Self:
+        """The array that ``metadata`` tells of, attached: both see each other's writes.
+
+        Raises:
+            FileNotFoundError: the block has been unlinked, or never was.
+        """
+        array = cls.from_shared_memory(SharedBlock(metadata.name), metadata.shape, metadata.dtype)
+        remember(metadata.name)
+        return array
+
+    @classmethod
+    def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
+        """From now on, blocks are closed and unlinked by threads in the background; freeing large ones takes a while.
+
+        There is one pool of threads in a process: later calls keep the first one. It does not keep the process alive, and
+        forked processes start without one.
+
+        Args:
+            num_threads: the number of threads, positive.
+            max_outstanding_requests: how many blocks may wait for the threads, and at least ``num_threads`` may; further
+                ones are closed where they are deleted.
+        """
+        num_threads = as_int("num_threads", num_threads, minimum=1)
+        limit = as_int("max_outstanding_requests", max_outstanding_requests, minimum=0)
+        global _pool
+        with _pool_lock:
+            if _pool is None:
+                _pool = _Pool(num_threads, max(limit, num_threads))
+
+    @property
+    def shm(self) -> SharedMemory | None:
+        """The block of shared memory; ``None`` if this array is a copy, with memory of its own."""
+        return None if self._block is None else self._block.shm
+
+    @property
+    def metadata(self) -> SharedMemoryArrayMetadata:
+        """What another process needs to attach.
+
+        Raises:
+            AssertionError: the array is a copy and shares nothing.
+            ValueError: it is a view of a part, or in another order: the block's name does not tell which.
+        """
+        if self._block is None:
+            raise AssertionError("this array is a copy with memory of its own: it has no shared memory to describe")
+        if not self._is_whole():
+            raise ValueError(
+                f"this array of shape {self.shape} and strides {self.strides} is a view of a part of its shared memory, or in "
+                "another order, which metadata cannot describe; send the metadata of the whole array, or a pickle of this one"
+            )
+        self._block.give_away()
+        return SharedMemoryArrayMetadata(self._block.shm.name, self.shape, self.dtype)
+
+    def unlink_on_del(self) -> None:
+        """This process frees the block when the array and all its views are gone, at the latest when the process ends.
+
+        Called on a view, it means the block all the same; a copy has nothing to free. Whoever unpickles or attaches gets an
+        array of its own, for which this is off.
+        """
+        if self._block is not None:
+            self._block.unlink_on_release()
+
+    def __array_finalize__(self, obj: Any) -> None:
+        block = getattr(obj, "_block", None)
+        self._block = block if block is not None and block.holds(self) else None
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        if array is self:  # the ``out=`` of a ufunc
+            return self
+        return array[()] if array.ndim == 0 else array
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        if self._is_whole():
+            return type(self).from_metadata, (self.metadata,)
+        return self.view(np.ndarray).__reduce_ex__(protocol)
+
+    def _is_whole(self) -> bool:
+        return (
+            self._block is not None
+            and self.flags.c_contiguous
+            and _address(self) == self._block.address
+            and self.nbytes == self._block.nbytes
+        )
+
+
+class _Block:
+    """The block of an array and what is to be done when the array is gone. All its views have it too."""
+
+    def __init__(self, shm: SharedMemory, array: SharedMemoryArray) -> None:
+        self.shm = shm
+        self.address = _address(array)
+        self.nbytes = array.nbytes
+        self._unlinks = False
+
+    def holds(self, array: SharedMemoryArray) -> bool:
+        return self.address <= _address(array) <= self.address + self.nbytes  # an empty array may be at the end
+
+    def give_away(self) -> None:
+        if not self._unlinks:
+            leave(self.shm.name)
+
+    def unlink_on_release(self) -> None:
+        answer_for(self.shm.name)
+        self._unlinks = True
+
+    def release(self) -> None:
+        """Called once, by nobody who uses the block any longer. Closing is a matter of letting go of ``self``."""
+        if self._unlinks:
+            free(self.shm.name)  # in a forked process nothing: it answers for no names (3)
+
+
+class _Pool:
+    """Daemon threads that release blocks. Only what (4) allows is used by ``take``."""
+
+    def __init__(self, num_threads: int, limit: int) -> None:
+        self._permits = [None] * limit
+        self._blocks: SimpleQueue[_Block] = SimpleQueue()  # its `put` may be interrupted by another `put` of the thread
+        for number in range(num_threads):
+            threading.Thread(target=self._run, name=f"gristmill-async-del-{number}", daemon=True).start()
+
+    def take(self, block: _Block) -> bool:
+        """Returns whether there was room for the block."""
+        try:
+            self._permits.pop()
+        except IndexError:
+            return False
+        self._blocks.put(block)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            self._blocks.get().release()  # and no variable keeps the block while waiting for the next one
+            tell_tracker()
+            self._permits.append(None)
+
+
+_pool: _Pool | None = None
+_pool_lock = threading.Lock()
+
+
+def _release(block: _Block) -> None:
+    if _pool is None or not _pool.take(block):
+        block.release()
+
+
+def _after_fork() -> None:
+    global _pool, _pool_lock
+    _pool, _pool_lock = None, threading.Lock()  # threads do not survive a fork
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _address(array: SharedMemoryArray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+def _without_objects(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    dtype = np.dtype(dtype)
+    if dtype.hasobject:
+        raise TypeError(f"dtype must not have Python objects, which mean nothing in another process, got {dtype!r}")
+    return dtype
