@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from gristmill import _MODULES as PUBLIC_MODULES
+from gristmill.workers.setup import run_in_workers
 
 _MODULES = {*PUBLIC_MODULES, "python.experimental"}
 
@@ -42,7 +43,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install_as_grain() -> None:
-    """Makes ``import grain``, and its public modules, give gristmill for the rest of the process.
+    """Makes ``import grain``, and its public modules, give gristmill for the rest of the process and in its workers.
 
     May be called again. Call it before anything imports Grain itself.
 
@@ -63,3 +64,4 @@ def install_as_grain() -> None:
         )
     if not any([isinstance(finder, _Finder) for finder in sys.meta_path]):
         sys.meta_path.insert(0, _Finder())
+        run_in_workers(install_as_grain)

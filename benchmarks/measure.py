@@ -1,6 +1,6 @@
 """Runs one candidate of one workload in the environment this is started in: ``measure.py QUESTION WORKLOAD CANDIDATE``.
 
-Prints one JSON line with a digest of the results, then, for each line on standard input, one with the seconds of a run.
+Prints one JSON line with a digest of the results, then, for each line on standard input, one with the figure of a run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from typing import Any
 
 import numpy as np
-from workload import Run, Timed
+from workload import Measured, Run
 
 PAUSE_SECONDS = 0.1  # for the read-ahead of the run before, which may be another process's, to die down
 
@@ -21,7 +21,7 @@ PAUSE_SECONDS = 0.1  # for the read-ahead of the run before, which may be anothe
 def digest(run: Run) -> dict[str, Any]:
     """Number, sum and, as a checksum, order of the numbers (or bytes) in the results of a run."""
     results = run()
-    if isinstance(results, Timed):
+    if isinstance(results, Measured):
         results = results.results
     number, total, checksum = 0, 0.0, 0
     for element in results:
@@ -37,12 +37,12 @@ def digest(run: Run) -> dict[str, Any]:
     return {"number": number, "sum": total, "order": checksum}
 
 
-def seconds(run: Run) -> float:
-    """The time of one run."""
+def figure(run: Run) -> float:
+    """What one run measures: seconds, unless it says otherwise."""
     start = time.perf_counter()
     results = run()
-    if isinstance(results, Timed):
-        return results.seconds
+    if isinstance(results, Measured):
+        return results.figure
     for _ in results:
         pass
     elapsed = time.perf_counter() - start
@@ -66,7 +66,7 @@ def main() -> None:
     print(json.dumps({"version": str(version), **digest(run)}), flush=True)
     for _ in sys.stdin:
         time.sleep(PAUSE_SECONDS)
-        print(json.dumps({"seconds": seconds(run)}), flush=True)
+        print(json.dumps({"figure": figure(run)}), flush=True)
 
 
 if __name__ == "__main__":

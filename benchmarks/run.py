@@ -52,6 +52,7 @@ class Candidate:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            process_group=0,  # what it starts and leaves behind is ended with it
         )
         try:
             self.digest = self._answer()
@@ -59,13 +60,13 @@ class Candidate:
             self.close()
             raise
 
-    def seconds(self) -> float:
-        """The time of one run."""
+    def figure(self) -> float:
+        """What one run measures."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer says more
             self._process.stdin.write("\n")
             self._process.stdin.flush()
-        return float(self._answer()["seconds"])
+        return float(self._answer()["figure"])
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -95,6 +96,8 @@ class Candidate:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 def code_digest() -> str:
@@ -142,12 +145,12 @@ def measure(question: str, workload: Workload, rounds: int) -> dict[str, Any]:
         for _ in range(rounds):
             for name, candidate in list(running.items()):
                 try:
-                    seconds = candidate.seconds()
+                    measured = candidate.figure()
                 except RuntimeError as error:
                     failures[name] = str(error)
                     del running[name]
                 else:
-                    samples.setdefault(name, []).append(seconds * workload.scale / workload.count)
+                    samples.setdefault(name, []).append(measured * workload.scale / workload.count)
     medians = {name: statistics.median(samples[name]) for name in running}
     goals = {}
     for text, reached in workload.goals.items():

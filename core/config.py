@@ -170,7 +170,7 @@ class Config:
         return getattr(self, name)
 
     def explicit_values(self) -> dict[str, Any]:
-        """Returns the options that this process was given by ``update``, ``override`` or flags: what its workers are to have too."""
+        """Returns the options that were set by ``update``, ``override`` or flags: workers are to have them too."""
         flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
         by_flag = [name for name in _OPTIONS if flags is not None and flags.is_parsed() and f"grain_{name}" in flags]
         return {name: getattr(self, name) for name in [*by_flag, *self._updates]}

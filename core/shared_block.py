@@ -2,12 +2,11 @@
 
 1. A process that creates a block, or calls ``answer_for`` its name, answers for it: when it ends, the name is freed, if
    nobody has done so before. When it is killed, Python's resource tracker frees what it had created.
-2. A child of ``multiprocessing`` may ``leave`` a block to its main process, which ``remember``s the name when it attaches
-   and frees it when both have ended. If it never attaches, the tracker that they share frees the name, and says so.
-3. The tracker never complains of a name that was freed by us, whoever has or has not told it: we tell it to forget a
-   name together with the name itself. It is told from ordinary code only: it holds a lock, and may start a process.
+2. A child of ``multiprocessing`` may ``leave`` a block, which then outlives it. What is still there when the main process
+   ends is freed by that on Linux, which can list blocks; elsewhere by the tracker that they share, which says so.
+3. The tracker never complains of a name that was freed by us, whoever else has told it of that name or has not.
 4. ``free`` may be called from anywhere (a finalizer in the middle of a garbage collection, under somebody's lock): it
-   waits for nothing, starts nothing and never raises.
+   takes no lock, starts nothing and never raises.
 5. What is mapped stays mapped as long as anything uses it: ``close`` lets go of the memory, it does not pull it away.
 6. A fork answers for nothing that its parent made.
 """
@@ -15,21 +14,20 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import mmap
 import os
-import re
+import secrets
 import sys
-from collections import deque
-from multiprocessing import parent_process, resource_tracker, util
+from multiprocessing import current_process, parent_process, resource_tracker, util
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 
 _posixshmem = importlib.import_module("_posixshmem")  # part of CPython, but not of the type checkers' stubs
 _tracker = vars(resource_tracker)["_resource_tracker"]
 
-# The process that made the block is in its name, in at most 31 characters with the slash (macOS).
-_NEW_NAME = "gristmill_{process:x}_{random}"
-_MADE_HERE = re.compile("gristmill_([0-9a-f]{1,7})_[0-9a-f]{12}")
+_LISTING = Path("/dev/shm")
 
 
 class SharedBlock(SharedMemory):
@@ -51,13 +49,11 @@ class SharedBlock(SharedMemory):
     _buf: memoryview | None
 
     def __init__(self, name: str | None = None, size: int = 0) -> None:
-        tell_tracker()
         if size == 0:
             self._attach(name)
             return
-        _shares_tracker()  # to be asked before the next line starts one
-        name = name or _NEW_NAME.format(process=os.getpid(), random=os.urandom(6).hex())
-        super().__init__(name, create=True, size=size)
+        # A name has at most 31 characters, with the slash (macOS).
+        super().__init__(name or _family() + secrets.token_urlsafe(6), create=True, size=size)
         answer_for(self.name)
         if hasattr(os, "posix_fallocate"):  # Linux: without it, writing to memory that is not there is a SIGBUS
             try:
@@ -99,11 +95,9 @@ class SharedBlock(SharedMemory):
         return type(self), (self.name,)
 
 
-# The names to be freed when this process ends: for certain, or (False) if their creator has ended by then.
-_names: dict[str, bool] = {}
-# Freed names of which the tracker still has to be told.
-_untold: deque[str] = deque()
-_exit_is_watched = False
+# The names to be freed when this process ends.
+_names: set[str] = set()
+_exit_call: util.Finalize[None] | None = None
 _sharing: bool | None = None
 
 
@@ -114,49 +108,42 @@ def unlink(name: str) -> None:
         FileNotFoundError: somebody has done so already.
     """
     _posixshmem.shm_unlink(f"/{name}")
-    _names.pop(name, None)
-    _untold.append(name)
-    tell_tracker()
+    _names.discard(name)
+    _tell_tracker(name)
 
 
 def free(name: str) -> None:
     """Frees a name that this process answers for, once and from anywhere (4)."""
-    if _names.pop(name, None) is None:
+    try:
+        _names.remove(name)
+    except KeyError:
         return
-    with contextlib.suppress(OSError):  # another process has done so already, or it is another user's
+    if _shares_tracker():
+        _tell_tracker(name)  # If it is terminated now, as workers of a pool are, it has left the block to the main process.
+    with contextlib.suppress(OSError):  # another process has unlinked it, or it is another user's
         _posixshmem.shm_unlink(f"/{name}")
-    _untold.append(name)
+    _tell_tracker(name)
 
 
 def answer_for(name: str) -> None:
     """This process will free the name when it ends."""
     _watch_exit()
-    _names[name] = True
+    _names.add(name)
 
 
 def leave(name: str) -> None:
-    """This process will not free the name when it ends, if it is a child whose main process can (2)."""
+    """This process will not free the name when it ends, if it is a child whose main process will (2)."""
     if _shares_tracker():
-        _names.pop(name, None)
+        _names.discard(name)
 
 
-def remember(name: str) -> None:
-    """This process will free the name when it ends if the creator has ended by then and left it (2)."""
-    if not _shares_tracker():
-        _watch_exit()
-        _names.setdefault(name, False)
-
-
-def tell_tracker() -> None:
-    """Makes the tracker forget the names that were freed."""
-    while True:
-        try:
-            name = f"/{_untold.popleft()}"
-        except IndexError:
-            return
-        if _tracker._fd is not None:  # otherwise there is none, and it knows nothing
-            resource_tracker.register(name, "shared_memory")
-            resource_tracker.unregister(name, "shared_memory")
+def _tell_tracker(name: str) -> None:
+    """Makes the tracker forget a name (3), which it only does without complaint if it knows the name."""
+    message = f"REGISTER:/{name}:shared_memory\nUNREGISTER:/{name}:shared_memory\n"
+    if _tracker._fd is not None:  # otherwise there is none, and it knows nothing
+        # In one write, which cannot be interrupted, and not by its methods, which hold a lock and may start a process (4).
+        with contextlib.suppress(OSError):
+            os.write(_tracker._fd, message.encode("ascii", "replace"))
 
 
 def _shares_tracker() -> bool:
@@ -167,41 +154,35 @@ def _shares_tracker() -> bool:
     return _sharing
 
 
-def _watch_exit() -> None:
-    global _exit_is_watched
-    if not _exit_is_watched:
-        # Unlike atexit this also runs in children of multiprocessing, and in forks only if they ask for it. The priority
-        # is that of what comes after all children, and the threads that feed queues, were waited for.
-        util.Finalize(None, _at_exit, exitpriority=-100)
-        _exit_is_watched = True
+def _family() -> str:
+    """Returns how the names begin that the main process of this one frees: of its own blocks, and of what children left."""
+    main = parent_process() if _shares_tracker() else current_process()
+    # Different in all processes and in all containers that share their memory; and it does not give the key away.
+    digest = hashlib.sha256(current_process().authkey + str(main.pid).encode()).hexdigest()
+    return f"gristmill_{digest[:10]}_"
+
+
+def _watch_exit(_: object = None) -> None:
+    global _exit_call
+    if _exit_call is None or not _exit_call.still_active():
+        # Unlike atexit this also runs in children of multiprocessing. The priority is that of what comes after all children,
+        # and the threads that feed queues, were waited for.
+        _exit_call = util.Finalize(None, _at_exit, exitpriority=-100)
 
 
 def _at_exit() -> None:
-    for name, certain in list(_names.items()):
-        if certain or _creator_is_gone(name):
-            free(name)
-    tell_tracker()
-
-
-def _creator_is_gone(name: str) -> bool:
-    made_here = _MADE_HERE.fullmatch(name)
-    if made_here is None:
-        return False
-    try:
-        os.kill(int(made_here[1], 16), 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:  # another user's
-        return False
-    return False
+    if not _shares_tracker() and _LISTING.is_dir():
+        _names.update(path.name for path in _LISTING.glob(f"{_family()}*"))
+    for name in list(_names):
+        free(name)
 
 
 def _forget_all() -> None:
-    global _exit_is_watched, _sharing
+    global _exit_call, _sharing
     _names.clear()
-    _untold.clear()
-    _exit_is_watched = False
-    _sharing = None
+    _exit_call = _sharing = None
 
 
+_watch_exit()
+util.register_after_fork(_at_exit, _watch_exit)  # multiprocessing's children forget what was to be done at exit, and call this
 os.register_at_fork(after_in_child=_forget_all)

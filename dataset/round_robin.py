@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.iterator import BlockIterator
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, snapshot
 
 T = TypeVar("T")
 
@@ -74,8 +74,8 @@ class RoundRobinIterator(BlockIterator[T]):
         """Called when all shards have ended: they may not be needed any more. May be called again."""
 
     @abc.abstractmethod
-    def _first_states(self) -> list[Any]:
-        """The states of all shards at the beginning; computes no element."""
+    def _share_iterators(self) -> list[DatasetIterator[Any]]:
+        """New iterators of all shards in this process, to know and to check states by. No element is computed."""
 
     def _take(self, n: int) -> list[Any]:
         before = self._next, [*self._after], [*self._exhausted]
@@ -164,7 +164,7 @@ class RoundRobinIterator(BlockIterator[T]):
 
     def get_state(self) -> Any:
         if None in self._after and self._initial_states is None:
-            self._initial_states = self._first_states()
+            self._initial_states = [snapshot(it) for it in self._share_iterators()]
         states = []
         for i, after in enumerate(self._after):
             state = _copied(self._initial_states[i] if after is None and self._initial_states else self._state_of(i))
@@ -190,25 +190,39 @@ class RoundRobinIterator(BlockIterator[T]):
         self._failed_state = None
 
     def _restore(self, state: Any) -> None:
-        states = state_field(state, "iterators_in_use_states", self)
-        exhausted = state_field(state, "exhausted", self)
+        count = state_count(state, "next_index_in_datasets", self)
+        if count != self._count:
+            raise StateMismatchError(
+                f"the state was taken with {count} workers (next_index_in_datasets), {self} has {self._count}: "
+                "their number must be the same when a state is restored"
+            )
         position = state_count(state, "next_index_in_cycle", self)
-        for name, values in (("iterators_in_use_states", states), ("exhausted", exhausted)):
-            if not isinstance(values, list | tuple):
-                raise StateMismatchError(f"{name} must be a list, got {values!r:.200}")
-            if len(values) != self._count:
-                raise StateMismatchError(
-                    f"the state was taken with {len(values)} workers ({name}), {self} has {self._count}: "
-                    "the number of workers must be the same when a state is restored"
-                )
-        if position >= self._count:
-            raise StateMismatchError(f"next_index_in_cycle must be below {self._count}, the number of workers, got {position}")
+        if position >= count:
+            raise StateMismatchError(f"next_index_in_cycle must be below {count}, the number of workers, got {position}")
+        states, exhausted, indices = [
+            self._list_of(state, key) for key in ("iterators_in_use_states", "exhausted", "iterators_in_use_indices")
+        ]
+        if indices != list(range(count)):
+            raise StateMismatchError(f"iterators_in_use_indices must be {list(range(count))}, got {indices!r:.200}")
+        if any([flag not in (0, 1) for flag in exhausted]):
+            raise StateMismatchError(f"exhausted must have only 0 and 1, got {exhausted!r:.200}")
+        if state.get("future_states", {}) != {}:
+            raise StateMismatchError(f"future_states must be empty, got {state['future_states']!r:.200}")
+        for it, value in zip(self._share_iterators(), states, strict=True):
+            if value is not None and _is_ours(it):  # what users do with a state may take long or have effects
+                it.set_state(value)
         self._next = position
         self._after = [([_copied(value)], 0) for value in states]
         # Grain may say "exhausted" of a shard that is not: all are asked, and the flag stays until one gives an element.
         self._exhausted = [int(bool(value)) for value in exhausted]
         self._shards = None
         self._reset()
+
+    def _list_of(self, state: Any, key: str) -> list[Any]:
+        values = state_field(state, key, self)
+        if not isinstance(values, list | tuple) or len(values) != self._count:
+            raise StateMismatchError(f"{key} must be a list of {self._count}, the number of workers, got {values!r:.200}")
+        return list(values)
 
     def _skip(self) -> None:
         """Leaves out the next element, which may be one that fails."""
@@ -257,6 +271,10 @@ def _advanced(state: Any, num: int) -> Any:
     if type(state) is dict:
         return {key: _advanced(value, num) for key, value in state.items()}
     return [_advanced(value, num) for value in state] if type(state) is list else state
+
+
+def _is_ours(it: DatasetIterator[Any]) -> bool:
+    return isinstance(it, BlockIterator) and all([_is_ours(parent) for parent in it._parents])
 
 
 def _copied(state: Any) -> Any:

@@ -13,7 +13,8 @@ from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, snapshot
 from gristmill.dataset.round_robin import LinearStates
-from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.slicing import slice_pipeline, worker_slice
+from gristmill.transforms.batching import Allocate
 
 _BLOCK_SECONDS = 0.001  # elements that are computed singly are sent after this time
 
@@ -31,7 +32,8 @@ class PipelineTask:
         if self.init_fn is not None:
             self.init_fn(index, count)
         ds = slice_pipeline(self.dataset, index, count, sequential=self.sequential_slice)
-        return PipelineProducer(ds, self.options, index, count, allocate)
+        numbers = None if self.sequential_slice else worker_slice(index, count)
+        return PipelineProducer(ds, self.options, index, count, numbers, allocate)
 
 
 class PipelineProducer:
@@ -41,11 +43,20 @@ class PipelineProducer:
     length of the block, the states in between follow. Otherwise elements are computed one by one.
     """
 
-    def __init__(self, ds: IterDataset[Any], options: DatasetOptions, index: int, count: int, allocate: Any) -> None:
+    def __init__(
+        self,
+        ds: IterDataset[Any],
+        options: DatasetOptions,
+        index: int,
+        count: int,
+        numbers: slice | None,
+        allocate: Allocate | None = None,
+    ) -> None:
         self._ds = ds
         self._options = options
         self._index = index
         self._count = count
+        self._numbers = numbers
         self._allocate = allocate
         self._iterator: DatasetIterator[Any] | None = None
         self._in_blocks = True
@@ -56,7 +67,8 @@ class PipelineProducer:
             if it is not None:
                 it.close()
             it = self._iterator = share_iterator(self._ds, self._options, self._index, self._count)
-            it._allocate_with(self._allocate)
+            if self._allocate is not None:
+                it._allocate_with(self._allocate)
             self._in_blocks = _passes_singly(it)
         if state is not None:
             it.set_state(state)
@@ -109,8 +121,7 @@ class PipelineProducer:
                 stage = f" by {owner}"
             traceback = traceback.tb_next
         state = None if self._iterator is None else snapshot(self._iterator)
-        where = place(state, self._index, self._count)
-        error.add_note(f"Raised in worker {self._index} of {self._count}{stage}, {where}.")
+        error.add_note(f"Raised in worker {self._index} of {self._count}{stage}, {place(state, self._numbers)}.")
 
 
 def share_iterator(ds: IterDataset[Any], options: DatasetOptions, index: int, count: int) -> DatasetIterator[Any]:
@@ -122,13 +133,21 @@ def share_iterator(ds: IterDataset[Any], options: DatasetOptions, index: int, co
     return it
 
 
-def place(state: Any, index: int, count: int) -> str:
-    """Where a worker is, in words."""
+def place(state: Any, numbers: slice | None) -> str:
+    """Where a worker is, in words.
+
+    Args:
+        state: its state.
+        numbers: which of the elements of the whole pipeline are its own; ``None`` if that is not known.
+    """
     position = state
     while isinstance(position, dict) and "parent" in position:
         position = position["parent"]
     if isinstance(position, dict) and set(position) == {"next_index"}:
-        return f"at element {position['next_index'] * count + index} or soon after it"
+        index = position["next_index"]
+        if numbers is not None:
+            return f"at element {numbers.start + index * numbers.step} or soon after it"
+        return f"at element {index} of its share or soon after it"
     return "at the beginning" if state is None else f"after state {state!r:.200}"
 
 

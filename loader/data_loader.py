@@ -20,10 +20,10 @@ from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.records import (
     TRANSFORMATION_CLASSES,
+    DataIterDataset,
     SampledMapDataset,
     apply_operation,
     operation_kind,
-    strip_metadata,
 )
 from gristmill.samplers import IndexSampler, Sampler, SequentialSampler
 from gristmill.samplers.base import answers_blocks
@@ -112,7 +112,7 @@ class DataLoader:
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
         for operation in self._operations:
             ds = apply_operation(ds, operation, as_records=as_records)
-        ds = strip_metadata(ds) if as_records else ds
+        ds = DataIterDataset(ds) if as_records else ds
         return ds.mp_prefetch(self._multiprocessing_options, self._worker_init_fn)
 
     @property

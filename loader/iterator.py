@@ -23,7 +23,8 @@ class DataLoaderIterator(Iterator[Any]):
     """Iterates over the elements of a ``DataLoader``; saves and restores its position in a few bytes.
 
     When ``next`` raises, nothing is lost: the state still says "after the last delivered element". The following ``next``
-    tries the same one again; with worker processes it raises the same error, until the state is set. Used by one thread at a time. A context manager: leaving it closes the iterator.
+    tries the same one again; with worker processes it raises the same error, until the state is set. Used by one thread at a
+    time. A context manager: leaving it closes the iterator.
 
     Args:
         data_loader: the loader.
@@ -66,7 +67,9 @@ class DataLoaderIterator(Iterator[Any]):
             self._frame = self._text_around_position()
         before, after = self._frame
         last_worker, num_read = self._position()
-        last_seen = ",\n".join([f'        "{w}": {self._first_index(w) + (num - 1) * self._step}' for w, num in enumerate(num_read)])
+        last_seen = ",\n".join(
+            [f'        "{w}": {self._first_index(w) + (num - 1) * self._step}' for w, num in enumerate(num_read)]
+        )
         return f"{before}{last_seen}{_BETWEEN}{last_worker}{after}".encode()
 
     @property
@@ -95,9 +98,15 @@ class DataLoaderIterator(Iterator[Any]):
         if not self._loader.multiprocessing_options.num_workers:
             self._iterator.set_state(states[0])
         else:
-            exhausted = [0] * len(states)
-            cycle = {"next_index_in_cycle": next_worker, "iterators_in_use_states": states, "exhausted": exhausted}
-            self._iterator.set_state(cycle)
+            self._iterator.set_state(
+                {
+                    "next_index_in_cycle": next_worker,
+                    "next_index_in_datasets": len(states),
+                    "iterators_in_use_indices": list(range(len(states))),
+                    "iterators_in_use_states": states,
+                    "exhausted": [0] * len(states),
+                }
+            )
 
     def set_state(self, state: bytes | str | Mapping[str, Any]) -> None:
         """Continues from ``state``, backwards or forwards, also after the end or an error.

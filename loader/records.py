@@ -7,7 +7,6 @@ carries ``Record`` objects and these adaptors apply the user's function to their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from gristmill.core.indices import Indices, as_ints
@@ -22,6 +21,7 @@ from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.samplers.base import answers_blocks
 from gristmill.sources.reading import read_keys, wrap_keys
 from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap, TfRandomMap
+from gristmill.transforms.batching import Allocate
 
 
 class SampledMapDataset(BlockMapDataset[Any]):
@@ -160,7 +160,7 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool) -
     if kind is Batch:
         size, drop, batch_fn = operation.batch_size, operation.drop_remainder, operation.batch_fn
         if as_records:
-            batch_fn = _OnRecord(operation, partial(_batch_records, batch_function(batch_fn)))
+            batch_fn = _BatchRecords(batch_function(batch_fn))
         return BatchIterDataset(ds, size, drop_remainder=drop, batch_fn=batch_fn)
     if kind is Filter:
         return FilterIterDataset(ds, _OnRecord(operation, lambda r: operation.filter(r.data)) if as_records else operation)
@@ -176,13 +176,41 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool) -
     return MapIterDataset(ds, transform, with_nones=True)
 
 
-def strip_metadata(ds: IterDataset[Any]) -> IterDataset[Any]:
-    """The data of the records of ``ds``."""
-    return MapIterDataset(ds, lambda record: record.data, with_nones=True)
+class DataIterDataset(IterDataset[Any]):
+    """The data of the parent's records.
+
+    State: the parent's.
+    """
+
+    def __str__(self) -> str:
+        return "DataIterDataset"
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return DataDatasetIterator(iterate(self._parent))
 
 
-def _batch_records(batch_fn: Callable[[list[Any]], Any], records: list[Any]) -> Record[Any]:
-    return Record(records[-1].metadata.remove_record_key(), batch_fn([record.data for record in records]))
+class DataDatasetIterator(StatelessIterator[Any]):
+    _kind = "one_to_one"
+
+    def _take(self, n: int) -> list[Any]:
+        return [record.data for record in self._source._take(n)]
+
+    def _allocate_with(self, allocate: Allocate) -> None:
+        self._source._allocate_with(allocate)
+
+
+class _BatchRecords:
+    """Batches the data of records; the metadata is that of the last one."""
+
+    def __init__(self, batch_fn: Callable[[list[Any]], Any]) -> None:
+        self._batch_fn = batch_fn
+
+    def __call__(self, records: list[Any]) -> Record[Any]:
+        return Record(records[-1].metadata.remove_record_key(), self._batch_fn([record.data for record in records]))
+
+    def allocate_with(self, allocate: Allocate) -> None:
+        if hasattr(self._batch_fn, "allocate_with"):
+            self._batch_fn.allocate_with(allocate)
 
 
 def _rng(metadata: RecordMetadata) -> Any:

@@ -7,6 +7,7 @@ Guarantees:
 2. A slot is the worker's from ``allocate`` until its message is sent; then it is the consumer's, until the last array that
    looks at it has been collected and the worker has been told so. It never belongs to both, so nothing that is still seen
    is overwritten.
+   A slot that a forked process may look at, too, is never used again.
 3. ``allocate`` never waits: a consumer that keeps everything makes the arena grow.
 4. That an array has been collected is noticed by a callback that may run anywhere, in the middle of a garbage collection or
    under somebody's lock: it appends to a deque and does no more.
@@ -111,8 +112,9 @@ class Arena:
 
 
 class _Watched(weakref.ref["Bytes"]):
-    __slots__ = ("slot",)
+    __slots__ = ("is_shared", "slot")
     slot: Slot
+    is_shared: bool  # another process sees it
 
 
 class ArenaReader:
@@ -127,18 +129,28 @@ class ArenaReader:
         """An array [num_bytes] of a slot; when it and all arrays made of it are gone, ``released`` gives the slot."""
         array = self._mapping.view(slot)
         watched = _Watched(array, self._unseen.append)
-        watched.slot = slot
+        watched.slot, watched.is_shared = slot, False
         self._watched[slot.offset] = watched
         return array
+
+    def look(self, slot: Slot) -> Bytes:
+        """An array [num_bytes] of a slot that nobody watches: the caller returns the slot when it has read it."""
+        return self._mapping.view(slot)
 
     def released(self) -> list[Slot]:
         """The slots that have become free since the last call."""
         slots = []
         while self._unseen:
-            slot = self._unseen.popleft().slot
-            del self._watched[slot.offset]
-            slots.append(slot)
+            watched = self._unseen.popleft()
+            if not watched.is_shared:
+                del self._watched[watched.slot.offset]
+                slots.append(watched.slot)
         return slots
+
+    def share(self) -> None:
+        """Called when this process is forked: whatever somebody looks at now stays as it is."""
+        for watched in [*self._watched.values()]:
+            watched.is_shared = True
 
     def close(self) -> None:
         """Returns all memory to the system but what somebody still looks at."""

@@ -175,7 +175,8 @@ class _Worker:
             encoder.forget_allocated()
             elements, states, stop = self._producer.take(size)
             num = len(elements)
-            payload, slots, seconds = b"", [], 0.0
+            payload, seconds = b"", 0.0
+            slots: list[Slot] = []
             if num:
                 try:
                     payload, slots = encoder.encode((elements, states))

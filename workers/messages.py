@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 from gristmill.workers.arena import Slot
 
@@ -35,7 +36,7 @@ class Message:
     kind: int
     generation: int
     slots: list[Slot]
-    payload: bytes | None  # None: in the last slot
+    payload: Any  # bytes; None: they are in the last slot
 
 
 def pack_slots(slots: list[Slot]) -> bytes:

@@ -9,7 +9,8 @@ Guarantees:
    a list and wakes a thread up with a queue that is made for that.
 3. A parked pool serves the next one who wants to run an equal task in equal surroundings, so that the next epoch does not
    wait for processes to start.
-4. There is one thread, and only while there are pools. Nothing of this is alive in a process that was forked from this one.
+4. There is one thread, and only while there are pools. Nothing of this is alive in a process that was forked from this one;
+   arrays that it has inherited keep their content.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gristmill.core.config import config
 from gristmill.workers.arena import open_memory
 from gristmill.workers.pickling import dumps
 from gristmill.workers.process import WorkerProcess
+from gristmill.workers.setup import setup_calls
 
 _PARKED_SECONDS = 1.0
 _GRACE_SECONDS = 0.3
@@ -38,13 +41,6 @@ _CHUNK = 1 << 20
 
 # Workers never take accelerator memory unless told to.
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
-
-_setup: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-
-
-def run_in_workers(function: Callable[..., Any], *args: Any) -> None:
-    """Calls ``function(*args)`` in every worker that is started from now on, before it loads its task."""
-    _setup.append((function, args))
 
 
 class Luggage:
@@ -69,7 +65,7 @@ class Luggage:
             buffers.append(raw)
             return False
 
-        setup = [*_setup, *[(config.update, item) for item in config.explicit_values().items()]]
+        setup = [*setup_calls(), *[(config.update, item) for item in config.explicit_values().items()]]
         self._parts: list[bytes | memoryview] = [pickle.dumps(setup), dumps(task, keep_inline), *buffers]
         ends = [0x1000]
         for part in self._parts:
@@ -116,7 +112,7 @@ class Luggage:
 
 def _working_directory() -> str:
     try:
-        return os.getcwd()
+        return str(Path.cwd())
     except OSError:  # it has been removed
         return ""
 
@@ -288,4 +284,12 @@ def _forget_all() -> None:
     _parked.clear()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+def _share_all() -> None:
+    """Before a fork: the new process will see what is in shared memory, and cannot tell when it does no more."""
+    for pool in [*_live]:
+        for worker in pool.workers:
+            worker.share_memory()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_share_all, after_in_child=_forget_all)

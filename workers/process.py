@@ -122,12 +122,12 @@ class WorkerProcess:
         while message.generation != self.generation:
             self._to_return += message.slots
             message = self._next_message()
-        *slots, last = [*message.slots, None] if message.payload is not None else message.slots
-        data: Any = message.payload
-        if last is not None:
-            data = self._reader.view(last)
-            self._to_return.append(last)
-        kind = message.kind
+        slots, data = message.slots, message.payload
+        if data is None:
+            *slots, place = slots
+            data = self._reader.look(place)
+            self._to_return.append(place)
+        kind: int = message.kind
         content: Any = None
         if kind == ERROR:
             content = bytes(data)
@@ -139,6 +139,10 @@ class WorkerProcess:
         self._return_slots()
         self.usable = True
         return kind, content
+
+    def share_memory(self) -> None:
+        """Called when this process is forked."""
+        self._reader.share()
 
     def hang_up(self) -> None:
         """Tells the worker that it is not needed any more, without waiting."""
@@ -252,7 +256,7 @@ def _python() -> str:
     # Programs that embed Python name an interpreter to multiprocessing.
     spawn = sys.modules.get("multiprocessing.spawn")
     python = spawn.get_executable() if spawn is not None else sys.executable
-    if not python or getattr(sys, "frozen", False) and python == sys.executable:
+    if not python or (getattr(sys, "frozen", False) and python == sys.executable):
         raise RuntimeError(
             "worker processes need a Python interpreter to run, and sys.executable is none: "
             "name one with multiprocessing.set_executable(...), or use 0 workers"

@@ -7,7 +7,7 @@
    leaves the block to its main process. Nothing of this prints anything, with arrays alive or not.
 3. A forked process inherits the memory and no duty: only the process that called ``unlink_on_del`` unlinks.
 4. A deletion may happen anywhere (in the middle of a garbage collection, under somebody's lock), so it waits for no lock
-   and starts no thread: it makes one system call, or puts the block into a queue that is made for this.
+   and starts no thread: it unlinks, or puts the block into a queue that is made for this.
 5. A pickle is by name only where the name says all: an array that is the whole block. Everything else is pickled as the
    ordinary array that it equals.
 """
@@ -21,13 +21,14 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from multiprocessing import util
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 import numpy as np
 
 from gristmill.core.errors import as_int
-from gristmill.core.shared_block import SharedBlock, answer_for, free, leave, remember, tell_tracker, unlink
+from gristmill.core.shared_block import SharedBlock, answer_for, free, leave, unlink
 
 if TYPE_CHECKING:
     from multiprocessing.shared_memory import SharedMemory
@@ -159,9 +160,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         Raises:
             FileNotFoundError: the block has been unlinked, or never was.
         """
-        array = cls.from_shared_memory(SharedBlock(metadata.name), metadata.shape, metadata.dtype)
-        remember(metadata.name)
-        return array
+        return cls.from_shared_memory(SharedBlock(metadata.name), metadata.shape, metadata.dtype)
 
     @classmethod
     def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
@@ -264,13 +263,18 @@ class _Block:
 
 
 class _Pool:
-    """Daemon threads that release blocks. Only what (4) allows is used by ``take``."""
+    """Threads that release blocks. Only what (4) allows is used by ``take``."""
 
     def __init__(self, num_threads: int, limit: int) -> None:
         self._permits = [None] * limit
-        self._blocks: SimpleQueue[_Block] = SimpleQueue()  # its `put` may be interrupted by another `put` of the thread
-        for number in range(num_threads):
-            threading.Thread(target=self._run, name=f"gristmill-async-del-{number}", daemon=True).start()
+        self._blocks: SimpleQueue[_Block | None] = SimpleQueue()  # its `put` may be interrupted by a `put` of the same thread
+        self._threads = [
+            threading.Thread(target=self._run, name=f"gristmill-async-del-{number}", daemon=True) for number in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+        # Before the names that are left are freed: a thread that is cut off would leave its one to the tracker.
+        util.Finalize(None, self._stop, exitpriority=-50)
 
     def take(self, block: _Block) -> bool:
         """Returns whether there was room for the block."""
@@ -282,10 +286,22 @@ class _Pool:
         return True
 
     def _run(self) -> None:
-        while True:
-            self._blocks.get().release()  # and no variable keeps the block while waiting for the next one
-            tell_tracker()
+        while self._release_next():
             self._permits.append(None)
+
+    def _release_next(self) -> bool:
+        block = self._blocks.get()
+        if block is not None:
+            block.release()
+        return block is not None
+
+    def _stop(self) -> None:
+        global _pool
+        _pool = None
+        for _ in self._threads:
+            self._blocks.put(None)
+        for thread in self._threads:
+            thread.join()
 
 
 _pool: _Pool | None = None
@@ -293,7 +309,8 @@ _pool_lock = threading.Lock()
 
 
 def _release(block: _Block) -> None:
-    if _pool is None or not _pool.take(block):
+    pool = _pool
+    if pool is None or not pool.take(block):
         block.release()
 
 

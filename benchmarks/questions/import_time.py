@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from workload import Timed, Workload
+from workload import Measured, Workload
 
 
 def fresh(attributes):
@@ -20,7 +20,7 @@ def fresh(attributes):
         def run():
             command = [sys.executable, "-c", script]
             printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            return Timed(float(printed), [])
+            return Measured(float(printed), [])
 
         return run
 

@@ -4,7 +4,7 @@ import json
 import time
 
 from questions.data_loader import one_epoch
-from workload import Timed, Workload, double
+from workload import Measured, Workload, double
 
 ELEMENTS = 10_000_000
 POSITION = 5_000_000
@@ -49,7 +49,7 @@ def restore(pipeline, make_state):
             seconds = time.perf_counter() - start
             if hasattr(it, "close"):
                 it.close()
-            return Timed(seconds, [element])
+            return Measured(seconds, [element])
 
         return run
 

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from gristmill.core.naming import transform_name
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate, snapshot
+from gristmill.dataset.iterator import DatasetIterator, iterate
 from gristmill.dataset.map_dataset import ancestors
 from gristmill.dataset.round_robin import Fetched, RoundRobinIterator, Shard
-from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.slicing import slice_pipeline, worker_slice
 from gristmill.dataset.worker_task import PipelineTask, place, share_iterator
 from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED
 from gristmill.workers.pickling import dumps
@@ -81,12 +81,9 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     def _upstream(self) -> tuple[DatasetIterator[Any]]:
         return (iterate(self._ds),)
 
-    def _first_states(self) -> list[Any]:
-        states = []
-        for i in range(self._count):
-            ds = slice_pipeline(self._ds, i, self._count, sequential=self._sequential_slice)
-            states.append(snapshot(share_iterator(ds, self._ctx.options, i, self._count)))
-        return states
+    def _share_iterators(self) -> list[DatasetIterator[Any]]:
+        shares = [slice_pipeline(self._ds, i, self._count, sequential=self._sequential_slice) for i in range(self._count)]
+        return [share_iterator(ds, self._ctx.options, i, self._count) for i, ds in enumerate(shares)]
 
     def _open(self) -> Sequence[Shard]:
         pool = self._pool
@@ -98,7 +95,8 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
             self._finalizer = weakref.finalize(self, park, pool)
             self._finalizer.atexit = False
             self._pool = pool
-        return [ProcessShard(pool, i, self._count) for i in range(self._count)]
+        numbers = [None if self._sequential_slice else worker_slice(i, self._count) for i in range(self._count)]
+        return [ProcessShard(pool, i, self._count, numbers[i]) for i in range(self._count)]
 
     def _hire(self) -> WorkerPool:
         options = self._ctx.options
@@ -142,10 +140,11 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
 class ProcessShard(Shard):
     """The share of one worker process."""
 
-    def __init__(self, pool: WorkerPool, index: int, count: int) -> None:
+    def __init__(self, pool: WorkerPool, index: int, count: int, numbers: slice | None) -> None:
         self._pool = pool
         self._index = index
         self._count = count
+        self._numbers = numbers
         self._state: Any = None  # after the last element that was fetched
         self._singly = False
 
@@ -173,7 +172,7 @@ class ProcessShard(Shard):
                 return decode_error(content)
             if self._singly:
                 content.add_note(
-                    f"An output of worker {self._index} of {self._count}, {place(self._state, self._index, self._count)}, "
+                    f"An output of worker {self._index} of {self._count}, {place(self._state, self._numbers)}, "
                     "was received and could not be unpickled."
                 )
                 return content
@@ -193,7 +192,7 @@ class ProcessShard(Shard):
     def _died(self, death: WorkerDied) -> RuntimeError:
         return RuntimeError(
             f"Worker process {self._index} of {self._count} was terminated unexpectedly: it {death}, "
-            f"{place(self._state or {'next_index': 0}, self._index, self._count)}. "
+            f"{place(self._state, self._numbers)}. "
             "Nothing is lost: it.set_state(it.get_state()) goes on from the last delivered element with a new process"
         )
 

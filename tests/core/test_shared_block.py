@@ -4,9 +4,10 @@ import uuid
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gristmill.core.shared_block import SharedBlock
+from gristmill.core.shared_block import SharedBlock, answer_for, free
 
 
 @pytest.fixture
@@ -52,6 +53,42 @@ def test_closing_twice_is_allowed(name):
     block.close()
     assert block.buf is None
     block.unlink()
+
+
+def test_closing_does_not_pull_away_what_is_used(name):
+    block = SharedBlock(name, 8)
+    view, array = block.buf[2:], np.ndarray((8,), "uint8", buffer=block.buf)
+    block.close()
+    array[2] = 42
+    assert view[0] == SharedBlock(name).buf[2] == 42
+    block.unlink()
+
+
+def test_chosen_names_differ_and_fit_every_system():
+    blocks = [SharedBlock(size=1) for _ in range(10)]
+    names = {block.name for block in blocks}
+    assert len(names) == 10
+    assert max(map(len, names)) < 31
+    for block in blocks:
+        block.unlink()
+
+
+def test_free_is_silent_and_only_for_names_answered_for(name):
+    block, attached = SharedBlock(name, 8), SharedBlock(name)
+    free(name)
+    free(name)
+    with pytest.raises(FileNotFoundError):
+        attached.unlink()
+    block = SharedBlock(name, 8)
+    block.unlink()
+    again = SharedMemory(name, create=True, size=8)
+    free(name)  # it is not ours
+    SharedBlock(name)
+    answer_for(name)
+    free(name)
+    with pytest.raises(FileNotFoundError):
+        SharedBlock(name)
+    again.close()
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="the size of the memory is only known on Linux")

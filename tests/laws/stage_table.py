@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from gristmill import loader
-from gristmill.core.options import DatasetOptions, ReadOptions
+from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from gristmill.core.permutation import index_shuffle
-from gristmill.core.record import Record
+from gristmill.core.record import Record, RecordMetadata
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset, stages
 from gristmill.dataset.iterator import BlockIterator
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.stages.options import WithOptionsIterDataset
-from gristmill.loader.records import LegacyOperationIterDataset, SampledMapDataset
+from gristmill.loader.records import DataIterDataset, LegacyOperationIterDataset, SampledMapDataset
 from gristmill.samplers import IndexSampler
 
 DIRECT = ReadOptions(num_threads=0)
@@ -238,6 +238,8 @@ def sparse(options: ReadOptions = DIRECT) -> IterDataset[int | None]:
 _PRESENT = [x for x in range(11) if x % 3]
 _SPARSE = [drop_threes(x) for x in range(11)]
 
+_RECORDS = [Record(RecordMetadata(i, i), data) for i, data in enumerate(["a", None, [3]])]
+
 ITER_ENTRIES = [
     IterEntry("direct", numbers, list(range(11))),
     IterEntry("threaded", lambda: numbers(THREADED), list(range(11))),
@@ -278,6 +280,16 @@ ITER_ENTRIES = [
     IterEntry("seed", lambda: numbers().seed(3), list(range(11))),
     IterEntry("options", lambda: WithOptionsIterDataset(numbers(), DatasetOptions(min_shm_size=1)), list(range(11))),
     IterEntry("legacy_operation", lambda: LegacyOperationIterDataset(numbers(), doubled_pairs), [2, 6, 10, 14, 18]),
+    IterEntry(
+        "record_data",
+        lambda: DataIterDataset(MapDataset.source(_RECORDS).to_iter_dataset(DIRECT)),
+        ["a", None, [3]],
+    ),
+    IterEntry(
+        "mp_prefetch",
+        lambda: numbers(THREADED).filter(not_multiple_of_three).mp_prefetch(MultiprocessingOptions(num_workers=2)),
+        [2, 1, 4, 5, 8, 7, 10],
+    ),
     IterEntry(
         "chain",
         lambda: (

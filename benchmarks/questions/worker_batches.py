@@ -1,0 +1,144 @@
+"""What does it cost to get a batch of 19 MB out of worker processes: how long does it take, and how long does the consumer compute?
+
+Batches are 32 images of 224 × 224 × 3 float32, which workers have at hand, so that little is measured but stacking and
+transport. The consumer reads one number of every page, without which memory that is not mapped yet would count as
+delivered, and drops a batch before it asks for the next. All loaders have the defaults of their read-ahead.
+"""
+
+import functools
+import itertools
+import time
+
+import numpy as np
+from workload import Measured, Workload
+
+ENDLESS = 10_000_000  # records
+SHAPE = (224, 224, 3)
+BATCH = 32
+WARM_UP = 8  # batches that may have been made while another candidate ran
+BATCHES = 100
+PAGE = 1024  # numbers
+
+
+@functools.cache
+def image(i):
+    """Whole numbers, so that sums are exact in any order."""
+    return (np.arange(np.prod(SHAPE)) * (i + 1) % 251).astype(np.float32).reshape(SHAPE)
+
+
+class Images:
+    """Eight images, again and again; made by the worker that needs them."""
+
+    def __init__(self, length):
+        self._length = length
+
+    def __len__(self):
+        return self._length
+
+    def __getitem__(self, i):
+        return image(i % 8)
+
+
+def data_loader(module, source, *, workers, batch_size=None, **torch_options):
+    """A DataLoader of gristmill, Grain or PyTorch over one epoch, unshuffled; ``Batch`` is the last operation."""
+    if module.__name__ == "torch":
+        from torch.utils.data import DataLoader
+
+        return DataLoader(source, batch_size=batch_size, num_workers=workers, **torch_options)
+    if module.__name__ == "grain":
+        from absl import flags
+
+        flags.FLAGS.mark_as_parsed()  # without which no worker starts where jaxlib is a recent one
+    sampler = module.samplers.IndexSampler(len(source), shard_options=module.sharding.NoSharding(), num_epochs=1)
+    operations = [] if batch_size is None else [module.transforms.Batch(batch_size)]
+    return module.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=workers)
+
+
+def touched(batch):
+    """One number of every page."""
+    return np.asarray(batch).reshape(-1)[::PAGE].copy()
+
+
+def steady(iterator, *, whole, kept, warm_up, count, clock=time.perf_counter):
+    """A run that measures ``count`` elements in the middle of a stream: ``kept`` of each is what is looked at.
+
+    Whatever is in buffers when it begins is taken out before, and checked as a whole.
+    """
+
+    def run():
+        results = [whole(next(iterator)) for _ in range(warm_up)]
+        start = clock()
+        for _ in range(count):
+            results.append(kept(next(iterator)))
+        return Measured(clock() - start, results)
+
+    return run
+
+
+def batches(workers, clock=time.perf_counter):
+    def candidate(module):
+        iterator = iter(data_loader(module, Images(ENDLESS), workers=workers, batch_size=BATCH))
+        return steady(iterator, whole=np.array, kept=touched, warm_up=WARM_UP, count=BATCHES, clock=clock)
+
+    return candidate
+
+
+def copies(np):
+    """The bound: copying a batch in memory, with no process and no pipeline."""
+    original = np.stack([image(i % 8) for i in range(BATCH)])
+    copy = original.copy()
+
+    def run():
+        start = time.perf_counter()
+        for _ in range(BATCHES):
+            np.copyto(copy, original)
+        return Measured(time.perf_counter() - start, [])
+
+    return run
+
+
+def touches(np):
+    """The bound: what the consumer does with the batches, which are there."""
+    iterator = itertools.repeat(np.stack([image(i % 8) for i in range(BATCH)]))
+    return steady(iterator, whole=np.array, kept=touched, warm_up=WARM_UP, count=BATCHES, clock=time.process_time)
+
+
+def question(name, workers, bound, goals, clock=time.perf_counter):
+    return Workload(
+        name=f"19 MB image batches, DataLoader, {workers}: {name}",
+        unit="ms/batch",
+        scale=1e3,
+        count=BATCHES,
+        candidates={**dict.fromkeys(("gristmill", "grain", "torch"), batches(int(workers[0]), clock)), **bound},
+        goals=goals,
+    )
+
+
+WORKLOADS = [
+    question(
+        "time",
+        "1 worker",
+        {"memcpy": copies},
+        {
+            "≤ 6.5 ms": lambda m: m["gristmill"] <= 6.5,
+            "≥ 2 × Grain": lambda m: m["grain"] >= 2 * m["gristmill"],
+            "≥ 2.5 × torch": lambda m: m["torch"] >= 2.5 * m["gristmill"],
+        },
+    ),
+    question(
+        "time",
+        "2 workers",
+        {"memcpy": copies},
+        {
+            "≥ 2 × Grain": lambda m: m["grain"] >= 2 * m["gristmill"],
+            "≥ 2 × torch": lambda m: m["torch"] >= 2 * m["gristmill"],
+        },
+    ),
+    question(
+        "consumer's CPU time",
+        "1 worker",
+        {"touching alone": touches},
+        {"< 1 ms": lambda m: m["gristmill"] < 1},
+        time.process_time,
+    ),
+]

@@ -1,0 +1,223 @@
+"""What the programs of these tests have in common: pipelines whose workers get into a certain situation, and what is left.
+
+Situations: ``idle`` (everything is computed), ``busy`` (in the middle of an element, for ever), ``stuck`` (the same in C code
+that holds the interpreter's lock) and ``full`` (the next element is computed, and there is no room for it).
+"""
+
+import contextlib
+import ctypes
+import gc
+import mmap
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import gristmill as gm
+from gristmill.transforms import Map
+
+FOLDER = Path(os.environ["FAULT_FOLDER"])
+PATIENCE_SECONDS = 30.0  # for things that must happen; a bound for broken code, not for slow machines
+GONE_SECONDS = 6.0  # for what must be gone after two seconds; a noisy machine gets some more
+
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def wait_for(condition, what, seconds=PATIENCE_SECONDS):
+    """Returns the first true value of ``condition()``."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(what() if callable(what) else what)
+        time.sleep(0.005)
+    return value
+
+
+class Work(Map):
+    """Computes an array from a number, and leaves a trace for each of them in a file of its process."""
+
+    def __init__(self, situation, size=20_000, last=2):
+        self.folder = tempfile.mkdtemp(dir=FOLDER)
+        self.situation = situation
+        self.size = size
+        self.last = last
+
+    def map(self, x):
+        with (Path(self.folder) / str(os.getpid())).open("ab") as file:
+            file.write(b".")
+        if x >= self.last:
+            if self.situation == "busy":
+                time.sleep(1000)
+            if self.situation == "stuck":
+                re.match(r"(a+)+$", "a" * 60 + "b")
+        return np.full(self.size, x)
+
+    def process_ids(self):
+        return [int(path.name) for path in Path(self.folder).iterdir()]
+
+    def count(self):
+        return sorted([path.stat().st_size for path in Path(self.folder).iterdir()])
+
+
+def loader(work, num, workers):
+    """A ``DataLoader``."""
+    return gm.DataLoader(
+        data_source=range(num),
+        sampler=gm.samplers.IndexSampler(num, num_epochs=1),
+        operations=[work],
+        worker_count=workers,
+        read_options=gm.ReadOptions(num_threads=2, prefetch_buffer_size=2) if not workers else None,
+    )
+
+
+def dataset(work, num, workers):
+    """An ``IterDataset``."""
+    if not workers:
+        return gm.MapDataset.range(num).map(work).to_iter_dataset(gm.ReadOptions(num_threads=2, prefetch_buffer_size=2))
+    return gm.MapDataset.range(num).to_iter_dataset().map(work).mp_prefetch(gm.MultiprocessingOptions(workers))
+
+
+def inside(work, num, workers):
+    """An ``IterDataset`` with other iterators behind the workers."""
+    return dataset(work, num, workers).map(lambda x: x).batch(1).map(lambda x: x[0])
+
+
+APIS = {"loader": loader, "dataset": dataset, "inside": inside}
+
+
+def pipeline(api, workers, situation):
+    """A pipeline that brings its workers into a situation, and the work that they do."""
+    first = max(workers, 1)
+    work = Work(situation, size=20_000 if situation == "full" else 5, last=first)
+    return APIS[api](work, 1000 if situation == "full" else 4 * first, workers), work
+
+
+def arrived(work, workers, situation):
+    """Waits until all workers are in the situation."""
+    num = {"idle": 4, "busy": 2, "stuck": 2, "full": 2}[situation]
+    if workers:
+        wait_for(lambda: len(work.count()) == workers and min(work.count()) >= num, lambda: f"{work.count()} of {situation}")
+    elif situation == "busy":  # a thread that reads ahead
+        wait_for(lambda: sum(work.count()) >= 2, lambda: f"{work.count()} of {situation}")
+
+
+def started(api, workers, situation):
+    """An iterator that has delivered its first element and whose workers are in the situation."""
+    ds, work = pipeline(api, workers, situation)
+    it = iter(ds)
+    it.start_prefetch()
+    assert next(it)[0] == 0
+    arrived(work, workers, situation)
+    assert not files_in_dev_shm(os.getpid(), *work.process_ids())
+    return it
+
+
+def files_in_dev_shm(*process_ids):
+    """What these processes use there; it could be left when they are killed."""
+    found = []
+    for process_id in process_ids:
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{process_id}/maps").read_text()
+            found += [line for line in maps.splitlines() if "/dev/shm/" in line]
+            found += [link for link in descriptors(process_id).values() if link.startswith("/dev/shm/")]
+    return found
+
+
+def descriptors(process_id="self"):
+    links = {}
+    for entry in Path(f"/proc/{process_id}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links[entry.name] = os.readlink(entry)
+    return {fd: link for fd, link in links.items() if not link.startswith("/proc/")}  # but the one that lists them
+
+
+def children():
+    """Whether there are any, dead ones that nobody has waited for among them."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def surroundings():
+    return {
+        "threads": sorted([thread.name for thread in threading.enumerate()]),
+        "descriptors": descriptors(),
+        "children": children(),
+    }
+
+
+class Watch:
+    """Remembers how things are, and later checks that they are like that again."""
+
+    def __init__(self):
+        gc.collect()
+        self.before = surroundings()
+
+    def check(self):
+        """Returns after how many seconds nothing was left."""
+        began = time.monotonic()
+        wait_for(lambda: surroundings() == self.before, lambda: f"left: {surroundings()}, before: {self.before}", GONE_SECONDS)
+        return time.monotonic() - began
+
+
+def ready():
+    """Tells the test that the situation is there."""
+    print(f"ready {time.monotonic()}", flush=True)
+
+
+class Deadly(Map):
+    """Dies at one number, the first time that it gets there."""
+
+    def __init__(self, death, at, size=5):
+        self.death = death
+        self.at = at
+        self.size = size
+        self.mark = os.path.join(tempfile.mkdtemp(dir=FOLDER), "died")
+
+    def map(self, x):
+        if x == self.at:
+            try:
+                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                DEATHS[self.death][0]()
+        return np.full(self.size, x)
+
+
+def _bus_error():
+    with tempfile.TemporaryFile(dir=FOLDER) as file:
+        file.truncate(mmap.PAGESIZE)
+        memory = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        memory[0]
+
+
+def _kill_self(number):
+    os.kill(os.getpid(), number)
+    time.sleep(1000)
+
+
+DEATHS = {
+    "SIGKILL": (lambda: _kill_self(signal.SIGKILL), "it was killed by signal 9 (SIGKILL"),
+    "SIGTERM": (lambda: _kill_self(signal.SIGTERM), "it was killed by signal 15 (SIGTERM)"),
+    "SIGSEGV": (lambda: _kill_self(signal.SIGSEGV), "it was killed by signal 11 (SIGSEGV)"),
+    "SIGBUS": (lambda: _kill_self(signal.SIGBUS), "it was killed by signal 7 (SIGBUS)"),
+    "segmentation_fault": (lambda: ctypes.string_at(0), "it was killed by signal 11 (SIGSEGV)"),
+    "bus_error": (_bus_error, "it was killed by signal 7 (SIGBUS)"),
+    "abort": (os.abort, "it was killed by signal 6 (SIGABRT)"),
+    "sys_exit": (lambda: sys.exit(123), "it exited with code 123"),
+    "sys_exit_text": (lambda: sys.exit("text"), "it exited with code 1"),
+    "sys_exit_0": (lambda: sys.exit(0), "it exited with code 0"),
+    "os_exit_0": (lambda: os._exit(0), "it exited with code 0"),
+    "os_exit_3": (lambda: os._exit(3), "it exited with code 3"),
+}
