@@ -52,8 +52,8 @@ class SharedBlock(SharedMemory):
         if size == 0:
             self._attach(name)
             return
-        # A name has at most 31 characters, with the slash (macOS).
-        super().__init__(name or _family() + secrets.token_urlsafe(6), create=True, size=size)
+        free_name = _family() + secrets.token_urlsafe(6)  # at most 31 characters, with the slash (macOS)
+        super().__init__(name or free_name, create=True, size=size)
         answer_for(self.name)
         if hasattr(os, "posix_fallocate"):  # Linux: without it, writing to memory that is not there is a SIGBUS
             try:
@@ -149,14 +149,16 @@ def _tell_tracker(name: str) -> None:
 def _shares_tracker() -> bool:
     """Whether this is a child whose resource tracker is its parent's and lives on after it."""
     global _sharing
-    if _sharing is None:
-        _sharing = parent_process() is not None and _tracker._fd is not None
+    if parent_process() is None:  # which it also is while a child imports the main program
+        return False
+    if _sharing is None:  # asked for the first time before there is a block: later, the tracker may be our own
+        _sharing = _tracker._fd is not None
     return _sharing
 
 
 def _family() -> str:
     """Returns how the names begin that the main process of this one frees: of its own blocks, and of what children left."""
-    main = parent_process() if _shares_tracker() else current_process()
+    main = (_shares_tracker() and parent_process()) or current_process()
     # Different in all processes and in all containers that share their memory; and it does not give the key away.
     digest = hashlib.sha256(current_process().authkey + str(main.pid).encode()).hexdigest()
     return f"gristmill_{digest[:10]}_"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 import json
+import threading
 from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, TypeVar
@@ -34,7 +35,13 @@ class IteratorContext:
     options: DatasetOptions = field(default_factory=DatasetOptions)
     worker_index: int = 0
     worker_count: int = 1
-    is_rewinding: bool = False  # a step that failed is being taken back
+
+
+class _Rewinding(threading.local):
+    is_active = False  # a step that failed is being taken back, by this thread
+
+
+rewinding = _Rewinding()
 
 
 class DatasetIterator(Iterator[T_co], abc.ABC):
@@ -195,6 +202,8 @@ class BlockIterator(DatasetIterator[T_co]):
     _kind: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
     # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
     _stays_on_error: ClassVar[bool] = False
+    # Whether ``close`` may be called while another thread is in ``next``, which it ends if that waits for something.
+    _closes_anytime: ClassVar[bool] = False
 
     @abc.abstractmethod
     def _take(self, n: int) -> list[Any]: ...
@@ -292,12 +301,11 @@ def snapshot(it: DatasetIterator[Any]) -> Any:
 
 def rewind(it: DatasetIterator[Any], state: Any) -> None:
     """Takes ``it`` back to ``state`` after a step that failed: where it is again, errors may stay as they are."""
-    ctx = it._ctx
-    ctx.is_rewinding = True
+    rewinding.is_active = True
     try:
         it._restore(state)
     finally:
-        ctx.is_rewinding = False
+        rewinding.is_active = False
 
 
 def pull(it: DatasetIterator[Any], n: int) -> list[Any]:

@@ -13,15 +13,16 @@ Guarantees:
 from __future__ import annotations
 
 import abc
+import copy
 import os
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, snapshot
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewinding, snapshot
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class RoundRobinIterator(BlockIterator[T]):
     _parameters: ClassVar = {"num_shards": "_count"}
     _kind = "stateful"
     _stays_on_error = True
+    _closes_anytime = True
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -167,7 +169,7 @@ class RoundRobinIterator(BlockIterator[T]):
             self._initial_states = [snapshot(it) for it in self._share_iterators()]
         states = []
         for i, after in enumerate(self._after):
-            state = _copied(self._initial_states[i] if after is None and self._initial_states else self._state_of(i))
+            state = copied(self._initial_states[i] if after is None and self._initial_states else self._state_of(i))
             if state is None and not self._ended[i]:
                 raise NotImplementedError(
                     f"{self} has no state to save: the pipeline before it is iterated by plain Python iterators. "
@@ -184,12 +186,12 @@ class RoundRobinIterator(BlockIterator[T]):
         }
 
     def set_state(self, state: Any) -> None:
-        if self._ctx.is_rewinding and state == self.get_state():
-            return  # that is where it is, and an error stays until somebody else sets the state
         self._restore(state)
         self._failed_state = None
 
     def _restore(self, state: Any) -> None:
+        if rewinding.is_active and state == self.get_state():
+            return  # that is where it is, and an error stays until somebody else sets the state
         count = state_count(state, "next_index_in_datasets", self)
         if count != self._count:
             raise StateMismatchError(
@@ -212,7 +214,7 @@ class RoundRobinIterator(BlockIterator[T]):
             if value is not None and _is_ours(it):  # what users do with a state may take long or have effects
                 it.set_state(value)
         self._next = position
-        self._after = [([_copied(value)], 0) for value in states]
+        self._after = [([copied(value)], 0) for value in states]
         # Grain may say "exhausted" of a shard that is not: all are asked, and the flag stays until one gives an element.
         self._exhausted = [int(bool(value)) for value in exhausted]
         self._shards = None
@@ -277,8 +279,10 @@ def _is_ours(it: DatasetIterator[Any]) -> bool:
     return isinstance(it, BlockIterator) and all([_is_ours(parent) for parent in it._parents])
 
 
-def _copied(state: Any) -> Any:
-    """A copy of plain data, for whoever may change it."""
+def copied(state: Any) -> Any:
+    """A copy of a state, for whoever may change it."""
     if type(state) is dict:
-        return {key: _copied(value) for key, value in state.items()}
-    return type(state)([_copied(value) for value in state]) if type(state) in (list, tuple) else state
+        return {key: copied(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)([copied(value) for value in state])
+    return state if type(state) in (int, str, bool, float, bytes, NoneType) else copy.deepcopy(state)

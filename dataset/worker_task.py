@@ -113,14 +113,13 @@ class PipelineProducer:
                 break
         return elements, states, None
 
-    def annotate(self, error: BaseException) -> None:
+    def annotate(self, error: BaseException, state: Any) -> None:
         stage, traceback = "", error.__traceback__
         while traceback is not None:
             owner = traceback.tb_frame.f_locals.get("self")
             if isinstance(owner, DatasetIterator | DatasetNode):
                 stage = f" by {owner}"
             traceback = traceback.tb_next
-        state = None if self._iterator is None else snapshot(self._iterator)
         error.add_note(f"Raised in worker {self._index} of {self._count}{stage}, {place(state, self._numbers)}.")
 
 

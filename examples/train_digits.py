@@ -2,6 +2,7 @@
 
     python examples/train_digits.py                      # the whole story, in under a minute
     python examples/train_digits.py --interrupt-at 350   # stops hard at step 350; the next run without it resumes
+    python examples/train_digits.py --workers 2          # the same with two worker processes
 
 The 1,797 scans that ship with scikit-learn (nothing is downloaded) are written once into ArrayRecord files. A small
 convolutional network learns from a `DataLoader` over them: shuffled, augmented, batched, epoch after epoch. Orbax saves
@@ -76,13 +77,13 @@ class Augment(gristmill.transforms.RandomMap):
         return {**element, "image": np.clip(image + noise, 0, 1)}
 
 
-def make_loader(source: Any, *, batch_size: int, seed: int, shuffle: bool = True) -> gristmill.DataLoader:
+def make_loader(source: Any, *, batch_size: int, seed: int, shuffle: bool = True, num_workers: int = 0) -> gristmill.DataLoader:
     """Returns an endless loader: each epoch has its own order and its own shifts and noise."""
     sampler = gristmill.samplers.IndexSampler(
         len(source), shard_options=gristmill.sharding.NoSharding(), shuffle=shuffle, num_epochs=None, seed=seed
     )
     operations = [Decode(), Augment(), gristmill.transforms.Batch(batch_size, drop_remainder=True)]
-    return gristmill.DataLoader(data_source=source, sampler=sampler, operations=operations)
+    return gristmill.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=num_workers)
 
 
 # ---- The model: two convolutions and a linear layer. ----
@@ -129,7 +130,7 @@ def train(run: Path, records: Path, args: argparse.Namespace) -> None:
     """
     run.mkdir(parents=True, exist_ok=True)
     source = gristmill.sources.ArrayRecordDataSource(sorted(records.glob("train-*")))
-    batches = iter(make_loader(source, batch_size=args.batch_size, seed=args.seed))
+    batches = iter(make_loader(source, batch_size=args.batch_size, seed=args.seed, num_workers=args.workers))
     model = init_model(args.seed)
     with (
         ocp.CheckpointManager(run / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=2)) as manager,
@@ -207,10 +208,11 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=64, help="records in a batch")
     parser.add_argument("--seed", type=int, default=0, help="decides order, augmentation and initial parameters")
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="steps between two checkpoints")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes; each makes batches of its own share")
     parser.add_argument("--interrupt-at", type=int, metavar="STEP", help="stop hard after this step")
     args = parser.parse_args()
     out = args.out.resolve()
-    records, runs = out / "records", out / f"seed{args.seed}-batch{args.batch_size}"
+    records, runs = out / "records", out / f"seed{args.seed}-batch{args.batch_size}-workers{args.workers}"
     uninterrupted, resumed = runs / "uninterrupted", runs / "resumed"
     write_records(records)
     if (resumed / "log.txt").exists() and "final" in (resumed / "log.txt").read_text():

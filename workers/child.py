@@ -29,6 +29,7 @@ from typing import Any, Protocol
 
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoder
+from gristmill.workers.flags import set_flags
 from gristmill.workers.messages import (
     COMMAND,
     END,
@@ -62,8 +63,8 @@ class Producer(Protocol):
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         """The next elements, at most ``n``, the state after each, and what follows: an error, ``StopIteration``, or more."""
 
-    def annotate(self, error: BaseException) -> None:
-        """Notes at an error where in the pipeline it came up; the producer stands before the element that raised it."""
+    def annotate(self, error: BaseException, state: Any) -> None:
+        """Notes at an error where in the pipeline it came up; ``state`` is the one before the element that raised it."""
 
 
 class _Disconnected(Exception):
@@ -82,7 +83,7 @@ class _Connection:
         self._num_ahead = 0
         self._bytes_ahead = 0
         self._generation = 0
-        self.start: tuple[Any, bool, bool] | None = None  # state, whether to skip an element, whether to go one by one
+        self.start: tuple[Any, bool] | None = None  # state, and whether to skip an element
 
     def receive(self, *, wait: bool) -> None:
         """Obeys the commands that are there."""
@@ -157,62 +158,52 @@ class _Worker:
         while True:
             while self._connection.start is None:
                 self._connection.receive(wait=True)
-            (state, skip, singly), self._connection.start = self._connection.start, None
+            (state, skip), self._connection.start = self._connection.start, None
             try:
                 state = self._producer.start(state, skip=skip)
             except BaseException as error:
-                self._report(error)
+                self._report(error, state)
                 continue
             if skip:
                 self._connection.send(SKIPPED, pickle.dumps(state), [])
-            self._produce(1 if singly else _MAX_BLOCK)
+            self._produce(state)
 
-    def _produce(self, max_size: int) -> None:
+    def _produce(self, state: Any) -> None:
         """Sends elements until the end, an error or a new start."""
         size, connection, encoder = 1, self._connection, self._encoder
         while connection.start is None:
             began = time.perf_counter()
             encoder.forget_allocated()
             elements, states, stop = self._producer.take(size)
-            num = len(elements)
-            payload, seconds = b"", 0.0
+            seconds, num_bytes = 0.0, 0
             slots: list[Slot] = []
-            if num:
+            if elements:
                 try:
-                    payload, slots = encoder.encode((elements, states))
-                except BaseException as unpicklable:
-                    stop = self._send_singly(elements, states, unpicklable)
-                else:
-                    del elements
-                    seconds = time.perf_counter() - began
+                    payload, slots, num, failure = encoder.encode(elements, states)
+                except BaseException as unpicklable:  # the states
+                    num, failure = 0, unpicklable
+                del elements
+                seconds = time.perf_counter() - began
+                if num:
+                    num_bytes, state = len(payload), states[num - 1]
                     connection.send(OUTPUTS, payload, slots, num)
+                stop = failure or stop
             if isinstance(stop, StopIteration):
                 connection.send(END, b"", [])
                 return
             if stop is not None:
-                self._report(stop)
+                self._report(stop, state)
                 return
-            if slots or seconds > _SLOW_SECONDS or len(payload) > _MAX_BLOCK_BYTES:
+            if slots or seconds > _SLOW_SECONDS or num_bytes > _MAX_BLOCK_BYTES:
                 size = max(1, size // 2)
-            elif seconds < _QUICK_SECONDS and 2 * len(payload) <= _MAX_BLOCK_BYTES:
-                size = min(2 * size, max_size)
+            elif seconds < _QUICK_SECONDS and 2 * num_bytes <= _MAX_BLOCK_BYTES:
+                size = min(2 * size, _MAX_BLOCK)
             connection.receive(wait=False)
 
-    def _send_singly(self, elements: list[Any], states: Sequence[Any], error: BaseException) -> BaseException:
-        """Sends the elements before the first that cannot be sent; returns why it cannot."""
-        for i, element in enumerate(elements):
-            try:
-                payload, slots = self._encoder.encode(([element], [states[i]]))
-            except BaseException as single:
-                single.add_note(f"An element of type {type(element).__name__} could not be sent from a worker process.")
-                return single
-            self._connection.send(OUTPUTS, payload, slots, 1)
-        return error
-
-    def _report(self, error: BaseException) -> None:
+    def _report(self, error: BaseException, state: Any) -> None:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
             raise error
-        self._producer.annotate(error)
+        self._producer.annotate(error, state)
         self._connection.send(ERROR, encode_error(error), [])
 
 
@@ -228,7 +219,7 @@ class _Failed:
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         return [], [], self._error
 
-    def annotate(self, error: BaseException) -> None:
+    def annotate(self, error: BaseException, state: Any) -> None:
         pass
 
 
@@ -262,9 +253,11 @@ def _load(luggage: int, preamble: dict[str, Any]) -> Any:
     """The task, from memory that all workers share; what they write to it stays their own."""
     memory = memoryview(mmap.mmap(luggage, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     setup, task, *buffers = [memory[start:stop] for start, stop in preamble["parts"]]
-    for function, args in pickle.loads(setup):
+    calls, flags = pickle.loads(setup)
+    for function, args in calls:
         function(*args)
     loaded = pickle.loads(task, buffers=buffers)
+    set_flags(flags)
     remember_received_classes()
     return loaded
 

@@ -3,13 +3,19 @@
 An element is pickled as a whole, whatever it is. Arrays in it, wherever they are, are replaced by a call of ``numpy.ndarray``
 on a buffer: a slot of the arena if they are large, bytes in the message if not. So every array arrives as a plain writable
 ``numpy.ndarray``, and everything else as pickling gives it.
+
+How many elements a message has must not be seen, neither by one who changes an element nor by the elements before one that
+cannot be pickled or unpickled. So each is pickled by itself, and shares nothing with the next.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from typing import Any
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +27,15 @@ MIN_SHARED_BYTES = 1 << 15  # smaller arrays are copied with the message: that i
 _ARRAY_TYPES = (np.ndarray, np.memmap)
 
 
+class Encoded(NamedTuple):
+    """A message."""
+
+    payload: bytes
+    slots: list[Slot]
+    num_elements: int  # that are in it
+    failure: BaseException | None  # what makes it impossible to send the next one
+
+
 class Encoder:
     """Turns values into bytes and slots of an arena.
 
@@ -29,6 +44,9 @@ class Encoder:
         min_shared_bytes: how large these are at least.
     """
 
+    _file: io.BytesIO  # the message being encoded
+    _pickler: _PlainPickler | _ByValuePickler
+
     def __init__(self, arena: Arena, min_shared_bytes: int) -> None:
         self._arena = arena
         self._min_shared_bytes = max(min_shared_bytes, MIN_SHARED_BYTES)
@@ -36,7 +54,7 @@ class Encoder:
         self._slots: list[Slot] = []  # of the message being encoded
         self._sent: list[int] = []  # the granted arrays in it
         self._marker = pickle.PickleBuffer(bytearray(1))  # stands for the next slot
-        self._plain = True
+        self._pickler_class: type[_PlainPickler | _ByValuePickler] = _PlainPickler
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """An uninitialised array, as ``numpy.empty`` gives; a large one is in the arena and need not be copied to be sent."""
@@ -48,17 +66,28 @@ class Encoder:
         self._granted[id(array)] = array, slot
         return array
 
-    def encode(self, value: Any) -> tuple[bytes, list[Slot]]:
-        """``value`` as bytes, and the slots that hold its large arrays; raises what makes it impossible to send."""
-        if self._plain:
-            try:
-                return self._encode(_PlainPickler, value)
-            except Exception:
-                # It may take cloudpickle, which costs more; what comes next will be of the same kind.
-                result = self._encode(_ByValuePickler, value)
-                self._plain = False
-                return result
-        return self._encode(_ByValuePickler, value)
+    def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
+        """``elements`` in a message, as many as can be sent, and ``states``, which must be sendable."""
+        self._file, self._slots, self._sent = io.BytesIO(), [], []
+        self._pickler = self._pickler_class(self._file, self)
+        self._dump(states)
+        ends = [self._file.tell()]
+        failure = None
+        try:
+            for element in elements:
+                self._dump(element)
+                ends.append(self._file.tell())
+        except BaseException as error:
+            error.add_note(f"An element of type {type(element).__name__} could not be sent from a worker process.")
+            failure = error
+        if len(ends) == 1:
+            self._take_back(0, 0, 0)
+        for key in self._sent:
+            del self._granted[key]
+        self._file.write(struct.pack(f"<{len(ends) + 1}Q", *ends, len(ends)))
+        payload = self._file.getvalue()
+        del self._pickler, self._file  # which keep the elements
+        return Encoded(payload, self._slots, len(ends) - 1, failure)
 
     def forget_allocated(self) -> None:
         """Frees what was allocated and not sent. To be called when nobody refers to it any more."""
@@ -66,33 +95,48 @@ class Encoder:
             self._arena.free(slot)
         self._granted.clear()
 
-    def _encode(self, pickler: type[_PlainPickler | _ByValuePickler], value: Any) -> tuple[bytes, list[Slot]]:
-        self._slots, self._sent = [], []
-        file = io.BytesIO()
+    def _dump(self, value: Any) -> None:
+        """Appends ``value`` to the message, or raises what makes it impossible to send."""
+        before = self._file.tell(), len(self._slots), len(self._sent)
         try:
-            pickler(file, self).dump(value)
-        except BaseException:
-            granted = [self._granted[key][1] for key in self._sent]
-            for slot in self._slots:
-                if slot not in granted:
-                    self._arena.free(slot)
-            raise
-        for key in self._sent:
-            del self._granted[key]
-        return file.getvalue(), self._slots
+            self._pickler.clear_memo()
+            self._pickler.dump(value)
+        except BaseException as error:
+            self._take_back(*before)
+            if type(self._pickler) is _ByValuePickler or not isinstance(error, Exception):
+                raise
+        else:
+            return
+        # It may take cloudpickle, which costs more; what comes next will be of the same kind.
+        self._pickler = _ByValuePickler(self._file, self)
+        self._dump(value)
+        self._pickler_class = _ByValuePickler
+
+    def _take_back(self, num_bytes: int, num_slots: int, num_sent: int) -> None:
+        """Shortens the message to what it had before."""
+        granted = [self._granted[key][1] for key in self._sent[num_sent:]]
+        for slot in self._slots[num_slots:]:
+            if slot not in granted:
+                self._arena.free(slot)
+        del self._slots[num_slots:], self._sent[num_sent:]
+        self._file.seek(num_bytes)
+        self._file.truncate()
 
     def _is_inline(self, buffer: pickle.PickleBuffer) -> bool:
         return buffer is not self._marker  # users' objects have buffers too
 
     def _reduce(self, array: np.ndarray[Any, Any]) -> Any:
-        dtype, shape, num_bytes = array.dtype, array.shape, array.nbytes
+        shape, num_bytes = array.shape, array.nbytes
+        dtype: Any = array.dtype
         if dtype.hasobject:
             return NotImplemented
+        if dtype.isbuiltin == 1 and dtype.kind in "biufc":
+            dtype = dtype.str  # quicker to pickle
         order = () if array.flags.c_contiguous or not array.flags.f_contiguous else (0, None, "F")
         if num_bytes < self._min_shared_bytes:
             return np.ndarray, (shape, dtype, bytearray(array.tobytes("A" if order else "C")), *order)
         granted = self._granted.get(id(array))
-        if granted is not None and granted[0] is array:
+        if granted is not None and granted[0] is array and id(array) not in self._sent:
             self._sent.append(id(array))
             slot = granted[1]
         else:
@@ -121,6 +165,21 @@ class _ByValuePickler(CloudPickler):
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
-def decode(payload: Any, slots: list[Slot], reader: ArenaReader) -> Any:
-    """The value that ``encode`` was given; its large arrays look at the slots."""
-    return pickle.loads(payload, buffers=[reader.take(slot) for slot in slots])
+def decode(payload: Any, slots: list[Slot], reader: ArenaReader) -> tuple[list[Any], Any, Exception | None]:
+    """The elements of a message, as many as can be unpickled; the states; and what the next element raised.
+
+    Large arrays look at the slots.
+    """
+    buffers = iter([reader.take(slot) for slot in slots])
+    data = memoryview(payload)
+    elements: list[Any] = []
+    states = None
+    (num,) = struct.unpack_from("<Q", data, len(data) - 8)
+    ends = struct.unpack_from(f"<{num}Q", data, len(data) - 8 * (num + 1))
+    try:
+        states = pickle.loads(data, buffers=buffers)
+        for start, stop in pairwise(ends):
+            elements.append(pickle.loads(data[start:stop], buffers=buffers))
+    except Exception as error:
+        return elements, states, error
+    return elements, states, None

@@ -18,7 +18,6 @@ OUTPUTS = 1  # elements and the states after them
 END = 2  # there are no more elements
 ERROR = 3  # what the next element raises
 SKIPPED = 4  # the state after an element that was skipped
-UNREADABLE = 5  # never sent: outputs that could not be unpickled here
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 
 HEADER = struct.Struct("<BBxxIII")  # kind, whether the bytes are in the last slot, generation, slots, bytes

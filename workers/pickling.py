@@ -15,16 +15,20 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as _cloudpickle
 
+from gristmill.workers.flags import is_absl_flags, reduce_flags
+
 # The classes that this process has received by value, and the names under which their owner finds them.
 _received: dict[type, str] = {}
 
 
 class CloudPickler(cloudpickle.Pickler):
-    """A cloudpickler for the way back from a worker."""
+    """A cloudpickler for the way to a worker and back."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj in _received:
             return _class_named, (_received[obj],)
+        if is_absl_flags(obj):
+            return reduce_flags(obj)
         return super().reducer_override(obj)
 
 

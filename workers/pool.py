@@ -7,8 +7,8 @@ Guarantees:
    also if a worker is stuck in user code. If this process dies, the kernel kills the workers in the same moment.
 2. ``park`` may be called anywhere, by a finalizer in the middle of a garbage collection or under somebody's lock: it appends to
    a list and wakes a thread up with a queue that is made for that.
-3. A parked pool serves the next one who wants to run an equal task in equal surroundings, so that the next epoch does not
-   wait for processes to start.
+3. A parked pool serves the next one who wants to run the same, unchanged task in equal surroundings, so that the next epoch
+   does not wait for processes to start.
 4. There is one thread, and only while there are pools. Nothing of this is alive in a process that was forked from this one;
    arrays that it has inherited keep their content.
 """
@@ -24,12 +24,14 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gristmill.core.config import config
 from gristmill.workers.arena import open_memory
+from gristmill.workers.flags import flag_values
 from gristmill.workers.pickling import dumps
 from gristmill.workers.process import WorkerProcess
 from gristmill.workers.setup import setup_calls
@@ -66,7 +68,7 @@ class Luggage:
             return False
 
         setup = [*setup_calls(), *[(config.update, item) for item in config.explicit_values().items()]]
-        self._parts: list[bytes | memoryview] = [pickle.dumps(setup), dumps(task, keep_inline), *buffers]
+        self._parts: list[bytes | memoryview] = [pickle.dumps((setup, flag_values())), dumps(task, keep_inline), *buffers]
         ends = [0x1000]
         for part in self._parts:
             ends.append(-(-(ends[-1] + len(part)) // 64) * 64)
@@ -123,6 +125,7 @@ class WorkerPool:
     def __init__(self, luggage: Luggage, count: int) -> None:
         self.preamble, self.environment = luggage.preamble, luggage.environment
         self.parked_until = 0.0
+        self.owner: Callable[[], object] = lambda: None
         self.workers: list[WorkerProcess] = []
         self._count = count
         self._is_closed = False
@@ -130,8 +133,6 @@ class WorkerPool:
         try:
             self._luggage = luggage.pack()
             self._fds.append(self._luggage)
-            self._lifeline, write_end = os.pipe()
-            self._fds += [self._lifeline, write_end]
             for index in range(count):
                 self.workers.append(self._new_worker(index))
         except BaseException:
@@ -139,7 +140,7 @@ class WorkerPool:
             raise
 
     def _new_worker(self, index: int) -> WorkerProcess:
-        return WorkerProcess(index, self._count, self._luggage, self._lifeline, self.environment)
+        return WorkerProcess(index, self._count, self._luggage, self.environment)
 
     @property
     def is_closed(self) -> bool:
@@ -186,18 +187,25 @@ _keeper: threading.Thread | None = None
 _is_registered = False
 
 
-def hire(luggage: Luggage, count: int) -> WorkerPool:
+def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
     """A pool that runs the task: a parked one if there is one that does, otherwise new processes.
+
+    Args:
+        luggage: what the workers load.
+        count: the number of workers.
+        owner: what the task is made of. Workers that were hired for another object, even an equal one, are not used: what
+            they have opened or remembered since is that object's, not this one's.
 
     Raises:
         OSError: the system does not give what is needed.
     """
     for pool in [*_parked]:
-        if pool.runs(luggage, count) and unpark(pool):
+        if pool.owner() is owner and pool.runs(luggage, count) and unpark(pool):
             return pool
     if os.name != "posix":
         raise NotImplementedError("worker processes need a POSIX system: use 0 workers here")
     pool = WorkerPool(luggage, count)
+    pool.owner = weakref.ref(owner)
     _live.add(pool)
     try:
         _start_keeper()
@@ -246,8 +254,10 @@ def _keep() -> None:
         with contextlib.suppress(queue.Empty):
             _wake.get(timeout=max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         for pool in [*_parked]:
-            if pool.parked_until <= time.monotonic() and unpark(pool):
-                pool.close()
+            if pool.parked_until <= time.monotonic():
+                with contextlib.suppress(ValueError):  # somebody has taken it
+                    _parked.remove(pool)
+                    pool.close()
         with _lock:
             if not _live:
                 _keeper = None
@@ -255,18 +265,21 @@ def _keep() -> None:
 
 
 def _close(pools: Sequence[WorkerPool]) -> None:
-    for pool in pools:
-        for worker in pool.workers:
-            worker.hang_up()
-    deadline = time.monotonic() + _GRACE_SECONDS
-    for pool in pools:
-        if pool._is_closed:
-            continue
-        pool._is_closed = True
-        for worker in pool.workers:
-            worker.stop(deadline)
-        pool._close_descriptors()
-        _live.discard(pool)
+    try:
+        for pool in pools:
+            pool._is_closed = True
+            for worker in pool.workers:
+                worker.hang_up()
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for pool in pools:
+            for worker in pool.workers:
+                worker.stop(deadline)
+            pool._close_descriptors()
+            _live.discard(pool)
+    except BaseException:  # an interrupt from the keyboard: the keeper does the rest
+        for pool in pools:
+            park(pool)
+        raise
     _wake.put(None)
 
 

@@ -28,13 +28,12 @@ from gristmill.workers.arena import ArenaReader, Slot, open_memory
 from gristmill.workers.codec import decode
 from gristmill.workers.messages import (
     COMMAND,
-    ERROR,
     HEADER,
     NOT_STARTED,
+    OUTPUTS,
     SLOT,
     START,
     TAKEN,
-    UNREADABLE,
     Message,
     pack_slots,
     unpack_slots,
@@ -57,37 +56,34 @@ class WorkerProcess:
         index: which worker it is.
         count: of how many.
         luggage: file descriptor of what it loads (see ``pool``).
-        lifeline: file descriptor of the end to read of a pipe; when the other end is closed the process is killed.
         environment: its environment variables.
     """
 
-    def __init__(self, index: int, count: int, luggage: int, lifeline: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, index: int, count: int, luggage: int, environment: Mapping[str, str]) -> None:
         self.usable = True
         self.generation = 0
         self._received = bytearray()
         self._to_return: list[Slot] = []
-        self._released = False
-        arena = open_memory(f"gristmill-worker-{index}")
-        try:
+        with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
+            arena = open_memory(f"gristmill-worker-{index}")
+            failing.callback(os.close, arena)
+            # Closing the other end kills the process. Each has a pipe of its own: the signal goes to one owner of a pipe.
+            lifeline, other_end = os.pipe()
+            starting.callback(os.close, lifeline)
+            failing.callback(os.close, other_end)
             self._socket, theirs = socket.socketpair()
-            try:
-                fds = [theirs.fileno(), arena, luggage, lifeline]
-                self._process = subprocess.Popen(
-                    [_python(), *_interpreter_flags(), _BOOT, *map(str, [*fds, index, count])],
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=fds,
-                    env=environment,
-                    process_group=0,  # an interrupt from the keyboard goes to the group of the consumer
-                )
-            except BaseException:
-                self._socket.close()
-                raise
-            finally:
-                theirs.close()
-        except BaseException:
-            os.close(arena)
-            raise
-        self._arena = arena
+            starting.callback(theirs.close)
+            failing.callback(self._socket.close)
+            fds = [theirs.fileno(), arena, luggage, lifeline]
+            self._process = subprocess.Popen(
+                [_python(), *_interpreter_flags(), _BOOT, *map(str, [*fds, index, count])],
+                stdin=subprocess.DEVNULL,
+                pass_fds=fds,
+                env=environment,
+                process_group=0,  # an interrupt from the keyboard goes to the group of the consumer
+            )
+            failing.pop_all()
+        self._fds = [arena, other_end]
         self._reader = ArenaReader(arena)
 
     @property
@@ -97,15 +93,14 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         return self.usable and self._process.poll() is None
 
-    def start(self, state: Any, *, skip: bool = False, singly: bool = False) -> None:
+    def start(self, state: Any, *, skip: bool = False) -> None:
         """Makes the worker produce from ``state`` on; what it has sent before will not be received any more.
 
         Args:
             state: a state; ``None`` is the beginning.
             skip: leave out the first element, and send the state after it.
-            singly: send every element in a message of its own.
         """
-        body = pickle.dumps((state, skip, singly))
+        body = pickle.dumps((state, skip))
         self.generation += 1
         self._send(COMMAND.pack(START, self.generation, len(body)) + body)
         self.usable = True
@@ -113,7 +108,7 @@ class WorkerProcess:
     def receive(self) -> tuple[int, Any]:
         """Waits for the next message since ``start``: its kind and its content.
 
-        The content of ``ERROR`` is still encoded; ``UNREADABLE`` has the exception that decoding the content raised.
+        The content of ``OUTPUTS`` is what ``decode`` returns, that of others is bytes.
 
         Raises:
             WorkerDied: the process ended by itself.
@@ -127,18 +122,10 @@ class WorkerProcess:
             *slots, place = slots
             data = self._reader.look(place)
             self._to_return.append(place)
-        kind: int = message.kind
-        content: Any = None
-        if kind == ERROR:
-            content = bytes(data)
-        elif len(data):
-            try:
-                content = decode(data, slots, self._reader)
-            except Exception as error:
-                kind, content = UNREADABLE, error
+        content = decode(data, slots, self._reader) if message.kind == OUTPUTS else bytes(data)
         self._return_slots()
         self.usable = True
-        return kind, content
+        return message.kind, content
 
     def share_memory(self) -> None:
         """Called when this process is forked."""
@@ -152,8 +139,10 @@ class WorkerProcess:
 
     def stop(self, deadline: float) -> None:
         """Waits until the worker has ended, after ``deadline`` (``time.monotonic()``) with force."""
+        if self._socket.fileno() < 0:
+            return  # that has been done
         self.hang_up()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or another thread has stopped it
             while self._is_readable(deadline - time.monotonic()) and self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
         try:
@@ -170,11 +159,10 @@ class WorkerProcess:
         self._release()
 
     def _release(self) -> None:
-        if not self._released:
-            self._released = True
-            self._socket.close()
-            self._reader.close()
-            os.close(self._arena)
+        self._reader.close()
+        while self._fds:
+            os.close(self._fds.pop())
+        self._socket.close()
 
     def _next_message(self) -> Message:
         self._fill(HEADER.size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ from gristmill.dataset.map_dataset import ancestors
 from gristmill.dataset.round_robin import Fetched, RoundRobinIterator, Shard
 from gristmill.dataset.slicing import slice_pipeline, worker_slice
 from gristmill.dataset.worker_task import PipelineTask, place, share_iterator
-from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED
+from gristmill.workers.messages import END, ERROR, SKIPPED
 from gristmill.workers.pickling import dumps
 from gristmill.workers.pool import Luggage, WorkerPool, hire, park, unpark
 from gristmill.workers.process import WorkerDied
@@ -110,7 +111,7 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
         except Exception as error:
             _explain_unpicklable(error, self._ds, self._init_fn)
             raise
-        return hire(luggage, self._count)
+        return hire(luggage, self._count, self._ds)
 
     def _rest(self) -> None:
         pool = self._let_go()
@@ -146,37 +147,35 @@ class ProcessShard(Shard):
         self._count = count
         self._numbers = numbers
         self._state: Any = None  # after the last element that was fetched
-        self._singly = False
+        self._failure: Exception | None = None  # what unpickling the next element raised
 
     def start(self, state: Any) -> None:
         self._start(state)
 
-    def _start(self, state: Any, *, skip: bool = False, singly: bool = False) -> None:
-        self._state = state
-        self._singly = singly
-        self._pool.worker(self._index).start(state, skip=skip, singly=singly)
+    def _start(self, state: Any, *, skip: bool = False) -> None:
+        self._state, self._failure = state, None
+        self._pool.worker(self._index).start(state, skip=skip)
 
     def fetch(self) -> list[Fetched] | BaseException:
-        while True:
+        if self._failure is None:
             try:
                 kind, content = self._pool.workers[self._index].receive()
             except WorkerDied as death:
                 return self._died(death)
-            if kind == OUTPUTS:
-                elements, states = content
-                self._state = states[len(elements) - 1]
-                return [(element, states, i) for i, element in enumerate(elements)]
             if kind == END:
                 return StopIteration()
             if kind == ERROR:
                 return decode_error(content)
-            if self._singly:
-                content.add_note(
-                    f"An output of worker {self._index} of {self._count}, {place(self._state, self._numbers)}, "
-                    "was received and could not be unpickled."
-                )
-                return content
-            self._start(self._state, singly=True)  # to deliver those before the one that cannot be unpickled
+            elements, states, self._failure = content
+            if elements:
+                self._state = states[len(elements) - 1]
+                return [(element, states, i) for i, element in enumerate(elements)]
+        assert self._failure is not None
+        self._failure.add_note(
+            f"An output of worker {self._index} of {self._count}, {place(self._state, self._numbers)}, "
+            "was received and could not be unpickled."
+        )
+        return self._failure
 
     def skip(self, state: Any) -> Any:
         self._start(state, skip=True)
@@ -186,8 +185,8 @@ class ProcessShard(Shard):
             raise self._died(death) from None
         if kind != SKIPPED:
             raise decode_error(content)
-        self._state = content
-        return content
+        self._state = pickle.loads(content)
+        return self._state
 
     def _died(self, death: WorkerDied) -> RuntimeError:
         return RuntimeError(

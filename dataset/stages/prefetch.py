@@ -48,6 +48,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     _parameters: ClassVar = {"allow_nones": "_allow_nones"}
     _kind = "dropping"
     _stays_on_error = True
+    _closes_anytime = True
     _read_ahead: ReadAhead | None = None
     _finalizer: Any = None
 

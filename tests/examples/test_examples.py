@@ -46,16 +46,24 @@ def test_an_interrupted_run_resumes_by_running_again(tmp_path: Path) -> None:
     output = run_example("train_digits.py", *args)
     assert re.search("resuming after step (20|30)", output)
     assert "batches, losses and parameters: bit-identical" in output
-    assert steps_in(tmp_path / "seed7-batch64/uninterrupted/log.txt") == [*map(str, range(1, 41)), "final"]
-    assert len(steps_in(tmp_path / "seed7-batch64/resumed/log.txt")) > 41  # some steps were trained more than once
-    state = next((tmp_path / "seed7-batch64/resumed/checkpoints").glob("40/data/process_0-of-1.json"))
+    assert steps_in(tmp_path / "seed7-batch64-workers0/uninterrupted/log.txt") == [*map(str, range(1, 41)), "final"]
+    assert len(steps_in(tmp_path / "seed7-batch64-workers0/resumed/log.txt")) > 41  # some steps were trained more than once
+    state = next((tmp_path / "seed7-batch64-workers0/resumed/checkpoints").glob("40/data/process_0-of-1.json"))
     assert "seed=7" in state.read_text()
+
+
+def test_training_digits_with_workers(tmp_path: Path) -> None:
+    output = run_example("train_digits.py", "--out", tmp_path, "--steps", 30, "--save-every", 10, "--workers", 2)
+    assert "stopping hard after step 15" in output
+    assert re.search("resuming after step 10", output)
+    assert "batches, losses and parameters: bit-identical" in output
+    assert len(steps_in(tmp_path / "seed0-batch64-workers2/resumed/log.txt")) == 36
 
 
 def test_training_digits_notices_a_difference(tmp_path: Path) -> None:
     args = ["--out", tmp_path, "--steps", 12, "--save-every", 5]
     run_example("train_digits.py", *args, "--interrupt-at", 8, status=3)
-    log = tmp_path / "seed0-batch64/resumed/log.txt"
+    log = tmp_path / "seed0-batch64-workers0/resumed/log.txt"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:3]) + lines[3][:-2] + "?\n" + "".join(lines[4:]))  # the digest of one batch
     assert "batches, losses and parameters: DIFFERENT" in run_example("train_digits.py", *args, status=1)

@@ -111,7 +111,7 @@ def run(folder, script, *args, **kwargs):
 
 def check_silent(outcome, out=None, code=0):
     """The program ended well and printed nothing but ``out`` (anything, if that is not given)."""
-    assert (outcome.code, outcome.err) == (code, ""), outcome
+    assert (outcome.code, outcome.err) == (code, ""), outcome.err
     assert out is None or outcome.out == out
 
 

@@ -8,6 +8,7 @@ description, so that the lines of the two can be compared. Imports nothing but N
      "iter_steps": [[step, ...], ...], "limit": n}
     {"kind": "loader", "source": ..., "length": ..., "sampler": [...], "shard": null, "operations": [[step, ...], ...],
      "read": [threads, buffer], "limit": n}
+     Both may have "workers": number of worker processes.
     {"kind": "code", "code": "..."}     # sets `result`; `m` is the module, `np` is NumPy, `attempt` is below
 """
 
@@ -269,6 +270,7 @@ class Builder:
             operations=[self.operation(*operation) for operation in spec["operations"]],
             shard_options=self.shard(spec["shard"]),
             read_options=self.read_options(spec["read"]),
+            worker_count=spec.get("workers", 0),
         )
 
     def run(self, spec):
@@ -284,6 +286,8 @@ class Builder:
             if spec["read"] is not None or spec["nones"] or spec["iter_steps"]:
                 ds = ds.to_iter_dataset(self.read_options(spec["read"]), allow_nones=spec["nones"])
             ds = self.steps(ds, spec["iter_steps"])
+            if spec.get("workers"):
+                ds = ds.mp_prefetch(self.m.MultiprocessingOptions(spec["workers"]))
             return walk(ds, spec["limit"], decode=lambda state: state, live=True)
         legacy = any("Operation" in name or name == "legacy" for name, *_ in spec["operations"])
         return walk(self.loader(spec), spec["limit"], decode=bytes.decode, live=not legacy)
@@ -328,6 +332,10 @@ def walk(ds, limit, decode, live):
 def main():
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    if sys.argv[1] == "grain":  # whose workers need absl flags that have been parsed
+        from absl import flags
+
+        flags.FLAGS(sys.argv[:1])
     builder = Builder(sys.argv[1])
     for spec in json.load(sys.stdin):
         try:

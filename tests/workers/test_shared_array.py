@@ -485,8 +485,8 @@ def test_deletion_waits_for_no_lock():
 # --- Processes. Scripts print the names of the blocks that they make.
 
 
-PRELUDE = """
-import gc, multiprocessing, os, pickle, signal, sys, threading
+PRELUDE = r"""
+import gc, multiprocessing.util, os, pickle, signal, sys, threading
 from multiprocessing.shared_memory import SharedMemory
 import numpy as np
 from gristmill.core.shared_block import SharedBlock
@@ -627,6 +627,43 @@ def test_results_of_a_pool_whose_workers_are_terminated(tmp_path, method):
             arrays = pool.map(produce, range(6))
         assert [array[-1] for array in arrays] == list(range(6))
         arrays[0].unlink_on_del()
+    """
+    assert run(tmp_path, script, method) == []
+
+
+def test_a_main_program_that_ends_waits_for_its_children_first(tmp_path):
+    script = """
+    def work(array):
+        print(array[0])
+
+    if __name__ == "__main__":
+        array = make(5)
+        array.unlink_on_del()
+        multiprocessing.get_context("spawn").Process(target=work, args=(array,)).start()
+    """
+    assert run(tmp_path, script) == ["5.0"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_a_child_makes_before_it_starts_is_freed_when_it_ends(tmp_path, method):
+    """It imports the main program first, and multiprocessing may then forget what was to be done at exit."""
+    script = """
+    array = make()
+
+    def work(queue, gives):
+        queue.put((array.shm.name, make(7) if gives else None))
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context(sys.argv[1])
+        context.set_forkserver_preload(["json"])  # not the main program
+        queue = context.SimpleQueue()
+        for gives in (False, True):
+            process = context.Process(target=work, args=(queue, gives))
+            process.start()
+            process.join()
+            name, given = queue.get()
+            assert not exists(name)
+            assert not gives or given[0] == 7
     """
     assert run(tmp_path, script, method) == []
 
@@ -793,8 +830,22 @@ def test_what_waits_at_exit_is_freed(tmp_path):
     for _ in range(200):
         array = make()
         array.unlink_on_del()
+
+    exiting = threading.Event()
+    multiprocessing.util.Finalize(None, exiting.set, exitpriority=-40)
+
+    class Slow:
+        def release(self):
+            exiting.wait()
+            for _ in range(1000):
+                os.sched_yield()
+            print("released", flush=True)
+
+    from gristmill.workers import shared_array
+    while not shared_array._pool.take(Slow()):
+        pass
     """
-    assert run(tmp_path, script) == []
+    assert run(tmp_path, script) == ["released"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,80 @@
+"""Blocks of elements with the state after each element, for whoever computes elements before they are delivered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gristmill.core.errors import stop_iteration_error
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind, snapshot
+from gristmill.dataset.round_robin import LinearStates, copied
+
+_BLOCK_SECONDS = 0.001  # elements that are computed singly are given away after this time
+
+
+class StatedBlocks:
+    """Takes blocks from an iterator, and knows the state after every element.
+
+    A pipeline whose stages pass on or drop single elements is computed in blocks; if every count in its state has grown by the
+    length of the block, the states in between follow. Otherwise elements are computed one by one.
+
+    Args:
+        it: the iterator to take from. Its states are copied: a user's may be changed later by their owner.
+    """
+
+    def __init__(self, it: DatasetIterator[Any]) -> None:
+        self._it = it
+        self._in_blocks = _passes_singly(it)
+
+    def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        """Up to ``n`` elements, at least one if nothing is wrong; the states after them; and what came instead of the next one.
+
+        That is ``StopIteration`` at the end, or an error. The iterator is after the last element then.
+        """
+        it = self._it
+        before = copied(snapshot(it))
+        if n > 1 and self._in_blocks:
+            try:
+                block = it._take(n)
+            except BaseException:  # of the elements before the error, too, the states are needed
+                self._go_back(before)
+            else:
+                linear = LinearStates.between(before, it.get_state(), len(block))
+                if linear is not None:
+                    return block, linear, None if len(block) == n else StopIteration()
+                self._in_blocks = False
+                self._go_back(before)
+        elements: list[Any] = []
+        states: list[Any] = []
+        deadline = time.perf_counter() + _BLOCK_SECONDS
+        while len(elements) < n:
+            try:
+                element = it._take(1)
+            except BaseException as error:
+                self._go_back(before)
+                if isinstance(error, StopIteration):
+                    cause, error = error, stop_iteration_error(str(it))
+                    error.__cause__ = cause
+                return elements, states, error
+            if not element:
+                return elements, states, StopIteration()
+            elements += element
+            before = copied(snapshot(it))
+            states.append(before)
+            if time.perf_counter() > deadline:
+                break
+        return elements, states, None
+
+    def _go_back(self, state: Any) -> None:
+        if state is not None:
+            rewind(self._it, copied(state))
+
+
+def _passes_singly(it: DatasetIterator[Any]) -> bool:
+    """Whether each output is made of one element of every iterator upstream, some of which may be left out."""
+    return (
+        isinstance(it, BlockIterator)
+        and it._kind in ("one_to_one", "dropping")
+        and all([_passes_singly(parent) for parent in it._parents])
+    )

@@ -1,0 +1,257 @@
+"""A worker that dies, by whatever cause: reported at once and in words, and nothing is lost."""
+
+import pytest
+from fault_harness import check_silent, run
+from fault_tools import DEATHS
+
+CHECKS = """
+def check_death(it, expected, how, singly=True):
+    '''What is delivered, with one death on the way, is what is expected; returns how many elements came before it.'''
+    seen = []
+    try:
+        while True:
+            seen.append(int(next(it)[0]))
+    except RuntimeError as error:
+        text, state = str(error), it.get_state()
+    assert how in text, text
+    assert "Worker process" in text and " of 2" in text or " of 1" in text, text
+    assert seen == expected[:len(seen)]
+    for _ in range(2):  # it stays there
+        try:
+            next(it)
+        except RuntimeError as error:
+            assert str(error) == text
+        else:
+            raise AssertionError("the error is gone")
+        assert it.get_state() == state
+    num = len(seen)
+    while True:  # in case elements before the deadly one died with it
+        it.set_state(it.get_state())
+        seen += [int(x[0]) for x in it]
+        break
+    assert seen == expected, seen
+    return num
+"""
+
+SITUATIONS = ("idle", "busy", "stuck", "full")
+
+
+def check_deaths(folder, names, workers, api):
+    script = f"""
+{CHECKS}
+watch = Watch()
+for name in {names}:
+    how = DEATHS[name][1]
+    at = 5
+    # Elements of this size are sent one by one, so all before the deadly one arrive.
+    it = iter(APIS[{api!r}](Deadly(name, at, size=20_000), 12, {workers}))
+    num = check_death(it, list(range(12)), how)
+    assert num == at, (name, num)
+    del it
+    # Small ones are sent many at a time.
+    it = iter(APIS[{api!r}](Deadly(name, 300), 500, {workers}))
+    num = check_death(it, list(range(500)), how)
+    assert 0 < num <= 300, (name, num)
+    del it
+watch.check()
+"""
+    check_silent(run(folder, script), out="")
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_death(tmp_path, name):
+    check_deaths(tmp_path, [name], 2, "dataset")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("api", ["loader", "dataset", "inside"])
+def test_all_deaths(tmp_path, workers, api):
+    check_deaths(tmp_path, [*DEATHS], workers, api)
+
+
+def check_kills(folder, situations, workers, api):
+    """Killed from outside, and the consumer learns it within a second."""
+    script = f"""
+{CHECKS}
+watch = Watch()
+for situation in {situations}:
+    for number, how in (signal.SIGKILL, "signal 9 (SIGKILL"), (signal.SIGTERM, "signal 15 (SIGTERM)"):
+        if situation == "stuck" and number == signal.SIGTERM:
+            how = "signal 15 (SIGTERM)"
+        ds, work = pipeline({api!r}, {workers}, situation)
+        it = iter(ds)
+        seen = [int(next(it)[0])]
+        arrived(work, {workers}, situation)
+        for process_id in work.process_ids():
+            os.kill(process_id, number)
+        killed = time.monotonic()
+        text = None
+        try:
+            for x in it:
+                seen.append(int(x[0]))
+                assert len(seen) < 100
+        except RuntimeError as error:
+            text = str(error)
+            assert how in text, text
+            assert time.monotonic() - killed < 4, time.monotonic() - killed  # one second, where the machine is quiet
+        assert (text is None) == (situation == "idle"), text  # then all had been sent
+        assert seen == list(range(len(seen)))
+        if situation == "full":
+            it.set_state(it.get_state())
+            seen += [int(next(it)[0]) for _ in range(20)]
+            assert seen == list(range(len(seen)))
+        if situation == "idle":
+            assert len(seen) == 4 * {workers}
+            it.set_state(it.get_state())
+            assert next(it, None) is None
+        del it, ds
+watch.check()
+"""
+    check_silent(run(folder, script), out="")
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_killed_from_outside(tmp_path, situation):
+    check_kills(tmp_path, [situation], 2, "dataset")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("api", ["loader", "dataset", "inside"])
+def test_all_killed_from_outside(tmp_path, workers, api):
+    check_kills(tmp_path, SITUATIONS, workers, api)
+
+
+def test_killed_before_the_first_element(tmp_path):
+    script = """
+ds, work = pipeline("dataset", 2, "full")
+it = iter(ds)
+it.start_prefetch()
+arrived(work, 2, "full")
+for process_id in work.process_ids():
+    os.kill(process_id, signal.SIGKILL)
+seen = []
+for attempt in range(3):
+    try:
+        seen.append(int(next(it)[0]))
+    except RuntimeError:
+        it.set_state(it.get_state())
+assert seen == list(range(len(seen))) and seen, seen
+"""
+    check_silent(run(tmp_path, script), out="")
+
+
+def test_one_worker_dies_and_the_other_goes_on(tmp_path):
+    script = """
+ds, work = pipeline("dataset", 2, "full")
+it = iter(ds)
+assert [int(next(it)[0]) for _ in range(10)] == list(range(10))
+before = work.process_ids()
+os.kill(before[0], signal.SIGKILL)
+try:
+    for x in it: assert x[0] < 100
+except RuntimeError:
+    it.set_state(it.get_state())
+assert next(it)[0] < 20
+after = work.process_ids()
+assert len(after) == 3, (before, after)  # one new process
+os.kill(before[1], 0)
+"""
+    check_silent(run(tmp_path, script), out="")
+
+
+@pytest.mark.parametrize("code", ["sys.exit(5)", "os._exit(0)", "os.kill(os.getpid(), 9)"])
+def test_death_in_worker_init_fn(tmp_path, code):
+    script = f"""
+def init(index, count):
+    if index == 1:
+        {code}
+
+watch = Watch()
+for api in "loader", "dataset":
+    if api == "loader":
+        ds = gm.DataLoader(data_source=range(9), sampler=gm.samplers.IndexSampler(9, num_epochs=1), worker_count=2, worker_init_fn=init)
+    else:
+        ds = gm.MapDataset.range(9).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2), init)
+    it = iter(ds)
+    assert next(it) == 0
+    try:
+        next(it)
+    except RuntimeError as error:
+        assert "Worker process 1 of 2" in str(error), error
+    else:
+        raise AssertionError
+    del it
+watch.check()
+"""
+    check_silent(run(tmp_path, script), out="")
+
+
+def test_memory_limit(tmp_path):
+    script = """
+def limit(index, count):
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+it = iter(gm.MapDataset.range(9).to_iter_dataset().map(lambda x: np.zeros(x << 29, "u1")[:5] + x)
+          .mp_prefetch(gm.MultiprocessingOptions(2), limit))
+seen = []
+try:
+    for x in it: seen.append(int(x.sum()))
+except MemoryError as error:
+    assert "Unable to allocate" in str(error), error
+else:
+    raise AssertionError(seen)
+assert seen == [5 * x for x in range(len(seen))] and len(seen) > 3, seen
+"""
+    # The sum of an empty array is 0 too.
+    check_silent(run(tmp_path, script), out="")
+
+
+def test_child_of_a_worker_that_holds_its_connection(tmp_path):
+    script = """
+def die(x):
+    if x == 3:
+        if os.fork() == 0:  # has all that the worker had open
+            time.sleep(15)
+            os._exit(0)
+        os._exit(4)
+    return x
+
+it = iter(gm.MapDataset.range(9).to_iter_dataset().map(die).mp_prefetch(gm.MultiprocessingOptions(1)))
+began = time.monotonic()
+try:
+    list(it)
+except RuntimeError as error:
+    assert "exited with code 4" in str(error), error
+    assert time.monotonic() - began < 10
+else:
+    raise AssertionError
+it.close()
+print("ready", time.monotonic(), flush=True)
+os._exit(0)  # the harness sees what is left
+"""
+    outcome = run(tmp_path, script)
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_errors_of_python_are_no_deaths(tmp_path):
+    script = """
+errors = [ValueError("v"), MemoryError("m"), KeyboardInterrupt("k"), RecursionError("r"), GeneratorExit("g")]
+for number, raised in enumerate(errors):
+    def fail(x):
+        if x == 3: raise errors[number]
+        return x
+    it = iter(gm.MapDataset.range(9).to_iter_dataset().map(fail).mp_prefetch(gm.MultiprocessingOptions(2)))
+    seen = []
+    for _ in range(3):
+        try:
+            for x in it: seen.append(x)
+        except BaseException as error:
+            assert type(error) is type(raised) and error.args == raised.args, repr(error)
+        else:
+            raise AssertionError(raised)
+    assert seen == [0, 1, 2]
+    it.close()
+"""
+    check_silent(run(tmp_path, script), out="")

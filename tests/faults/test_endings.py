@@ -1,0 +1,233 @@
+"""Every way to stop, in every situation: nothing is left, quickly and silently."""
+
+import signal
+
+import pytest
+from fault_harness import check_silent, check_traceback, run, start
+
+SITUATIONS = [
+    (workers, situation)
+    for workers in (0, 1, 2)
+    for situation in ("idle", "busy", "stuck", "full")
+    if workers or situation in ("idle", "full")  # threads cannot be ended by force
+]
+SECONDS = 5.0  # one would do, on a quiet machine
+
+# Endings within a program, for an iterator `it` whose workers are in the situation; `make()` gives another one of the same kind.
+WITHIN = {
+    "break": "for x in it:\n    break",
+    "del": "pass",
+    "cycle": "it.me = [it]",
+    "close": "it.close()",
+    "close_twice": "it.close(); it.close()",
+    "close_by_a_thread": "thread = threading.Thread(target=it.close); thread.start(); thread.join()",
+    "with": "with it: pass",
+    "exception": "try: raise ValueError\nexcept ValueError as error: saved = error",
+    "exception_with": "try:\n    with it: raise ValueError\nexcept ValueError: pass",
+    "set_state": "it.set_state(it.get_state()); it.start_prefetch()",
+    "rewind": "it.set_state(it.get_state())",
+    "many": "others = [make() for _ in range(3)]",
+}
+BLOCKED = {"break"}  # ask for another element
+
+# Endings of the program: what it does, and what comes out of it.
+EXITS = {
+    "end_of_program": ("pass", 0, None),
+    "exception": ("raise ValueError('mine')", 1, "ValueError: mine"),
+    "sys_exit": ("sys.exit(7)", 7, None),
+    "sys_exit_in_function": ("def f(kept):\n    sys.exit(7)\nf(make())", 7, None),
+    "os_exit": ("os._exit(7)", 7, None),
+    "cycle": ("it.me = [it]; del it", 0, None),
+    "in_a_module": ("sys.modules['keeper'] = it", 0, None),
+    "atexit": ("import atexit; atexit.register(it.close)", 0, None),
+    "in_a_thread": ("thread = threading.Thread(target=lambda it: None, args=(it,)); thread.start()", 0, None),
+    "sigkill": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, None),
+    "abort": ("os.abort()", -signal.SIGABRT, None),
+}
+WAITING = {"next": "for x in it: pass\nsignal.pause()", "pause": "signal.pause()"}
+
+
+def ways(table, situations, apis):
+    return [
+        pytest.param(way, workers, situation, api, id=f"{way}-{workers}-{situation}-{api}")
+        for way in table
+        for workers, situation in situations
+        for api in apis
+    ]
+
+
+def check_within(folder, workers, situation, api):
+    """All endings within one program, one after the other; what is left is looked for at the end, and after ``close`` at once."""
+    endings = [ending for name, ending in WITHIN.items() if name not in BLOCKED or situation not in ("busy", "stuck")]
+    script = f"""
+def make():
+    return started({api!r}, {workers}, {situation!r})
+
+watch = Watch()
+for ending in {endings}:
+    exec(ending, {{**globals(), "it": make()}})
+    gc.collect()
+watch.check()
+it = make()
+began = time.monotonic()
+it.close()
+assert time.monotonic() - began < {SECONDS}
+watch.check()
+"""
+    check_silent(run(folder, script), out="")
+
+
+@pytest.mark.parametrize("situation", ["stuck", "full"])
+def test_endings_within_a_program(tmp_path, situation):
+    check_within(tmp_path, 2, situation, "dataset")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("api", ["loader", "dataset", "inside"])
+@pytest.mark.parametrize(("workers", "situation"), SITUATIONS)
+def test_all_endings_within_a_program(tmp_path, workers, situation, api):
+    check_within(tmp_path, workers, situation, api)
+
+
+def test_end_of_data(tmp_path):
+    script = """
+watch = Watch()
+iterators = []  # that they stay makes no difference
+for api in APIS:
+    for workers in 1, 2:
+        ds, work = pipeline(api, workers, "idle")
+        it = iter(ds)
+        assert [int(x[0]) for x in it] == list(range(4 * workers)), api
+        assert next(it, None) is None
+        iterators.append(it)
+watch.check()
+"""
+    check_silent(run(tmp_path, script), out="")
+
+
+def check_exit(folder, name, workers, situation, api, table=EXITS):
+    ending, code, error = table[name]
+    script = f"""
+def make():
+    return started({api!r}, {workers}, {situation!r})
+
+it = make()
+ready()
+{ending}
+"""
+    outcome = run(folder, script)
+    if error is None:
+        check_silent(outcome, code=code)
+    else:
+        check_traceback(outcome, error, code)
+    assert outcome.seconds < SECONDS
+
+
+@pytest.mark.parametrize(("name", "workers", "situation", "api"), ways(EXITS, [(2, "stuck")], ["dataset"]))
+def test_exit(tmp_path, name, workers, situation, api):
+    check_exit(tmp_path, name, workers, situation, api)
+
+
+@pytest.mark.parametrize(("workers", "situation"), [(1, "idle"), (2, "full"), (2, "busy")])
+def test_exit_in_other_situations(tmp_path, workers, situation):
+    check_exit(tmp_path, "exception", workers, situation, "loader")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "workers", "situation", "api"), ways(EXITS, SITUATIONS, ["loader", "inside"]))
+def test_all_exits(tmp_path, name, workers, situation, api):
+    check_exit(tmp_path, name, workers, situation, api)
+
+
+def check_signal(folder, number, waiting, workers, situation, api):
+    script = f"""
+it = started({api!r}, {workers}, {situation!r})
+ready()
+{WAITING[waiting]}
+"""
+    with_signal = start(folder, script)
+    try:
+        with_signal.wait_until_ready()
+        with_signal.send(number, group=number == signal.SIGINT)  # as a terminal does it
+    except BaseException:
+        with_signal.kill()
+        raise
+    outcome = with_signal.outcome()
+    assert outcome.seconds < SECONDS
+    if number == signal.SIGINT:
+        check_traceback(outcome, "KeyboardInterrupt", -number)
+    else:
+        check_silent(outcome, code=-number)
+
+
+SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL, "SIGHUP": signal.SIGHUP}
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize(("waiting", "situation"), [("next", "stuck"), ("pause", "full")])
+def test_signal(tmp_path, name, waiting, situation):
+    check_signal(tmp_path, SIGNALS[name], waiting, 2, situation, "dataset")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("waiting", WAITING)
+@pytest.mark.parametrize(("workers", "situation"), SITUATIONS)
+@pytest.mark.parametrize("api", ["loader", "inside"])
+def test_all_signals(tmp_path, name, waiting, workers, situation, api):
+    check_signal(tmp_path, SIGNALS[name], waiting, workers, situation, api)
+
+
+def test_interrupt_while_workers_start(tmp_path):
+    script = """
+class Slow:
+    def __reduce__(self):
+        return time.sleep, (1000,)
+
+slow = Slow()
+it = iter(gm.MapDataset.range(9).to_iter_dataset().map(lambda x: (x, slow)).mp_prefetch(gm.MultiprocessingOptions(2)))
+it.start_prefetch()
+ready()
+next(it)
+"""
+    program = start(tmp_path, script)
+    program.wait_until_ready()
+    program.send(signal.SIGINT, group=True)
+    outcome = program.outcome()
+    check_traceback(outcome, "KeyboardInterrupt", -signal.SIGINT)
+    assert outcome.seconds < SECONDS
+
+
+def test_interrupts_lose_and_repeat_nothing(tmp_path):
+    script = """
+class Interrupt(BaseException):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+def delivered(state):
+    return sum([worker["next_index"] for worker in state["iterators_in_use_states"]])
+
+signal.signal(signal.SIGALRM, interrupt)
+it = iter(gm.MapDataset.range(3000).to_iter_dataset().map(lambda x: np.full(10_000, x)).mp_prefetch(gm.MultiprocessingOptions(2)))
+seen, interrupts = [], 0
+while len(seen) < 3000:
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.001 * 1.6 ** (interrupts % 12))
+        while len(seen) < 3000:
+            seen.append(int(next(it)[0]))
+    except Interrupt:
+        interrupts += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    missed = delivered(it.get_state()) - len(seen)
+    assert missed in (0, 1), missed
+    if missed:  # interrupted between next() and append()
+        seen.append(len(seen))
+assert seen == list(range(3000))
+assert interrupts > 10, interrupts
+del it
+wait_for(lambda: threading.active_count() == 1, "a thread stays", GONE_SECONDS)
+"""
+    check_silent(run(tmp_path, script), out="")
