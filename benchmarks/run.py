@@ -34,6 +34,8 @@ PYTHONS = {
     "grain": HERE.parent / ".peers/grain/bin/python",
     "torch": HERE.parent / ".peers/torch/bin/python",
 }
+# Installed packages are compiled; a checkout is to be as well, by its first run.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 LIMIT_SECONDS = 300  # for one answer
 NOT_INSTALLED = "not installed: run `make peers`"
 
@@ -52,6 +54,7 @@ class Candidate:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
+            env=ENVIRONMENT,
             process_group=0,  # what it starts and leaves behind is ended with it
         )
         try:

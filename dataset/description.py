@@ -18,13 +18,17 @@ import numpy as np
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import process_file_name, state_to_text
+from gristmill.dataset.graph import only_parent
 
 _MAX_TEXT = 1000
 
 
 def describe(node: Any) -> dict[str, Any]:
     """The stage of a dataset or iterator, its parameters, and the same of everything upstream; JSON-able."""
-    description: dict[str, Any] = {"stage": type(node).__name__}
+    name = getattr(node, "_stage_name", type(node).__name__)
+    if name is None:  # the same elements and states as without this stage
+        return describe(only_parent(node))
+    description: dict[str, Any] = {"stage": name}
     if hasattr(node, "__len__"):
         try:
             description["length"] = len(node)

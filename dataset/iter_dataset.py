@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -165,6 +166,12 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
         if options.num_workers == 0:
             return self
         as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1)
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():  # threads of a free-threaded Python do as well
+            from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
+
+            if worker_init_fn is not None:
+                warnings.warn("worker_init_fn is ignored: in free-threaded Python the workers are threads", stacklevel=2)
+            return multithread_prefetch(self, options.num_workers, options.per_worker_buffer_size, sequential_slice)
         from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 
         return MultiprocessPrefetchIterDataset(self, options, worker_init_fn, sequential_slice)

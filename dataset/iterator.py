@@ -203,7 +203,7 @@ class BlockIterator(DatasetIterator[T_co]):
     # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
     _stays_on_error: ClassVar[bool] = False
     # Whether ``close`` may be called while another thread is in ``next``, which it ends if that waits for something.
-    _closes_anytime: ClassVar[bool] = False
+    _closes_anytime: bool = False
 
     @abc.abstractmethod
     def _take(self, n: int) -> list[Any]: ...

@@ -5,14 +5,14 @@ Guarantees:
 1. Elements come out in the order of the iterator, each once, with the state after it.
 2. No more than ``buffer_size`` elements are ready or being computed beyond those that the consumer has asked for.
 3. An error, or the end, comes behind the elements before it. Then the thread ends, and the iterator is where the error met it.
-4. While ``is_inside``, the iterator belongs to the thread; otherwise to whoever made this object, if they stop it first.
-5. Threads know this object and the iterator that they pull from, not the one that delivers: dropping that one stops the thread.
-6. ``wait`` takes nothing away: it may be interrupted. What is delivered is taken from ``ready`` without calling anything.
-7. ``stop`` may be called anywhere, also by the garbage collector in the middle of any line here: the lock is re-entrant, is
-   never held while something else is waited for, and ``stop`` does nothing but set a flag, drop what is ready and wake
-   everybody up. Whoever is just about to wait may miss that, and looks again after ``_ANEW_SECONDS``.
+4. While ``_is_inside``, the iterator belongs to the thread. Whoever calls ``stop`` and ``wait_until_outside`` may use it then.
+5. The thread knows this object and the iterator that it pulls from, not the one that delivers: dropping that one stops it.
+6. ``wait`` takes nothing away, so that it may be interrupted anywhere; its caller takes elements out of the list without calling
+   anything.
+7. ``stop`` may be called anywhere, also by the garbage collector in the middle of any line here: it takes no lock. Nobody misses
+   it: what wakes somebody up stays set until it has.
 8. A consumer that waits when ``stop`` is called gets ``ValueError``.
-9. ``close`` never waits for longer than it is told. If the thread is still in the iterator then, it closes it on the way out.
+9. ``close`` waits no longer than it is told to. If the thread is still in the iterator then, it closes it on its way out.
 10. In a forked process there is no thread: ``is_stopped`` is true there, and nothing touches the lock.
 
 Blocks grow 1, 2, 4, … while one takes less than about a millisecond: small elements then cost little more than without a thread.
@@ -20,6 +20,8 @@ Blocks grow 1, 2, 4, … while one takes less than about a millisecond: small el
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import sys
 import threading
@@ -33,13 +35,12 @@ from gristmill.dataset.stated_blocks import StatedBlocks
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more
-_ANEW_SECONDS = 1.0  # see guarantee 7
 
 Failure: TypeAlias = tuple[BaseException, TracebackType | None]
 
 
 class PullAhead:
-    """Takes elements from ``it``, from ``start`` on.
+    """Takes elements from ``it``, ahead of whoever takes them out of the list that ``wait`` returns.
 
     Args:
         it: the iterator.
@@ -47,24 +48,26 @@ class PullAhead:
         buffer_size: the most elements to be ahead, at least 1.
     """
 
-    wanted = 0  # elements that the consumer has asked for and not yet taken from ``ready``
+    wanted = 0  # elements that the consumer has asked for and not yet taken
 
     def __init__(self, it: DatasetIterator[Any], state: Any, buffer_size: int) -> None:
         self._it = it
         self._state = state
         self._buffer_size = buffer_size
         self._max_block_size = max(1, buffer_size // 2)  # one block to take from, one to be computed
+        self._block_size = 1
         self._process_id = os.getpid()
         self._thread: threading.Thread | None = None
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._ready: list[Fetched] = []
         self._failure: Failure | None = None  # follows what is ready
-        self._block_size = 1
-        self._is_waiting = False  # the thread, for room
-        self._is_inside = False
         self._is_stopped = False
-        self._closes = False  # the thread closes the iterator
+        self.has_begun = False  # the iterator may have been used
+        self._room = Signal()  # there may be room for another block
+        self._filled = Signal()  # there may be what the consumer waits for
+        self._lock = threading.RLock()  # of the two following
+        self._is_inside = False
+        self._closes = False  # the thread is to close the iterator
+        self._left = Signal()  # the thread is outside
 
     @property
     def is_stopped(self) -> bool:
@@ -83,105 +86,125 @@ class PullAhead:
 
         Whoever takes elements out of the list sets ``wanted`` back to 0.
         """
-        with self._lock:
-            self.wanted = n
-            if self._is_waiting and self._has_room():
-                self._changed.notify_all()
-            while len(self._ready) < n and self._failure is None:
-                if self._is_stopped:
-                    raise ValueError("the iterator was closed while it waited for its next element")
-                self._changed.wait(_ANEW_SECONDS)
-            return self._ready, self._failure
+        self.wanted = n
+        if self._has_room():
+            self._room.set()
+        while True:
+            failure, ready = self._failure, self._ready  # in this order: a failure is there after all that it follows
+            if len(ready) >= n or failure is not None:
+                return ready, failure
+            if self._is_stopped:
+                raise ValueError("the iterator was closed while it waited for its next element")
+            self._filled.wait()
 
     def stop(self) -> None:
         """Lets the thread end and forgets what is ready; may be called again."""
         if self._process_id == os.getpid():
             self._is_stopped = True
-            with self._lock:
-                self._ready, self._failure = [], None  # the traceback of an error refers to this object
-                self._changed.notify_all()
+            self._ready, self._failure = [], None  # the traceback of an error refers to who knows what
+            self._room.set()
+            self._filled.set()
 
-    def wait_until_outside(self, seconds: float = float("inf")) -> None:
-        """Waits until the thread, which has been stopped, is not in the iterator any more."""
-        deadline = time.monotonic() + seconds
+    def wait_until_outside(self, seconds: float = math.inf) -> None:
+        """Waits until the thread, which has been stopped, is not in the iterator any more; for so long at most."""
         if self._process_id != os.getpid() or self._thread is threading.current_thread():
             return
-        with self._lock:
-            while self._is_inside and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(min(left, _ANEW_SECONDS))
+        deadline = time.monotonic() + seconds
+        while self._may_be_inside() and (left := deadline - time.monotonic()) > 0:
+            self._left.wait(left)
+        self._left.set()  # for others who wait
 
     def close(self, seconds: float) -> None:
-        """Stops the thread and closes the iterator, as soon as the thread is out of it; waits for that for this time."""
+        """Stops the thread and closes the iterator, as soon as the thread is out of it; waits for that for so long at most."""
         self.stop()
-        if self._process_id == os.getpid():
-            with self._lock:
-                self._closes = self._is_inside
-        if self._closes:
-            _end_waits(self._it)
-            if not sys.is_finalizing():
-                self.wait_until_outside(seconds)
-        else:
+        if not self._may_be_inside(closes=True):
             self._it.close()
+            return
+        _end_waits(self._it)
+        if not sys.is_finalizing():
+            self.wait_until_outside(seconds)
+
+    def _may_be_inside(self, *, closes: bool = False) -> bool:
+        if self._process_id != os.getpid():
+            return False
+        with self._lock:
+            self._closes = self._closes or (closes and self._is_inside)
+            return self._is_inside
 
     def _work(self) -> None:
         blocks = StatedBlocks(self._it)
         while self._enter():
-            try:
-                self._pull(blocks)
-            finally:
-                self._leave()
+            self._pull(blocks)
+            self._leave()
 
     def _enter(self) -> bool:
         """Waits until there is something to do; false if there will be no more."""
+        if self._num_free() <= 0:
+            while not (self._is_stopped or self._failure or self._has_room()):
+                self._room.wait()
         with self._lock:
-            self._is_waiting = True
-            while not self._is_stopped and self._failure is None and not self._has_room():
-                self._changed.wait(_ANEW_SECONDS)
-            self._is_waiting = False
-            self._is_inside = not self._is_stopped and self._failure is None
+            self._is_inside = not (self._is_stopped or self._failure)
+            self.has_begun = self.has_begun or self._is_inside
             return self._is_inside
 
-    def _leave(self) -> None:
-        with self._lock:
-            closes = self._closes
-            self._is_inside = closes
-            self._changed.notify_all()
-        if closes:
-            try:
-                self._it.close()
-            finally:
-                with self._lock:
-                    self._is_inside = False
-                    self._changed.notify_all()
+    def _num_free(self) -> int:
+        return self._buffer_size + self.wanted - len(self._ready)
 
     def _has_room(self) -> bool:
         # For a whole block: a thread that is woken up for every element computes blocks of one.
-        return self._buffer_size + self.wanted - len(self._ready) >= self._block_size
+        return self._num_free() >= self._block_size
 
     def _pull(self, blocks: StatedBlocks) -> None:
-        size = self._block_size
+        size = max(1, min(self._block_size, self._num_free()))
         began = time.perf_counter()
+        fetched: list[Fetched] = []
         failure: BaseException | None
         try:
             state, self._state = self._state, None
             if state is not None:
                 rewind(self._it, state)
             elements, states, failure = blocks.take(size)
+            fetched = [(x, states, i) for i, x in enumerate(elements)]
         except BaseException as error:
-            elements, states, failure = [], (), error
+            failure = error
         seconds = time.perf_counter() - began
-        fetched = [(x, states, i) for i, x in enumerate(elements)]
-        try:
-            with self._lock:
-                if seconds < _QUICK_SECONDS:
-                    self._block_size = min(2 * size, self._max_block_size)
-                elif seconds > _SLOW_SECONDS:
-                    self._block_size = max(1, size // 2)
-                if not self._is_stopped:
-                    self._ready += fetched
-                    self._failure = failure and (failure, failure.__traceback__)
-        finally:
+        if seconds < _QUICK_SECONDS:
+            self._block_size = max(self._block_size, min(2 * size, self._max_block_size))
+        elif seconds > _SLOW_SECONDS:
+            self._block_size = max(1, size // 2)
+        self._ready.extend(fetched)
+        if failure is not None:
+            self._failure = failure, failure.__traceback__
             del failure  # its traceback may refer to this frame
+        if self._is_stopped:  # in the meantime
+            self.stop()
+        self._filled.set()
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._is_inside = self._closes
+        try:
+            if self._closes:
+                self._it.close()
+        finally:
+            self._is_inside = False
+            self._left.set()
+
+
+class Signal:
+    """Wakes up one waiter; once set, it stays so until somebody waits for it. Can be set anywhere."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        if self._lock.locked():
+            with contextlib.suppress(RuntimeError):  # somebody else has just done it
+                self._lock.release()
+
+    def wait(self, seconds: float = math.inf) -> None:
+        self._lock.acquire(timeout=-1 if seconds == math.inf else seconds)
 
 
 def _end_waits(it: DatasetIterator[Any]) -> None:

@@ -12,6 +12,7 @@ Guarantees:
    up. A thread that is just about to wait may miss that; nobody waits for longer than ``_ANEW_SECONDS`` without looking at
    the flag.
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
+7. In a forked process there are no threads: ``is_here`` is false there, and ``close`` does not touch the lock.
 
 Blocks grow 1, 2, 4, … while one takes less than about a millisecond, and there are more threads than CPUs only where threads
 wait for something else. So storage that answers slowly is asked by many threads for one element each, storage that answers
@@ -50,6 +51,7 @@ class ReadAhead:
     def __init__(self, compute: Callable[[range], list[Any]], start: int, stop: int, num_threads: int, buffer_size: int) -> None:
         self._compute = compute
         self._stop = stop
+        self._process_id = os.getpid()
         self._num_threads = min(num_threads, buffer_size)
         self._buffer_size = buffer_size
         self._max_block_size = max(1, buffer_size // 2)  # one block to take from, one to be computed
@@ -67,6 +69,10 @@ class ReadAhead:
         self._block: list[Any] = []  # what the consumer takes from, and how far it is
         self._offset = 0
         self._error: BaseException | None = None  # follows the block
+
+    @property
+    def is_here(self) -> bool:
+        return self._process_id == os.getpid()
 
     def take(self, n: int) -> list[Any]:
         """The next elements, at least one and at most ``n``; waits for them. Not to be called at the end."""
@@ -106,10 +112,11 @@ class ReadAhead:
     def close(self) -> None:
         """Ends the threads; may be called again."""
         self._closed = True
-        with self._room:
-            self._ready, self._error = {}, None  # the traceback of an error refers to this object
-            self._room.notify_all()
-            self._filled.notify_all()
+        if self.is_here:
+            with self._room:
+                self._ready, self._error = {}, None  # the traceback of an error refers to this object
+                self._room.notify_all()
+                self._filled.notify_all()
 
     def _next_block(self) -> None:
         if not self._num_started:

@@ -16,8 +16,8 @@ import abc
 import copy
 import os
 from collections import deque
-from collections.abc import Sequence
-from types import NoneType, TracebackType
+from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from gristmill.core.errors import StateMismatchError
@@ -29,6 +29,9 @@ T = TypeVar("T")
 Fetched: TypeAlias = tuple[Any, Sequence[Any], int]  # an element, states, and which of them is the one after it
 
 
+_NOTHING = ((None,), 0)  # the state of a shard that has nothing to run
+
+
 class Shard(abc.ABC):
     """Computes one share of the elements, ahead of whoever fetches them."""
 
@@ -37,8 +40,8 @@ class Shard(abc.ABC):
         """Begins to compute from ``state`` on (``None``: the beginning), without waiting."""
 
     @abc.abstractmethod
-    def fetch(self) -> list[Fetched] | BaseException:
-        """Waits for the next elements, or the error that the next one raises: ``StopIteration`` at the end."""
+    def fetch(self) -> list[Fetched] | Callable[[], BaseException] | None:
+        """Waits for the next elements, or what makes the error that the next one raises; ``None`` at the end."""
 
     @abc.abstractmethod
     def skip(self, state: Any) -> Any:
@@ -49,6 +52,7 @@ class RoundRobinIterator(BlockIterator[T]):
     """The elements of several shards in turn."""
 
     _parameters: ClassVar = {"num_shards": "_count"}
+    _stage_name: ClassVar = "RoundRobinIterator"  # threads and processes read each other's checkpoints
     _kind = "stateful"
     _stays_on_error = True
     _closes_anytime = True
@@ -65,7 +69,9 @@ class RoundRobinIterator(BlockIterator[T]):
         self._process_id = 0
         self._ready: list[deque[Fetched]] = [deque() for _ in range(count)]
         self._ended = [False] * count
-        self._failed: list[tuple[BaseException, TracebackType | None] | None] = [None] * count
+        # Made for each ``raise``: an error that was raised refers to the frames it came through, this iterator's and the
+        # user's, and would keep alive all that is in them.
+        self._failed: list[Callable[[], BaseException] | None] = [None] * count
 
     @abc.abstractmethod
     def _open(self) -> Sequence[Shard]:
@@ -93,11 +99,7 @@ class RoundRobinIterator(BlockIterator[T]):
             self._shards = None
             raise
         if failure is not None:
-            error, traceback = failure
-            try:
-                raise error.with_traceback(traceback)
-            finally:
-                del error, failure  # its traceback refers to this frame
+            raise failure()
         return [fetched[0] for _, fetched in taken]
 
     def _collect(self, n: int, taken: list[tuple[int, Fetched]]) -> Any:
@@ -114,8 +116,10 @@ class RoundRobinIterator(BlockIterator[T]):
                 return self._failed[shard]
             elif self._ended[shard]:
                 if all(self._ended):
+                    self._exhausted = [1] * self._count
                     self._rest()
                     break
+                self._exhausted[shard] = 1
                 self._next = (shard + 1) % self._count
             else:
                 self._fetch(shard)
@@ -131,17 +135,19 @@ class RoundRobinIterator(BlockIterator[T]):
             raise ValueError(f"{self} was closed while it waited for its next element")
         if isinstance(fetched, list):
             self._ready[shard].extend(fetched)
-        elif isinstance(fetched, StopIteration):
+        elif fetched is None:
             self._ended[shard] = True
             self._exhausted[shard] = 1
             self._next = (shard + 1) % self._count
         else:
-            self._failed[shard] = fetched, fetched.__traceback__
+            self._failed[shard] = fetched
 
     def _run(self) -> None:
         """Makes the shards compute from where this iterator is."""
         if self._closed:
             raise ValueError(f"{self} is closed")
+        if any([after is not None and after is not _NOTHING and after[0][after[1]] is None for after in self._after]):
+            raise self._stateless()
         self._reset()
         shards = self._open()
         for i, shard in enumerate(shards):
@@ -154,7 +160,7 @@ class RoundRobinIterator(BlockIterator[T]):
         for i in range(self._count):
             self._ready[i].clear()
             self._failed[i] = None
-            self._ended[i] = self._after[i] is not None and self._state_of(i) is None  # nothing to run
+            self._ended[i] = self._after[i] is _NOTHING
 
     def start_prefetch(self) -> None:
         if self._shards is None and not self._closed and not all(self._ended):
@@ -171,10 +177,7 @@ class RoundRobinIterator(BlockIterator[T]):
         for i, after in enumerate(self._after):
             state = copied(self._initial_states[i] if after is None and self._initial_states else self._state_of(i))
             if state is None and not self._ended[i]:
-                raise NotImplementedError(
-                    f"{self} has no state to save: the pipeline before it is iterated by plain Python iterators. "
-                    "Return a DatasetIterator from __iter__ to save its position"
-                )
+                raise self._stateless()
             states.append(state)
         return {
             "next_index_in_cycle": self._next,
@@ -184,6 +187,12 @@ class RoundRobinIterator(BlockIterator[T]):
             "exhausted": [*self._exhausted],
             "future_states": {},
         }
+
+    def _stateless(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{self} has no state to save or to continue from: the pipeline before it is iterated by plain Python iterators. "
+            "Return a DatasetIterator from __iter__ to save its position"
+        )
 
     def set_state(self, state: Any) -> None:
         self._restore(state)
@@ -214,7 +223,7 @@ class RoundRobinIterator(BlockIterator[T]):
             if value is not None and _is_ours(it):  # what users do with a state may take long or have effects
                 it.set_state(value)
         self._next = position
-        self._after = [([copied(value)], 0) for value in states]
+        self._after = [_NOTHING if value is None else ([copied(value)], 0) for value in states]
         # Grain may say "exhausted" of a shard that is not: all are asked, and the flag stays until one gives an element.
         self._exhausted = [int(bool(value)) for value in exhausted]
         self._shards = None
@@ -242,6 +251,7 @@ class RoundRobinIterator(BlockIterator[T]):
             if self._ended[shard]:
                 if all(self._ended):
                     return
+                self._exhausted[shard] = 1
                 self._next = (shard + 1) % self._count
             else:
                 self._fetch(shard)

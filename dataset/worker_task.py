@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.core.errors import stop_iteration_error
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, snapshot
-from gristmill.dataset.round_robin import LinearStates
+from gristmill.dataset.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.slicing import slice_pipeline, worker_slice
+from gristmill.dataset.stated_blocks import StatedBlocks
 from gristmill.transforms.batching import Allocate
-
-_BLOCK_SECONDS = 0.001  # elements that are computed singly are sent after this time
 
 
 @dataclass(frozen=True)
@@ -37,11 +33,7 @@ class PipelineTask:
 
 
 class PipelineProducer:
-    """The elements of a share with the states after them.
-
-    A pipeline whose stages pass on or drop single elements is computed in blocks; if every count in its state has grown by the
-    length of the block, the states in between follow. Otherwise elements are computed one by one.
-    """
+    """The elements of a share with the states after them."""
 
     def __init__(
         self,
@@ -59,7 +51,7 @@ class PipelineProducer:
         self._numbers = numbers
         self._allocate = allocate
         self._iterator: DatasetIterator[Any] | None = None
-        self._in_blocks = True
+        self._blocks: StatedBlocks | None = None
 
     def start(self, state: Any, *, skip: bool) -> Any:
         it = self._iterator
@@ -69,7 +61,7 @@ class PipelineProducer:
             it = self._iterator = share_iterator(self._ds, self._options, self._index, self._count)
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
-            self._in_blocks = _passes_singly(it)
+            self._blocks = StatedBlocks(it)
         if state is not None:
             it.set_state(state)
         if skip:
@@ -77,41 +69,8 @@ class PipelineProducer:
         return snapshot(it)
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        it = self._iterator
-        assert it is not None
-        before = snapshot(it)
-        if n > 1 and self._in_blocks:
-            try:
-                block = it._take(n)
-            except BaseException:  # of the elements before the error, too, the states are needed
-                it._restore(before)
-            else:
-                linear = LinearStates.between(before, it.get_state(), len(block))
-                if linear is not None:
-                    return block, linear, None if len(block) == n else StopIteration()
-                self._in_blocks = False
-                it._restore(before)
-        elements: list[Any] = []
-        states: list[Any] = []
-        deadline = time.perf_counter() + _BLOCK_SECONDS
-        while len(elements) < n:
-            try:
-                element = it._take(1)
-            except BaseException as error:
-                if before is not None:
-                    it._restore(before)
-                if isinstance(error, StopIteration):
-                    cause, error = error, stop_iteration_error(str(it))
-                    error.__cause__ = cause
-                return elements, states, error
-            if not element:
-                return elements, states, StopIteration()
-            elements += element
-            before = snapshot(it)
-            states.append(before)
-            if time.perf_counter() > deadline:
-                break
-        return elements, states, None
+        assert self._blocks is not None
+        return self._blocks.take(n)
 
     def annotate(self, error: BaseException, state: Any) -> None:
         stage, traceback = "", error.__traceback__
@@ -148,12 +107,3 @@ def place(state: Any, numbers: slice | None) -> str:
             return f"at element {numbers.start + index * numbers.step} or soon after it"
         return f"at element {index} of its share or soon after it"
     return "at the beginning" if state is None else f"after state {state!r:.200}"
-
-
-def _passes_singly(it: DatasetIterator[Any]) -> bool:
-    """Whether each output is made of one element of every iterator upstream, some of which may be left out."""
-    return (
-        isinstance(it, BlockIterator)
-        and it._kind in ("one_to_one", "dropping")
-        and all([_passes_singly(parent) for parent in it._parents])
-    )

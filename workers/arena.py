@@ -152,6 +152,10 @@ class ArenaReader:
         for watched in [*self._watched.values()]:
             watched.is_shared = True
 
+    def abandon(self) -> None:
+        """In a forked process: lets go of the memory, which is the other one's to return."""
+        self._mapping._chunks.clear()
+
     def close(self) -> None:
         """Returns all memory to the system but what somebody still looks at."""
         self.released()

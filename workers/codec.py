@@ -27,6 +27,12 @@ MIN_SHARED_BYTES = 1 << 15  # smaller arrays are copied with the message: that i
 _ARRAY_TYPES = (np.ndarray, np.memmap)
 
 
+def _is_plain_array(obj: Any) -> bool:
+    """Whether ``obj`` arrives as a plain array."""
+    kind = type(obj)
+    return kind in _ARRAY_TYPES or getattr(kind, "_travels_as_ndarray", False)
+
+
 class Encoded(NamedTuple):
     """A message."""
 
@@ -152,7 +158,7 @@ class _PlainPickler(pickle.Pickler):
         self._encoder = encoder
 
     def reducer_override(self, obj: Any) -> Any:
-        return self._encoder._reduce(obj) if type(obj) in _ARRAY_TYPES else NotImplemented
+        return self._encoder._reduce(obj) if _is_plain_array(obj) else NotImplemented
 
 
 class _ByValuePickler(CloudPickler):
@@ -161,7 +167,7 @@ class _ByValuePickler(CloudPickler):
         self._encoder = encoder
 
     def reducer_override(self, obj: Any) -> Any:
-        reduced = self._encoder._reduce(obj) if type(obj) in _ARRAY_TYPES else NotImplemented
+        reduced = self._encoder._reduce(obj) if _is_plain_array(obj) else NotImplemented
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 

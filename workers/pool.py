@@ -157,7 +157,8 @@ class WorkerPool:
     def runs(self, luggage: Luggage, count: int) -> bool:
         """Whether it runs just this task."""
         return (
-            self._count == count
+            not self._is_closed
+            and self._count == count
             and self.preamble == luggage.preamble
             and self.environment == luggage.environment
             and luggage.is_in(self._luggage)
@@ -200,8 +201,10 @@ def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
         OSError: the system does not give what is needed.
     """
     for pool in [*_parked]:
-        if pool.owner() is owner and pool.runs(luggage, count) and unpark(pool):
-            return pool
+        if pool.owner() is owner and unpark(pool):  # before it is looked at: nobody closes it meanwhile
+            if pool.runs(luggage, count):
+                return pool
+            _park(pool)
     if os.name != "posix":
         raise NotImplementedError("worker processes need a POSIX system: use 0 workers here")
     pool = WorkerPool(luggage, count)
@@ -218,6 +221,10 @@ def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
 def park(pool: WorkerPool) -> None:
     """Keeps the processes for a moment, for the next who needs them, and ends them then. May be called anywhere."""
     pool.parked_until = time.monotonic() + _PARKED_SECONDS
+    _park(pool)
+
+
+def _park(pool: WorkerPool) -> None:
     _parked.append(pool)
     _wake.put(None)
 

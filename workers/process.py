@@ -156,6 +156,7 @@ class WorkerProcess:
         """Lets go of a process that belongs to the process that this one was forked from."""
         self.usable = False
         self._process.returncode = 0  # nobody is to wait for it, or to warn that nobody has
+        self._reader.abandon()
         self._release()
 
     def _release(self) -> None:

@@ -55,7 +55,7 @@ class SharedMemoryArrayMetadata:
     dtype: npt.DTypeLike
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, SupportsIndex) else self.shape
+        shape = self.shape if isinstance(self.shape, Iterable) else (self.shape,)
         object.__setattr__(self, "shape", tuple(map(operator.index, shape)))
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
@@ -112,12 +112,15 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
     """
 
     _block: _Block | None
+    _travels_as_ndarray = True  # from our workers, at whose end their blocks go
 
     def __new__(cls, shape: Iterable[int], dtype: npt.DTypeLike = float) -> Self:
-        if isinstance(shape, SupportsIndex):
-            raise TypeError(f"shape must be a sequence of integers, got {shape!r}; use ({shape!r},) for one dimension")
+        try:
+            sizes = tuple(shape)
+        except TypeError:
+            raise TypeError(f"shape must be a sequence of integers, as in (5,), got {shape!r}") from None
+        sizes = tuple([as_int(f"shape[{axis}]", size, minimum=0) for axis, size in enumerate(sizes)])
         dtype = _without_objects(dtype)
-        sizes = tuple([as_int(f"shape[{axis}]", size, minimum=0) for axis, size in enumerate(shape)])
         # Costs nothing and lets NumPy decide on shape, dtype and size before there is a block.
         array = np.broadcast_to(np.empty((), dtype.base), sizes + dtype.shape)
         return cls.from_shared_memory(SharedBlock(size=max(1, array.nbytes)), array.shape, array.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.naming import transform_name
@@ -19,7 +20,7 @@ from gristmill.workers.messages import END, ERROR, SKIPPED
 from gristmill.workers.pickling import dumps
 from gristmill.workers.pool import Luggage, WorkerPool, hire, park, unpark
 from gristmill.workers.process import WorkerDied
-from gristmill.workers.remote_errors import decode_error
+from gristmill.workers.remote_errors import decode_error, encode_error
 
 T = TypeVar("T")
 
@@ -156,16 +157,16 @@ class ProcessShard(Shard):
         self._state, self._failure = state, None
         self._pool.worker(self._index).start(state, skip=skip)
 
-    def fetch(self) -> list[Fetched] | BaseException:
+    def fetch(self) -> list[Fetched] | Callable[[], BaseException] | None:
         if self._failure is None:
             try:
                 kind, content = self._pool.workers[self._index].receive()
             except WorkerDied as death:
-                return self._died(death)
+                return partial(RuntimeError, self._obituary(death))
             if kind == END:
-                return StopIteration()
+                return None
             if kind == ERROR:
-                return decode_error(content)
+                return partial(decode_error, content)
             elements, states, self._failure = content
             if elements:
                 self._state = states[len(elements) - 1]
@@ -175,21 +176,21 @@ class ProcessShard(Shard):
             f"An output of worker {self._index} of {self._count}, {place(self._state, self._numbers)}, "
             "was received and could not be unpickled."
         )
-        return self._failure
+        return partial(decode_error, encode_error(self._failure))
 
     def skip(self, state: Any) -> Any:
         self._start(state, skip=True)
         try:
             kind, content = self._pool.workers[self._index].receive()
         except WorkerDied as death:
-            raise self._died(death) from None
+            raise RuntimeError(self._obituary(death)) from None
         if kind != SKIPPED:
             raise decode_error(content)
         self._state = pickle.loads(content)
         return self._state
 
-    def _died(self, death: WorkerDied) -> RuntimeError:
-        return RuntimeError(
+    def _obituary(self, death: WorkerDied) -> str:
+        return (
             f"Worker process {self._index} of {self._count} was terminated unexpectedly: it {death}, "
             f"{place(self._state, self._numbers)}. "
             "Nothing is lost: it.set_state(it.get_state()) goes on from the last delivered element with a new process"

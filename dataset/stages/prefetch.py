@@ -102,7 +102,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def _start_reading(self) -> ReadAhead:
         if self._closed:
             raise ValueError(f"{self} is closed")
-        if self._read_ahead is None:
+        if self._read_ahead is None or not self._read_ahead.is_here:
+            self._stop_reading()
             ds = self._ds
             self._read_ahead = ReadAhead(ds._block, self._next_index, self._length, self._num_threads, self._buffer_size)
             self._finalizer = weakref.finalize(self, self._read_ahead.close)

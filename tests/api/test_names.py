@@ -68,9 +68,12 @@ ALIASES = {
             "DatasetOptions",
             "ExecutionTrackingMode",
             "RngPool",
+            "ThreadPrefetchDatasetIterator",
+            "ThreadPrefetchIterDataset",
             "WithOptionsIterDataset",
             "apply_transformations",
             "index_shuffle",
+            "multithread_prefetch",
         )
     },
 }

@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,6 +99,13 @@ def process_ids(token):
     return found
 
 
+def is_running(process_id):
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def start(folder, script, *args, flags=(), **kwargs):
     """Starts ``script`` as a file; it has all of ``fault_tools``."""
     path = Path(folder) / "program.py"
@@ -107,6 +115,17 @@ def start(folder, script, *args, flags=(), **kwargs):
 
 def run(folder, script, *args, **kwargs):
     return start(folder, script, *args, **kwargs).outcome()
+
+
+def run_all(folder, check, cases):
+    """Calls ``check(folder_of_its_own, *case)`` for all cases, a few at a time."""
+    folders = [folder / str(number) for number in range(len(cases))]
+    for each in folders:
+        each.mkdir()
+    with ThreadPoolExecutor(4) as threads:
+        checks = [threads.submit(check, each, *case) for each, case in zip(folders, cases, strict=True)]
+    errors = {case: str(done.exception()) for case, done in zip(cases, checks, strict=True) if done.exception()}
+    assert not errors, "\n".join([f"{case}: {error}" for case, error in errors.items()])
 
 
 def check_silent(outcome, out=None, code=0):

@@ -4,6 +4,8 @@ Situations: ``idle`` (everything is computed), ``busy`` (in the middle of an ele
 that holds the interpreter's lock) and ``full`` (the next element is computed, and there is no room for it).
 """
 
+# ruff: noqa: F401  (the programs import all of it)
+
 import contextlib
 import ctypes
 import gc
@@ -104,6 +106,8 @@ def arrived(work, workers, situation):
     num = {"idle": 4, "busy": 2, "stuck": 2, "full": 2}[situation]
     if workers:
         wait_for(lambda: len(work.count()) == workers and min(work.count()) >= num, lambda: f"{work.count()} of {situation}")
+        if situation != "stuck":  # they have sent what there is to be sent
+            wait_for(lambda: {run_state(process_id) for process_id in work.process_ids()} == {"S"}, "the workers do not wait")
     elif situation == "busy":  # a thread that reads ahead
         wait_for(lambda: sum(work.count()) >= 2, lambda: f"{work.count()} of {situation}")
 
@@ -134,7 +138,7 @@ def descriptors(process_id="self"):
     links = {}
     for entry in Path(f"/proc/{process_id}/fd").iterdir():
         with contextlib.suppress(OSError):
-            links[entry.name] = os.readlink(entry)
+            links[entry.name] = str(entry.readlink())
     return {fd: link for fd, link in links.items() if not link.startswith("/proc/")}  # but the one that lists them
 
 
@@ -145,6 +149,28 @@ def children():
     except ChildProcessError:
         return False
     return True
+
+
+def run_state(process_id):
+    """A letter: ``S`` for one that waits, ``Z`` for one that has ended."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+def has_ended(process_id):
+    """Whether a child has ended, with all its threads."""
+    try:
+        return os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def workers():
+    """The ids of all child processes that have not ended."""
+    found = Path("/proc/self/task").glob("*/children")
+    return [int(child) for path in found for child in path.read_text().split() if run_state(child) != "Z"]
 
 
 def surroundings():
@@ -177,11 +203,11 @@ def ready():
 class Deadly(Map):
     """Dies at one number, the first time that it gets there."""
 
-    def __init__(self, death, at, size=5):
-        self.death = death
+    def __init__(self, die, at, size=5):
+        self.die = die
         self.at = at
         self.size = size
-        self.mark = os.path.join(tempfile.mkdtemp(dir=FOLDER), "died")
+        self.mark = Path(tempfile.mkdtemp(dir=FOLDER)) / "died"
 
     def map(self, x):
         if x == self.at:
@@ -190,11 +216,11 @@ class Deadly(Map):
             except FileExistsError:
                 pass
             else:
-                DEATHS[self.death][0]()
+                self.die()
         return np.full(self.size, x)
 
 
-def _bus_error():
+def bus_error():
     with tempfile.TemporaryFile(dir=FOLDER) as file:
         file.truncate(mmap.PAGESIZE)
         memory = mmap.mmap(file.fileno(), mmap.PAGESIZE)
@@ -202,22 +228,6 @@ def _bus_error():
         memory[0]
 
 
-def _kill_self(number):
+def kill_self(number):
     os.kill(os.getpid(), number)
     time.sleep(1000)
-
-
-DEATHS = {
-    "SIGKILL": (lambda: _kill_self(signal.SIGKILL), "it was killed by signal 9 (SIGKILL"),
-    "SIGTERM": (lambda: _kill_self(signal.SIGTERM), "it was killed by signal 15 (SIGTERM)"),
-    "SIGSEGV": (lambda: _kill_self(signal.SIGSEGV), "it was killed by signal 11 (SIGSEGV)"),
-    "SIGBUS": (lambda: _kill_self(signal.SIGBUS), "it was killed by signal 7 (SIGBUS)"),
-    "segmentation_fault": (lambda: ctypes.string_at(0), "it was killed by signal 11 (SIGSEGV)"),
-    "bus_error": (_bus_error, "it was killed by signal 7 (SIGBUS)"),
-    "abort": (os.abort, "it was killed by signal 6 (SIGABRT)"),
-    "sys_exit": (lambda: sys.exit(123), "it exited with code 123"),
-    "sys_exit_text": (lambda: sys.exit("text"), "it exited with code 1"),
-    "sys_exit_0": (lambda: sys.exit(0), "it exited with code 0"),
-    "os_exit_0": (lambda: os._exit(0), "it exited with code 0"),
-    "os_exit_3": (lambda: os._exit(3), "it exited with code 3"),
-}

@@ -1,9 +1,10 @@
 """Every way to stop, in every situation: nothing is left, quickly and silently."""
 
+import itertools
 import signal
 
 import pytest
-from fault_harness import check_silent, check_traceback, run, start
+from fault_harness import check_silent, check_traceback, run, run_all, start
 
 SITUATIONS = [
     (workers, situation)
@@ -44,21 +45,22 @@ EXITS = {
     "sigkill": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, None),
     "abort": ("os.abort()", -signal.SIGABRT, None),
 }
+SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL, "SIGHUP": signal.SIGHUP}
 WAITING = {"next": "for x in it: pass\nsignal.pause()", "pause": "signal.pause()"}
 
 
-def ways(table, situations, apis):
-    return [
-        pytest.param(way, workers, situation, api, id=f"{way}-{workers}-{situation}-{api}")
-        for way in table
-        for workers, situation in situations
-        for api in apis
-    ]
+APIS = ["loader", "dataset", "inside"]
 
 
-def check_within(folder, workers, situation, api):
+def cases(*tables):
+    """The product of the tables and the situations, with one API or another."""
+    combinations = itertools.product(*tables, SITUATIONS)
+    return [(*rest, *situation, APIS[i % 3]) for i, (*rest, situation) in enumerate(combinations)]
+
+
+def check_within(folder, workers, situation, api, names=tuple(WITHIN)):
     """All endings within one program, one after the other; what is left is looked for at the end, and after ``close`` at once."""
-    endings = [ending for name, ending in WITHIN.items() if name not in BLOCKED or situation not in ("busy", "stuck")]
+    endings = [WITHIN[name] for name in names if name not in BLOCKED or situation not in ("busy", "stuck")]
     script = f"""
 def make():
     return started({api!r}, {workers}, {situation!r})
@@ -77,16 +79,13 @@ watch.check()
     check_silent(run(folder, script), out="")
 
 
-@pytest.mark.parametrize("situation", ["stuck", "full"])
-def test_endings_within_a_program(tmp_path, situation):
-    check_within(tmp_path, 2, situation, "dataset")
+def test_endings_within_a_program(tmp_path):
+    check_within(tmp_path, 2, "full", "dataset", ("break", "cycle", "close_twice", "exception"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("api", ["loader", "dataset", "inside"])
-@pytest.mark.parametrize(("workers", "situation"), SITUATIONS)
-def test_all_endings_within_a_program(tmp_path, workers, situation, api):
-    check_within(tmp_path, workers, situation, api)
+def test_all_endings_within_a_program(tmp_path):
+    run_all(tmp_path, check_within, cases())
 
 
 def test_end_of_data(tmp_path):
@@ -105,8 +104,8 @@ watch.check()
     check_silent(run(tmp_path, script), out="")
 
 
-def check_exit(folder, name, workers, situation, api, table=EXITS):
-    ending, code, error = table[name]
+def check_exit(folder, name, workers, situation, api):
+    ending, code, error = EXITS[name]
     script = f"""
 def make():
     return started({api!r}, {workers}, {situation!r})
@@ -123,23 +122,19 @@ ready()
     assert outcome.seconds < SECONDS
 
 
-@pytest.mark.parametrize(("name", "workers", "situation", "api"), ways(EXITS, [(2, "stuck")], ["dataset"]))
-def test_exit(tmp_path, name, workers, situation, api):
-    check_exit(tmp_path, name, workers, situation, api)
-
-
-@pytest.mark.parametrize(("workers", "situation"), [(1, "idle"), (2, "full"), (2, "busy")])
-def test_exit_in_other_situations(tmp_path, workers, situation):
-    check_exit(tmp_path, "exception", workers, situation, "loader")
+@pytest.mark.parametrize("name", ["exception", "sys_exit", "os_exit"])
+def test_exit(tmp_path, name):
+    check_exit(tmp_path, name, 2, "stuck", "dataset")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "workers", "situation", "api"), ways(EXITS, SITUATIONS, ["loader", "inside"]))
-def test_all_exits(tmp_path, name, workers, situation, api):
-    check_exit(tmp_path, name, workers, situation, api)
+@pytest.mark.parametrize("name", EXITS)
+def test_all_exits(tmp_path, name):
+    run_all(tmp_path, check_exit, cases([name]))
 
 
-def check_signal(folder, number, waiting, workers, situation, api):
+def check_signal(folder, name, waiting, workers, situation, api):
+    number = SIGNALS[name]
     script = f"""
 it = started({api!r}, {workers}, {situation!r})
 ready()
@@ -160,22 +155,18 @@ ready()
         check_silent(outcome, code=-number)
 
 
-SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL, "SIGHUP": signal.SIGHUP}
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-@pytest.mark.parametrize(("waiting", "situation"), [("next", "stuck"), ("pause", "full")])
+@pytest.mark.parametrize(
+    ("name", "waiting", "situation"),
+    [("SIGINT", "next", "stuck"), ("SIGINT", "pause", "full"), ("SIGTERM", "pause", "full"), ("SIGKILL", "next", "stuck")],
+)
 def test_signal(tmp_path, name, waiting, situation):
-    check_signal(tmp_path, SIGNALS[name], waiting, 2, situation, "dataset")
+    check_signal(tmp_path, name, waiting, 2, situation, "dataset")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIGNALS)
-@pytest.mark.parametrize("waiting", WAITING)
-@pytest.mark.parametrize(("workers", "situation"), SITUATIONS)
-@pytest.mark.parametrize("api", ["loader", "inside"])
-def test_all_signals(tmp_path, name, waiting, workers, situation, api):
-    check_signal(tmp_path, SIGNALS[name], waiting, workers, situation, api)
+def test_all_signals(tmp_path, name):
+    run_all(tmp_path, check_signal, cases([name], WAITING)[::3])
 
 
 def test_interrupt_while_workers_start(tmp_path):

@@ -20,7 +20,9 @@ from gristmill.dataset import DatasetIterator, IterDataset, MapDataset, stages
 from gristmill.dataset.iterator import BlockIterator
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.dataset.stages.map import MapIterDataset
+from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 from gristmill.dataset.stages.options import WithOptionsIterDataset
+from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 from gristmill.loader.records import DataIterDataset, LegacyOperationIterDataset, SampledMapDataset
 from gristmill.samplers import IndexSampler
 
@@ -290,6 +292,18 @@ ITER_ENTRIES = [
         lambda: numbers(THREADED).filter(not_multiple_of_three).mp_prefetch(MultiprocessingOptions(num_workers=2)),
         [2, 1, 4, 5, 8, 7, 10],
     ),
+    IterEntry(
+        "thread_prefetch",
+        lambda: ThreadPrefetchIterDataset(numbers(THREADED).filter(not_multiple_of_three), prefetch_buffer_size=3),
+        _PRESENT,
+    ),
+    IterEntry("thread_prefetch_0", lambda: ThreadPrefetchIterDataset(sparse(), prefetch_buffer_size=0), _SPARSE),
+    IterEntry(
+        "multithread_prefetch",
+        lambda: multithread_prefetch(numbers(THREADED).filter(not_multiple_of_three), num_threads=2, buffer_size=2),
+        [2, 1, 4, 5, 8, 7, 10],
+    ),
+    IterEntry("multithread_prefetch_0", lambda: multithread_prefetch(sparse(), num_threads=3, buffer_size=0), _SPARSE),
     IterEntry(
         "chain",
         lambda: (

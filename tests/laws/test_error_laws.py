@@ -8,6 +8,7 @@ from stage_table import DIRECT, THREADED, stream
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import MapDataset
+from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 from gristmill.loader.records import LegacyOperationIterDataset
 
 N = 12
@@ -137,6 +138,15 @@ AFTER = {
     "index_batch": (
         lambda ds: ds.map_with_index(lambda i, x: (i, x)).batch(5, batch_fn=list),
         lambda outcomes: grouped(5)(numbered(outcomes)),
+    ),
+    "thread_prefetch": (lambda ds: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3), alone),
+    "thread_prefetch_batch": (
+        lambda ds: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3).batch(4, batch_fn=list),
+        grouped(4),
+    ),
+    "batch_thread_prefetch": (
+        lambda ds: ThreadPrefetchIterDataset(ds.batch(5, batch_fn=list), prefetch_buffer_size=1),
+        grouped(5),
     ),
     "batch_batch": (
         lambda ds: ds.batch(2, batch_fn=list).batch(2, batch_fn=list),

@@ -26,10 +26,8 @@ LATER = {
             "LimitIterDataset",
             "RebatchIterDataset",
             "RepeatIterDataset",
-            "ThreadPrefetchIterDataset",
             "WindowShuffleIterDataset",
             "ZipIterDataset",
-            "multithread_prefetch",
         )
     },
 }

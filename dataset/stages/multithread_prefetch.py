@@ -1,0 +1,156 @@
+"""``multithread_prefetch``: the pipeline so far, run by threads."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+from gristmill.core.errors import as_int
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.round_robin import Fetched, RoundRobinIterator, Shard
+from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
+from gristmill.dataset.worker_task import share_iterator
+
+T = TypeVar("T")
+
+_CLOSE_SECONDS = 0.2  # how long ``close`` waits for the threads to come out of user code
+
+
+def multithread_prefetch(
+    ds: IterDataset[T], num_threads: int, buffer_size: int, sequential_slice: bool = False
+) -> IterDataset[T]:
+    """Returns a dataset of the same elements, computed by threads.
+
+    Each thread runs the whole pipeline before this point on its share, as a worker process of ``IterDataset.mp_prefetch`` does,
+    with the same order, states and errors: outputs are taken from the threads in turn, an error stays until the state is set. The
+    datasets are copied for each thread; sources, transformations and what comes before ``to_iter_dataset`` are shared, and are
+    used by several threads at once. Threads start with the first element.
+
+    Args:
+        ds: the dataset.
+        num_threads: number of threads; 0 returns ``ds`` itself.
+        buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
+        sequential_slice: give each thread a contiguous part of the source instead of every ``num_threads``-th element.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: a number is negative, or the pipeline cannot be shared out.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> ds = MapDataset.range(7).to_iter_dataset().batch(2)
+        >>> list(multithread_prefetch(ds, num_threads=3, buffer_size=1))
+        [array([0, 3]), array([1, 4]), array([2, 5]), array([6])]
+    """
+    num_threads = as_int("num_threads", num_threads, minimum=0)
+    buffer_size = as_int("buffer_size", buffer_size, minimum=0)
+    return MultithreadPrefetchIterDataset(ds, num_threads, buffer_size, sequential_slice) if num_threads else ds
+
+
+class MultithreadPrefetchIterDataset(IterDataset[T]):
+    """The parent's elements, computed by ``num_threads`` threads, each of which has every ``num_threads``-th one.
+
+    Order: one output of each thread in turn. State: that of every thread's pipeline after its last delivered output. Cost:
+    handing over outputs from thread to thread.
+    """
+
+    _adds_step = False  # seeds are those of the same pipeline without threads
+
+    def __init__(self, parent: Any, num_threads: int, buffer_size: int, sequential_slice: bool = False) -> None:
+        super().__init__(parent)
+        self._num_threads = num_threads
+        self._buffer_size = buffer_size
+        self._sequential_slice = bool(sequential_slice)
+        slice_pipeline(parent, 0, num_threads, sequential=self._sequential_slice)  # raises if that is impossible
+
+    def __str__(self) -> str:
+        return f"MultithreadPrefetchIterDataset(num_threads={self._num_threads}, buffer_size={self._buffer_size})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return MultithreadPrefetchIterator(
+            self._parent, self._num_threads, self._buffer_size, sequential_slice=self._sequential_slice
+        )
+
+
+class MultithreadPrefetchIterator(RoundRobinIterator[T]):
+    def __init__(self, ds: IterDataset[T], num_threads: int, buffer_size: int, *, sequential_slice: bool) -> None:
+        super().__init__(num_threads)
+        self._ds = ds
+        self._buffer_size = buffer_size
+        self._closes_anytime = buffer_size > 0
+        self._sequential_slice = sequential_slice
+
+    def __str__(self) -> str:
+        return f"MultithreadPrefetchIterator(num_threads={self._count}, buffer_size={self._buffer_size})"
+
+    @property
+    def _upstream(self) -> tuple[DatasetIterator[Any]]:
+        return (iterate(self._ds),)
+
+    def _share_iterators(self) -> list[DatasetIterator[Any]]:
+        shares = [slice_pipeline(self._ds, i, self._count, sequential=self._sequential_slice) for i in range(self._count)]
+        index, count = self._ctx.worker_index, self._ctx.worker_count  # this may itself be the share of a worker
+        return [share_iterator(ds, self._ctx.options, index + i * count, self._count * count) for i, ds in enumerate(shares)]
+
+    def _open(self) -> Sequence[Shard]:
+        return [ThreadShard(it, self._buffer_size) for it in self._share_iterators()]
+
+    def _rest(self) -> None:
+        pass  # a thread that is at its end has ended
+
+    def __del__(self) -> None:
+        pass  # what belongs to the shards ends with them, where close would wait for that
+
+    def close(self) -> None:
+        super().close()
+        shards, self._shards = self._shards, None
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for shard in shards or ():
+            assert isinstance(shard, ThreadShard)
+            shard.close(max(0.0, deadline - time.monotonic()))
+
+
+class ThreadShard(Shard):
+    """The share of one thread."""
+
+    def __init__(self, it: DatasetIterator[Any], buffer_size: int) -> None:
+        self._iterator: ThreadPrefetchDatasetIterator[Any] = ThreadPrefetchDatasetIterator(it, buffer_size)
+
+    def start(self, state: Any) -> None:
+        if state is not None:
+            self._iterator.set_state(state)
+        self._iterator.start_prefetch()
+
+    def fetch(self) -> list[Fetched] | Callable[[], BaseException] | None:
+        elements, failure = self._iterator._try_take(1)
+        if failure is not None:
+            return partial(_again, *failure)
+        return [(elements[0], *self._iterator._position())] if elements else None
+
+    def skip(self, state: Any) -> Any:
+        self._iterator._skip()
+        state = self._iterator.get_state()
+        self._iterator.start_prefetch()
+        return state
+
+    def close(self, seconds: float) -> None:
+        self._iterator._close(seconds)
+
+
+def _again(error: BaseException, traceback: TracebackType | None) -> BaseException:
+    """An error equal to ``error``, which is not to refer to all the frames that it is raised through; if it can be copied."""
+    try:
+        new = copy.copy(error)
+        is_equal = type(new) is type(error) and bool(new.args == error.args)
+    except Exception:
+        is_equal = False
+    if not is_equal:
+        new = error
+    new.__cause__, new.__context__, new.__suppress_context__ = error.__cause__, error.__context__, error.__suppress_context__
+    return new.with_traceback(traceback)

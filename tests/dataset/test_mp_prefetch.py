@@ -1,0 +1,1056 @@
+"""``mp_prefetch`` on real processes: what it takes, what comes out, states, errors, and which processes do the work.
+
+Functions and classes that workers use are local to the tests: they travel by value, so that workers need not import pytest.
+"""
+
+import copy
+import gc
+import json
+import os
+import pickle
+import select
+import sys
+import threading
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
+from gristmill.workers import pool as pool_module
+from gristmill.workers.pool import unpark
+
+SOON = 6  # seconds, for what takes less than two unless the machine is busy
+DIRECT = ReadOptions(0, 0)  # no threads that read ahead: what a worker is at is certain
+
+
+def numbers(n, read_options=DIRECT):
+    return MapDataset.range(n).to_iter_dataset(read_options)
+
+
+def workers(n, **options):
+    return MultiprocessingOptions(n, **options)
+
+
+def children():
+    """The worker processes of this process."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            stat, command = (path / "stat").read_text(), (path / "cmdline").read_text()
+        except OSError:
+            continue
+        if int(stat.rpartition(")")[2].split()[1]) == os.getpid() and "boot.py" in command:
+            found.add(int(path.name))
+    return found
+
+
+def ends(pid, seconds):
+    """Whether a process ends within that time."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], seconds)[0])
+    finally:
+        os.close(fd)
+
+
+def memory(it):
+    """Bytes in use in the shared memory of the workers of an iterator."""
+    return max([os.fstat(worker._reader._mapping._fd).st_blocks * 512 for worker in it._pool.workers])
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Processes wait for the next who needs them for as long as a busy machine may take."""
+    monkeypatch.setattr(pool_module, "_PARKED_SECONDS", 60.0)
+    yield
+    for pool in [*pool_module._parked]:
+        if unpark(pool):
+            pool.close()
+
+
+@pytest.fixture
+def started():
+    """The worker processes that were started since the test began; others may still wait for a moment."""
+    before = children()
+    return lambda: children() - before
+
+
+class TestArguments:
+    def test_no_workers_is_the_dataset_itself(self):
+        ds = numbers(5)
+        assert ds.mp_prefetch(workers(0)) is ds
+        assert ds.mp_prefetch(workers(0, per_worker_buffer_size=0), worker_init_fn=3, sequential_slice=True) is ds
+
+    def test_ten_workers_by_default(self, started):
+        ds = numbers(5).mp_prefetch()
+        assert str(ds) == (
+            "MultiprocessPrefetchIterDataset(multiprocessing_options="
+            "MultiprocessingOptions(num_workers=10, per_worker_buffer_size=1, enable_profiling=False))"
+        )
+        assert len(iter(ds).get_state()["exhausted"]) == 10
+        assert started() == set()
+
+    def test_str(self):
+        ds = numbers(5).mp_prefetch(workers(2, per_worker_buffer_size=3))
+        options = (
+            "(multiprocessing_options=MultiprocessingOptions(num_workers=2, per_worker_buffer_size=3, enable_profiling=False))"
+        )
+        assert str(ds) == f"MultiprocessPrefetchIterDataset{options}"
+        assert str(iter(ds)) == f"MultiprocessPrefetchIterator{options}"
+
+    def test_wrong_types(self):
+        with pytest.raises(TypeError, match="options must be a MultiprocessingOptions, got 2"):
+            numbers(5).mp_prefetch(2)
+        with pytest.raises(TypeError, match="worker_init_fn must be a callable of worker index and worker count, got 'init'"):
+            numbers(5).mp_prefetch(workers(1), "init")
+
+    def test_buffer_size(self):
+        options = workers(1)
+        options.per_worker_buffer_size = 0
+        with pytest.raises(ValueError, match=r"per_worker_buffer_size must be .*, got 0"):
+            numbers(5).mp_prefetch(options)
+
+    def test_workers_of_workers_are_refused_at_construction(self):
+        first = numbers(5).mp_prefetch(workers(2))
+        with pytest.raises(ValueError, match=r"cannot be applied to a pipeline that already has .*num_workers=2"):
+            first.map(lambda x: x).batch(2).mp_prefetch(workers(1))
+        assert first.mp_prefetch(workers(0)) is first
+
+    def test_a_source_without_slices(self):
+        class Stream(IterDataset):
+            def __iter__(self):
+                return iter(range(3))
+
+        assert list(Stream().mp_prefetch(workers(1))) == [0, 1, 2]
+        with pytest.raises(ValueError, match="an IterDataset source of class Stream cannot be sliced among 2 workers"):
+            Stream().map(lambda x: x).mp_prefetch(workers(2))
+
+    def test_a_source_that_cannot_be_cut(self):
+        class Root(MapDataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, i):
+                return i
+
+        with pytest.raises(ValueError, match="sequential_slice=True can cut only"):
+            Root().to_iter_dataset().mp_prefetch(workers(2), sequential_slice=True)
+
+    def test_nothing_starts_before_the_first_element(self, started):
+        it = iter(numbers(5).mp_prefetch(workers(2)))
+        state = it.get_state()
+        it.set_state(state)
+        assert it.get_state() == state
+        assert started() == set()
+        next(it)
+        assert len(started()) == 2
+        it.close()
+        assert started() == set()
+
+
+class TestOrder:
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_is_the_same_for_any_number_of_workers(self, count):
+        ds = MapDataset.range(40).seed(7).shuffle().map(lambda x: x * 2).random_map(lambda x, rng: (x, int(rng.integers(99))))
+        assert list(ds.to_iter_dataset(DIRECT).mp_prefetch(workers(count))) == list(ds.to_iter_dataset(DIRECT))
+
+    def test_buffer_sizes_and_threads_do_not_matter(self):
+        expected = [0, 10, 2, 3, 5, 6, 8, 9, 11]
+        for size, read in ((1, DIRECT), (7, ReadOptions(4, 8))):
+            ds = numbers(12, read).filter(lambda x: x % 3 != 1 or x > 8)
+            assert list(ds.mp_prefetch(workers(3, per_worker_buffer_size=size))) == expected
+
+    def test_a_slow_worker_is_waited_for(self):
+        def slow_first(x):
+            import time
+
+            if x % 2 == 0:
+                time.sleep(0.02)
+            return x
+
+        assert list(numbers(12).map(slow_first).mp_prefetch(workers(2, per_worker_buffer_size=4))) == [*range(12)]
+
+    def test_many_small_elements(self):
+        """Far more than a message has, with filters and counts that states must follow."""
+        ds = numbers(30000).filter(lambda x: x % 7 != 3).random_map(lambda x, rng: x, seed=1)
+        expected = [[x for x in range(w, 30000, 2) if x % 7 != 3] for w in range(2)]
+        it = iter(ds.mp_prefetch(workers(2)))
+        taken = [[], []]
+        for k, x in enumerate(it):
+            taken[x % 2].append(x)
+            if k % 1000 == 500:
+                for w, state in enumerate(it.get_state()["iterators_in_use_states"]):
+                    last = taken[w][-1]
+                    assert state == {"parent": {"next_index": last // 2 + 1}, "index_for_rng": len(taken[w])}
+        assert taken == expected
+
+    def test_elements_share_nothing(self):
+        """One array that many elements have: whoever changes an element changes no other, however they travelled."""
+        large, small = np.zeros(10000), {"a": np.zeros(3)}
+        ds = MapDataset.source([(large, small, small)]).repeat(300).to_iter_dataset(DIRECT).mp_prefetch(workers(1))
+        for first, second, third in ds:
+            assert first[0] == 0 and second["a"][0] == 0 and second is third  # within an element it is as it was
+            first += 1
+            second["a"] += 1
+
+    def test_iterators_on_both_sides(self):
+        ds = (
+            numbers(24)
+            .filter(lambda x: x % 5 != 0)
+            .batch(2, drop_remainder=True)
+            .mp_prefetch(workers(2))
+            .map(lambda x: x + 100)
+            .filter(lambda x: x[0] != 103)
+            .map_with_index(lambda i, x: (i, x))
+            .random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=3)
+            .batch(2)
+        )
+        shares = [[x for x in range(w, 24, 2) if x % 5] for w in range(2)]
+        pairs = [share[i : i + 2] for i in range(0, 10, 2) for share in shares if len(share[i : i + 2]) == 2]
+        arrived = [p for p in pairs if p[0] + 100 != 103]
+        rngs = list(
+            MapDataset.range(len(arrived)).to_iter_dataset(DIRECT).random_map(lambda x, rng: int(rng.integers(1000)), seed=3)
+        )
+        it = iter(ds)
+        states, batches = [], []
+        while True:
+            states.append(json.dumps(it.get_state()))
+            try:
+                batches.append(next(it))
+            except StopIteration:
+                break
+        flat = [(int(i), x.tolist(), int(r)) for batch in batches for i, x, r in zip(*batch, strict=True)]
+        assert flat == [(i, [x + 100 for x in p], rngs[i]) for i, p in enumerate(arrived)]
+        for k in (3, 0, len(batches) - 1):
+            it.set_state(json.loads(states[k]))
+            for expected in batches[k:]:
+                for ours, theirs in zip(next(it), expected, strict=True):
+                    np.testing.assert_array_equal(ours, theirs)
+
+    def test_map_with_index_numbers_the_elements_of_a_worker_in_steps(self):
+        """DECISIONS 7: the ``k``-th element that reaches the step in worker ``i`` of ``n`` is number ``i + k * n``."""
+        ds = numbers(9).filter(lambda x: x not in (2, 3)).map_with_index(lambda i, x: (i, x))
+        assert list(ds.mp_prefetch(workers(2))) == [(0, 0), (1, 1), (2, 4), (3, 5), (4, 6), (5, 7), (6, 8)]
+        it = iter(ds.mp_prefetch(workers(2)))
+        next(it)
+        next(it)
+        assert [s["counter"] for s in it.get_state()["iterators_in_use_states"]] == [1, 1]
+
+    def test_sequential_slice(self):
+        assert list(numbers(10).mp_prefetch(workers(3), sequential_slice=True)) == [0, 4, 7, 1, 5, 8, 2, 6, 9, 3]
+
+    def test_plain_iterators(self):
+        class Stream(IterDataset):
+            def __init__(self, values):
+                super().__init__()
+                self.values = values
+
+            def set_slice(self, sl, sequential_slice=False):
+                self.values = self.values[sl]
+
+            def __iter__(self):
+                return iter(self.values)
+
+        it = iter(Stream([*range(5000)]).mp_prefetch(workers(2)))
+        assert [next(it), next(it)] == [0, 1]
+        with pytest.raises(NotImplementedError, match="plain Python iterators"):
+            it.get_state()
+        assert list(it) == [*range(2, 5000)]
+
+    def test_a_plain_iterator_that_was_interrupted_is_not_at_its_end(self):
+        """Nobody knows where to go on, so it must not look like the end of the data."""
+
+        class Stream(IterDataset):
+            def __iter__(self):
+                return iter(range(9000))
+
+        it = iter(Stream().mp_prefetch(workers(1)))
+        next(it)
+        fetch = it._shards[0].fetch
+
+        def interrupted():
+            it._shards[0].fetch = fetch
+            raise KeyboardInterrupt
+
+        it._shards[0].fetch = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            list(it)
+        with pytest.raises(NotImplementedError, match="no state"):
+            next(it)
+
+    def test_user_datasets(self):
+        class Squares(MapDataset):
+            def __len__(self):
+                return 7
+
+            def __getitem__(self, i):
+                return i * i
+
+        class Twice(IterDataset):
+            def __init__(self, parent):
+                super().__init__(parent)
+                self.parent = parent
+
+            def __iter__(self):
+                for x in self.parent:
+                    yield x
+                    yield -x
+
+        ds = Twice(Squares().to_iter_dataset(DIRECT))
+        assert list(ds.mp_prefetch(workers(2))) == [0, 1, 0, -1, 4, 9, -4, -9, 16, 25, -16, -25, 36, -36]
+
+    def test_mixed_dtypes_in_a_batch_are_promoted(self):
+        """Grain casts to the dtype of the first element of a batch; with 0 workers NumPy promotes."""
+
+        def array(x):
+            return np.full(8000, x, [np.float32, np.float64, np.int16, np.int64][x % 4])
+
+        shares = [[array(x) for x in range(w, 8, 2)] for w in range(2)]
+        expected = [np.stack(share[i : i + 2]) for i in (0, 2) for share in shares]
+        for ours, theirs in zip(numbers(8).map(array).batch(2).mp_prefetch(workers(2)), expected, strict=True):
+            assert ours.dtype == theirs.dtype
+            np.testing.assert_array_equal(ours, theirs)
+
+
+class TestWorkers:
+    def test_init_function_is_called_once_in_each_process_before_the_pipeline(self, patient):
+        def init(index, count):
+            os.environ["CALLS"] = os.environ.get("CALLS", "") + f"{index} of {count}."
+
+        class Source:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, i):
+                return os.environ["CALLS"]
+
+            def __setstate__(self, state):
+                self.__dict__ = state
+
+        ds = MapDataset.source(Source()).to_iter_dataset(DIRECT).mp_prefetch(workers(2), init)
+        for _ in range(2):  # the processes are those of the first epoch
+            assert list(ds) == ["0 of 2.", "1 of 2."] * 2
+        assert "CALLS" not in os.environ
+
+    def test_init_function_that_raises(self):
+        def init(index, count):
+            if index == 1:
+                raise LookupError("no device", index)
+
+        it = iter(numbers(4).mp_prefetch(workers(2), init))
+        assert next(it) == 0
+        for _ in range(2):
+            with pytest.raises(LookupError) as caught:
+                next(it)
+            assert caught.value.args == ("no device", 1)
+        it.set_state(it.get_state())
+        with pytest.raises(LookupError):
+            next(it)
+
+    def test_options_given_after_it_reach_the_workers(self):
+        ds = numbers(4000).filter(lambda x: x < 100).mp_prefetch(workers(2))
+        ds = WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.9))
+        it = iter(ds)
+        assert [next(it) for _ in range(100)] == [*range(100)]
+        with pytest.raises(ValueError, match="filter"):
+            next(it)
+
+    def test_min_shm_size_reaches_the_workers(self):
+        def addresses(options):
+            ds = numbers(3).map(lambda x: np.full(20000, x)).mp_prefetch(workers(1))
+            return [is_mapped(x) for x in WithOptionsIterDataset(ds, options)]
+
+        def is_mapped(array):
+            while isinstance(array.base, np.ndarray):
+                array = array.base
+            return not isinstance(array.base, bytearray)
+
+        assert addresses(DatasetOptions()) == [True] * 3
+        assert addresses(DatasetOptions(min_shm_size=10**6)) == [False] * 3
+
+    def test_default_seeds_are_those_of_the_pipeline_without_workers(self):
+        def draws(count):
+            ds = MapDataset.range(12).seed(5).map(lambda x: x).to_iter_dataset(DIRECT).map(lambda x: x)
+            ds = ds.mp_prefetch(workers(count)).random_map(lambda x, rng: (x, int(rng.integers(10**9))))
+            return list(ds)
+
+        assert draws(0) == draws(1) == draws(2)
+
+    def test_environment(self):
+        def seen(name):
+            return numbers(1).map(lambda x: os.environ.get(name))
+
+        os.environ["GIVEN"] = "parent"
+        try:
+            assert list(seen("JAX_PLATFORMS").mp_prefetch(workers(1))) == ["cpu"]
+            assert list(seen("CUDA_VISIBLE_DEVICES").mp_prefetch(workers(1))) == [""]
+            assert list(seen("GIVEN").mp_prefetch(workers(1))) == ["parent"]
+            assert list(seen("GIVEN").mp_prefetch(workers(1, worker_env={"GIVEN": "worker"}))) == ["worker"]
+            assert list(seen("GIVEN").mp_prefetch(workers(1, worker_env={"GIVEN": None}))) == [None]
+            assert list(seen("JAX_PLATFORMS").mp_prefetch(workers(1, worker_env={"JAX_PLATFORMS": "tpu"}))) == ["tpu"]
+        finally:
+            del os.environ["GIVEN"]
+
+    def test_a_worker_imports_only_what_the_pipeline_needs(self):
+        it = iter(numbers(1).map(lambda x: [*sys.modules]).mp_prefetch(workers(1)))
+        assert not {"jax", "orbax", "absl", "pytest", "asyncio", "multiprocessing"} & set(next(it))
+
+
+@pytest.fixture(scope="module")
+def seven():
+    """One dataset for many tests: its processes go from one to the next."""
+    return numbers(7).mp_prefetch(workers(2))
+
+
+@pytest.fixture(scope="module")
+def state(seven):
+    """After three elements."""
+    it = iter(seven)
+    assert list(islice(it, 3)) == [0, 1, 2]
+    return it.get_state()
+
+
+class TestStates:
+    def test_forms_of_a_state(self, seven, state):
+        def given(**fields):
+            return {**copy.deepcopy(state), **fields}
+
+        without = given()
+        del without["future_states"]
+        as_numpy = {
+            **given(),
+            "next_index_in_cycle": np.int64(1),
+            "next_index_in_datasets": np.int32(2),
+            "iterators_in_use_states": ({"next_index": np.int64(2)}, {"next_index": np.uint8(1)}),
+            "exhausted": [np.int64(0), np.bool_(False)],
+        }
+        it = iter(seven)
+        for form in (state, without, as_numpy, given(exhausted=[False, False]), json.loads(json.dumps(state))):
+            it.set_state(form)
+            assert list(it) == [3, 4, 5, 6]
+
+    def test_a_state_is_private(self, seven, state):
+        it = iter(seven)
+        given = copy.deepcopy(state)
+        it.set_state(given)
+        given["iterators_in_use_states"][0]["next_index"] = 0
+        given["exhausted"][0] = 1
+        it.get_state()["iterators_in_use_states"][0]["next_index"] = 0
+        assert it.get_state() == state
+        assert list(it) == [3, 4, 5, 6]
+
+    @pytest.mark.parametrize("flags", [[1, 0], [True, False], [True, True]])
+    def test_exhausted_is_not_believed(self, seven, state, flags):
+        """Grain may set it wrongly: the worker is asked all the same, and the flag stays until it delivers something."""
+        it = iter(seven)
+        it.set_state({**state, "exhausted": flags})
+        assert it.get_state()["exhausted"] == [int(flag) for flag in flags]
+        assert next(it) == 3
+        assert it.get_state()["exhausted"] == [1, 0]
+        assert list(it) == [4, 5, 6]
+        assert it.get_state()["exhausted"] == [1, 1]
+
+    def test_null_states_have_nothing_to_run(self, seven, state):
+        it = iter(seven)
+        it.set_state({**state, "iterators_in_use_states": [None, {"next_index": 1}], "exhausted": [1, 0]})
+        assert it.get_state()["iterators_in_use_states"] == [None, {"next_index": 1}]
+        assert list(it) == [3, 5]
+        it.set_state({**state, "iterators_in_use_states": [None, None]})
+        assert list(it) == []
+
+    def test_again_and_again(self, seven, state):
+        it = iter(seven)
+        first = it.get_state()
+        it.set_state(state)  # before the first element
+        assert list(it) == [3, 4, 5, 6]
+        it.set_state(state)  # after the end
+        assert next(it) == 3
+        it.set_state(first)  # backwards
+        assert next(it) == 0
+        for _ in range(3):  # without looking
+            it.set_state(state)
+            it.set_state(first)
+        it.set_state(state)
+        assert it.get_state() == state
+        assert list(it) == [3, 4, 5, 6]
+
+    def test_set_state_throws_away_what_was_computed_ahead(self):
+        """Also large elements, whose memory must be used again."""
+        it = iter(numbers(1000).map(lambda x: np.full(30000, x)).mp_prefetch(workers(2, per_worker_buffer_size=5)))
+        states = []
+        for _ in range(6):
+            states.append(it.get_state())
+            next(it)
+        for _ in range(10):
+            for k in (4, 0, 5, 2):
+                it.set_state(states[k])
+                assert next(it)[-1] == k
+        assert memory(it) < 12 * 2**20  # of which 0.24 MB are in use for each of at most 7 elements; 40 new starts would add 40
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda s: [], "must be a mapping"),
+            (lambda s: {}, "must have the key"),
+            (lambda s: {k: v for k, v in s.items() if k != "exhausted"}, "must have the key 'exhausted'"),
+            (lambda s: {**s, "next_index_in_cycle": 2}, "next_index_in_cycle must be below 2"),
+            (lambda s: {**s, "next_index_in_cycle": -1}, "next_index_in_cycle"),
+            (lambda s: {**s, "next_index_in_cycle": 1.0}, "next_index_in_cycle"),
+            (lambda s: {**s, "exhausted": [0]}, "exhausted must be a list of 2"),
+            (lambda s: {**s, "exhausted": 3}, "exhausted must be a list of 2"),
+            (lambda s: {**s, "exhausted": [0, 2]}, "exhausted must have only 0 and 1"),
+            (lambda s: {**s, "iterators_in_use_indices": [1, 0]}, "iterators_in_use_indices must be"),
+            (lambda s: {**s, "future_states": {"2": {}}}, "future_states must be empty"),
+            (lambda s: {**s, "iterators_in_use_states": {}}, "iterators_in_use_states must be a list of 2"),
+            (
+                lambda s: {**s, "iterators_in_use_states": [{"next_index": 0}, {"next_index": 4}]},
+                r"next_index .* \[0, 3\].* got 4",
+            ),
+            (lambda s: {**s, "iterators_in_use_states": [{"next_index": 0}, {"parent": {}}]}, "must have the key 'next_index'"),
+            (lambda s: {**s, "iterators_in_use_states": [{"next_index": 0}, 3]}, "must be a mapping"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused_and_nothing_changes(self, seven, state, change, message):
+        it = iter(seven)
+        assert next(it) == 0
+        before = it.get_state()
+        with pytest.raises(ValueError, match=message):
+            it.set_state(change(state))
+        assert it.get_state() == before
+        assert list(it) == [1, 2, 3, 4, 5, 6]
+
+    def test_another_number_of_workers(self, seven, state):
+        it = iter(numbers(7).mp_prefetch(workers(3)))
+        before = it.get_state()
+        with pytest.raises(ValueError, match=r"taken with 2 workers .* has 3"):
+            it.set_state(state)
+        with pytest.raises(ValueError, match=r"taken with 3 workers .* has 2"):
+            iter(seven).set_state(before)
+        assert it.get_state() == before
+
+    def test_user_states(self):
+        """Iterators of users save and restore themselves, whatever their states look like; in the worker only."""
+        from gristmill import DatasetIterator
+
+        class Counter(DatasetIterator):
+            def __init__(self, values):
+                super().__init__()
+                self.values, self.position = values, "start"
+
+            def __next__(self):
+                position = 0 if self.position == "start" else self.position[0]
+                if position >= len(self.values):
+                    raise StopIteration
+                self.position = [position + 1]
+                return self.values[position]
+
+            def get_state(self):
+                return self.position
+
+            def set_state(self, state):
+                self.position = state
+
+        class Values(IterDataset):
+            def __init__(self, values):
+                super().__init__()
+                self.values = values
+
+            def set_slice(self, sl, sequential_slice=False):
+                self.values = self.values[sl]
+
+            def __iter__(self):
+                return Counter(self.values)
+
+        it = iter(Values([*range(10)]).mp_prefetch(workers(2)))
+        seen = []
+        for k in range(10):
+            seen.append(it.get_state())
+            assert next(it) == k
+        assert seen[0]["iterators_in_use_states"] == ["start", "start"]
+        assert seen[3]["iterators_in_use_states"] == [[2], [1]]
+        for k in (9, 3, 0):
+            it.set_state(seen[k])
+            assert list(it) == [*range(k, 10)]
+
+    def test_get_state_starts_no_process_and_computes_nothing(self, tmp_path, started):
+        trace = tmp_path / "trace"
+
+        class Source:
+            def __len__(self):
+                return 3
+
+            def __getitem__(self, i):
+                trace.touch()
+
+        it = iter(MapDataset.source(Source()).to_iter_dataset().mp_prefetch(workers(2)))
+        it.set_state(it.get_state())
+        assert started() == set() and not trace.exists()
+
+    def test_start_prefetch(self, tmp_path, started):
+        os.mkfifo(tmp_path / "fifo")
+        fifo = str(tmp_path / "fifo")
+
+        def init(index, count):
+            with Path(fifo).open("w") as file:
+                file.write(f"{index}")
+
+        it = iter(numbers(4).mp_prefetch(workers(2), init))
+        it.start_prefetch()
+        assert len(started()) == 2
+        it.start_prefetch()
+        assert len(started()) == 2
+        seen = ""
+        while len(seen) < 2:  # both are at work although no element was asked for
+            with Path(fifo).open() as file:
+                seen += file.read()
+        assert sorted(seen) == ["0", "1"]
+        state = it.get_state()
+        assert list(it) == [0, 1, 2, 3]
+        it.set_state(state)
+        it.start_prefetch()
+        assert list(it) == [0, 1, 2, 3]
+        it.close()
+        it.start_prefetch()
+        assert started() == set()
+
+
+class TestErrors:
+    def check(self, ds, before, error, match, after=None):
+        """Elements up to an error, which stays; ``set_state`` tries again; ``skip_failed`` leaves out what failed."""
+        it = iter(ds)
+        for expected in before:
+            np.testing.assert_equal(next(it), expected)
+        state = it.get_state()
+        for _ in range(2):
+            with pytest.raises(error, match=match) as caught:
+                next(it)
+            assert it.get_state() == state
+        it.set_state(state)
+        with pytest.raises(error, match=match):
+            next(it)
+        assert it.get_state() == state
+        if after is not None:
+            it.skip_failed()
+            np.testing.assert_equal(list(it), after)
+        return caught.value
+
+    def test_come_in_their_turn_and_stay(self):
+        def fail(x):
+            if x == 5:
+                raise OSError(5, "bad record", "file")
+            return x
+
+        error = self.check(
+            numbers(10).map(fail).mp_prefetch(workers(2, per_worker_buffer_size=9)), range(5), OSError, "bad", [6, 7, 8, 9]
+        )
+        assert (error.errno, error.filename) == (5, "file")
+        assert any(
+            "worker 1 of 2" in note and "at element 5" in note and "MapDatasetIterator" in note for note in error.__notes__
+        )
+
+    def test_in_a_batch(self):
+        def fail(x):
+            if x == 5:
+                raise OSError("bad record")
+            return x
+
+        ds = numbers(12).map(fail).batch(2).mp_prefetch(workers(2))
+        self.check(ds, [[0, 2], [1, 3], [4, 6]], OSError, "bad record", [[8, 10], [9, 11]])
+
+    def test_before_a_step_in_this_process(self):
+        """A batch whose second element fails is taken back as a whole."""
+
+        def fail(x):
+            if x == 5:
+                raise OSError("bad record")
+            return x
+
+        self.check(numbers(10).map(fail).mp_prefetch(workers(2)).batch(2), [[0, 1], [2, 3]], OSError, "bad", [[6, 7], [8, 9]])
+
+    def test_with_the_chain_and_the_lines_of_the_user(self):
+        def fail(x):
+            try:
+                return {}["key"]
+            except KeyError as error:
+                raise ValueError("no such thing") from error
+
+        with pytest.raises(ValueError, match="no such thing") as caught:
+            next(iter(numbers(3).map(fail).mp_prefetch(workers(1))))
+        assert isinstance(caught.value.__cause__, KeyError)
+        names = [entry.name for entry in caught.traceback]
+        assert names[-1] == "fail"
+
+    def test_heal_when_the_state_is_set(self, tmp_path):
+        broken = tmp_path / "broken"
+        broken.touch()
+
+        def read(x):
+            if x == 3 and broken.exists():
+                raise OSError("not now")
+            return x
+
+        it = iter(numbers(8).map(read).mp_prefetch(workers(2)))
+        assert [next(it) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(OSError, match="not now"):
+            next(it)
+        broken.unlink()
+        with pytest.raises(OSError, match="not now"):
+            next(it)
+        it.set_state(it.get_state())
+        assert list(it) == [3, 4, 5, 6, 7]
+
+    def test_after_a_worker_has_ended(self):
+        """What had ended is still known to have ended, and so the state says, also when the error is left out."""
+
+        def fail(x):
+            if x == 5:
+                raise OSError("bad record")
+            return x
+
+        it = iter(numbers(10).filter(lambda x: x % 2 or x < 4).map(fail).mp_prefetch(workers(2)))
+        assert [next(it) for _ in range(4)] == [0, 1, 2, 3]
+        with pytest.raises(OSError, match="bad"):
+            next(it)
+        assert it.get_state()["exhausted"] == [0, 0]  # after the last delivered element nobody had looked
+        it.skip_failed()
+        assert it.get_state()["exhausted"] == [1, 0]
+        assert list(it) == [7, 9]
+        assert it.get_state()["exhausted"] == [1, 1]
+
+    def test_two_in_a_row(self):
+        def fail(x):
+            if x in (2, 3, 4):
+                raise OSError(f"bad {x}")
+            return x
+
+        it = iter(numbers(7).map(fail).mp_prefetch(workers(2)))
+        seen = []
+        while True:
+            try:
+                seen.append(next(it))
+            except OSError as error:
+                seen.append(str(error))
+                it.skip_failed()
+            except StopIteration:
+                break
+        assert seen == [0, 1, "bad 2", "bad 3", "bad 4", 5, 6]
+
+    def test_nothing_to_skip(self):
+        it = iter(numbers(3).mp_prefetch(workers(1)))
+        next(it)
+        with pytest.raises(ValueError, match="nothing to skip"):
+            it.skip_failed()
+
+    def test_stop_iteration_of_user_code(self):
+        def stop(x):
+            if x == 3:
+                raise StopIteration(x)
+            return x
+
+        error = self.check(numbers(6).map(stop).mp_prefetch(workers(2)), range(3), RuntimeError, "StopIteration", [4, 5])
+        assert isinstance(error.__cause__, StopIteration)
+
+    @pytest.mark.parametrize("code", [0, 123])
+    def test_exit_of_user_code(self, code):
+        def leave(x):
+            if x == 3:
+                sys.exit(code)
+            return x
+
+        it = iter(numbers(6).map(leave).mp_prefetch(workers(2)))
+        assert [next(it) for _ in range(3)] == [0, 1, 2]
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=f"Worker process 1 of 2 .* exited with code {code}"):
+                next(it)
+
+    def test_elements_that_cannot_be_pickled(self):
+        def lock(x):
+            return (x, threading.Lock()) if x == 401 else (x,)
+
+        error = self.check(
+            numbers(500).map(lock).mp_prefetch(workers(2)),
+            [(x,) for x in range(401)], TypeError, "cannot pickle", [(x,) for x in range(402, 500)],
+        )  # fmt: skip
+        notes = "\n".join(error.__notes__)
+        assert "An element of type tuple could not be sent from a worker process." in notes
+        assert "worker 1 of 2" in notes and "at element 401" in notes
+
+    def test_large_elements_that_cannot_be_pickled_leave_nothing_behind(self):
+        """Neither do their arrays keep memory, nor does a batch that was stacked where it could not be sent from."""
+
+        def lock(x):
+            return {"array": np.full(100000, x), "other": [threading.Lock() if x % 2 else None]}
+
+        it = iter(numbers(400).map(lock).mp_prefetch(workers(1)))
+        for x in range(400):
+            if x % 2:
+                with pytest.raises(TypeError, match="cannot pickle"):
+                    next(it)
+                it.skip_failed()
+            else:
+                assert next(it)["array"][0] == x
+        assert memory(it) < 8 * 2**20
+
+    def test_elements_that_can_be_unpickled_only_in_the_worker(self):
+        class Picky:
+            def __init__(self, x):
+                self.x = x
+
+            def __setstate__(self, state):
+                raise ArithmeticError("not here", state["x"])
+
+        def picky(x):
+            return Picky(x) if x == 300 else x
+
+        ds = numbers(400).map(picky).mp_prefetch(workers(2))
+        error = self.check(ds, range(300), ArithmeticError, "not here", [*range(301, 400)])
+        assert any("worker 0 of 2" in note and "could not be unpickled" in note for note in error.__notes__)
+
+    def test_elements_of_plain_iterators_that_cannot_be_unpickled(self):
+        """There is no state to begin from again: what came before the element arrives, and only once."""
+
+        class Picky:
+            def __setstate__(self, state):
+                raise ArithmeticError("not here")
+
+        class Stream(IterDataset):
+            def __iter__(self):
+                for x in range(1000):
+                    picky = Picky()
+                    picky.x = x
+                    yield picky if x == 700 else x
+
+        it = iter(Stream().mp_prefetch(workers(1)))
+        assert [next(it) for _ in range(700)] == [*range(700)]
+        for _ in range(2):
+            with pytest.raises(ArithmeticError, match="not here"):
+                next(it)
+
+    def test_exceptions_that_cannot_be_pickled(self):
+        class Odd(Exception):
+            def __init__(self, a, *, b):
+                super().__init__(f"{a} and {b}")
+                self.lock = threading.Lock()
+
+        def fail(x):
+            if x == 2:
+                raise Odd(1, b=2)
+            return x
+
+        it = iter(numbers(5).map(fail).mp_prefetch(workers(1)))
+        assert [next(it), next(it)] == [0, 1]
+        with pytest.raises(Exception, match="1 and 2") as caught:
+            next(it)
+        assert type(caught.value).__name__ == "Odd"
+        it.skip_failed()
+        assert list(it) == [3, 4]
+
+    def test_pipelines_that_cannot_be_pickled(self, started):
+        lock = threading.Lock()
+        ds = MapDataset.range(3).map(lambda x: (lock, x)).to_iter_dataset(DIRECT).filter(lambda x: True).mp_prefetch(workers(2))
+        it = iter(ds)
+        for _ in range(2):
+            with pytest.raises(TypeError, match="cannot pickle") as caught:
+                next(it)
+            (note,) = caught.value.__notes__
+            assert "MapMapDataset" in note and "lambda" in note and "FilterIterDataset" not in note
+        assert started() == set()
+
+    def test_init_functions_that_cannot_be_pickled(self):
+        lock = threading.Lock()
+        it = iter(numbers(3).mp_prefetch(workers(1), lambda index, count: lock.acquire()))
+        with pytest.raises(TypeError, match="cannot pickle") as caught:
+            next(it)
+        assert "worker_init_fn" in caught.value.__notes__[0]
+
+    def test_states_of_users_that_cannot_be_pickled(self):
+        from gristmill import DatasetIterator
+
+        class Counter(DatasetIterator):
+            def __init__(self):
+                super().__init__()
+                self.next = 0
+
+            def __next__(self):
+                self.next += 1
+                return self.next
+
+            def get_state(self):
+                return {"lock": threading.Lock()}
+
+            def set_state(self, state):
+                pass
+
+        class Values(IterDataset):
+            def __iter__(self):
+                return Counter()
+
+        with pytest.raises(TypeError, match="cannot pickle"):
+            next(iter(Values().mp_prefetch(workers(1))))
+
+    def test_memory_error_and_deep_recursion(self):
+        def deep(x):
+            if x == 1:
+                return deep(x)
+            if x == 2:
+                raise MemoryError("none left")
+            return x
+
+        it = iter(numbers(4).map(deep).mp_prefetch(workers(1)))
+        assert next(it) == 0
+        with pytest.raises(RecursionError):
+            next(it)
+        it.skip_failed()
+        with pytest.raises(MemoryError, match="none left"):
+            next(it)
+        it.skip_failed()
+        assert list(it) == [3]
+
+
+class TestProcesses:
+    @pytest.fixture
+    def ds(self):
+        return numbers(6).map(lambda x: (x, os.getpid())).mp_prefetch(workers(2))
+
+    def pids(self, elements):
+        elements = list(elements)
+        assert {pid for x, pid in elements if x % 2 == 0}.isdisjoint(pid for x, pid in elements if x % 2)
+        return {pid for _, pid in elements}
+
+    def test_set_state_keeps_them(self, ds, patient):
+        it = iter(ds)
+        state = it.get_state()
+        pids = self.pids(islice(it, 4))
+        assert len(pids) == 2
+        for _ in range(3):
+            it.set_state(state)
+            assert self.pids(islice(it, 4)) == pids
+        for _ in range(3):  # after the end, too
+            assert self.pids(it) <= pids
+            it.set_state(state)
+            assert self.pids(it) == pids
+            it.set_state(state)
+
+    def test_the_next_epoch_has_them(self, ds, patient):
+        pids = self.pids(ds)
+        for _ in range(3):
+            assert self.pids(ds) == pids
+        for _ in range(2):  # also when the last one was left in the middle
+            assert self.pids(islice(ds, 3)) == pids
+        it = iter(ds)
+        assert self.pids(it) == pids
+        assert self.pids(iter(ds)) == pids  # `it` lives and has ended
+        it.set_state(iter(ds).get_state())
+        assert self.pids(it) == pids
+
+    def test_two_iterators_do_not_share_them(self, ds):
+        first, second = iter(ds), iter(ds)
+        pairs = list(zip(first, second, strict=True))
+        assert [a[0] for a, _ in pairs] == [b[0] for _, b in pairs] == [*range(6)]
+        assert not self.pids(a for a, _ in pairs) & self.pids(b for _, b in pairs)
+
+    def test_an_equal_pipeline_has_its_own(self, tmp_path):
+        """As in this process, where a new object has not opened yet what the old one has."""
+        path = tmp_path / "file"
+
+        class Source:
+            text = None
+
+            def __len__(self):
+                return 2
+
+            def __getitem__(self, i):
+                self.text = self.text or path.read_text()
+                return self.text
+
+        def read():
+            return list(MapDataset.source(Source()).to_iter_dataset(DIRECT).mp_prefetch(workers(1)))
+
+        path.write_text("old")
+        assert read() == ["old", "old"]
+        path.write_text("new")
+        assert read() == ["new", "new"]
+
+    def test_an_epoch_sees_of_the_last_one_what_it_would_see_in_this_process(self, patient):
+        """Objects of the pipeline are the same as long as the processes are; iterators begin anew."""
+
+        class Count:
+            calls = 0
+
+            def __call__(self, x):
+                self.calls += 1
+                return x, self.calls
+
+        ds = numbers(3).map(Count()).random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=2)
+        ours = [list(ds.mp_prefetch(workers(1))) for _ in range(2)]
+        assert ours == [list(ds), list(ds)]
+
+    def test_none_is_left_two_seconds_after_the_end(self, ds):
+        it = iter(ds)
+        pids = self.pids(it)
+        assert all(ends(pid, SOON) for pid in pids)
+        it.set_state(iter(ds).get_state())  # and others take their place
+        assert not self.pids(it) & pids
+
+    @pytest.mark.parametrize("how", ["del", "close", "exception", "cycle"])
+    def test_none_is_left_of_what_was_abandoned(self, ds, how):
+        it = iter(ds)
+        pids = self.pids(islice(it, 2))
+        if how == "cycle":
+            it.me = it
+        if how == "close":
+            it.close()
+            it.close()
+            assert not children() & pids
+        if how == "exception":
+            with pytest.raises(KeyError):
+                raise_with(it)
+        del it
+        gc.collect()
+        assert all(ends(pid, SOON) for pid in pids)
+
+    def test_closed(self, ds):
+        it = iter(ds)
+        next(it)
+        state = it.get_state()
+        it.close()
+        with pytest.raises(ValueError, match=r"MultiprocessPrefetchIterator.* is closed"):
+            next(it)
+        assert it.get_state() == state
+        it = iter(ds)
+        it.close()  # before it was used
+        with pytest.raises(ValueError, match="is closed"):
+            next(it)
+        with iter(ds) as it:
+            pids = self.pids(islice(it, 2))
+        assert not children() & pids
+
+    def test_iterators_are_not_copied_and_datasets_are(self, ds):
+        with pytest.raises(TypeError, match="cannot be copied or pickled"):
+            pickle.dumps(iter(ds))
+        plain = numbers(4).mp_prefetch(workers(2))
+        assert list(copy.deepcopy(plain)) == list(pickle.loads(pickle.dumps(plain))) == [0, 1, 2, 3]
+
+    def test_threads_may_have_iterators_of_their_own(self, ds):
+        results = {}
+
+        def run(number):
+            results[number] = [x for x, _ in ds]
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == {key: [*range(6)] for key in range(3)}
+
+
+def raise_with(it):
+    next(it)
+    raise KeyError
