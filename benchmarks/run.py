@@ -37,6 +37,7 @@ PYTHONS = {
 # Installed packages are compiled; a checkout is to be as well, by its first run.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 LIMIT_SECONDS = 300  # for one answer
+EXIT_SECONDS = 10
 NOT_INSTALLED = "not installed: run `make peers`"
 
 
@@ -82,7 +83,7 @@ class Candidate:
                     return answer
         finally:
             watchdog.cancel()
-        code = self._process.wait()
+        code = self._end()
         if watchdog.finished.is_set() and code == -signal.SIGKILL:
             raise RuntimeError(f"no answer within {LIMIT_SECONDS} s")
         self._errors.seek(0)
@@ -94,13 +95,20 @@ class Candidate:
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.stdout.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._end()
+
+    def _end(self) -> int:
+        """Waits for the process, for a while, and ends what it leaves behind; returns its exit code."""
+        process = self._process
+        if process.returncode is None:
+            watchdog = threading.Timer(EXIT_SECONDS, os.kill, [process.pid, signal.SIGKILL])
+            watchdog.start()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            watchdog.cancel()
+            watchdog.join()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # not yet waited for, so that no other group can have this id
+        return process.wait()
 
 
 def code_digest() -> str:

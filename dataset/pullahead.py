@@ -60,6 +60,7 @@ class PullAhead:
         self._thread: threading.Thread | None = None
         self._ready: list[Fetched] = []
         self._failure: Failure | None = None  # follows what is ready
+        self._is_started = False
         self._is_stopped = False
         self.has_begun = False  # the iterator may have been used
         self._room = Signal()  # there may be room for another block
@@ -71,15 +72,13 @@ class PullAhead:
 
     @property
     def is_stopped(self) -> bool:
-        return self._is_stopped or self._process_id != os.getpid()
+        """Whether there is no thread, or soon will be none, although it may not have met an error or the end."""
+        return self._is_stopped or not self._is_started or self._process_id != os.getpid()
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._work, name="gristmill-prefetch", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:
-            self.stop()  # should it run all the same
-            raise
+        self._thread.start()
+        self._is_started = True
 
     def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
         """Waits until ``n`` elements are ready, or all before an error or the end; what is ready, and what follows.
@@ -132,6 +131,7 @@ class PullAhead:
             return self._is_inside
 
     def _work(self) -> None:
+        self._is_started = True  # even if ``start`` was interrupted
         blocks = StatedBlocks(self._it)
         while self._enter():
             self._pull(blocks)

@@ -155,6 +155,8 @@ class RoundRobinIterator(BlockIterator[T]):
                 shard.start(self._state_of(i))
         self._shards = shards
         self._process_id = os.getpid()
+        if self._closed:  # in the meantime
+            raise ValueError(f"{self} is closed")
 
     def _reset(self) -> None:
         for i in range(self._count):

@@ -10,7 +10,8 @@ from gristmill.core.errors import stop_iteration_error
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind, snapshot
 from gristmill.dataset.round_robin import LinearStates, copied
 
-_BLOCK_SECONDS = 0.001  # elements that are computed singly are given away after this time
+_BLOCK_SECONDS = 0.001  # what there is after this time is given away
+_PIECE = 32  # elements between two looks at the clock: quick ones may be followed by slow ones
 
 
 class StatedBlocks:
@@ -36,13 +37,13 @@ class StatedBlocks:
         before = copied(snapshot(it))
         if n > 1 and self._in_blocks:
             try:
-                block = it._take(n)
+                block, is_end = self._take_pieces(n)
             except BaseException:  # of the elements before the error, too, the states are needed
                 self._go_back(before)
             else:
                 linear = LinearStates.between(before, it.get_state(), len(block))
                 if linear is not None:
-                    return block, linear, None if len(block) == n else StopIteration()
+                    return block, linear, StopIteration() if is_end else None
                 self._in_blocks = False
                 self._go_back(before)
         elements: list[Any] = []
@@ -65,6 +66,20 @@ class StatedBlocks:
             if time.perf_counter() > deadline:
                 break
         return elements, states, None
+
+    def _take_pieces(self, n: int) -> tuple[list[Any], bool]:
+        """Up to ``n`` elements, and whether they are the last ones."""
+        block: list[Any] = []
+        deadline = time.perf_counter() + _BLOCK_SECONDS
+        while len(block) < n:
+            size = min(_PIECE, n - len(block))
+            piece = self._it._take(size)
+            block += piece
+            if len(piece) < size:
+                return block, True
+            if time.perf_counter() > deadline:
+                break
+        return block, False
 
     def _go_back(self, state: Any) -> None:
         if state is not None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import tempfile
 import weakref
 from collections import deque
 from typing import Any, NamedTuple
@@ -46,6 +45,8 @@ def open_memory(name: str) -> int:
     """A file descriptor of new memory without a name; ``name`` is only shown in ``/proc``."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
+    import tempfile  # 5 ms that workers on Linux do without
+
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

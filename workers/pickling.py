@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
+import numpy as np
 from cloudpickle import cloudpickle as _cloudpickle
 
 from gristmill.workers.flags import is_absl_flags, reduce_flags
@@ -27,6 +28,9 @@ class CloudPickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj in _received:
             return _class_named, (_received[obj],)
+        if type(obj) is np.ndarray and not obj.dtype.isnative and not obj.dtype.hasobject:
+            # NumPy itself sometimes changes the byte order to that of the machine, and the dtype with it.
+            return np.ndarray, (obj.shape, obj.dtype, bytearray(obj.tobytes()))
         if is_absl_flags(obj):
             return reduce_flags(obj)
         return super().reducer_override(obj)

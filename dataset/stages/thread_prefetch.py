@@ -145,25 +145,30 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
             raise ValueError(f"{self} is closed")
         ahead = self._ahead
         if ahead is None or ahead.is_stopped:
+            self._stop()
             state = copied(self._state())
             if ahead is not None and ahead.has_begun and state is None:
                 raise ValueError(
                     f"{self} cannot go on in a forked process: the iterator before it, {self._source}, has no state to return to"
                 )
-            self._discard()
             if self._after is None:
                 self._after = [copied(snapshot(self._source))], 0
-            ahead = self._ahead = PullAhead(self._source, state, self._buffer_size)
+            ahead = PullAhead(self._source, state, self._buffer_size)
             self._finalizer = weakref.finalize(self, ahead.stop)
+            self._ahead = ahead
             ahead.start()
         return ahead
 
-    def _discard(self) -> None:
+    def _stop(self) -> None:
         """Forgets what is ready; then no thread is in the parent, which may be anywhere if there is a state to return to."""
         if self._ahead is not None:
-            self._finalizer()
+            self._ahead.stop()
             self._ahead.wait_until_outside()
-            self._ahead = None
+            self._finalizer.detach()
+
+    def _discard(self) -> None:
+        self._stop()
+        self._ahead = None
 
     def start_prefetch(self) -> None:
         if self._buffer_size:
@@ -193,7 +198,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
 
     def get_state(self) -> Any:
         state = self._state()
-        return self._source.get_state() if state is None else copied(state)
+        return copied(self._source.get_state() if state is None else state)
 
     def _restore(self, state: Any) -> None:
         current = self.get_state()  # of an iterator without states, which is not to lose what is ready: an error

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.dataset.stated_blocks import StatedBlocks
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 from gristmill.workers import pool as pool_module
 from gristmill.workers.pool import unpark
@@ -189,6 +190,25 @@ class TestOrder:
                     last = taken[w][-1]
                     assert state == {"parent": {"next_index": last // 2 + 1}, "index_for_rng": len(taken[w])}
         assert taken == expected
+
+    def test_slow_elements_after_quick_ones_do_not_wait_for_each_other(self):
+        """A worker computes many quick elements before it sends them; what turns out to be slow goes as it is."""
+
+        def slow(x):
+            import time
+
+            if x >= 4000:
+                time.sleep(0.002)
+            return x
+
+        blocks = StatedBlocks(iter(numbers(9000).map(slow)))
+        position = 0
+        while position < 4000:
+            elements, states, stop = blocks.take(4000 - position)
+            position += len(elements)
+            assert states[len(elements) - 1] == {"next_index": position} and stop is None
+        elements, states, stop = blocks.take(2048)
+        assert elements == [*range(4000, 4032)] and states[31] == {"next_index": 4032} and stop is None
 
     def test_elements_share_nothing(self):
         """One array that many elements have: whoever changes an element changes no other, however they travelled."""
