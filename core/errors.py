@@ -59,6 +59,20 @@ def as_int(name: str, value: Any, *, minimum: int | None = None, maximum: int | 
     return number
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Adds ``note`` to ``error``, as ``error.add_note`` does, also where that raises: at a frozen dataclass.
+
+    Example:
+        >>> error = ValueError("bad record")
+        >>> add_note(error, "in file 3")
+        >>> error.__notes__
+        ['in file 3']
+    """
+    notes = vars(error).setdefault("__notes__", [])
+    if isinstance(notes, list):
+        notes.append(note)
+
+
 def missing_package(package: str, extra: str, purpose: str) -> ImportError:
     """The error for an optional dependency that is not installed.
 

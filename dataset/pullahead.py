@@ -35,6 +35,7 @@ from gristmill.dataset.stated_blocks import StatedBlocks
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more
+_LOOK_SECONDS = 0.5  # an interrupt that comes in the moment before a wait is noticed after it
 
 Failure: TypeAlias = tuple[BaseException, TracebackType | None]
 
@@ -94,7 +95,7 @@ class PullAhead:
                 return ready, failure
             if self._is_stopped:
                 raise ValueError("the iterator was closed while it waited for its next element")
-            self._filled.wait()
+            self._filled.wait(_LOOK_SECONDS)
 
     def stop(self) -> None:
         """Lets the thread end and forgets what is ready; may be called again."""
@@ -110,7 +111,7 @@ class PullAhead:
             return
         deadline = time.monotonic() + seconds
         while self._may_be_inside() and (left := deadline - time.monotonic()) > 0:
-            self._left.wait(left)
+            self._left.wait(min(left, _LOOK_SECONDS))
         self._left.set()  # for others who wait
 
     def close(self, seconds: float) -> None:
@@ -203,8 +204,8 @@ class Signal:
             with contextlib.suppress(RuntimeError):  # somebody else has just done it
                 self._lock.release()
 
-    def wait(self, seconds: float = math.inf) -> None:
-        self._lock.acquire(timeout=-1 if seconds == math.inf else seconds)
+    def wait(self, seconds: float = -1) -> None:
+        self._lock.acquire(timeout=seconds)
 
 
 def _end_waits(it: DatasetIterator[Any]) -> None:

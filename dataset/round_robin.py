@@ -94,13 +94,14 @@ class RoundRobinIterator(BlockIterator[T]):
                 for shard, fetched in reversed(taken):
                     self._ready[shard].appendleft(fetched)
                 self._next, self._after, self._exhausted = before
+            elements = [fetched[0] for _, fetched in taken]
         except BaseException:
             self._next, self._after, self._exhausted = before
             self._shards = None
             raise
         if failure is not None:
             raise failure()
-        return [fetched[0] for _, fetched in taken]
+        return elements
 
     def _collect(self, n: int, taken: list[tuple[int, Fetched]]) -> Any:
         """Takes elements until there are ``n``, or the end, or a failure, which is returned."""
@@ -222,7 +223,7 @@ class RoundRobinIterator(BlockIterator[T]):
         if state.get("future_states", {}) != {}:
             raise StateMismatchError(f"future_states must be empty, got {state['future_states']!r:.200}")
         for it, value in zip(self._share_iterators(), states, strict=True):
-            if value is not None and _is_ours(it):  # what users do with a state may take long or have effects
+            if value is not None and is_ours(it):  # what users do with a state may take long or have effects
                 it.set_state(value)
         self._next = position
         self._after = [_NOTHING if value is None else ([copied(value)], 0) for value in states]
@@ -287,8 +288,9 @@ def _advanced(state: Any, num: int) -> Any:
     return [_advanced(value, num) for value in state] if type(state) is list else state
 
 
-def _is_ours(it: DatasetIterator[Any]) -> bool:
-    return isinstance(it, BlockIterator) and all([_is_ours(parent) for parent in it._parents])
+def is_ours(it: DatasetIterator[Any]) -> bool:
+    """Whether no user's iterator is among ``it`` and those upstream."""
+    return isinstance(it, BlockIterator) and all([is_ours(parent) for parent in it._parents])
 
 
 def copied(state: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gristmill.core.errors import add_note
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.iter_dataset import IterDataset
@@ -61,11 +62,11 @@ class PipelineProducer:
             it = self._iterator = share_iterator(self._ds, self._options, self._index, self._count)
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
-            self._blocks = StatedBlocks(it)
         if state is not None:
             it.set_state(state)
         if skip:
             it._skip()
+        self._blocks = StatedBlocks(it)
         return snapshot(it)
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
@@ -79,7 +80,7 @@ class PipelineProducer:
             if isinstance(owner, DatasetIterator | DatasetNode):
                 stage = f" by {owner}"
             traceback = traceback.tb_next
-        error.add_note(f"Raised in worker {self._index} of {self._count}{stage}, {place(state, self._numbers)}.")
+        add_note(error, f"Raised in worker {self._index} of {self._count}{stage}, {place(state, self._numbers)}.")
 
 
 def share_iterator(ds: IterDataset[Any], options: DatasetOptions, index: int, count: int) -> DatasetIterator[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.record import Record, RecordMetadata
@@ -103,7 +104,7 @@ class LegacyOperationIterator(StatelessIterator[Any]):
             try:
                 self._records = iter(self._operation(self._input()))
             except TypeError as error:
-                error.add_note(_NOT_A_MAP)
+                add_note(error, _NOT_A_MAP)
                 raise
         records: list[Any] = []
         while len(records) < n:

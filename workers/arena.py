@@ -83,12 +83,14 @@ class Arena:
         self._mapping = Mapping(fd)
         self._num_chunks = 0
         self._end = 0  # no slot reaches beyond
-        self._free: dict[int, deque[int]] = {}  # offsets by size; those used last are at the right end
+        self._free: dict[int, deque[int]] = {}  # offsets by size; those that keep their memory are at the right end
+        self._num_warm: dict[int, int] = {}  # how many of these there are, by size
 
     def allocate(self, num_bytes: int) -> Slot:
         size = _slot_size(num_bytes)
         free = self._free.get(size)
         if free:
+            self._num_warm[size] = max(0, self._num_warm[size] - 1)
             return Slot(free.pop(), num_bytes)
         start = self._end
         while start + size > _chunk_start(_chunk_of(start) + 1):
@@ -105,7 +107,9 @@ class Arena:
     def free(self, slot: Slot) -> None:
         size = _slot_size(slot.num_bytes)
         free = self._free.setdefault(size, deque())
-        if len(free) < _MAX_WARM:
+        num_warm = self._num_warm.setdefault(size, 0)
+        if num_warm < _MAX_WARM:
+            self._num_warm[size] = num_warm + 1
             free.append(slot.offset)
         else:
             self._mapping.give_back(slot.offset, slot.offset + size)

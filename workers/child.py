@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from gristmill.core.errors import add_note
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoder
 from gristmill.workers.flags import set_flags
@@ -39,10 +40,11 @@ from gristmill.workers.messages import (
     OUTPUTS,
     SKIPPED,
     START,
+    STARTED,
     pack_slots,
     unpack_slots,
 )
-from gristmill.workers.pickling import remember_received_classes
+from gristmill.workers.pickling import dumps, remember_received_classes
 from gristmill.workers.remote_errors import encode_error
 
 _MAX_BYTES_AHEAD = 1 << 20
@@ -159,13 +161,14 @@ class _Worker:
             while self._connection.start is None:
                 self._connection.receive(wait=True)
             (state, skip), self._connection.start = self._connection.start, None
+            self._connection.send(STARTED, b"", [])
             try:
                 state = self._producer.start(state, skip=skip)
             except BaseException as error:
                 self._report(error, state)
                 continue
             if skip:
-                self._connection.send(SKIPPED, pickle.dumps(state), [])
+                self._connection.send(SKIPPED, dumps(state), [])
             self._produce(state)
 
     def _produce(self, state: Any) -> None:
@@ -203,7 +206,8 @@ class _Worker:
     def _report(self, error: BaseException, state: Any) -> None:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
             raise error
-        self._producer.annotate(error, state)
+        with contextlib.suppress(Exception):  # it shows objects of users
+            self._producer.annotate(error, state)
         self._connection.send(ERROR, encode_error(error), [])
 
 
@@ -240,6 +244,8 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
         except SystemExit:
             raise
         except BaseException as error:
+            if isinstance(error, Exception):
+                add_note(error, f"Raised in worker {index} of {count}, when it was started.")
             producer = _Failed(error)
         _Worker(channel, encoder, producer).run()
     except _Disconnected:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gristmill.core.errors import add_note
 from gristmill.workers.arena import Arena, ArenaReader, Slot
 from gristmill.workers.pickling import CloudPickler
 
@@ -84,7 +85,7 @@ class Encoder:
                 self._dump(element)
                 ends.append(self._file.tell())
         except BaseException as error:
-            error.add_note(f"An element of type {type(element).__name__} could not be sent from a worker process.")
+            add_note(error, f"An element of type {type(element).__name__} could not be sent from a worker process.")
             failure = error
         if len(ends) == 1:
             self._take_back(0, 0, 0)

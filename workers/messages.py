@@ -18,6 +18,7 @@ OUTPUTS = 1  # elements and the states after them
 END = 2  # there are no more elements
 ERROR = 3  # what the next element raises
 SKIPPED = 4  # the state after an element that was skipped
+STARTED = 5  # the last start has been noticed
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 
 HEADER = struct.Struct("<BBxxIII")  # kind, whether the bytes are in the last slot, generation, slots, bytes

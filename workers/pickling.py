@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,9 @@ class CloudPickler(cloudpickle.Pickler):
         if type(obj) is np.ndarray and not obj.dtype.isnative and not obj.dtype.hasobject:
             # NumPy itself sometimes changes the byte order to that of the machine, and the dtype with it.
             return np.ndarray, (obj.shape, obj.dtype, bytearray(obj.tobytes()))
+        if type(obj) is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
+            # cloudpickle would send the text, in which the positions are other ones.
+            raise TypeError(f"cannot pickle an open text file, {obj!r:.200}")
         if is_absl_flags(obj):
             return reduce_flags(obj)
         return super().reducer_override(obj)

@@ -33,7 +33,7 @@ from gristmill.core.config import config
 from gristmill.workers.arena import open_memory
 from gristmill.workers.flags import flag_values
 from gristmill.workers.pickling import dumps
-from gristmill.workers.process import WorkerProcess
+from gristmill.workers.process import WorkerProcess, close_all
 from gristmill.workers.setup import setup_calls
 
 _PARKED_SECONDS = 1.0
@@ -43,6 +43,17 @@ _CHUNK = 1 << 20
 
 # Workers never take accelerator memory unless told to.
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+
+# Settings of JAX that change results. As environment variables they reach a worker whether or not it will import JAX.
+_JAX_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_random_seed_offset",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_matmul_precision",
+)
 
 
 class Luggage:
@@ -68,19 +79,19 @@ class Luggage:
             return False
 
         setup = [*setup_calls(), *[(config.update, item) for item in config.explicit_values().items()]]
-        self._parts: list[bytes | memoryview] = [pickle.dumps((setup, flag_values())), dumps(task, keep_inline), *buffers]
+        self._parts: list[bytes | memoryview] = [dumps((setup, flag_values())), dumps(task, keep_inline), *buffers]
         ends = [0x1000]
         for part in self._parts:
             ends.append(-(-(ends[-1] + len(part)) // 64) * 64)
         self._starts = ends[:-1]
         self.preamble = {
-            "path": [entry for entry in sys.path if isinstance(entry, str)],
+            "path": [str(entry) for entry in sys.path if isinstance(entry, str)],
             "argv": [str(arg) for arg in getattr(sys, "argv", [])],
             "directory": _working_directory(),
             "parts": [(start, start + len(part)) for start, part in zip(self._starts, self._parts, strict=True)],
             **options,
         }
-        variables = {**os.environ, **_ENVIRONMENT, **environment}
+        variables = {**os.environ, **_ENVIRONMENT, **_jax_settings(), **environment}
         self.environment = {name: value for name, value in variables.items() if value is not None}
 
     def pack(self) -> int:
@@ -110,6 +121,13 @@ class Luggage:
                 if os.pread(fd, len(piece), start + i) != bytes(piece):
                     return False
         return True
+
+
+def _jax_settings() -> dict[str, str]:
+    """Environment variables for the settings that JAX has in this process, if it is in use here."""
+    config = getattr(sys.modules.get("jax"), "config", None)
+    values = {name.upper(): getattr(config, name, None) for name in _JAX_SETTINGS}
+    return {name: str(value) for name, value in values.items() if value is not None}
 
 
 def _working_directory() -> str:
@@ -176,8 +194,7 @@ class WorkerPool:
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
-        while self._fds:
-            os.close(self._fds.pop())
+        close_all(self._fds)
 
 
 _live: set[WorkerPool] = set()
@@ -186,6 +203,7 @@ _wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 _lock = threading.Lock()  # of the two following; nothing that a finalizer calls takes it
 _keeper: threading.Thread | None = None
 _is_registered = False
+_is_exiting = False
 
 
 def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
@@ -231,6 +249,8 @@ def _park(pool: WorkerPool) -> None:
 
 def unpark(pool: WorkerPool) -> bool:
     """Takes a parked pool into use again; false if it is too late for that."""
+    if pool.is_closed:
+        return False  # where it is parked all the same, its end was interrupted: that is left to the keeper
     try:
         _parked.remove(pool)
     except ValueError:
@@ -291,7 +311,14 @@ def _close(pools: Sequence[WorkerPool]) -> None:
 
 
 def _close_all() -> None:
+    global _is_exiting
+    _is_exiting = True
     _close([*_live])
+
+
+def is_exiting() -> bool:
+    """Whether the interpreter is about to end, so that there are no workers any more for threads that are still there."""
+    return _is_exiting
 
 
 def _forget_all() -> None:

@@ -12,8 +12,8 @@ Guarantees:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
-import pickle
 import select
 import signal
 import socket
@@ -33,20 +33,27 @@ from gristmill.workers.messages import (
     OUTPUTS,
     SLOT,
     START,
+    STARTED,
     TAKEN,
     Message,
     pack_slots,
     unpack_slots,
 )
+from gristmill.workers.pickling import dumps
 
 _BOOT = str(Path(__file__).with_name("boot.py"))
 _LOOK_SECONDS = 0.25  # how often a process is looked at whose connection, kept open by a child of its own, says nothing
+_ANSWER_SECONDS = 0.5  # to a new start of a worker that runs; a new process is there as quickly
 _EXIT_SECONDS = 1.0  # between the end of the connection and that of the process
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class WorkerDied(Exception):
     """The process has ended by itself; ``str`` says how."""
+
+
+class WorkerBusy(Exception):
+    """The process does not notice that it was started anew: it is still at an element that nobody wants any more."""
 
 
 class WorkerProcess:
@@ -62,6 +69,8 @@ class WorkerProcess:
     def __init__(self, index: int, count: int, luggage: int, environment: Mapping[str, str]) -> None:
         self.usable = True
         self.generation = 0
+        self._has_answered = False
+        self._answer_by: float | None = None  # until then it should notice the last start
         self._received = bytearray()
         self._to_return: list[Slot] = []
         with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
@@ -74,7 +83,7 @@ class WorkerProcess:
             self._socket, theirs = socket.socketpair()
             starting.callback(theirs.close)
             failing.callback(self._socket.close)
-            fds = [theirs.fileno(), arena, luggage, lifeline]
+            fds = [_above_standard(fd, starting) for fd in (theirs.fileno(), arena, luggage, lifeline)]
             self._process = subprocess.Popen(
                 [_python(), *_interpreter_flags(), _BOOT, *map(str, [*fds, index, count])],
                 stdin=subprocess.DEVNULL,
@@ -100,8 +109,9 @@ class WorkerProcess:
             state: a state; ``None`` is the beginning.
             skip: leave out the first element, and send the state after it.
         """
-        body = pickle.dumps((state, skip))
+        body = dumps((state, skip))  # a state may have a class of __main__
         self.generation += 1
+        self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None  # or it is being born
         self._send(COMMAND.pack(START, self.generation, len(body)) + body)
         self.usable = True
 
@@ -112,10 +122,15 @@ class WorkerProcess:
 
         Raises:
             WorkerDied: the process ended by itself.
+            WorkerBusy: it does not answer to ``start``; another one should take over.
         """
         message = self._next_message()
-        while message.generation != self.generation:
+        while message.generation != self.generation or message.kind == STARTED:
+            if message.generation == self.generation:
+                self._has_answered, self._answer_by = True, None
+                self._return_slots()
             self._to_return += message.slots
+            self.usable = True
             message = self._next_message()
         slots, data = message.slots, message.payload
         if data is None:
@@ -161,8 +176,7 @@ class WorkerProcess:
 
     def _release(self) -> None:
         self._reader.close()
-        while self._fds:
-            os.close(self._fds.pop())
+        close_all(self._fds)
         self._socket.close()
 
     def _next_message(self) -> Message:
@@ -187,15 +201,27 @@ class WorkerProcess:
             while not self._is_readable(_LOOK_SECONDS):
                 if self._process.poll() is not None:
                     raise WorkerDied(self._how_it_ended())
+                if self._answer_by is not None and time.monotonic() > self._answer_by:
+                    raise WorkerBusy
             self.usable = False
-            try:
-                data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
-            except ConnectionError:
-                data = b""
+            data = self._read()
             if not data:
                 raise WorkerDied(self._how_it_ended())
             self._received += data
             self.usable = True
+
+    def _read(self) -> bytes:
+        """What is there; nothing if the connection has ended."""
+        try:
+            return self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+        except OSError as error:
+            if not self._is_gone(error):
+                raise
+            return b""
+
+    def _is_gone(self, error: OSError) -> bool:
+        """Whether the other side has ended, or another thread has stopped this one."""
+        return isinstance(error, ConnectionError) or self._socket.fileno() < 0
 
     def _is_readable(self, seconds: float) -> bool:
         return bool(_poll(self._socket, select.POLLIN, seconds))
@@ -206,15 +232,17 @@ class WorkerProcess:
         while view:
             try:
                 view = view[self._socket.send(view, socket.MSG_DONTWAIT | _NO_SIGPIPE) :]
-            except ConnectionError:
-                return  # the next to receive will learn why
             except BlockingIOError:
                 # It may be waiting for its own messages to be received.
                 if _poll(self._socket, select.POLLIN | select.POLLOUT, _LOOK_SECONDS) & select.POLLIN:
-                    data = self._socket.recv(1 << 16, socket.MSG_DONTWAIT)
+                    data = self._read()
                     if not data:
                         return
                     self._received += data
+            except OSError as error:
+                if not self._is_gone(error):
+                    raise
+                return  # the next to receive will learn why
 
     def _return_slots(self) -> None:
         slots, self._to_return = self._to_return + self._reader.released(), []
@@ -235,9 +263,28 @@ class WorkerProcess:
         return f"was killed by signal {-code} ({name}{hint})"
 
 
+def close_all(fds: list[int]) -> None:
+    """Closes descriptors and takes them out of their list; two threads may do so at once."""
+    with contextlib.suppress(IndexError):
+        while True:
+            os.close(fds.pop())
+
+
+def _above_standard(fd: int, stack: contextlib.ExitStack) -> int:
+    """The descriptor or, in a program whose standard streams are closed, a copy that is not in their place."""
+    if fd > 2:
+        return fd
+    copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    stack.callback(os.close, copy)
+    return copy
+
+
 def _poll(connection: socket.socket, events: int, seconds: float) -> int:
     poll = select.poll()
-    poll.register(connection, events)
+    try:
+        poll.register(connection, events)
+    except ValueError:  # another thread has closed it, as whoever uses it next will see
+        return events
     return sum([event for _, event in poll.poll(max(0.0, seconds) * 1000)])
 
 

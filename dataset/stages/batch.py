@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, pull, skip_one
@@ -74,7 +75,7 @@ class BatchMapDataset(BlockMapDataset[T]):
             return self._batch_fn(elements)
         except ValueError as error:
             if any([x is None for x in elements]):
-                error.add_note(_SPARSE_NOTE)
+                add_note(error, _SPARSE_NOTE)
             raise
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset.iter_dataset import IterDataset
@@ -18,8 +20,8 @@ from gristmill.dataset.slicing import slice_pipeline, worker_slice
 from gristmill.dataset.worker_task import PipelineTask, place, share_iterator
 from gristmill.workers.messages import END, ERROR, SKIPPED
 from gristmill.workers.pickling import dumps
-from gristmill.workers.pool import Luggage, WorkerPool, hire, park, unpark
-from gristmill.workers.process import WorkerDied
+from gristmill.workers.pool import Luggage, WorkerPool, hire, is_exiting, park, unpark
+from gristmill.workers.process import WorkerBusy, WorkerDied
 from gristmill.workers.remote_errors import decode_error, encode_error
 
 T = TypeVar("T")
@@ -149,19 +151,31 @@ class ProcessShard(Shard):
         self._numbers = numbers
         self._state: Any = None  # after the last element that was fetched
         self._failure: Exception | None = None  # what unpickling the next element raised
+        self._skips = False
 
     def start(self, state: Any) -> None:
         self._start(state)
 
     def _start(self, state: Any, *, skip: bool = False) -> None:
-        self._state, self._failure = state, None
+        self._state, self._failure, self._skips = state, None, skip
         self._pool.worker(self._index).start(state, skip=skip)
+
+    def _receive(self) -> tuple[int, Any]:
+        while True:
+            worker = self._pool.workers[self._index]
+            try:
+                return worker.receive()
+            except WorkerBusy:
+                worker.usable = False
+                self._start(self._state, skip=self._skips)
 
     def fetch(self) -> list[Fetched] | Callable[[], BaseException] | None:
         if self._failure is None:
             try:
-                kind, content = self._pool.workers[self._index].receive()
+                kind, content = self._receive()
             except WorkerDied as death:
+                if is_exiting() and threading.current_thread() is not threading.main_thread():
+                    raise SystemExit from None  # which ends a thread in silence
                 return partial(RuntimeError, self._obituary(death))
             if kind == END:
                 return None
@@ -172,16 +186,17 @@ class ProcessShard(Shard):
                 self._state = states[len(elements) - 1]
                 return [(element, states, i) for i, element in enumerate(elements)]
         assert self._failure is not None
-        self._failure.add_note(
+        add_note(
+            self._failure,
             f"An output of worker {self._index} of {self._count}, {place(self._state, self._numbers)}, "
-            "was received and could not be unpickled."
+            "was received and could not be unpickled.",
         )
         return partial(decode_error, encode_error(self._failure))
 
     def skip(self, state: Any) -> Any:
         self._start(state, skip=True)
         try:
-            kind, content = self._pool.workers[self._index].receive()
+            kind, content = self._receive()
         except WorkerDied as death:
             raise RuntimeError(self._obituary(death)) from None
         if kind != SKIPPED:
@@ -205,9 +220,10 @@ def _explain_unpicklable(error: Exception, ds: IterDataset[Any], init_fn: Any) -
             dumps(value)
         except Exception:
             owner = "" if node is None else f" of {node}"
-            error.add_note(
+            add_note(
+                error,
                 f"The pipeline cannot be sent to worker processes: {name.lstrip('_')}{owner}, {transform_name(value):.200}, "
                 "cannot be pickled. Make it without what cannot be copied to another process (open files, locks, "
-                "connections), or make that when it is first used"
+                "connections), or make that when it is first used",
             )
             return

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from gristmill.core.errors import as_int
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, rewinding, skip_one, snapshot
+from gristmill.dataset.map_dataset import MapDataset
 from gristmill.dataset.pullahead import Failure, PullAhead
 from gristmill.dataset.round_robin import copied
 
@@ -52,7 +53,7 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
         [0, 1, 4, 9, 16]
     """
 
-    def __init__(self, parent: Any, *, prefetch_buffer_size: int) -> None:
+    def __init__(self, parent: IterDataset[T] | MapDataset[T], *, prefetch_buffer_size: int) -> None:
         super().__init__(parent)
         self._buffer_size = as_int("prefetch_buffer_size", prefetch_buffer_size, minimum=0)
 

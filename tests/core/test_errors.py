@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 
 import numpy as np
@@ -8,6 +9,7 @@ from gristmill.core.errors import (
     StateIndexError,
     StateKeyError,
     StateMismatchError,
+    add_note,
     as_int,
     missing_package,
     stop_iteration_error,
@@ -76,3 +78,14 @@ def test_an_escaped_stop_iteration_is_explained():
     error = stop_iteration_error("MapMapDataset(transform=f)")
     assert type(error) is RuntimeError
     assert "MapMapDataset(transform=f) raised StopIteration" in str(error)
+
+
+def test_notes_are_added_to_any_exception():
+    @dataclasses.dataclass(frozen=True)
+    class Frozen(Exception):
+        code: int
+
+    for error in (ValueError("text"), Frozen(3)):
+        add_note(error, "first")
+        add_note(error, "second")
+        assert error.__notes__ == ["first", "second"]

@@ -4,6 +4,7 @@ Functions and classes that workers use are local to the tests: they travel by va
 """
 
 import copy
+import dataclasses
 import gc
 import json
 import os
@@ -889,6 +890,42 @@ class TestErrors:
             next(it)
         assert "worker_init_fn" in caught.value.__notes__[0]
 
+    def test_open_text_files_are_refused(self, tmp_path):
+        """cloudpickle would turn them into copies in memory, where ``seek`` finds other places."""
+        path = tmp_path / "lines.txt"
+        path.write_text("\u00e4\u00f6\u00fc\n" * 9, encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            it = iter(MapDataset.source([0]).map(lambda x: file.readline()).to_iter_dataset().mp_prefetch(workers(1)))
+            with pytest.raises(TypeError, match=r"cannot pickle an open text file.*lines\.txt"):
+                next(it)
+        opened = numbers(9).map(lambda x: path.open(encoding="utf-8") if x == 3 else x).mp_prefetch(workers(1))
+        self.check(opened, range(3), TypeError, "cannot pickle an open text file", [*range(4, 9)])
+        output = numbers(1).map(lambda x: (sys.stdout is not None, x)).mp_prefetch(workers(1))
+        assert list(output) == [(True, 0)]
+
+    def test_exceptions_that_refuse_changes(self):
+        @dataclasses.dataclass(frozen=True)
+        class Frozen(Exception):
+            code: int
+
+        def fail(x):
+            if x == 3:
+                raise Frozen(7)
+            return x
+
+        error = self.check(numbers(6).map(fail).mp_prefetch(workers(2)), range(3), Frozen, "7", [4, 5])
+        assert "Raised in worker 1 of 2" in error.__notes__[-1]
+
+    def test_in_the_init_function(self):
+        def fail(index, count):
+            raise LookupError("no device")
+
+        it = iter(numbers(3).mp_prefetch(workers(2), fail))
+        for _ in range(2):
+            with pytest.raises(LookupError, match="no device") as caught:
+                next(it)
+            assert caught.value.__notes__ == ["Raised in worker 0 of 2, when it was started."]
+
     def test_states_of_users_that_cannot_be_pickled(self):
         from gristmill import DatasetIterator
 
@@ -1074,3 +1111,34 @@ class TestProcesses:
 def raise_with(it):
     next(it)
     raise KeyError
+
+
+def test_a_stuck_worker_is_replaced_when_nobody_wants_its_element_any_more(tmp_path):
+    pid_file = tmp_path / "pid"
+
+    def stuck_once(x):
+        if x == 1 and not pid_file.exists():
+            pid_file.write_text(str(os.getpid()))
+            threading.Event().wait()
+        return x
+
+    def wait_for_the_element():
+        while not pid_file.exists() or not pid_file.read_text():
+            threading.Event().wait(0.01)
+        return int(pid_file.read_text())
+
+    ds = MapDataset.range(4).map(stuck_once).to_iter_dataset().mp_prefetch(workers(1))
+    it = iter(ds)
+    assert next(it) == 0
+    stuck = wait_for_the_element()
+    it.set_state(it.get_state())
+    assert list(it) == [1, 2, 3]
+    assert ends(stuck, 5)
+
+    pid_file.unlink()
+    it = iter(ds)
+    assert next(it) == 0
+    stuck = wait_for_the_element()
+    del it  # parks the worker, and the next iterator does not wait for it
+    assert list(ds) == [0, 1, 2, 3]
+    assert ends(stuck, 5)

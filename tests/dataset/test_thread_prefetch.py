@@ -299,6 +299,31 @@ def test_the_state_does_not_count_trailing_elements_that_were_dropped():
     assert it.get_state() == {"next_index": 3}
 
 
+@pytest.mark.parametrize("size", [1, 40])
+def test_behind_workers_states_and_errors_are_theirs(size):
+    def fail(x):
+        if x == 7:
+            raise Boom(x)
+        return x
+
+    ds = numbers(20, fail).mp_prefetch(MultiprocessingOptions(2))
+    it, plain = ahead(ds, size), iter(ds)
+    for i in range(7):
+        assert (next(it), next(plain)) == (i, i)
+        assert it.get_state() == plain.get_state()
+    for _ in range(2):
+        with pytest.raises(Boom):
+            next(it)
+        assert it.get_state() == plain.get_state()
+    it.skip_failed()
+    assert list(it) == list(range(8, 20))
+    it.set_state(plain.get_state())
+    with pytest.raises(Boom):
+        next(it)
+    it.close()
+    plain.close()
+
+
 def test_get_state_waits_for_nobody():
     gate = Gate()
     it = ahead(numbers(20, gate))
@@ -942,6 +967,10 @@ ENDINGS = {
     "stuck_closed": STUCK + "it.close()",
     "stuck_closed_at_exit": STUCK + "import atexit; atexit.register(it.close)",
     "stuck_dropped": STUCK + "del it",
+    "processes": """
+it = iter(ThreadPrefetchIterDataset(ds.mp_prefetch(MultiprocessingOptions(2)), prefetch_buffer_size=2))
+next(it); it.start_prefetch()
+""",
     "after_an_error": (
         "it = iter(ThreadPrefetchIterDataset(MapDataset.range(9).map(lambda x: 1 / 0), prefetch_buffer_size=2))\n"
         "try: next(it)\nexcept ZeroDivisionError: pass"
@@ -953,7 +982,7 @@ ENDINGS = {
 def test_exit_is_silent(ending):
     script = """
 import sys, threading
-from gristmill import MapDataset, ReadOptions
+from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.experimental import ThreadPrefetchIterDataset
 ds = ThreadPrefetchIterDataset(MapDataset.range(100_000).map(lambda x: [x]).to_iter_dataset(), prefetch_buffer_size=3)
 """

@@ -153,6 +153,26 @@ class TestTasks:
         given = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": None}
         assert outputs(hired(look, environment=given)) == [["cuda", None, "", ""]]
 
+    def test_have_the_settings_of_jax_that_change_results(self, hired, monkeypatch):
+        config = pytest.importorskip("jax", reason="needs the extra jax").config
+        monkeypatch.setenv("JAX_ENABLE_X64", "0")  # JAX has read it long ago
+
+        def look(index, count):
+            import jax.numpy as jnp
+
+            return str(jnp.arange(3.0).dtype)
+
+        def look_again(index, count):
+            return look(index, count)
+
+        before = config.jax_enable_x64
+        try:
+            config.update("jax_enable_x64", True)
+            assert outputs(hired(look)) == ["float64"]
+            assert outputs(hired(look_again, environment={"JAX_ENABLE_X64": "0"})) == ["float32"]
+        finally:
+            config.update("jax_enable_x64", before)
+
     def test_share_large_arrays_and_write_to_their_own(self, hired):
         """One copy in memory for all workers; who writes gets pages of his own."""
         array, small = np.zeros(10**6), np.zeros(10)
