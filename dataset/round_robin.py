@@ -97,7 +97,7 @@ class RoundRobinIterator(BlockIterator[T]):
             elements = [fetched[0] for _, fetched in taken]
         except BaseException:
             self._next, self._after, self._exhausted = before
-            self._shards = None
+            self._stop()
             raise
         if failure is not None:
             raise failure()
@@ -158,6 +158,11 @@ class RoundRobinIterator(BlockIterator[T]):
         self._process_id = os.getpid()
         if self._closed:  # in the meantime
             raise ValueError(f"{self} is closed")
+
+    def _stop(self) -> None:
+        """Forgets what was fetched, of which an interrupt may have lost a part: it is computed again."""
+        self._shards = None
+        self._reset()
 
     def _reset(self) -> None:
         for i in range(self._count):
@@ -229,8 +234,7 @@ class RoundRobinIterator(BlockIterator[T]):
         self._after = [_NOTHING if value is None else ([copied(value)], 0) for value in states]
         # Grain may say "exhausted" of a shard that is not: all are asked, and the flag stays until one gives an element.
         self._exhausted = [int(bool(value)) for value in exhausted]
-        self._shards = None
-        self._reset()
+        self._stop()
 
     def _list_of(self, state: Any, key: str) -> list[Any]:
         values = state_field(state, key, self)
@@ -240,6 +244,13 @@ class RoundRobinIterator(BlockIterator[T]):
 
     def _skip(self) -> None:
         """Leaves out the next element, which may be one that fails."""
+        try:
+            self._skip_one()
+        except BaseException:
+            self._stop()
+            raise
+
+    def _skip_one(self) -> None:
         while True:
             shard = self._next
             if self._failed[shard] is not None and self._shards is not None:
