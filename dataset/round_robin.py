@@ -282,7 +282,7 @@ class LinearStates(Sequence[Any]):
         return self._num
 
     def __getitem__(self, i: Any) -> Any:
-        return _advanced(self._before, i + 1)
+        return _advanced(self._before, range(self._num)[i] + 1)
 
     @classmethod
     def between(cls, before: Any, after: Any, num: int) -> LinearStates | None:

@@ -42,7 +42,7 @@ class StatedBlocks:
             self._state, self._is_new = self._current_state(), False
         if n > 1 and self._in_blocks:
             try:
-                block = it._take(n)
+                block, is_end = self._take_pieces(n)
                 after = self._current_state()
             except BaseException:  # of the elements before the error, too, the states are needed
                 self._go_back()
@@ -50,7 +50,7 @@ class StatedBlocks:
                 linear = LinearStates.between(self._state, after, len(block))
                 if linear is not None:
                     self._state = after
-                    return block, linear, None if len(block) == n else StopIteration()
+                    return block, linear, StopIteration() if is_end else None
                 self._in_blocks = False
                 self._go_back()
         elements: list[Any] = []
@@ -73,6 +73,20 @@ class StatedBlocks:
             if time.perf_counter() > deadline:
                 break
         return elements, states, None
+
+    def _take_pieces(self, n: int) -> tuple[list[Any], bool]:
+        """Up to ``n`` elements, and whether they are the last ones."""
+        block: list[Any] = []
+        deadline = time.perf_counter() + _BLOCK_SECONDS
+        while len(block) < n:
+            size = min(_PIECE, n - len(block))
+            piece = self._it._take(size)
+            block += piece
+            if len(piece) < size:
+                return block, True
+            if time.perf_counter() > deadline:
+                break
+        return block, False
 
     def _current_state(self) -> Any:
         state = snapshot(self._it)

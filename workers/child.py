@@ -178,7 +178,7 @@ class _Worker:
             began = time.perf_counter()
             encoder.forget_allocated()
             elements, states, stop = self._producer.take(size)
-            seconds, num_bytes = 0.0, 0
+            seconds, num_bytes, num_taken = 0.0, 0, len(elements)
             slots: list[Slot] = []
             if elements:
                 try:
@@ -198,7 +198,7 @@ class _Worker:
                 self._report(stop, state)
                 return
             if slots or seconds > _SLOW_SECONDS or num_bytes > _MAX_BLOCK_BYTES:
-                size = max(1, size // 2)
+                size = max(1, min(size, num_taken) // 2)
             elif seconds < _QUICK_SECONDS and 2 * num_bytes <= _MAX_BLOCK_BYTES:
                 size = min(2 * size, _MAX_BLOCK)
             connection.receive(wait=False)

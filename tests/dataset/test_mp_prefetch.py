@@ -284,6 +284,20 @@ class TestOrder:
             it.get_state()
         assert list(it) == [*range(2, 5000)]
 
+    def test_an_interrupt_in_the_middle_of_a_batch_loses_nothing(self):
+        def interrupted():
+            raise KeyboardInterrupt
+
+        it = iter(numbers(20_000).mp_prefetch(workers(2)).batch(500))
+        batches = [next(it) for _ in range(4)]
+        it._parent._shards[1].fetch = interrupted  # of worker 0, some have been taken and more are ready
+        while len(batches) < 40:
+            try:
+                batches.append(next(it))
+            except KeyboardInterrupt:
+                batches.append(next(it))
+        assert np.concatenate(batches).tolist() == [*range(20_000)]
+
     def test_a_plain_iterator_that_was_interrupted_is_not_at_its_end(self):
         """Nobody knows where to go on, so it must not look like the end of the data."""
 

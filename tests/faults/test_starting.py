@@ -234,6 +234,87 @@ assert [int(x[0]) for x in loader(Work("idle"), 6, 2)] == list(range(6))
     check_silent(run(tmp_path, script), out="")
 
 
+def test_closed_standard_input(tmp_path):
+    """The descriptors that a worker gets must not be in the place of its standard streams."""
+    script = """
+os.close(0)
+assert [int(x[0]) for x in loader(Work("idle"), 6, 2)] == list(range(6))
+"""
+    check_silent(run(tmp_path, script), out="")
+
+
+def test_states_and_flags_of_main(tmp_path):
+    """Classes of the program travel in states, there and back, and in the values of flags."""
+    script = """
+import enum
+import sys
+from typing import NamedTuple
+
+import gristmill
+from absl import flags
+
+class Mode(enum.Enum):
+    SLOW = 1
+    QUICK = 2
+
+class Position(NamedTuple):
+    index: int
+
+class Numbers(gristmill.DatasetIterator):
+    index = 0
+
+    def __next__(self):
+        if self.index == 4:
+            raise KeyError("four")
+        self.index += 1
+        return self.index - 1, FLAGS.mode
+
+    def get_state(self):
+        return Position(self.index)
+
+    def set_state(self, state):
+        self.index = state.index
+
+    def _skip(self):
+        self.index += 1
+
+class Dataset(gristmill.IterDataset):
+    def __iter__(self):
+        return Numbers()
+
+FLAGS = flags.FLAGS
+flags.DEFINE_enum_class("mode", Mode.SLOW, Mode, "how")
+FLAGS(["program", "--mode=QUICK"])
+it = iter(Dataset().mp_prefetch(gristmill.MultiprocessingOptions(num_workers=1)))
+assert [next(it) for _ in range(3)] == [(i, Mode.QUICK) for i in range(3)]
+state = it.get_state()
+assert state["iterators_in_use_states"] == [Position(3)]
+assert next(it)[0] == 3
+it.set_state(state)
+assert next(it)[0] == 3
+try:
+    next(it)
+except KeyError:
+    it.skip_failed()
+assert next(it)[0] == 5
+"""
+    check_silent(run(tmp_path, script), out="")
+
+
+def test_a_daemon_thread_iterates_when_the_program_ends(tmp_path):
+    script = """
+begun = threading.Event()
+
+def iterate():
+    for _ in loader(Work("idle"), 10**9, 2):
+        begun.set()
+
+threading.Thread(target=iterate, daemon=True).start()
+begun.wait()
+"""
+    check_silent(run(tmp_path, "import threading" + script), out="")
+
+
 @pytest.mark.slow
 def test_read_only_working_directory(tmp_path):
     (tmp_path / "frozen").mkdir(mode=0o555)

@@ -266,3 +266,15 @@ class TestChunks:
         mapping = Mapping(fd)
         assert mapping.view(Slot(slot.offset, 10)).nbytes == 10
         assert mapping.view(slot).nbytes == 1000
+
+
+def test_after_a_burst_slots_keep_their_memory_again(arena, fd):
+    """The consumer has kept many slots and let them go: most have lost their memory, but not those that are used from now on."""
+    for slot in [arena.allocate(PAGE) for _ in range(20)]:
+        arena.free(slot)
+    for _ in range(20):
+        slot = arena.allocate(PAGE)
+        arena.view(slot)[:] = 1
+        arena.free(slot)
+    assert used(fd) == PAGE
+    assert arena.allocate(PAGE) == slot
