@@ -259,11 +259,11 @@ def _load(luggage: int, preamble: dict[str, Any]) -> Any:
     """The task, from memory that all workers share; what they write to it stays their own."""
     memory = memoryview(mmap.mmap(luggage, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     setup, task, *buffers = [memory[start:stop] for start, stop in preamble["parts"]]
-    calls, flags = pickle.loads(setup)
+    calls, values, own = pickle.loads(setup)
     for function, args in calls:
         function(*args)
     loaded = pickle.loads(task, buffers=buffers)
-    set_flags(flags)
+    set_flags(values, own)
     remember_received_classes()
     return loaded
 

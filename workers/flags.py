@@ -24,20 +24,31 @@ def flag_values() -> dict[str, Any]:
     }
 
 
-def set_flags(values: dict[str, Any]) -> None:
-    """Gives the flags of this process these values, as far as something here defines them."""
-    flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
-    if flags is not None:
+def set_flags(values: dict[str, Any], own: dict[str, Any]) -> None:
+    """Gives the flags of this process, if it uses absl, these values.
+
+    Args:
+        values: values of flags, as far as something here defines them.
+        own: the flags that the main module of the program defines, which nothing does here.
+    """
+    if "absl.flags" in sys.modules:
+        flags = _flags_with(own)
         for name in [*flags]:
             if name in values:
                 flags[name].value = values[name]
         flags.mark_as_parsed()
 
 
+def own_flags() -> dict[str, Any]:
+    """The flags that the main module defines."""
+    flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
+    own = [] if flags is None else [flag.name for flag in flags.flags_by_module_dict().get(sys.argv[0], ())]
+    return {name: flags[name].value for name in own if _can_be_pickled(flags[name].value)}
+
+
 def reduce_flags(flags: Any) -> Any:
     """How ``FLAGS`` itself is pickled, to which functions of ``__main__`` may refer: a worker does not run that module."""
-    own = [flag.name for flag in flags.flags_by_module_dict().get(sys.argv[0], ())]
-    return _flags_with, ({name: flags[name].value for name in own if _can_be_pickled(flags[name].value)},)
+    return _flags_with, (own_flags(),)
 
 
 def _flags_with(values: dict[str, Any]) -> Any:

@@ -31,7 +31,7 @@ from typing import Any
 
 from gristmill.core.config import config
 from gristmill.workers.arena import open_memory
-from gristmill.workers.flags import flag_values
+from gristmill.workers.flags import flag_values, own_flags
 from gristmill.workers.pickling import dumps
 from gristmill.workers.process import WorkerProcess, close_all
 from gristmill.workers.setup import setup_calls
@@ -79,7 +79,7 @@ class Luggage:
             return False
 
         setup = [*setup_calls(), *[(config.update, item) for item in config.explicit_values().items()]]
-        self._parts: list[bytes | memoryview] = [dumps((setup, flag_values())), dumps(task, keep_inline), *buffers]
+        self._parts: list[bytes | memoryview] = [dumps((setup, flag_values(), own_flags())), dumps(task, keep_inline), *buffers]
         ends = [0x1000]
         for part in self._parts:
             ends.append(-(-(ends[-1] + len(part)) // 64) * 64)
