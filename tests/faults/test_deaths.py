@@ -82,6 +82,7 @@ def test_death(tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_all_deaths(tmp_path):
     run_all(tmp_path, check_deaths, [((*DEATHS,), 1 + i % 2, api) for i, api in enumerate(APIS)])
 
@@ -131,6 +132,7 @@ def test_killed_from_outside(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_all_killed_from_outside(tmp_path):
     cases = itertools.product([(situation,) for situation in SITUATIONS], (1, 2), APIS)
     run_all(tmp_path, check_kills, [*cases])

@@ -84,6 +84,7 @@ def test_endings_within_a_program(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_all_endings_within_a_program(tmp_path):
     run_all(tmp_path, check_within, cases())
 
@@ -128,6 +129,7 @@ def test_exit(tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 @pytest.mark.parametrize("name", EXITS)
 def test_all_exits(tmp_path, name):
     run_all(tmp_path, check_exit, cases([name]))
@@ -164,6 +166,7 @@ def test_signal(tmp_path, name, waiting, situation):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 @pytest.mark.parametrize("name", SIGNALS)
 def test_all_signals(tmp_path, name):
     run_all(tmp_path, check_signal, cases([name], WAITING))

@@ -20,6 +20,7 @@ for epoch in range(3):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_no_file_descriptors_at_all(tmp_path):
     """Then nothing stays half started."""
     script = """
@@ -100,12 +101,14 @@ def test_abandoned_iterators(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 @pytest.mark.parametrize("api", ["loader", "inside"])
 def test_abandoned_iterators_of_all_kinds(tmp_path, api):
     check_abandoned(tmp_path, 200, api)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_abandoned_iterators_of_different_pipelines(tmp_path):
     """None can take over the processes of another one: they end, faster than they would pile up."""
     script = """

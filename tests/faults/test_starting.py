@@ -90,17 +90,20 @@ def test_standard_input(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_command(tmp_path):
     check_program(tmp_path, [sys.executable, "-c", USES_MAIN])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_module(tmp_path):
     as_file(tmp_path, name="some_module.py")
     check_program(tmp_path, [sys.executable, "-m", "some_module"])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_directory_and_zip(tmp_path):
     (tmp_path / "app").mkdir()
     as_file(tmp_path / "app", name="__main__.py")
@@ -316,6 +319,7 @@ begun.wait()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_read_only_working_directory(tmp_path):
     (tmp_path / "frozen").mkdir(mode=0o555)
     check_program(tmp_path, [sys.executable, as_file(tmp_path)], cwd=tmp_path / "frozen")
@@ -350,6 +354,7 @@ assert list(ds) == seen
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_module_of_the_working_directory(tmp_path):
     """``python -c`` and ``-m`` import from there."""
     (tmp_path / "beside.py").write_text("def double(x): return 2 * x\n")
@@ -390,6 +395,7 @@ assert seen == list(range(len(seen))), seen
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_blocked_signals(tmp_path):
     script = """
 signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
@@ -401,6 +407,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_several_threads_start_workers_at_once(tmp_path):
     script = """
 watch = Watch()
@@ -581,6 +588,7 @@ watch.check()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
 def test_parent_that_ends_before_its_fork(tmp_path):
     """The fork does not keep the workers of the process that it comes from."""
     script = f"""
