@@ -332,12 +332,13 @@ def walk(ds, limit, decode, live):
 def main():
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    if sys.argv[1] == "grain":  # whose workers need absl flags that have been parsed
+    specs = json.load(sys.stdin)
+    if sys.argv[1] == "grain" and any(spec.get("workers") for spec in specs):  # which need absl flags that have been parsed
         from absl import flags
 
         flags.FLAGS(sys.argv[:1])
     builder = Builder(sys.argv[1])
-    for spec in json.load(sys.stdin):
+    for spec in specs:
         try:
             result = builder.run(spec)
         except Exception as error:
