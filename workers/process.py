@@ -220,8 +220,8 @@ class WorkerProcess:
             return b""
 
     def _is_gone(self, error: OSError) -> bool:
-        """Whether the other side has ended, or another thread has stopped this one."""
-        return isinstance(error, ConnectionError) or self._socket.fileno() < 0
+        """Whether the other side has ended, or another thread is stopping this one: it has taken what was to be read."""
+        return isinstance(error, ConnectionError | BlockingIOError) or self._socket.fileno() < 0
 
     def _is_readable(self, seconds: float) -> bool:
         return bool(_poll(self._socket, select.POLLIN, seconds))
