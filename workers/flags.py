@@ -42,8 +42,8 @@ def set_flags(values: dict[str, Any], own: dict[str, Any]) -> None:
 def own_flags() -> dict[str, Any]:
     """The flags that the main module defines."""
     flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
-    own = [] if flags is None else [flag.name for flag in flags.flags_by_module_dict().get(sys.argv[0], ())]
-    return {name: flags[name].value for name in own if _can_be_pickled(flags[name].value)}
+    own = () if flags is None else flags.flags_by_module_dict().get(sys.argv[0], ())
+    return {flag.name: flag.value for flag in own if _can_be_pickled(flag.value)}
 
 
 def reduce_flags(flags: Any) -> Any:
