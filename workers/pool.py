@@ -223,8 +223,6 @@ def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
             if pool.runs(luggage, count):
                 return pool
             _park(pool)
-    if os.name != "posix":
-        raise NotImplementedError("worker processes need a POSIX system: use 0 workers here")
     pool = WorkerPool(luggage, count)
     pool.owner = weakref.ref(owner)
     _live.add(pool)
@@ -275,6 +273,16 @@ def _start_keeper() -> None:
 
 def _keep() -> None:
     """Ends parked pools in time, as long as there are pools."""
+    global _keeper
+    try:
+        _end_parked_pools()
+    finally:  # where ending one has failed, the next pool has another keeper
+        with _lock:
+            if _keeper is threading.current_thread():
+                _keeper = None
+
+
+def _end_parked_pools() -> None:
     global _keeper
     while True:
         deadlines = [pool.parked_until for pool in [*_parked]]
@@ -338,5 +346,4 @@ def _share_all() -> None:
             worker.share_memory()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_share_all, after_in_child=_forget_all)
+os.register_at_fork(before=_share_all, after_in_child=_forget_all)
