@@ -22,7 +22,9 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewinding, snapshot
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewinding, snapshot
+from gristmill.dataset.slicing import share_iterator, slice_pipeline
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class Shard(abc.ABC):
 
 
 class RoundRobinIterator(BlockIterator[T]):
-    """The elements of several shards in turn."""
+    """The elements of the shares of ``ds`` in turn, each computed by a shard."""
 
     _parameters: ClassVar = {"num_shards": "_count"}
     _stage_name: ClassVar = "RoundRobinIterator"  # threads and processes read each other's checkpoints
@@ -57,9 +59,11 @@ class RoundRobinIterator(BlockIterator[T]):
     _stays_on_error = True
     _closes_anytime = True
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, ds: IterDataset[T], count: int, *, sequential_slice: bool) -> None:
         super().__init__()
+        self._ds = ds
         self._count = count
+        self._sequential_slice = sequential_slice
         self._next = 0  # the shard that gives the next element
         self._after: list[tuple[Sequence[Any], int] | None] = [None] * count  # where the state after its last element is
         self._exhausted = [0] * count  # as the state says it
@@ -81,9 +85,15 @@ class RoundRobinIterator(BlockIterator[T]):
     def _rest(self) -> None:
         """Called when all shards have ended: they may not be needed any more. May be called again."""
 
-    @abc.abstractmethod
+    @property
+    def _upstream(self) -> tuple[DatasetIterator[Any]]:
+        return (iterate(self._ds),)
+
     def _share_iterators(self) -> list[DatasetIterator[Any]]:
-        """New iterators of all shards in this process, to know and to check states by. No element is computed."""
+        """New iterators of all shards in this process. No element is computed."""
+        shares = [slice_pipeline(self._ds, i, self._count, sequential=self._sequential_slice) for i in range(self._count)]
+        index, count = self._ctx.worker_index, self._ctx.worker_count  # this may itself be the share of a worker
+        return [share_iterator(ds, self._ctx.options, index + i * count, self._count * count) for i, ds in enumerate(shares)]
 
     def _take(self, n: int) -> list[Any]:
         before = self._next, [*self._after], [*self._exhausted]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
+from gristmill.core.options import DatasetOptions
 from gristmill.core.sharding import ShardOptions, even_split
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, iterate
 from gristmill.dataset.map_dataset import MapDataset, ancestors
 from gristmill.dataset.stages.range import RangeMapDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
@@ -51,6 +53,15 @@ def slice_pipeline(ds: IterDataset[T], index: int, count: int, *, sequential: bo
     """
     shard = ShardOptions(index, count)
     return ds if count == 1 else _Slicer(shard, sequential).share(ds)
+
+
+def share_iterator(ds: IterDataset[Any], options: DatasetOptions, index: int, count: int) -> DatasetIterator[Any]:
+    """A new iterator of the share ``ds`` that knows whose share it is."""
+    it = iterate(ds)
+    ctx = it._ctx
+    ctx.options = options.merge(ctx.options)
+    ctx.worker_index, ctx.worker_count = index, count
+    return it
 
 
 class _Slicer:

@@ -10,8 +10,8 @@ from gristmill.core.errors import add_note
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate, snapshot
-from gristmill.dataset.slicing import slice_pipeline, worker_slice
+from gristmill.dataset.iterator import DatasetIterator, snapshot
+from gristmill.dataset.slicing import share_iterator, slice_pipeline, worker_slice
 from gristmill.dataset.stated_blocks import StatedBlocks
 from gristmill.transforms.batching import Allocate
 
@@ -81,15 +81,6 @@ class PipelineProducer:
                 stage = f" by {owner}"
             traceback = traceback.tb_next
         add_note(error, f"Raised in worker {self._index} of {self._count}{stage}, {place(state, self._numbers)}.")
-
-
-def share_iterator(ds: IterDataset[Any], options: DatasetOptions, index: int, count: int) -> DatasetIterator[Any]:
-    """A new iterator of the share ``ds`` that knows whose share it is."""
-    it = iterate(ds)
-    ctx = it._ctx
-    ctx.options = options.merge(ctx.options)
-    ctx.worker_index, ctx.worker_count = index, count
-    return it
 
 
 def place(state: Any, numbers: slice | None) -> str:

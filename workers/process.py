@@ -95,6 +95,10 @@ class WorkerProcess:
         self._fds = [arena, other_end]
         self._reader = ArenaReader(arena)
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     def is_alive(self) -> bool:
         return self.usable and self._process.poll() is None
 

@@ -13,11 +13,11 @@ from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.map_dataset import ancestors
 from gristmill.dataset.round_robin import Fetched, RoundRobinIterator, Shard
 from gristmill.dataset.slicing import slice_pipeline, worker_slice
-from gristmill.dataset.worker_task import PipelineTask, place, share_iterator
+from gristmill.dataset.worker_task import PipelineTask, place
 from gristmill.workers.messages import END, ERROR, SKIPPED
 from gristmill.workers.pickling import dumps
 from gristmill.workers.pool import Luggage, WorkerPool, hire, is_exiting, park, unpark
@@ -72,22 +72,12 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     _finalizer: Any = None
 
     def __init__(self, ds: IterDataset[T], options: MultiprocessingOptions, init_fn: Any, *, sequential_slice: bool) -> None:
-        super().__init__(options.num_workers)
-        self._ds = ds
+        super().__init__(ds, options.num_workers, sequential_slice=sequential_slice)
         self._options = options
         self._init_fn = init_fn
-        self._sequential_slice = sequential_slice
 
     def __str__(self) -> str:
         return f"MultiprocessPrefetchIterator(multiprocessing_options={self._options})"
-
-    @property
-    def _upstream(self) -> tuple[DatasetIterator[Any]]:
-        return (iterate(self._ds),)
-
-    def _share_iterators(self) -> list[DatasetIterator[Any]]:
-        shares = [slice_pipeline(self._ds, i, self._count, sequential=self._sequential_slice) for i in range(self._count)]
-        return [share_iterator(ds, self._ctx.options, i, self._count) for i, ds in enumerate(shares)]
 
     def _open(self) -> Sequence[Shard]:
         pool = self._pool

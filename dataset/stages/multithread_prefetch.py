@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.round_robin import Fetched, RoundRobinIterator, Shard
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
-from gristmill.dataset.worker_task import share_iterator
 
 T = TypeVar("T")
 
@@ -80,23 +79,12 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
 
 class MultithreadPrefetchIterator(RoundRobinIterator[T]):
     def __init__(self, ds: IterDataset[T], num_threads: int, buffer_size: int, *, sequential_slice: bool) -> None:
-        super().__init__(num_threads)
-        self._ds = ds
+        super().__init__(ds, num_threads, sequential_slice=sequential_slice)
         self._buffer_size = buffer_size
         self._closes_anytime = buffer_size > 0
-        self._sequential_slice = sequential_slice
 
     def __str__(self) -> str:
         return f"MultithreadPrefetchIterator(num_threads={self._count}, buffer_size={self._buffer_size})"
-
-    @property
-    def _upstream(self) -> tuple[DatasetIterator[Any]]:
-        return (iterate(self._ds),)
-
-    def _share_iterators(self) -> list[DatasetIterator[Any]]:
-        shares = [slice_pipeline(self._ds, i, self._count, sequential=self._sequential_slice) for i in range(self._count)]
-        index, count = self._ctx.worker_index, self._ctx.worker_count  # this may itself be the share of a worker
-        return [share_iterator(ds, self._ctx.options, index + i * count, self._count * count) for i, ds in enumerate(shares)]
 
     def _open(self) -> Sequence[Shard]:
         return [ThreadShard(it, self._buffer_size) for it in self._share_iterators()]
