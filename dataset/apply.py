@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap
+from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
 
 
 def apply_transformations(ds: Any, transformations: Any) -> Any:
@@ -28,11 +28,13 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
                 ds = ds.random_map(transform)
             case MapWithIndex():
                 ds = ds.map_with_index(transform)
+            case FlatMap():
+                ds = ds.flat_map(transform)
             case Filter():
                 ds = ds.filter(transform)
             case _:
                 raise NotImplementedError(
-                    f"transformations must be Batch, Map, RandomMap, MapWithIndex or Filter objects, got {transform!r:.200} "
+                    f"transformations must be Batch, Map, RandomMap, MapWithIndex, FlatMap or Filter objects, got {transform!r:.200} "
                     f"of type {type(transform).__name__}; use ds.map(...) and the like for plain functions"
                 )
     return ds

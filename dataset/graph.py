@@ -37,6 +37,14 @@ class DatasetNode:
     def _default_seed(self) -> np.uint32 | None:
         return default_seed(self)
 
+    @property
+    def _element_spec(self) -> Any:
+        """What an element looks like, for ``get_element_spec``. Optional for users' datasets."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what its elements look like: define a property _element_spec that returns a "
+            "pytree of ShapeDtypeStruct"
+        )
+
     def _over(self, replaced: Callable[[Any], Any]) -> Any:
         """This step over other parents: a copy that shares whatever it has with this one, and has the same default seed.
 
@@ -61,6 +69,13 @@ class DatasetNode:
             3
         """
         return func(self, *args, **kwargs)
+
+
+def _spec_of_first_parent(stage: DatasetNode) -> Any:
+    return stage._parents[0]._element_spec
+
+
+spec_of_first_parent = property(_spec_of_first_parent)  # ``_element_spec`` of stages that pass elements on as they are
 
 
 def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:

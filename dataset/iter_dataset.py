@@ -17,14 +17,38 @@ from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.map_dataset import MapDataset
 
 if TYPE_CHECKING:
-    from gristmill.transforms import Filter, Map, MapWithIndex, RandomMap, Transformation, Transformations
+    from gristmill.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation, Transformations
 
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
 
 
 class IterDatasetMeta(abc.ABCMeta):
-    """The factories of ``IterDataset``."""
+    """The factories of ``IterDataset``: methods of the class, not of its instances."""
+
+    def mix(cls, datasets: Any, weights: Any = None) -> IterDataset[Any]:
+        """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a fixed pattern.
+
+        Ends for good when the dataset whose turn it is has no element left. Proportions are exact to about 1 % of the smallest
+        weight (see ``MapDataset.mix``). With mappings the components stand in the order of their sorted keys, and states hold
+        their positions by key: components may be added or removed, and weights may change, between saving and restoring.
+
+        Args:
+            datasets: a sequence of datasets, or a mapping of names to datasets.
+            weights: a positive number for each, in the same form; equal by default.
+
+        Raises:
+            TypeError: ``datasets`` is neither, or has something else in it.
+            ValueError: there are no datasets, or the weights are not one positive finite number for each.
+
+        Example:
+            >>> ds = IterDataset.mix([MapDataset.range(5).to_iter_dataset(), MapDataset.range(7, 10).to_iter_dataset()])
+            >>> list(ds)
+            [0, 7, 1, 8, 2, 9, 3]
+        """
+        from gristmill.dataset.stages.mix import MixedIterDataset
+
+        return MixedIterDataset(datasets, weights)
 
 
 class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
@@ -86,6 +110,19 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
 
         return BatchIterDataset(self, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
 
+    def cache(self) -> IterDataset[T_co]:
+        """Returns the same elements, kept in memory as they pass: ``ds.cache().repeat(n)`` computes them once.
+
+        An addition to Grain's methods: it stands for ``CacheIterDataset``.
+
+        Example:
+            >>> list(MapDataset.range(3).to_iter_dataset().cache().repeat(2))
+            [0, 1, 2, 0, 1, 2]
+        """
+        from gristmill.dataset.stages.cache import CacheIterDataset
+
+        return CacheIterDataset(self)
+
     def filter(self, transform: Filter | Callable[[Any], bool]) -> IterDataset[T_co]:
         """Returns a dataset of the elements that ``transform`` accepts.
 
@@ -100,6 +137,45 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
         from gristmill.dataset.stages.filter import FilterIterDataset
 
         return FilterIterDataset(self, transform)
+
+    def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[S]]) -> IterDataset[S]:
+        """Returns a dataset of the items that ``transform`` makes of each element, in order.
+
+        An addition to Grain's methods: it stands for ``FlatMapIterDataset``.
+
+        Args:
+            transform: a ``FlatMap``, or a callable that makes an iterable of items of an element.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+
+        Example:
+            >>> list(MapDataset.range(4).to_iter_dataset().flat_map(lambda x: [x] * x))
+            [1, 2, 2, 3, 3, 3]
+        """
+        from gristmill.dataset.stages.flat_map import FlatMapIterDataset
+
+        return FlatMapIterDataset(self, transform)
+
+    def limit(self, count: int) -> IterDataset[T_co]:
+        """Returns a dataset of the first ``count`` elements.
+
+        An addition to Grain's methods: it stands for ``LimitIterDataset``.
+
+        Args:
+            count: the most elements, at least 1.
+
+        Raises:
+            TypeError: ``count`` is not an integer.
+            ValueError: it is not positive.
+
+        Example:
+            >>> list(MapDataset.range(10).to_iter_dataset().limit(3))
+            [0, 1, 2]
+        """
+        from gristmill.dataset.stages.limit import LimitIterDataset
+
+        return LimitIterDataset(self, count)
 
     def map(self, transform: Map | Callable[[Any], S]) -> IterDataset[S]:
         """Returns a dataset of the elements transformed by ``transform``.
@@ -181,6 +257,23 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
         warnings.warn("IterDataset.prefetch is deprecated: use mp_prefetch", DeprecationWarning, stacklevel=2)
         return self.mp_prefetch(multiprocessing_options)
 
+    def prefetch_to_device(self, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2) -> IterDataset[Any]:
+        """Returns the same elements as JAX arrays on ``device``, sent there ahead of their use.
+
+        An addition to Grain's methods: it stands for ``gristmill.experimental.device_put``.
+
+        Args:
+            device: what ``jax.device_put`` takes: a device, a sharding, or a pytree of them.
+            cpu_buffer_size: elements kept ready on the host; 0 for no thread.
+            device_buffer_size: elements kept ready on the device; 0 for no thread.
+
+        Raises:
+            ImportError: JAX is not installed.
+        """
+        from gristmill.dataset.stages.device_put import device_put
+
+        return device_put(self, device, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size)
+
     def random_map(
         self, transform: RandomMap | Callable[[Any, np.random.Generator], S], *, seed: int | None = None
     ) -> IterDataset[S]:
@@ -213,3 +306,85 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
         from gristmill.dataset.stages.seed import SeedIterDataset
 
         return SeedIterDataset(self, seed)
+
+    def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T_co]:
+        """Returns a dataset of the same rows in batches of another size.
+
+        An addition to Grain's methods: it stands for ``RebatchIterDataset``.
+
+        Args:
+            batch_size: rows per batch, at least 1.
+            drop_remainder: drop the last batch if it is smaller.
+
+        Raises:
+            TypeError: ``batch_size`` is not an integer.
+            ValueError: it is not positive.
+
+        Example:
+            >>> list(MapDataset.range(5).to_iter_dataset().batch(2).rebatch(3))
+            [array([0, 1, 2]), array([3, 4])]
+        """
+        from gristmill.dataset.stages.rebatch import RebatchIterDataset
+
+        return RebatchIterDataset(self, batch_size, drop_remainder)
+
+    def repeat(self, num_epochs: int | None = None) -> IterDataset[T_co]:
+        """Returns a dataset of the same elements again and again; every epoch is identical, random steps included.
+
+        An addition to Grain's methods: it stands for ``RepeatIterDataset``. ``MapDataset.repeat`` shuffles anew in every epoch.
+
+        Args:
+            num_epochs: number of epochs, at least 1; ``None`` repeats for ever.
+
+        Raises:
+            TypeError: ``num_epochs`` is not an integer.
+            ValueError: it is not positive.
+
+        Example:
+            >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
+            [0, 1, 0, 1]
+        """
+        from gristmill.dataset.stages.repeat import RepeatIterDataset
+
+        return RepeatIterDataset(self, num_epochs)
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T_co]:
+        """Returns the same elements, shuffled within windows of ``window_size``.
+
+        An addition to Grain's methods: it stands for ``WindowShuffleIterDataset``.
+
+        Args:
+            window_size: elements per window, at least 1, all held in memory; the last window may be shorter.
+            seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
+
+        Raises:
+            TypeError: an argument is not an integer.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+
+        Example:
+            >>> list(MapDataset.range(10).to_iter_dataset().window_shuffle(4, seed=3))
+            [1, 0, 3, 2, 7, 6, 4, 5, 8, 9]
+        """
+        from gristmill.dataset.stages.window_shuffle import WindowShuffleIterDataset
+
+        return WindowShuffleIterDataset(self, window_size=window_size, seed=seed)
+
+    def zip(self, *others: Any, strict: bool = True) -> IterDataset[tuple[Any, ...]]:
+        """Returns a dataset of tuples: one element of this and of each of ``others``.
+
+        An addition to Grain's methods: it stands for ``ZipIterDataset``.
+
+        Args:
+            others: datasets.
+            strict: raise ``ValueError`` when one ends before another; otherwise end with the first that ends.
+
+        Raises:
+            TypeError: one of them is not a dataset.
+
+        Example:
+            >>> list(MapDataset.range(2).to_iter_dataset().zip(MapDataset.source("ab").to_iter_dataset()))
+            [(0, 'a'), (1, 'b')]
+        """
+        from gristmill.dataset.stages.zip import ZipIterDataset
+
+        return ZipIterDataset([self, *others], strict=strict)

@@ -187,6 +187,14 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         """``set_state`` without a way back."""
         self.set_state(state)
 
+    def _get_next_index(self) -> int:
+        """The index of the next element (see ``get_next_index``). Optional."""
+        raise NotImplementedError(f"{self} does not know the index of its next element")
+
+    def _set_next_index(self, index: int) -> None:
+        """Continues with the element at ``index``, without computing those before it. Optional."""
+        raise NotImplementedError(f"{self} cannot jump to an index: it would have to compute all elements before it")
+
     def _allocate_with(self, allocate: Allocate) -> None:
         """Lets new arrays in the outputs be made by ``allocate``, which knows where they are wanted. Optional."""
 

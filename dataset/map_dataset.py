@@ -18,7 +18,16 @@ from gristmill.dataset.graph import DatasetNode, as_parents
 if TYPE_CHECKING:
     from gristmill.dataset.iter_dataset import IterDataset
     from gristmill.dataset.iterator import DatasetIterator
-    from gristmill.transforms import Filter, Map, MapWithIndex, RandomMap, Transformation, Transformations
+    from gristmill.transforms import (
+        DatasetSelectionMap,
+        Filter,
+        FlatMap,
+        Map,
+        MapWithIndex,
+        RandomMap,
+        Transformation,
+        Transformations,
+    )
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -66,6 +75,71 @@ class MapDatasetMeta(abc.ABCMeta):
         from gristmill.dataset.stages.range import RangeMapDataset
 
         return RangeMapDataset(start, stop, step)
+
+    def concatenate(cls, datasets: Sequence[MapDataset[Any]]) -> MapDataset[Any]:
+        """Returns a dataset of the elements of each of ``datasets`` after those of the one before it.
+
+        Epoch ``e`` is made of the epochs ``e`` of all of them.
+
+        Args:
+            datasets: a sequence of map datasets; empty ones are passed over.
+
+        Raises:
+            TypeError: ``datasets`` is not a sequence of map datasets.
+            ValueError: one of them is endless.
+
+        Example:
+            >>> list(MapDataset.concatenate([MapDataset.range(2), MapDataset.range(10, 12)]))
+            [0, 1, 10, 11]
+        """
+        from gristmill.dataset.stages.mix import concatenate
+
+        return concatenate(datasets)
+
+    def mix(cls, datasets: Sequence[MapDataset[Any]], weights: Sequence[float] | None = None) -> MapDataset[Any]:
+        """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a fixed pattern.
+
+        Each component is read in its own order. The mixture ends before it would need more than an epoch of a component; at
+        indices past its end it goes on with their next epochs. Proportions are exact to about 1 % of the smallest weight:
+        weights are scaled so that the smallest is 100, and truncated to integers.
+
+        Args:
+            datasets: a sequence of map datasets, none of them empty.
+            weights: a positive number for each; equal by default.
+
+        Raises:
+            TypeError: ``datasets`` is not a sequence of map datasets.
+            ValueError: there are no datasets, one is empty, or the weights are not one positive finite number for each.
+
+        Example:
+            >>> list(MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2]))
+            [10, 0, 11, 12, 1, 13, 14, 2, 15, 16, 3, 17]
+        """
+        from gristmill.dataset.stages.mix import mix
+
+        return mix(datasets, weights)
+
+    def select_from_datasets(
+        cls, datasets: Sequence[MapDataset[Any]], selection_map: DatasetSelectionMap | Sequence[tuple[int, int]]
+    ) -> MapDataset[Any]:
+        """Returns a dataset whose element ``i`` is ``datasets[j][k]`` with ``(j, k) = selection_map[i]``.
+
+        Args:
+            datasets: a sequence of map datasets.
+            selection_map: a ``DatasetSelectionMap``, or anything with its ``__len__`` and ``__getitem__``. It is asked with any
+                index, also past its length.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+
+        Example:
+            >>> datasets = [MapDataset.range(4), MapDataset.range(10, 14)]
+            >>> list(MapDataset.select_from_datasets(datasets, [(1, 0), (0, 3), (1, 0)]))
+            [10, 3, 10]
+        """
+        from gristmill.dataset.stages.mix import MixedMapDataset
+
+        return MixedMapDataset(datasets, selection_map)
 
 
 class MapDataset(DatasetNode, Generic[T_co], metaclass=MapDatasetMeta):
@@ -200,6 +274,50 @@ class MapDataset(DatasetNode, Generic[T_co], metaclass=MapDatasetMeta):
         from gristmill.dataset.stages.filter import FilterMapDataset
 
         return FilterMapDataset(self, transform)
+
+    def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[S]], *, max_fan_out: int | None = None) -> MapDataset[S]:
+        """Returns a dataset of the items that ``transform`` makes of each element.
+
+        Every element has ``max_fan_out`` indices, so the length is multiplied by it; those without an item are ``None``.
+        An addition to Grain's methods: it stands for ``FlatMapMapDataset``.
+
+        Args:
+            transform: a ``FlatMap``, or a callable that makes an iterable of items of an element.
+            max_fan_out: the most items of one element; that of the ``FlatMap`` by default.
+
+        Raises:
+            TypeError: ``transform`` is not callable, or there is no ``max_fan_out``.
+            ValueError: ``max_fan_out`` is not positive.
+
+        Example:
+            >>> list(MapDataset.range(4).flat_map(lambda x: [x] * x, max_fan_out=3))
+            [1, 2, 2, 3, 3, 3]
+        """
+        from gristmill.dataset.stages.flat_map import FlatMapMapDataset, flat_map_of
+
+        return FlatMapMapDataset(self, flat_map_of(transform, max_fan_out))
+
+    def interleave(self, make_dataset: Callable[[Any], Any] | None = None, *, cycle_length: int) -> IterDataset[Any]:
+        """Returns the elements of several datasets in turn, one dataset for every element of this one.
+
+        An addition to Grain's methods: it stands for ``InterleaveIterDataset(self.map(make_dataset), ...)``.
+
+        Args:
+            make_dataset: makes a dataset of an element, when its turn comes; ``None`` if the elements are datasets already.
+            cycle_length: the number of datasets that are read at a time, at least 1.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: ``cycle_length`` is not positive.
+
+        Example:
+            >>> starts = MapDataset.source([0, 10, 20])
+            >>> list(starts.interleave(lambda start: MapDataset.range(start, start + 2), cycle_length=2))
+            [0, 10, 1, 11, 20, 21]
+        """
+        from gristmill.dataset.stages.interleave import InterleaveIterDataset
+
+        return InterleaveIterDataset(self if make_dataset is None else self.map(make_dataset), cycle_length=cycle_length)
 
     def map(self, transform: Map | Callable[[Any], S]) -> MapDataset[S]:
         """Returns a dataset of the elements transformed by ``transform``; a result of ``None`` removes the element.
@@ -343,6 +461,49 @@ class MapDataset(DatasetNode, Generic[T_co], metaclass=MapDatasetMeta):
         from gristmill.dataset.stages.repeat import RepeatMapDataset
 
         return RepeatMapDataset(self, num_epochs, reseed_each_epoch=reseed_each_epoch)
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T_co]:
+        """Returns a dataset in which each window of consecutive elements is shuffled, differently in every window and epoch.
+
+        Reads stay near one another, as slow storage wants it. An addition to Grain's methods: it stands for
+        ``WindowShuffleMapDataset``.
+
+        Args:
+            window_size: elements per window, at least 1; the last window of an epoch may be shorter.
+            seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
+
+        Raises:
+            TypeError: an argument is not an integer.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+
+        Example:
+            >>> sorted(MapDataset.range(6).window_shuffle(3, seed=1)[:3])
+            [0, 1, 2]
+        """
+        from gristmill.dataset.stages.window_shuffle import WindowShuffleMapDataset
+
+        return WindowShuffleMapDataset(self, window_size=window_size, seed=seed)
+
+    def zip(self, *others: MapDataset[Any], drop_missing: bool = False) -> MapDataset[tuple[Any, ...]]:
+        """Returns a dataset of tuples: the elements of this and of ``others`` at the same index.
+
+        An addition to Grain's methods: it stands for ``ZipMapDataset``.
+
+        Args:
+            others: datasets of the same length.
+            drop_missing: give no element where one of the datasets has none; by default ``None`` stands in the tuple.
+
+        Raises:
+            TypeError: one of them is not a map dataset.
+            ValueError: the lengths differ.
+
+        Example:
+            >>> list(MapDataset.range(2).zip(MapDataset.source("ab")))
+            [(0, 'a'), (1, 'b')]
+        """
+        from gristmill.dataset.stages.zip import ZipMapDataset
+
+        return ZipMapDataset([self, *others], drop_missing=drop_missing)
 
     def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T_co]:
         """Returns an ``IterDataset`` of one epoch of this dataset.

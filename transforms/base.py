@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -62,6 +62,28 @@ class Filter(abc.ABC):
         """Returns whether to keep the element."""
 
 
+class FlatMap(abc.ABC):
+    """Makes any number of elements of one, up to ``max_fan_out``.
+
+    Attributes:
+        max_fan_out: the most items that ``flat_map`` returns; subclasses define it.
+
+    Example:
+        >>> class Letters(FlatMap):
+        ...     max_fan_out = 10
+        ...     def flat_map(self, element):
+        ...         return list(element)
+        >>> Letters().flat_map("ab")
+        ['a', 'b']
+    """
+
+    max_fan_out: int
+
+    @abc.abstractmethod
+    def flat_map(self, element: Any) -> Iterable[Any]:
+        """Returns the items that take the element's place, in order; a generator will do."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Combines consecutive elements into one.
@@ -96,7 +118,7 @@ class DatasetSelectionMap(abc.ABC):
         """Returns the index of a data set and the index of an element in it."""
 
 
-Transformation: TypeAlias = Batch | Map | RandomMap | TfRandomMap | Filter | MapWithIndex
+Transformation: TypeAlias = Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
 Transformations: TypeAlias = Sequence[Transformation]
 
 

@@ -4,7 +4,7 @@ import itertools
 import threading
 
 import pytest
-from stage_table import DIRECT, THREADED, stream
+from entry import DIRECT, THREADED, stream
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import MapDataset

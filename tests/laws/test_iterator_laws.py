@@ -6,7 +6,8 @@ import json
 import random
 
 import pytest
-from stage_table import ITER_ENTRIES, MAP_ENTRIES, plain
+from entry import plain
+from stage_table import ITER_ENTRIES, MAP_ENTRIES
 
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 

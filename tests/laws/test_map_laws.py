@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from stage_table import MAP_ENTRIES, plain, shuffled
+from entry import plain, shuffled
+from stage_table import MAP_ENTRIES
 
 from gristmill.dataset import MapDataset
 from gristmill.dataset.map_dataset import read

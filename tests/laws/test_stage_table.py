@@ -1,6 +1,7 @@
 """The table of stages is complete: a stage that the laws do not see fails here."""
 
-from stage_table import ITER_ENTRIES, MAP_ENTRIES, nodes, stage_classes
+from entry import nodes
+from stage_table import ITER_ENTRIES, MAP_ENTRIES, stage_classes
 
 from gristmill.dataset.map_dataset import ancestors
 

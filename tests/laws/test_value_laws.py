@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import pytest
-from stage_table import ITER_ENTRIES, MAP_ENTRIES, nodes, plain
+from entry import nodes, plain
+from stage_table import ITER_ENTRIES, MAP_ENTRIES
 
 from gristmill.dataset.map_dataset import ancestors
 

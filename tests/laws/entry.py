@@ -1,0 +1,141 @@
+"""Entries of the table of stages, and what is needed to write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.options import ReadOptions
+from gristmill.core.permutation import index_shuffle
+from gristmill.core.record import Record
+from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
+
+DIRECT = ReadOptions(num_threads=0)
+THREADED = ReadOptions(num_threads=3, prefetch_buffer_size=5)
+
+
+@dataclass(frozen=True)
+class MapEntry:
+    name: str
+    make: Callable[[], MapDataset[Any]]
+    model: Callable[[int], Any]
+    length: int
+    endless: bool = True  # whether negative and later indices have a meaning
+
+
+@dataclass(frozen=True)
+class IterEntry:
+    name: str
+    make: Callable[[], IterDataset[Any]]
+    expected: list[Any]
+
+
+# The functions of the table have names in a module, so that plain ``pickle`` finds them.
+def add_ten(x: Any) -> Any:
+    return x + 10
+
+
+def drop_threes(x: int) -> int | None:
+    return None if x % 3 == 0 else x
+
+
+def not_multiple_of_three(x: Any) -> bool:
+    return x % 3 != 0
+
+
+def pair(i: int, x: Any) -> Any:
+    assert type(i) is int
+    return (i, x)
+
+
+def draw(x: Any, rng: np.random.Generator) -> Any:
+    return (x, int(rng.integers(1000)), float(rng.normal()))
+
+
+def is_big(x: Any) -> bool:
+    return x is None or x > 4
+
+
+def unless_none(x: Any) -> Any:
+    return "none" if x is None else x
+
+
+def stream(seed: int, index: int) -> np.random.Generator:
+    """The generator of an element, straight from its definition."""
+    key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    return np.random.Generator(np.random.Philox(counter=np.array([0, 0, 0, index % 2**64], np.uint64), key=key))
+
+
+def doubled_pairs(records: Iterator[Record[Any]]) -> Iterator[Record[Any]]:
+    """A legacy operation: a plain function of iterators, here one that drops and changes."""
+    for record in records:
+        if record % 2:
+            yield record * 2
+
+
+class Vectored:
+    """A source that prefers to be asked for many records at once."""
+
+    def __init__(self, records: list[Any]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, key: int) -> Any:
+        assert type(key) is int and 0 <= key < len(self.records)
+        return self.records[key]
+
+    def __getitems__(self, keys: list[int]) -> list[Any]:
+        return [self[key] for key in keys]
+
+
+def shuffled(i: int, length: int, seed: int) -> int:
+    epoch, position = divmod(i, length)
+    return index_shuffle(position, length - 1, (seed + epoch) % 2**32, 4) + epoch * length
+
+
+def sliced(i: int, length: int, sl: slice) -> int:
+    start, _, step = sl.indices(length)
+    epoch, position = divmod(i, len(range(*sl.indices(length))))
+    return start + position * step + epoch * length
+
+
+def batched(i: int, length: int, size: int, drop: bool) -> list[int]:
+    epoch, b = divmod(i, length // size if drop else -(-length // size))
+    return list(range(epoch * length + b * size, epoch * length + min(length, (b + 1) * size)))
+
+
+def ten(i: int) -> int:
+    return i % 10
+
+
+def numbers(options: ReadOptions = DIRECT, n: int = 11) -> IterDataset[int]:
+    return MapDataset.range(n).to_iter_dataset(options)
+
+
+def sparse(options: ReadOptions = DIRECT) -> IterDataset[int | None]:
+    return MapDataset.range(11).map(drop_threes).to_iter_dataset(options, allow_nones=True)
+
+
+def plain(x: Any) -> Any:
+    """``x`` in a form that ``==`` compares exactly: types, dtypes and the state of generators included."""
+    if isinstance(x, np.ndarray):
+        return ("array", str(x.dtype), x.shape, x.tolist())
+    if isinstance(x, list | tuple):
+        return (type(x), [plain(v) for v in x])
+    if isinstance(x, Record):
+        metadata = x.metadata
+        rng = None if metadata.rng is None else str(metadata.rng.bit_generator.state)
+        return ("record", metadata.index, metadata.record_key, rng, plain(x.data))
+    return (type(x), x)
+
+
+def nodes(it: DatasetIterator[Any]) -> Iterator[DatasetIterator[Any]]:
+    """``it`` and all the iterators that it draws from."""
+    yield it
+    for parent in it._parents:
+        yield from nodes(parent)
