@@ -36,6 +36,9 @@ def describe(node: Any) -> dict[str, Any]:
             description["length"] = None
     for name, attribute in getattr(node, "_parameters", {}).items():
         description[name] = as_json(attrgetter(attribute)(node))
+    components = getattr(node, "_components", None)
+    if components is not None:
+        return {**description, "components": {name: describe(component) for name, component in components.items()}}
     parents = [describe(parent) for parent in getattr(node, "_upstream", node._parents)]
     if parents:
         description["parents"] = parents
@@ -65,11 +68,14 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
     if not isinstance(saved, dict):
         raise StateMismatchError(f"the description of a stage in a checkpoint must be a JSON object, got {saved!r:.200}")
     for key in dict.fromkeys([*saved, *own]):
-        if key != "parents" and saved.get(key) != own.get(key):
+        if key not in ("parents", "components") and saved.get(key) != own.get(key):
             raise StateMismatchError(
                 f"the checkpoint belongs to another pipeline: {key} of {own['stage']} ({place}) was {saved.get(key)!r} "
                 f"when it was saved, and is {own.get(key)!r} here"
             )
+    for name, component in own.get("components", {}).items():
+        if name in saved.get("components", {}):  # others have been added or removed, as they may be
+            check_description(saved["components"][name], component, f"component {name!r} of {own['stage']}")
     saved_parents, own_parents = saved.get("parents", []), own.get("parents", [])
     if len(saved_parents) != len(own_parents):
         raise StateMismatchError(

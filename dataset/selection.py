@@ -1,0 +1,253 @@
+"""Which component an element of a mixture comes from, and which of its elements it is.
+
+Source: the rule of proportions is the tree of ratios of Grain's mixtures: component 0 gets its share of all indices, component
+1 its share of the rest, and so on, each rounded down, in exact integers.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.core.errors import as_int
+from gristmill.core.indices import Indices, as_array, as_ints
+from gristmill.transforms.base import DatasetSelectionMap
+
+# What to read of which components, and where in all that was read each element of the block is.
+Selected: TypeAlias = tuple[list[tuple[int, Indices]], Sequence[int]]
+
+_MAX_PERIOD = 1 << 16  # selections are tabulated up to this length
+_MAX_PLANNED = 1024  # elements of a block up to which its selection is kept
+
+
+def integer_weights(weights: Sequence[float] | None, count: int) -> tuple[int, ...]:
+    """The proportions of ``count`` components: the weights, scaled so that the smallest is 100, and truncated.
+
+    Raises:
+        TypeError: ``weights`` is not a sequence of numbers.
+        ValueError: they are not one positive finite number for each component.
+    """
+    if weights is None:
+        return (1,) * count
+    if not isinstance(weights, Sequence | np.ndarray) or isinstance(weights, str | bytes) or getattr(weights, "ndim", 1) != 1:
+        raise TypeError(f"weights must be a sequence of numbers, got {weights!r:.200} of type {type(weights).__name__}")
+    if len(weights) != count:
+        raise ValueError(f"weights must have one number for each of the {count} datasets, got {len(weights)}: {weights!r:.200}")
+    for i, weight in enumerate(weights):
+        try:
+            is_good = math.isfinite(weight) and weight > 0
+        except TypeError:
+            raise TypeError(f"weights must be numbers, got weights[{i}] = {weight!r:.200}") from None
+        except OverflowError:  # an integer beyond all floats
+            is_good = False
+        if not is_good:
+            raise ValueError(f"weights must be positive and finite, got weights[{i}] = {weight!r:.200}: leave out the dataset")
+    try:
+        with np.errstate(over="ignore"):  # of NumPy's numbers; it is found below
+            scale = 100 / min(weights)
+            return tuple([int(weight * scale) for weight in weights])
+    except OverflowError:
+        raise ValueError(f"weights must not be so far apart, got {weights!r:.200}") from None
+
+
+class BlockSelectionMap(DatasetSelectionMap):
+    """The base of our own selections: whole blocks are selected at once."""
+
+    def select(self, indices: Indices) -> Selected:
+        """What to read for a block of at least two indices."""
+        components, inner = self._of_array(as_array(indices, self._limit))
+        order = np.argsort(components, kind="stable")
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        found, starts = np.unique(components[order], return_index=True)
+        shares = [(j, inner[share]) for j, share in zip(found.tolist(), np.split(order, starts[1:]), strict=True)]
+        return shares, places.tolist()
+
+    _limit: int  # up to this magnitude of an index all arithmetic of ``_of_array`` stays within int64
+
+    def _of_array(self, indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Components and indices in them of ``indices`` [n], both [n]."""
+        raise NotImplementedError
+
+
+class SelectionWithProportionsMap(BlockSelectionMap):
+    """Element ``k`` comes from the component whose count is the one to grow from ``k`` to ``k + 1``.
+
+    Args:
+        proportions: a positive integer for each component.
+        length: the length of the selection; it goes on after it.
+    """
+
+    def __init__(self, proportions: Sequence[int], length: int) -> None:
+        self._proportions = tuple(proportions)
+        self._length = length
+        divisor = math.gcd(*self._proportions)
+        self._reduced = tuple([p // divisor for p in self._proportions])  # the same selection, with the least period
+        self._limit = 2**62 // sum(self._reduced) - 1
+
+    @classmethod
+    def of_datasets(cls, lengths: Sequence[int], proportions: Sequence[int]) -> SelectionWithProportionsMap:
+        """The mixture of components of these ``lengths``, none of which is to be read beyond its end."""
+        total = sum(proportions)
+        # In doubles, division by division: the length of a mixture is part of what Grain's pipelines mean.
+        longest = min([n / (p / total) for n, p in zip(lengths, proportions, strict=True)])
+        return cls(proportions, sys.maxsize if longest >= sys.maxsize else int(longest))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"SelectionWithProportionsMap(proportions={self._proportions}, length={self._length})"
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        period = sum(self._reduced)
+        if period > _MAX_PERIOD:
+            component, inner = _cascade(self._reduced, index)
+            return component, inner
+        round_, phase = divmod(index, period)
+        components, inner_of = _table(self._reduced)
+        component = int(components[phase])
+        return component, int(inner_of[phase]) + round_ * self._reduced[component]
+
+    def select(self, indices: Indices) -> Selected:
+        if not isinstance(indices, range) or indices.step != 1 or len(indices) > _MAX_PLANNED:
+            return super().select(indices)
+        period = sum(self._reduced)
+        if period > _MAX_PERIOD:
+            return super().select(indices)
+        round_, phase = divmod(indices.start, period)
+        plan, places = _plan(self._reduced, phase, len(indices))
+        shares: list[tuple[int, Indices]] = []
+        for component, weight, first, num in plan:
+            start = first + round_ * weight
+            shares.append((component, range(start, start + num)))
+        return shares, places
+
+    def _of_array(self, indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        period = sum(self._reduced)
+        if period > _MAX_PERIOD:
+            return _cascade_many(self._reduced, indices)
+        rounds = indices // period
+        components, inner_of = _table(self._reduced)
+        phases = (indices - rounds * period).astype(np.int64, copy=False)
+        chosen = components[phases]
+        return chosen, rounds * np.array(self._reduced)[chosen] + inner_of[phases]
+
+
+def _cascade(proportions: tuple[int, ...], index: int) -> tuple[int, int]:
+    before, after, total = index, index + 1, sum(proportions)
+    for component, weight in enumerate(proportions):
+        rest = total - weight
+        rest_before, rest_after = before * rest // total, after * rest // total
+        if before - rest_before != after - rest_after:
+            return component, after - rest_after - 1
+        before, after, total = rest_before, rest_after, rest
+    raise AssertionError("the last component takes what is left")
+
+
+def _cascade_many(proportions: tuple[int, ...], indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    before, after, total = indices, indices + 1, sum(proportions)
+    components = np.zeros(len(indices), np.int64)
+    inner = np.zeros_like(indices)
+    is_open = np.ones(len(indices), bool)
+    for component, weight in enumerate(proportions):
+        rest = total - weight
+        rest_before, rest_after = before * rest // total, after * rest // total
+        chosen = is_open & (before - rest_before != after - rest_after)
+        components[chosen] = component
+        inner[chosen] = (after - rest_after - 1)[chosen]
+        is_open &= ~chosen
+        before, after, total = rest_before, rest_after, rest
+    return components, inner
+
+
+@lru_cache(maxsize=64)
+def _table(proportions: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Components, and indices in them, of one period of the selection."""
+    return _cascade_many(proportions, np.arange(sum(proportions), dtype=np.int64))
+
+
+@lru_cache(maxsize=1024)
+def _plan(proportions: tuple[int, ...], phase: int, num: int) -> tuple[list[tuple[int, int, int, int]], list[int]]:
+    """The selection of ``num`` indices from ``phase`` on: ``(component, weight, first index in it, how many)`` and places."""
+    shares, places = BlockSelectionMap.select(SelectionWithProportionsMap(proportions, 0), range(phase, phase + num))
+    return [(j, proportions[j], int(inner[0]), len(inner)) for j, inner in shares], list(places)
+
+
+class ConcatenationMap(BlockSelectionMap):
+    """One component after the other; an epoch is an epoch of each.
+
+    Args:
+        lengths: of the components.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = tuple(lengths)
+        self._components = [j for j, length in enumerate(lengths) if length]
+        self._starts = [0, *accumulate([lengths[j] for j in self._components])]
+        self._total = self._starts[-1]
+        self._limit = 2**62 // max(1, self._total) * self._total - 1
+
+    def __len__(self) -> int:
+        return min(self._total, sys.maxsize)
+
+    def __repr__(self) -> str:
+        return f"ConcatenationMap(lengths={self._lengths})"
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        epoch, position = divmod(index, self._total)
+        i = bisect_right(self._starts, position) - 1
+        component = self._components[i]
+        return component, position - self._starts[i] + epoch * self._lengths[component]
+
+    def select(self, indices: Indices) -> Selected:
+        if isinstance(indices, range) and indices.step == 1:
+            component, first = self[indices[0]]
+            last_component, last = self[indices[-1]]
+            if component == last_component and last - first == len(indices) - 1:
+                return [(component, range(first, last + 1))], range(len(indices))
+        return super().select(indices)
+
+    def _of_array(self, indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+        epochs = indices // self._total
+        positions = indices - epochs * self._total
+        starts, lengths = [np.array(numbers, indices.dtype) for numbers in (self._starts, self._lengths)]
+        i = np.searchsorted(starts, positions, side="right") - 1
+        components = np.array(self._components)[i]
+        inner = positions - starts[i] + epochs * lengths[components]
+        return components, inner
+
+
+def select_singly(selection_map: Any, indices: Indices) -> Selected:
+    """What to read for a block, by a user's selection map, which knows single indices only."""
+    shares: dict[int, list[int]] = {}
+    chosen = []
+    for i in as_ints(indices):
+        component, inner = selected(selection_map, i)
+        share = shares.setdefault(component, [])
+        chosen.append((component, len(share)))
+        share.append(inner)
+    starts = dict(zip(shares, accumulate(map(len, shares.values()), initial=0), strict=False))
+    return list(shares.items()), [starts[component] + place for component, place in chosen]
+
+
+def selected(selection_map: Any, index: int) -> tuple[int, int]:
+    """``selection_map[index]`` as built-in integers."""
+    entry = selection_map[index]
+    try:
+        component, inner = entry
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"selection_map[{index}] must be the index of a dataset and the index of an element in it, got {entry!r:.200}"
+        ) from None
+    return as_int(f"the dataset index of selection_map[{index}]", component), as_int(
+        f"the element index of selection_map[{index}]", inner
+    )

@@ -1,0 +1,270 @@
+"""``mix``, ``concatenate`` and ``select_from_datasets``: elements of several datasets in one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from gristmill.core.errors import StateMismatchError, add_note
+from gristmill.core.indices import Indices, as_ints
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.graph import spec_of_first_parent
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
+from gristmill.dataset.map_dataset import BlockMapDataset, MapDataset
+from gristmill.dataset.selection import (
+    BlockSelectionMap,
+    ConcatenationMap,
+    SelectionWithProportionsMap,
+    integer_weights,
+    select_singly,
+    selected,
+)
+
+T = TypeVar("T")
+
+
+class MixedMapDataset(BlockMapDataset[T]):
+    """Element ``i`` is ``datasets[j][k]`` with ``(j, k) = selection_map[i]``.
+
+    Order: the selection's. Cost: about 0.05 µs per element in blocks, and a block of each dataset that is selected from.
+    """
+
+    _parameters: ClassVar = {"selection_map": "_selection_map"}
+    _element_spec = spec_of_first_parent
+
+    def __init__(self, datasets: Sequence[MapDataset[T]], selection_map: Any) -> None:
+        super().__init__(_as_datasets(datasets, MapDataset))
+        if not hasattr(selection_map, "__getitem__") or not hasattr(selection_map, "__len__"):
+            raise TypeError(
+                "selection_map must be a DatasetSelectionMap, or have its __len__ and __getitem__, "
+                f"got {selection_map!r:.200} of type {type(selection_map).__name__}"
+            )
+        self._selection_map = selection_map
+        self._length = len(selection_map)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __str__(self) -> str:
+        return f"MixedMapDataset[{len(self._parents)} parents]"
+
+    def __repr__(self) -> str:
+        lengths = [len(parent) for parent in self._parents]
+        return f"MixedMapDataset(parent_lengths={lengths}, selection_map={self._selection_map!r})"
+
+    def _block(self, indices: Indices) -> list[Any]:
+        self._check_not_empty(self._length)
+        selection_map = self._selection_map
+        if len(indices) == 1:
+            component, inner = selected(selection_map, as_ints(indices)[0])
+            return self._read(component, [inner])
+        if isinstance(selection_map, BlockSelectionMap):
+            shares, places = selection_map.select(indices)
+        else:
+            shares, places = select_singly(selection_map, indices)
+        if len(shares) == 1:
+            return self._read(*shares[0])
+        found: list[Any] = []
+        for component, inner_indices in shares:
+            found += self._read(component, inner_indices)
+        return [found[place] for place in places]
+
+    def _read(self, component: int, indices: Indices) -> list[Any]:
+        try:
+            parent = self._parents[component]
+        except IndexError:
+            raise IndexError(
+                f"selection_map gave the dataset index {component}, of {len(self._parents)} datasets: it must be below that"
+            ) from None
+        try:
+            return parent._block(indices)
+        except Exception as error:
+            add_note(error, f"It happened in the component with dataset_index={component} of {self}.")
+            raise
+
+
+def mix(datasets: Sequence[MapDataset[Any]], weights: Sequence[float] | None) -> MixedMapDataset[Any]:
+    """The stage for ``MapDataset.mix(datasets, weights)``."""
+    parents = _as_datasets(datasets, MapDataset)
+    if not parents:
+        raise ValueError("datasets must not be empty: there is nothing to mix")
+    lengths = [len(parent) for parent in parents]
+    empty = [f"datasets[{i}], {parents[i]}" for i, length in enumerate(lengths) if not length]
+    if empty:
+        raise ValueError(f"datasets to mix must have elements, but {', and '.join(empty)}, is empty: leave it out")
+    return MixedMapDataset(parents, SelectionWithProportionsMap.of_datasets(lengths, integer_weights(weights, len(parents))))
+
+
+def concatenate(datasets: Sequence[MapDataset[Any]]) -> MixedMapDataset[Any]:
+    """The stage for ``MapDataset.concatenate(datasets)``."""
+    parents = _as_datasets(datasets, MapDataset)
+    lengths = [len(parent) for parent in parents]
+    for i, length in enumerate(lengths):
+        if length >= sys.maxsize:
+            raise ValueError(f"datasets to concatenate must end, but datasets[{i}], {parents[i]}, is endless: slice it first")
+    return MixedMapDataset(parents, ConcatenationMap(lengths))
+
+
+def _as_datasets(datasets: Any, *kinds: type) -> list[Any]:
+    if not isinstance(datasets, Sequence) or isinstance(datasets, str | bytes):
+        raise TypeError(f"datasets must be a list of datasets, got {datasets!r:.200} of type {type(datasets).__name__}")
+    for i, ds in enumerate(datasets):
+        if not isinstance(ds, kinds):
+            names = " or ".join([kind.__name__ for kind in kinds])
+            raise TypeError(f"datasets[{i}] must be a {names}, got {ds!r:.200} of type {type(ds).__name__}")
+    return list(datasets)
+
+
+class MixedIterDataset(IterDataset[T]):
+    """Elements of the parents in turn, as often as their weights say.
+
+    Order: that of ``MapDataset.mix``, until the parent whose turn it is has ended. State: the parents' and the number of
+    elements asked for; by name if the parents have names. Cost: about 0.1 µs per element in blocks.
+    """
+
+    _element_spec = spec_of_first_parent
+
+    def __init__(self, datasets: Any, weights: Any = None) -> None:
+        names = None
+        if isinstance(datasets, Mapping):
+            names = _sorted_names(datasets)
+            if weights is not None:
+                weights = _weights_by_name(names, weights)
+            datasets = [datasets[name] for name in names]
+        elif isinstance(weights, Mapping):
+            raise TypeError("weights must be a sequence like datasets, got a mapping: give both as mappings of the same keys")
+        super().__init__(_as_datasets(datasets, MapDataset, IterDataset))
+        if not self._parents:
+            raise ValueError("datasets must not be empty: there is nothing to mix")
+        self._names = None if names is None else [str(name) for name in names]  # as JSON has them
+        self._proportions = integer_weights(weights, len(self._parents))
+
+    def __str__(self) -> str:
+        return f"MixedIterDataset([{len(self._parents)} parents], proportions={list(self._proportions)})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return MixedDatasetIterator(self._parents, self._proportions, self._names)
+
+
+def _sorted_names(datasets: Mapping[Any, Any]) -> list[Any]:
+    try:
+        names = sorted(datasets)
+    except TypeError:
+        raise TypeError(f"the keys of datasets must be strings, got {list(datasets)!r:.200}") from None
+    if len(set(map(str, names))) < len(names):
+        raise ValueError(f"the keys of datasets must differ as text, got {names!r:.200}")
+    return names
+
+
+def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights must be a mapping like datasets, with the keys {names!r:.200}, got {weights!r:.200}")
+    if set(weights) != set(names):
+        raise ValueError(f"weights must have the same keys as datasets, {names!r:.200}, got {list(weights)!r:.200}")
+    return [weights[name] for name in names]
+
+
+class MixedDatasetIterator(BlockIterator[T]):
+    _kind = "stateful"
+
+    def __init__(self, datasets: Sequence[Any], proportions: tuple[int, ...], names: list[str] | None) -> None:
+        super().__init__([iterate(ds) for ds in datasets])
+        self._datasets = datasets
+        self._proportions = proportions
+        self._names = names
+        self._selection = SelectionWithProportionsMap(proportions, sys.maxsize)
+        self._index = 0  # how often a parent was asked for an element
+        self._has_ended = False
+        # Named components may come and go, and be weighed anew, between saving and restoring.
+        self._parameters: Any = {} if names else {"proportions": "_proportions"}
+
+    def __str__(self) -> str:
+        return f"MixedDatasetIterator([{len(self._parents)} parents], proportions={self._proportions})"
+
+    @property
+    def _components(self) -> dict[str, DatasetIterator[Any]] | None:
+        """The parents by name, if they have names: how a description compares them."""
+        return None if self._names is None else dict(zip(self._names, self._parents, strict=True))
+
+    def _take(self, n: int) -> list[Any]:
+        if self._has_ended or not n:
+            return []
+        if n == 1:
+            return self._take_one()
+        before = [snapshot(parent) for parent in self._parents]
+        if any([state is None for state in before]):
+            return [x for _ in range(n) for x in self._take_one()]
+        shares, places = self._selection.select(range(self._index, self._index + n))
+        found: list[Any] = []
+        for component, inner in shares:
+            elements = self._pull(component, len(inner))
+            if len(elements) < len(inner):  # then the parents are asked again, for what comes before that
+                for parent, state in zip(self._parents, before, strict=True):
+                    rewind(parent, state)
+                return self._take_until_the_end(n)
+            found += elements
+        self._index += n
+        return [found[place] for place in places]
+
+    def _take_one(self) -> list[Any]:
+        if self._has_ended:
+            return []
+        component, _ = self._selection[self._index]
+        taken = self._pull(component, 1)
+        self._index += 1
+        self._has_ended = not taken
+        return taken
+
+    def _take_until_the_end(self, n: int) -> list[Any]:
+        taken: list[Any] = []
+        while len(taken) < n and not self._has_ended:
+            taken += self._take_one()
+        return taken
+
+    def _pull(self, component: int, n: int) -> list[Any]:
+        try:
+            return pull(self._parents[component], n)
+        except Exception as error:
+            add_note(error, f"It happened in the component with input_index={component} of {self}.")
+            raise
+
+    def get_state(self) -> Any:
+        states: Any = [parent.get_state() for parent in self._parents]
+        if self._names is not None:
+            states = dict(zip(self._names, states, strict=True))
+        return {"parents": states, "index": self._index, "stop": self._has_ended}
+
+    def _restore(self, state: Any) -> None:
+        states = state_field(state, "parents", self)
+        index = state_count(state, "index", self)
+        has_ended = state_field(state, "stop", self)
+        if has_ended not in (False, True):
+            raise StateMismatchError(f"stop in the state of {self} must be true or false, got {has_ended!r:.200}")
+        if self._names is not None:
+            states = self._states_by_name(states)
+        elif not isinstance(states, list | tuple) or len(states) != len(self._parents):
+            raise StateMismatchError(
+                f"parents in the state of {self} must be a list of {len(self._parents)} states, got {states!r:.200}"
+            )
+        for parent, parent_state in zip(self._parents, states, strict=True):
+            parent.set_state(parent_state)
+        self._index = index
+        self._has_ended = bool(has_ended)
+
+    def _states_by_name(self, states: Any) -> list[Any]:
+        """The states of the components, those that are new at the beginning."""
+        if not isinstance(states, Mapping):
+            raise StateMismatchError(f"parents in the state of {self} must be a mapping of names to states, got {states!r:.200}")
+        by_name = {str(name): state for name, state in states.items()}
+        assert self._names is not None
+        return [
+            by_name[name] if name in by_name else iterate(ds).get_state()
+            for name, ds in zip(self._names, self._datasets, strict=True)
+        ]
+
+    def _skip(self) -> None:
+        component, _ = self._selection[self._index]
+        self._has_ended = not skip_one(self._parents[component])
+        self._index += 1
