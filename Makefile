@@ -54,7 +54,7 @@ peers: .peers/grain/.installed-$(GRAIN) .peers/torch/.installed-$(TORCH)  ## ins
 
 .peers/grain/.installed-$(GRAIN):
 	$(call ensure_venv,.peers/grain)
-	.peers/grain/bin/python -m pip install --quiet grain==$(GRAIN) jax
+	.peers/grain/bin/python -m pip install --quiet grain==$(GRAIN) jax pyarrow
 	@touch $@
 
 .peers/torch/.installed-$(TORCH):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gristmill import samplers as samplers
     from gristmill import sharding as sharding
     from gristmill import sources as sources
+    from gristmill import testing as testing
     from gristmill import transforms as transforms
     from gristmill.core.config import config as config
     from gristmill.core.version import __version__ as __version__
@@ -36,6 +37,7 @@ _MODULES = frozenset(
         "samplers",
         "sharding",
         "sources",
+        "testing",
         "transforms",
     }
 )

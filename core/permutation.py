@@ -27,6 +27,7 @@ _UINT32 = 0xFFFFFFFF
 _ROUNDS = 4  # of every shuffle in a pipeline
 _WINDOW = 4096  # indices permuted at a time, for lengths above _WHOLE
 _WHOLE = 1 << 16  # up to this length an epoch's permutation is computed at once
+_SMALL = 1 << 11  # up to this length of a table, fewer operations matter more than shorter ones
 _NUM_WINDOWS = 8  # kept per Permutation: some epochs or some threads at different places
 
 
@@ -130,6 +131,52 @@ def _encrypt(values: NDArray[Any], half: int, keys: tuple[int, ...]) -> NDArray[
     return left
 
 
+def _encrypt_16_bits(keys: tuple[int, ...]) -> NDArray[np.uint16]:
+    """One encryption of every value of the smallest block, uint16 [2**16]: in bytes, which is twice as fast."""
+    keys_8 = [np.uint8(key & 0xFF) for key in keys]
+    table, byte = _round_array(8).astype(np.uint8), np.arange(256, dtype=np.uint8)
+    left = byte[:, None] ^ (table ^ keys_8[0])  # [left half, right half], also below
+    right = table.take(left) ^ (byte ^ keys_8[1])
+    for j in range(2, len(keys), 2):
+        left ^= table.take(right)
+        left ^= keys_8[j]
+        right ^= table.take(left)
+        right ^= keys_8[j + 1]
+    values: NDArray[np.uint16] = left.astype(np.uint16)
+    values <<= 8
+    values |= right
+    return values.reshape(-1)
+
+
+def _first_returns(step: NDArray[Any], length: int) -> NDArray[Any]:
+    """Where the walk ``i, step[i], step[step[i]], …`` first comes back below ``length``, for each ``i`` below it.
+
+    Args:
+        step: a permutation of ``range(len(step))``, whose length is a power of two.
+        length: may be more than ``len(step)``.
+    """
+    # A walk from all ends up everywhere, so it pays to forget the upper half as long as it is large: few walk far to leave it.
+    while len(step) > _SMALL and len(step) >= 2 * length:
+        half = len(step) // 2
+        lower = step[:half].copy()
+        away = np.flatnonzero(lower >= half)
+        values = lower[away]
+        while away.size:
+            values = step[values]
+            lower[away] = values
+            still = np.flatnonzero(values >= half)
+            away, values = away[still], values[still]
+        step = lower
+    # Then take every value home by doubling the steps of those outside.
+    block = np.arange(len(step), dtype=step.dtype)
+    home = np.where(block < length, block, step)
+    values = step[:length]
+    while (values >= length).any():
+        values = home[values]
+        home = home[home]
+    return values
+
+
 def _permute_range(start: int, stop: int, max_index: int, seed: int) -> NDArray[np.int64]:
     """The images of ``start … stop-1``, as int64 [stop - start]."""
     half = _half_bits(max_index)
@@ -137,14 +184,7 @@ def _permute_range(start: int, stop: int, max_index: int, seed: int) -> NDArray[
     fit = min(stop, 1 << 2 * half)  # indices from here on do not fit the block: see the module's docstring
     dtype = np.uint32 if half <= 16 else np.uint64
     if half == 8:
-        # Encrypt all of the 16-bit block once, then take every value home by doubling the steps of those outside.
-        block: NDArray[Any] = np.arange(1 << 16, dtype=dtype)
-        step = _encrypt(block, half, keys)
-        home: NDArray[Any] = np.where(block <= max_index, block, step)
-        values: NDArray[Any] = step[start:fit]
-        while (values > max_index).any():
-            values = home[values]
-            home = home[home]
+        values: NDArray[Any] = _first_returns(_encrypt_16_bits(keys), max_index + 1)[start:fit]
     else:
         values = _encrypt(np.arange(start, max(fit, start), dtype=dtype), half, keys)
         away = np.flatnonzero(values > max_index)
@@ -185,6 +225,11 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
     if not 0 <= index <= max_index:
         raise ValueError(f"index must be in [0, max_index] = [0, {max_index}], got {index}")
     return _permute_one(index, max_index, seed, rounds) if max_index else 0
+
+
+def shuffled_order(length: int, seed: int) -> NDArray[np.int64]:
+    """``index_shuffle`` of all of ``0 … length-1``, int64 [length], with ``seed`` modulo ``2**32``; ``length >= 1``."""
+    return np.zeros(1, np.int64) if length == 1 else _permute_range(0, length, length - 1, seed & _UINT32)
 
 
 class Permutation:

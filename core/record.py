@@ -15,10 +15,11 @@ T = TypeVar("T")
 class _LazyRng:
     """Stands in for a generator that nobody has drawn from yet: making one costs 2 µs, most records never need it."""
 
-    __slots__ = ("key",)
+    __slots__ = ("key", "stream")
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, stream: int) -> None:
         self.key = key
+        self.stream = stream
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ _rng_slot: Any = RecordMetadata.__dict__["rng"]
 def _get_rng(self: RecordMetadata) -> np.random.Generator | None:
     rng = _rng_slot.__get__(self)
     if type(rng) is _LazyRng:
-        rng = keyed_rng(rng.key)
+        rng = keyed_rng(rng.key, rng.stream)
         _rng_slot.__set__(self, rng)
     return rng
 
@@ -61,9 +62,9 @@ def _get_rng(self: RecordMetadata) -> np.random.Generator | None:
 setattr(RecordMetadata, "rng", property(_get_rng, _rng_slot.__set__))  # noqa: B010  (a class variable to a type checker)
 
 
-def sampled(index: int, record_key: int, rng_key: int | None) -> RecordMetadata:
-    """The metadata of a sampled record, whose generator ``Philox(key=rng_key)`` is made when first asked for."""
-    rng: Any = None if rng_key is None else _LazyRng(rng_key)
+def sampled(index: int, record_key: int | None, rng_key: int | None, stream: int = 0) -> RecordMetadata:
+    """Metadata whose generator, ``Philox(key=rng_key, counter=[0, 0, 0, stream])``, is made when first asked for."""
+    rng: Any = None if rng_key is None else _LazyRng(rng_key, stream)
     return RecordMetadata(index, record_key, rng)
 
 

@@ -34,7 +34,7 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
                 ds = ds.filter(transform)
             case _:
                 raise NotImplementedError(
-                    f"transformations must be Batch, Map, RandomMap, MapWithIndex, FlatMap or Filter objects, got {transform!r:.200} "
-                    f"of type {type(transform).__name__}; use ds.map(...) and the like for plain functions"
+                    "transformations must be Batch, Map, RandomMap, MapWithIndex, FlatMap or Filter objects, "
+                    f"got {transform!r:.200} of type {type(transform).__name__}; use ds.map(...) and the like for plain functions"
                 )
     return ds

@@ -110,10 +110,13 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
 
         return BatchIterDataset(self, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
 
-    def cache(self) -> IterDataset[T_co]:
+    def cache(self, *, copy_elements: bool = False) -> IterDataset[T_co]:
         """Returns the same elements, kept in memory as they pass: ``ds.cache().repeat(n)`` computes them once.
 
         An addition to Grain's methods: it stands for ``CacheIterDataset``.
+
+        Args:
+            copy_elements: hand out deep copies, so that elements may be changed in place.
 
         Example:
             >>> list(MapDataset.range(3).to_iter_dataset().cache().repeat(2))
@@ -121,7 +124,7 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
         """
         from gristmill.dataset.stages.cache import CacheIterDataset
 
-        return CacheIterDataset(self)
+        return CacheIterDataset(self, copy_elements=copy_elements)
 
     def filter(self, transform: Filter | Callable[[Any], bool]) -> IterDataset[T_co]:
         """Returns a dataset of the elements that ``transform`` accepts.

@@ -37,6 +37,25 @@ class IteratorContext:
     worker_count: int = 1
 
 
+class ComponentContext(IteratorContext):
+    """Of a pipeline that another one opens: that one's options, and its own where they say nothing.
+
+    Workers open whole pipelines, not shares of them, so it is always that of the only worker.
+    """
+
+    def __init__(self, outer: IteratorContext, options: DatasetOptions | None = None) -> None:
+        self.outer = outer
+        self._own = options or DatasetOptions()
+
+    @property  # looked up when used: the outer pipeline may get options after its parts were made
+    def options(self) -> DatasetOptions:
+        return self.outer.options.merge(self._own)
+
+    @options.setter
+    def options(self, options: DatasetOptions) -> None:
+        self._own = options
+
+
 class _Rewinding(threading.local):
     is_active = False  # a step that failed is being taken back, by this thread
 
@@ -189,11 +208,15 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
 
     def _get_next_index(self) -> int:
         """The index of the next element (see ``get_next_index``). Optional."""
-        raise NotImplementedError(f"{self} does not know the index of its next element")
+        raise NotImplementedError(f"{self} does not know the index of its next element: it does not follow from its position")
 
     def _set_next_index(self, index: int) -> None:
         """Continues with the element at ``index``, without computing those before it. Optional."""
         raise NotImplementedError(f"{self} cannot jump to an index: it would have to compute all elements before it")
+
+    def _has_gaps(self) -> bool:
+        """Whether there may be no element at some of the indices of ``_get_next_index``."""
+        return any([parent._has_gaps() for parent in self._parents])
 
     def _allocate_with(self, allocate: Allocate) -> None:
         """Lets new arrays in the outputs be made by ``allocate``, which knows where they are wanted. Optional."""
@@ -337,15 +360,16 @@ def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
     return elements
 
 
-def skip_one(it: DatasetIterator[Any]) -> None:
-    """Advances ``it`` by one output, failing or not."""
+def skip_one(it: DatasetIterator[Any]) -> bool:
+    """Advances ``it`` by one output, failing or not; whether there was one."""
     before = snapshot(it)
     try:
-        it._take(1)
+        return bool(it._take(1))
     except Exception:
         if before is not None:
             rewind(it, before)
         it._skip()
+        return True
 
 
 async def write_when_created(directory: Any, state: str, description: dict[str, Any] | None) -> None:

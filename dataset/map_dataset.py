@@ -13,7 +13,7 @@ from gristmill.core.errors import stop_iteration_error
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.description import describe, description_text
-from gristmill.dataset.graph import DatasetNode, as_parents
+from gristmill.dataset.graph import DatasetNode, as_parents, spec_of_first_parent
 
 if TYPE_CHECKING:
     from gristmill.dataset.iter_dataset import IterDataset
@@ -113,7 +113,7 @@ class MapDatasetMeta(abc.ABCMeta):
 
         Example:
             >>> list(MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2]))
-            [10, 0, 11, 12, 1, 13, 14, 2, 15, 16, 3, 17]
+            [0, 10, 11, 1, 12, 13, 2, 14, 15, 3, 16, 17]
         """
         from gristmill.dataset.stages.mix import mix
 
@@ -317,7 +317,8 @@ class MapDataset(DatasetNode, Generic[T_co], metaclass=MapDatasetMeta):
         """
         from gristmill.dataset.stages.interleave import InterleaveIterDataset
 
-        return InterleaveIterDataset(self if make_dataset is None else self.map(make_dataset), cycle_length=cycle_length)
+        datasets: MapDataset[Any] = self if make_dataset is None else self.map(make_dataset)
+        return InterleaveIterDataset(datasets, cycle_length=cycle_length)
 
     def map(self, transform: Map | Callable[[Any], S]) -> MapDataset[S]:
         """Returns a dataset of the elements transformed by ``transform``; a result of ``None`` removes the element.
@@ -552,6 +553,8 @@ class BlockMapDataset(MapDataset[T]):
 
 class ReindexMapDataset(BlockMapDataset[T]):
     """The base of stages that give their parent's elements at other indices."""
+
+    _element_spec = spec_of_first_parent
 
     @abc.abstractmethod
     def _reindex(self, index: Any) -> Any:

@@ -30,8 +30,9 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind
-from gristmill.dataset.round_robin import Fetched
 from gristmill.dataset.stated_blocks import StatedBlocks
+from gristmill.dataset.states import Fetched
+from gristmill.dataset.threads import start_thread
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more
@@ -55,7 +56,8 @@ class PullAhead:
         self._it = it
         self._state = state
         self._buffer_size = buffer_size
-        self._max_block_size = max(1, buffer_size // 2)  # one block to take from, one to be computed
+        # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
+        self._max_block_size = max(1, buffer_size // 2)
         self._block_size = 1
         self._process_id = os.getpid()
         self._thread: threading.Thread | None = None
@@ -77,8 +79,7 @@ class PullAhead:
         return self._is_stopped or not self._is_started or self._process_id != os.getpid()
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._work, name="gristmill-prefetch", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._work, "gristmill-prefetch", self._end)
         self._is_started = True
 
     def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
@@ -124,6 +125,10 @@ class PullAhead:
         if not sys.is_finalizing():
             self.wait_until_outside(seconds)
 
+    def _end(self) -> None:
+        self.stop()
+        _end_waits(self._it)
+
     def _may_be_inside(self, *, closes: bool = False) -> bool:
         if self._process_id != os.getpid():
             return False
@@ -132,7 +137,7 @@ class PullAhead:
             return self._is_inside
 
     def _work(self) -> None:
-        self._is_started = True  # even if ``start`` was interrupted
+        self._thread, self._is_started = threading.current_thread(), True  # before, or without, the end of ``start``
         blocks = StatedBlocks(self._it)
         while self._enter():
             self._pull(blocks)
@@ -153,7 +158,7 @@ class PullAhead:
 
     def _has_room(self) -> bool:
         # For a whole block: a thread that is woken up for every element computes blocks of one.
-        return self._num_free() >= self._block_size
+        return self._num_free() >= min(self._block_size, self._max_block_size)
 
     def _pull(self, blocks: StatedBlocks) -> None:
         size = max(1, min(self._block_size, self._num_free()))
@@ -170,7 +175,7 @@ class PullAhead:
             failure = error
         seconds = time.perf_counter() - began
         if seconds < _QUICK_SECONDS:
-            self._block_size = max(self._block_size, min(2 * size, self._max_block_size))
+            self._block_size = max(self._block_size, min(2 * size, max(self._max_block_size, self.wanted)))
         elif seconds > _SLOW_SECONDS:
             self._block_size = max(1, size // 2)
         self._ready.extend(fetched)

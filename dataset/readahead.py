@@ -28,6 +28,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from gristmill.dataset.threads import start_thread
+
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more
 _ANEW_SECONDS = 1.0  # see guarantee 5
@@ -101,7 +103,7 @@ class ReadAhead:
         # Not under the lock: a new thread may collect garbage, and close this, before it tells the old one that it runs.
         for left in range(missing, 0, -1):
             try:
-                threading.Thread(target=self._work, name="gristmill-read", daemon=True).start()
+                start_thread(self._work, "gristmill-read", self.close)
             except BaseException as error:
                 with self._room:
                     self._num_started -= left

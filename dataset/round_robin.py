@@ -13,23 +13,20 @@ Guarantees:
 from __future__ import annotations
 
 import abc
-import copy
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import NoneType
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError
-from gristmill.core.state import state_count, state_field
+from gristmill.core.state import state_count
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewinding, snapshot
 from gristmill.dataset.slicing import share_iterator, slice_pipeline
+from gristmill.dataset.stages.options import collected_options
+from gristmill.dataset.states import CycleState, Fetched, is_ours
 
 T = TypeVar("T")
-
-Fetched: TypeAlias = tuple[Any, Sequence[Any], int]  # an element, states, and which of them is the one after it
-
 
 _NOTHING = ((None,), 0)  # the state of a shard that has nothing to run
 
@@ -61,6 +58,7 @@ class RoundRobinIterator(BlockIterator[T]):
 
     def __init__(self, ds: IterDataset[T], count: int, *, sequential_slice: bool) -> None:
         super().__init__()
+        self._ctx.options = collected_options(ds)  # they hold after this stage, too
         self._ds = ds
         self._count = count
         self._sequential_slice = sequential_slice
@@ -193,18 +191,11 @@ class RoundRobinIterator(BlockIterator[T]):
             self._initial_states = [snapshot(it) for it in self._share_iterators()]
         states = []
         for i, after in enumerate(self._after):
-            state = copied(self._initial_states[i] if after is None and self._initial_states else self._state_of(i))
+            state = self._initial_states[i] if after is None and self._initial_states else self._state_of(i)
             if state is None and not self._ended[i]:
                 raise self._stateless()
             states.append(state)
-        return {
-            "next_index_in_cycle": self._next,
-            "next_index_in_datasets": self._count,
-            "iterators_in_use_indices": list(range(self._count)),
-            "iterators_in_use_states": states,
-            "exhausted": [*self._exhausted],
-            "future_states": {},
-        }
+        return CycleState(self._next, self._count, list(range(self._count)), states, self._exhausted).as_state()
 
     def _stateless(self) -> NotImplementedError:
         return NotImplementedError(
@@ -225,32 +216,61 @@ class RoundRobinIterator(BlockIterator[T]):
                 f"the state was taken with {count} workers (next_index_in_datasets), {self} has {self._count}: "
                 "their number must be the same when a state is restored"
             )
-        position = state_count(state, "next_index_in_cycle", self)
-        if position >= count:
-            raise StateMismatchError(f"next_index_in_cycle must be below {count}, the number of workers, got {position}")
-        states, exhausted, indices = [
-            self._list_of(state, key) for key in ("iterators_in_use_states", "exhausted", "iterators_in_use_indices")
-        ]
-        if indices != list(range(count)):
-            raise StateMismatchError(f"iterators_in_use_indices must be {list(range(count))}, got {indices!r:.200}")
-        if any([flag not in (0, 1) for flag in exhausted]):
-            raise StateMismatchError(f"exhausted must have only 0 and 1, got {exhausted!r:.200}")
-        if state.get("future_states", {}) != {}:
+        cycle = CycleState.parse(state, self, count, "the number of workers")
+        if cycle.indices != list(range(count)):
+            raise StateMismatchError(f"iterators_in_use_indices must be {list(range(count))}, got {cycle.indices!r:.200}")
+        if cycle.future_states:
             raise StateMismatchError(f"future_states must be empty, got {state['future_states']!r:.200}")
-        for it, value in zip(self._share_iterators(), states, strict=True):
+        for it, value in zip(self._share_iterators(), cycle.states, strict=True):
             if value is not None and is_ours(it):  # what users do with a state may take long or have effects
                 it.set_state(value)
-        self._next = position
-        self._after = [_NOTHING if value is None else ([copied(value)], 0) for value in states]
+        self._next = cycle.slot
+        self._after = [_NOTHING if value is None else ([value], 0) for value in cycle.states]
         # Grain may say "exhausted" of a shard that is not: all are asked, and the flag stays until one gives an element.
-        self._exhausted = [int(bool(value)) for value in exhausted]
+        self._exhausted = cycle.exhausted
         self._stop()
 
-    def _list_of(self, state: Any, key: str) -> list[Any]:
-        values = state_field(state, key, self)
-        if not isinstance(values, list | tuple) or len(values) != self._count:
-            raise StateMismatchError(f"{key} must be a list of {self._count}, the number of workers, got {values!r:.200}")
-        return list(values)
+    def _has_gaps(self) -> bool:
+        return any([it._has_gaps() for it in self._share_iterators()])
+
+    def _get_next_index(self) -> int:
+        shares = self._share_iterators()
+        for it, state in zip(shares, self.get_state()["iterators_in_use_states"], strict=True):
+            if state is not None:
+                it.set_state(state)
+        indices = [it._get_next_index() for it in shares]
+        if self._count == 1:
+            return indices[0]
+        index = sum(indices)
+        if indices != self._indices_of_shares(index) or any([it._has_gaps() for it in shares]):
+            raise self._uneven()
+        return index
+
+    def _set_next_index(self, index: int) -> None:
+        shares = self._share_iterators()
+        if self._count > 1 and any([it._has_gaps() for it in shares]):
+            raise self._uneven()
+        for it, own_index in zip(shares, self._indices_of_shares(index), strict=True):
+            it._set_next_index(own_index)
+        states = [it.get_state() for it in shares]
+        self._restore(
+            {
+                **self.get_state(),
+                "next_index_in_cycle": index % self._count,
+                "iterators_in_use_states": states,
+                "exhausted": [0] * self._count,
+            }
+        )
+
+    def _indices_of_shares(self, index: int) -> list[int]:
+        """How many of the first ``index`` elements each share has, if all are of one length or the first ones longer by one."""
+        return [-((i - index) // self._count) for i in range(self._count)]
+
+    def _uneven(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{self} has no index for its elements: its {self._count} shares are not of one length, so that where they are does "
+            "not follow from how many elements came before. Use get_state and set_state"
+        )
 
     def _skip(self) -> None:
         """Leaves out the next element, which may be one that fails."""
@@ -279,45 +299,3 @@ class RoundRobinIterator(BlockIterator[T]):
                 self._next = (shard + 1) % self._count
             else:
                 self._fetch(shard)
-
-
-class LinearStates(Sequence[Any]):
-    """The states after each of ``num`` elements, all of whose counts grow by one with every element."""
-
-    def __init__(self, before: Any, num: int) -> None:
-        self._before = before
-        self._num = num
-
-    def __len__(self) -> int:
-        return self._num
-
-    def __getitem__(self, i: Any) -> Any:
-        return _advanced(self._before, range(self._num)[i] + 1)
-
-    @classmethod
-    def between(cls, before: Any, after: Any, num: int) -> LinearStates | None:
-        """The states on the way from one state to another, if all counts in them have grown by ``num``."""
-        return cls(before, num) if before is not None and _advanced(before, num) == after else None
-
-
-def _advanced(state: Any, num: int) -> Any:
-    """``state`` with all its integers increased."""
-    if type(state) is int:
-        return state + num
-    if type(state) is dict:
-        return {key: _advanced(value, num) for key, value in state.items()}
-    return [_advanced(value, num) for value in state] if type(state) is list else state
-
-
-def is_ours(it: DatasetIterator[Any]) -> bool:
-    """Whether no user's iterator is among ``it`` and those upstream."""
-    return isinstance(it, BlockIterator) and all([is_ours(parent) for parent in it._parents])
-
-
-def copied(state: Any) -> Any:
-    """A copy of a state, for whoever may change it."""
-    if type(state) is dict:
-        return {key: copied(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)([copied(value) for value in state])
-    return state if type(state) in (int, str, bool, float, bytes, NoneType) else copy.deepcopy(state)

@@ -68,7 +68,9 @@ class BlockSelectionMap(DatasetSelectionMap):
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
         found, starts = np.unique(components[order], return_index=True)
-        shares = [(j, inner[share]) for j, share in zip(found.tolist(), np.split(order, starts[1:]), strict=True)]
+        shares: list[tuple[int, Indices]] = [
+            (j, inner[share]) for j, share in zip(found.tolist(), np.split(order, starts[1:]), strict=True)
+        ]
         return shares, places.tolist()
 
     _limit: int  # up to this magnitude of an index all arithmetic of ``_of_array`` stays within int64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 from typing import Any, TypeVar
 
@@ -52,7 +53,7 @@ def slice_pipeline(ds: IterDataset[T], index: int, count: int, *, sequential: bo
         ([0, 10, 20], [30, 40])
     """
     shard = ShardOptions(index, count)
-    return ds if count == 1 else _Slicer(shard, sequential).share(ds)
+    return ds if count == 1 else _Slicer(shard, sequential).replaced(ds)
 
 
 def share_iterator(ds: IterDataset[Any], options: DatasetOptions, index: int, count: int) -> DatasetIterator[Any]:
@@ -64,21 +65,52 @@ def share_iterator(ds: IterDataset[Any], options: DatasetOptions, index: int, co
     return it
 
 
-class _Slicer:
+class PipelineEditor(abc.ABC):
     """Replaces the datasets of one pipeline, each once, however many ways lead to it."""
 
+    def __init__(self) -> None:
+        self._replaced: dict[int, Any] = {}  # by the id of the dataset
+
+    def replaced(self, ds: Any) -> Any:
+        """What takes the place of ``ds``."""
+        if id(ds) not in self._replaced:
+            self._replaced[id(ds)] = self._replace(ds)
+        return self._replaced[id(ds)]
+
+    @abc.abstractmethod
+    def _replace(self, ds: Any) -> Any: ...
+
+    def _over_replaced(self, ds: Any) -> Any:
+        """``ds`` over what takes the place of its parents."""
+        parents = set(map(id, ds._parents))
+
+        def is_made_of_parents(value: Any) -> bool:
+            if not isinstance(value, DatasetNode):
+                return False
+            upstream = set(map(id, ancestors(value)))
+            return id(ds) not in upstream and not parents.isdisjoint(upstream)
+
+        def replaced(value: Any) -> Any:
+            # Users keep parents, and what they make of them, under names of their own, several in a list or dictionary.
+            if is_made_of_parents(value):
+                return self.replaced(value)
+            if type(value) in (list, tuple) and any(map(is_made_of_parents, value)):
+                return type(value)(map(replaced, value))
+            if type(value) is dict and any(map(is_made_of_parents, value.values())):
+                return {key: replaced(x) for key, x in value.items()}
+            return value
+
+        return ds._over(replaced)
+
+
+class _Slicer(PipelineEditor):
     def __init__(self, shard: ShardOptions, sequential: bool) -> None:
+        super().__init__()
         self._shard = shard
         self._slice = worker_slice(shard.shard_index, shard.shard_count)
         self._sequential = sequential
-        self._shares: dict[int, Any] = {}  # by the id of the dataset
 
-    def share(self, ds: Any) -> Any:
-        if id(ds) not in self._shares:
-            self._shares[id(ds)] = self._share(ds)
-        return self._shares[id(ds)]
-
-    def _share(self, ds: Any) -> Any:
+    def _replace(self, ds: Any) -> Any:
         if isinstance(ds, MapDataset):
             return self._part(ds) if self._sequential else _inserted_slice(ds, self._slice)
         if hasattr(ds, "set_slice"):
@@ -92,38 +124,17 @@ class _Slicer:
                 "that keeps a part of its data, or use one worker. If it draws from other datasets, pass them to "
                 "super().__init__()"
             )
-        return self._over_shares(ds)
+        return self._over_replaced(ds)
 
     def _part(self, ds: MapDataset[Any]) -> MapDataset[Any]:
         if ds._parents:
-            return self._over_shares(ds)
+            return self._over_replaced(ds)
         if not isinstance(ds, SourceMapDataset | RangeMapDataset):
             raise ValueError(
                 f"sequential_slice=True can cut only MapDataset.source and MapDataset.range into parts, not {ds!s:.200}: "
                 "use sequential_slice=False"
             )
         return _inserted_slice(ds, slice(*even_split(len(ds), self._shard)))
-
-    def _over_shares(self, ds: Any) -> Any:
-        parents = set(map(id, ds._parents))
-
-        def is_made_of_parents(value: Any) -> bool:
-            if not isinstance(value, DatasetNode):
-                return False
-            upstream = set(map(id, ancestors(value)))
-            return id(ds) not in upstream and not parents.isdisjoint(upstream)
-
-        def replaced(value: Any) -> Any:
-            # Users keep parents, and what they make of them, under names of their own, several in a list or dictionary.
-            if is_made_of_parents(value):
-                return self.share(value)
-            if type(value) in (list, tuple) and any(map(is_made_of_parents, value)):
-                return type(value)(map(replaced, value))
-            if type(value) is dict and any(map(is_made_of_parents, value.values())):
-                return {key: replaced(x) for key, x in value.items()}
-            return value
-
-        return ds._over(replaced)
 
 
 def _own_container(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.core.errors import stop_iteration_error
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind, snapshot
-from gristmill.dataset.round_robin import LinearStates, copied, is_ours
+from gristmill.dataset.states import LinearStates, copied, is_ours
 
 _BLOCK_SECONDS = 0.001  # what there is after this time is given away
 _PIECE = 32  # elements between two looks at the clock: quick ones may be followed by slow ones

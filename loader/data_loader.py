@@ -17,6 +17,7 @@ from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.description import as_json, source_text
 from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.stages.flat_map import check_max_fan_out
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.records import (
     TRANSFORMATION_CLASSES,
@@ -27,7 +28,7 @@ from gristmill.loader.records import (
 )
 from gristmill.samplers import IndexSampler, Sampler, SequentialSampler
 from gristmill.samplers.base import answers_blocks
-from gristmill.transforms import Batch, Filter, Map, RandomMap, TfRandomMap, Transformation
+from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRandomMap, Transformation
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.operations import BatchOperation
 
@@ -107,11 +108,14 @@ class DataLoader:
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
     def _lower(self) -> IterDataset[Any]:
-        as_records = any([operation_kind(operation) not in (Map, Filter, Batch) for operation in self._operations])
+        kinds = [operation_kind(operation) for operation in self._operations]
+        self._has_flat_map = FlatMap in kinds
+        as_records = any([kind not in (Map, FlatMap, Filter, Batch) for kind in kinds])
+        seed = self._sampler._seed if isinstance(self._sampler, IndexSampler | SequentialSampler) else None
         records = SampledMapDataset(self._source, self._sampler, self._shard, self._length, as_records=as_records)
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
         for operation in self._operations:
-            ds = apply_operation(ds, operation, as_records=as_records)
+            ds = apply_operation(ds, operation, as_records=as_records, seed=seed)
         ds = DataIterDataset(ds) if as_records else ds
         return ds.mp_prefetch(self._multiprocessing_options, self._worker_init_fn)
 
@@ -159,6 +163,8 @@ class DataLoader:
             parameters: dict[str, Any] = {}
             if kind is Batch:  # NumPy's integers are no JSON
                 parameters = {"batch_size": int(operation.batch_size), "drop_remainder": bool(operation.drop_remainder)}
+            elif kind is FlatMap:
+                parameters = {"max_fan_out": check_max_fan_out(operation)}
             name = "legacy operation" if kind is None else kind.__name__
             description = {"stage": name, **parameters, "parents": [description]}
         return description
@@ -183,11 +189,13 @@ def _as_operation(position: int, operation: Any) -> Any:
         operation = Batch(operation.batch_size, operation.drop_remainder, operation.batch_fn)
     if isinstance(operation, Batch):
         check_batch_size(operation.batch_size)
+    elif operation_kind(operation) is FlatMap:
+        check_max_fan_out(operation)
     is_class = isinstance(operation, type) and issubclass(operation, TRANSFORMATION_CLASSES)
     if is_class or (operation_kind(operation) is None and not callable(operation)):
         raise TypeError(
-            f"operations[{position}] must be a transformation (an instance of Map, RandomMap, Filter, Batch, …) or an operation "
-            f"on an iterator of records, got {operation!r:.200} of type {type(operation).__name__}"
+            f"operations[{position}] must be a transformation (an instance of Map, RandomMap, FlatMap, Filter, Batch, …) or an "
+            f"operation on an iterator of records, got {operation!r:.200} of type {type(operation).__name__}"
         )
     return operation
 

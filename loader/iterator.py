@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,15 @@ from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchE
 from gristmill.core.state import state_count, state_field, state_to_text
 from gristmill.dataset.description import read_checkpoint
 from gristmill.dataset.iterator import iterate, write_when_created
+from gristmill.dataset.next_index import get_next_index, set_next_index
 
 if TYPE_CHECKING:
     from gristmill.loader.data_loader import DataLoader
 
 _VERSION = 2
 _BETWEEN = '\n    },\n    "last_worker_index": '
-_KEYS = ("last_seen_indices", "last_worker_index", "worker_count", "sampler", "data_source")
+_ORIGIN = ("worker_count", "sampler", "data_source")
+_KEYS = ("version", "last_seen_indices", "last_worker_index", *_ORIGIN)
 
 
 class DataLoaderIterator(Iterator[Any]):
@@ -63,6 +66,8 @@ class DataLoaderIterator(Iterator[Any]):
 
     def get_state(self) -> bytes:
         """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any data."""
+        if self._loader._has_flat_map:  # the items of a record cannot be told apart by sampler indices
+            return state_to_text({**self._iterator.get_state(), **self._origin}).encode()
         if self._frame is None:
             self._frame = self._text_around_position()
         before, after = self._frame
@@ -123,7 +128,12 @@ class DataLoaderIterator(Iterator[Any]):
             state = json.loads(state)
         if not isinstance(state, Mapping):
             raise StateMismatchError(f"a DataLoader state must be a JSON object, got {state!r:.200}")
-        missing = [key for key in ("version", *_KEYS) if key not in state]
+        if self._loader._has_flat_map:
+            if self._validate:
+                self._check_origin({**self._origin, **state})  # Grain writes none in this case
+            self._iterator.set_state(state)
+            return
+        missing = [key for key in _KEYS if key not in state]
         if missing:
             raise StateKeyError(f"a DataLoader state must have the keys {missing}, found only {sorted(map(str, state))}")
         if state["version"] != _VERSION:
@@ -168,6 +178,12 @@ class DataLoaderIterator(Iterator[Any]):
         """
         self._iterator.skip_failed()
 
+    def _get_next_index(self) -> int:
+        return get_next_index(self._iterator)
+
+    def _set_next_index(self, index: int) -> None:
+        set_next_index(self._iterator, index)
+
     def close(self) -> None:
         """Releases threads and other resources; may be called again. ``next`` raises ``ValueError`` from then on."""
         self._iterator.close()
@@ -193,12 +209,17 @@ class DataLoaderIterator(Iterator[Any]):
             "version": _VERSION,
             "last_seen_indices": {"0": 0},
             "last_worker_index": -1,
-            "worker_count": self._loader.multiprocessing_options.num_workers,
-            "sampler": repr(self._loader._sampler),
-            "data_source": self._loader._source_text,
+            **self._origin,
         }
         before, after = state_to_text(state).split(f'        "0": 0{_BETWEEN}-1', 1)
         return before, after
+
+    @functools.cached_property
+    def _origin(self) -> dict[str, Any]:
+        """What a state says about the loader it belongs to."""
+        loader = self._loader
+        values = (loader.multiprocessing_options.num_workers, repr(loader._sampler), loader._source_text)
+        return dict(zip(_ORIGIN, values, strict=True))
 
     def _check_origin(self, state: Mapping[str, Any]) -> None:
         worker_count = self._loader.multiprocessing_options.num_workers

@@ -12,16 +12,17 @@ from typing import Any
 from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
-from gristmill.core.record import Record, RecordMetadata
+from gristmill.core.record import Record, RecordMetadata, sampled
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, skip_one
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
+from gristmill.dataset.stages.flat_map import FlatMapIterDataset, check_max_fan_out, items_of
 from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.samplers.base import answers_blocks
 from gristmill.sources.reading import read_keys, wrap_keys
-from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap, TfRandomMap
+from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, TfRandomMap
 from gristmill.transforms.batching import Allocate
 
 
@@ -131,7 +132,7 @@ class LegacyOperationIterator(StatelessIterator[Any]):
 
 
 # An object that belongs to several classes is treated as the first of these.
-TRANSFORMATION_CLASSES = (Map, RandomMap, TfRandomMap, Filter, Batch, MapWithIndex)
+TRANSFORMATION_CLASSES = (Map, RandomMap, TfRandomMap, FlatMap, Filter, Batch, MapWithIndex)
 
 
 def operation_kind(operation: Any) -> type | None:
@@ -153,8 +154,15 @@ class _OnRecord:
         return transform_name(self._operation)
 
 
-def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool) -> IterDataset[Any]:
-    """``ds`` with one operation of a ``DataLoader`` applied to its elements, which are bare data or records."""
+def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool, seed: int | None) -> IterDataset[Any]:
+    """``ds`` with one operation of a ``DataLoader`` applied to its elements.
+
+    Args:
+        ds: the dataset.
+        operation: a transformation or a legacy operation.
+        as_records: whether the elements are records; otherwise they are bare data.
+        seed: that of the sampler, from which items that are made of a record have their generators.
+    """
     kind = operation_kind(operation)
     if kind is None:
         return LegacyOperationIterDataset(ds, operation)
@@ -163,6 +171,8 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool) -
         if as_records:
             batch_fn = _BatchRecords(batch_function(batch_fn))
         return BatchIterDataset(ds, size, drop_remainder=drop, batch_fn=batch_fn)
+    if kind is FlatMap:
+        return FlatMapIterDataset(ds, _OnRecord(operation, _splitter(operation, as_records, seed)), with_nones=True)
     if kind is Filter:
         return FilterIterDataset(ds, _OnRecord(operation, lambda r: operation.filter(r.data)) if as_records else operation)
     if kind is Map:
@@ -175,6 +185,19 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool) -
         fn = operation.random_map if kind is RandomMap else operation.np_random_map
         transform = _OnRecord(operation, lambda r: Record(r.metadata, fn(r.data, _rng(r.metadata))))
     return MapIterDataset(ds, transform, with_nones=True)
+
+
+def _splitter(operation: FlatMap, as_records: bool, seed: int | None) -> Callable[[Any], list[Any]]:
+    """What makes items of bare data, or of a record, whose index they continue and whose key they do not have."""
+    most = check_max_fan_out(operation)
+
+    def split_record(record: Record[Any]) -> list[Record[Any]]:
+        index = record.metadata.index
+        key = None if seed is None else seed + index
+        items = items_of(operation, record.data, most)
+        return [Record(sampled(index * most + p, None, key, p + 1), x) for p, x in enumerate(items)]
+
+    return split_record if as_records else lambda data: items_of(operation, data, most)
 
 
 class DataIterDataset(IterDataset[Any]):
@@ -199,6 +222,12 @@ class DataDatasetIterator(StatelessIterator[Any]):
     def _allocate_with(self, allocate: Allocate) -> None:
         self._source._allocate_with(allocate)
 
+    def _get_next_index(self) -> int:
+        return self._source._get_next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        self._source._set_next_index(index)
+
 
 class _BatchRecords:
     """Batches the data of records; the metadata is that of the last one."""
@@ -216,5 +245,8 @@ class _BatchRecords:
 
 def _rng(metadata: RecordMetadata) -> Any:
     if metadata.rng is None:
-        raise ValueError("a random transformation needs a sampler with a seed, but the record has no generator (rng is None)")
+        raise ValueError(
+            "a random transformation needs a sampler with a seed, but the record has no generator (rng is None); what a FlatMap "
+            "makes has one only if the sampler is an IndexSampler or a SequentialSampler"
+        )
     return metadata.rng

@@ -5,6 +5,9 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import KeyRangeError, as_int
 from gristmill.sources.base import RandomAccessDataSource
 
@@ -48,6 +51,11 @@ class RangeDataSource(RandomAccessDataSource[int]):
         self._length = -((self._start - self._stop) // self._step)  # rounded up, and exact for integers of any size
         if self._length < 0:
             raise InvalidRangeError(f"length can't be negative: from {self._start} no steps of {self._step} lead to {self._stop}")
+
+    @property
+    def element_spec(self) -> ShapeDtypeStruct:
+        """What a record looks like, for ``get_element_spec``."""
+        return ShapeDtypeStruct((), np.int64)
 
     def __len__(self) -> int:
         return self._length

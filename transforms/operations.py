@@ -16,7 +16,9 @@ import numpy as np
 
 from gristmill.core import tree
 from gristmill.core.errors import as_int
-from gristmill.core.record import Record
+from gristmill.core.record import Record, RecordMetadata
+from gristmill.transforms.bin_packing import Bins, Feature, first_fit
+from gristmill.transforms.sequences import as_sequence
 
 _log = logging.getLogger("gristmill")
 
@@ -130,3 +132,81 @@ class BatchOperation:
             )
         rows = [leaves for leaves, _ in flat]
         return tree.unflatten(structure, [np.stack([row[i] for row in rows]) for i in range(len(rows[0]))])
+
+
+@dataclass
+class PackAndBatchOperation:
+    """Packs sequences into the rows of batches: each goes into the first row that has room for it.
+
+    Data of a batch are a tuple of three pytrees like an element: values, shape ``(batch_size, length, …)``; segment ids, which
+    count the sequences in a row from 1, and positions, which count in each sequence from 0, both ``int32`` and 0 in unused cells.
+    A sequence that fits into no row begins the next batch. The last batch has all its rows too.
+
+    Deprecated: use ``gristmill.experimental.FirstFitPackIterDataset``.
+
+    Args:
+        length_struct: the length of a row for every leaf of an element: a pytree of integers like the elements, whose leaves are
+            arrays with the axis of the sequence first, or scalars, sequences of length 1.
+        batch_size: rows per batch, at least 1.
+        max_sequences_per_bin: sequences per row, at least 1; no limit by default.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: a number is not positive. When iterating, an element has another structure, or a sequence is too long, or its
+            trailing shape or its values do not suit the batch.
+
+    Example:
+        >>> import numpy as np, warnings
+        >>> from gristmill.core.record import Record, RecordMetadata
+        >>> records = [Record(RecordMetadata(i), np.full(n, n)) for i, n in enumerate([3, 4, 2])]
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", DeprecationWarning)
+        ...     (batch,) = PackAndBatchOperation(length_struct=5, batch_size=2)(iter(records))
+        >>> batch.data[0]
+        array([[3, 3, 3, 2, 2],
+               [4, 4, 4, 4, 0]])
+    """
+
+    length_struct: Any
+    batch_size: int
+    max_sequences_per_bin: int | None = None
+
+    def __post_init__(self) -> None:
+        message = "PackAndBatchOperation is deprecated; use gristmill.experimental.FirstFitPackIterDataset"
+        _log.error("%s", message)
+        warnings.warn(message, DeprecationWarning, stacklevel=3)
+        as_int("batch_size", self.batch_size, minimum=1)
+        if self.max_sequences_per_bin is not None:
+            as_int("max_sequences_per_bin", self.max_sequences_per_bin, minimum=1)
+        self._features()
+
+    def _features(self) -> list[Feature]:
+        lengths, paths = tree.flatten(self.length_struct)[0], tree.leaf_paths(self.length_struct)
+        if not lengths:
+            raise ValueError(f"length_struct must have a length for every leaf of an element, got {self.length_struct!r:.200}")
+        lengths = [as_int(f"length_struct{path}", length, minimum=1) for path, length in zip(paths, lengths, strict=True)]
+        return [Feature(path or "of the elements", length) for path, length in zip(paths, lengths, strict=True)]
+
+    def __call__(self, input_iterator: Iterator[Record[Any]]) -> Iterator[Record[Any]]:
+        features = self._features()
+        flatten = tree.flattener()
+        structure = flatten(self.length_struct)[1]
+        bins: Bins | None = None
+        metadata = RecordMetadata(0)
+        for record in input_iterator:
+            leaves, other = flatten(record.data)
+            if other != structure:
+                raise ValueError(f"elements must have the structure of length_struct, which is {structure}, got {other}")
+            sequences = [as_sequence(feature.name, leaf) for feature, leaf in zip(features, leaves, strict=True)]
+            if bins is not None and not bins.add(sequences):
+                yield Record(metadata, self._batch(bins, structure))
+                bins = None
+            if bins is None:
+                bins = Bins(features, first_fit(features, self.batch_size, self.max_sequences_per_bin), sequences)
+                bins.add(sequences)
+            metadata = record.metadata.remove_record_key()
+        if bins is not None:
+            yield Record(metadata, self._batch(bins, structure))
+
+    def _batch(self, bins: Bins, structure: tree.Structure) -> tuple[Any, ...]:
+        return tuple([tree.unflatten(structure, arrays) for arrays in zip(*bins.columns(self.batch_size), strict=True)])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
+from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
+from gristmill.dataset.element_spec import batched_spec
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, pull, skip_one
 from gristmill.dataset.map_dataset import BlockMapDataset, ancestors, read
+from gristmill.dataset.next_index import check_no_gaps
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack
 
@@ -57,6 +61,10 @@ class BatchMapDataset(BlockMapDataset[T]):
     def __str__(self) -> str:
         return f"BatchMapDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
 
+    @property
+    def _element_spec(self) -> Any:
+        return batched_spec(self._batch_fn, self._parent._element_spec, self._batch_size, self._drop_remainder)
+
     def _over(self, replaced: Callable[[Any], Any]) -> BatchMapDataset[T]:
         drop, batch_fn = self._drop_remainder, self._batch_fn
         return BatchMapDataset(replaced(self._parent), self._batch_size, drop_remainder=drop, batch_fn=batch_fn)
@@ -101,6 +109,11 @@ class BatchIterDataset(IterDataset[T]):
     def __str__(self) -> str:
         return f"BatchIterDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
 
+    @property
+    def _element_spec(self) -> Any:
+        batch_fn = batch_function(self._batch_fn)
+        return batched_spec(batch_fn, self._parent._element_spec, self._batch_size, self._drop_remainder)
+
     def __iter__(self) -> DatasetIterator[T]:
         return BatchDatasetIterator(iterate(self._parent), self._batch_size, self._drop_remainder, batch_function(self._batch_fn))
 
@@ -131,6 +144,32 @@ class BatchDatasetIterator(StatelessIterator[T]):
         if hasattr(self._batch_fn, "allocate_with"):
             self._batch_fn.allocate_with(allocate)
 
+    def _get_next_index(self) -> int:
+        check_no_gaps(self)
+        position = self._source._get_next_index()
+        return position // self._batch_size if self._drop_remainder else -(-position // self._batch_size)
+
+    def _set_next_index(self, index: int) -> None:
+        check_no_gaps(self)
+        start = index * self._batch_size
+        try:
+            self._source._set_next_index(start)
+        except IndexError:  # perhaps it is the index after the last batch, which may be smaller
+            if self._drop_remainder:
+                raise
+            positions = range(start - self._batch_size + 1, start)
+            num_valid = bisect.bisect_left(positions, True, key=self._is_beyond_end)
+            if not num_valid:
+                raise
+            self._source._set_next_index(positions[num_valid - 1])
+
+    def _is_beyond_end(self, position: int) -> bool:
+        try:
+            self._source._set_next_index(position)
+        except IndexError:
+            return True
+        return False
+
     def _skip(self) -> None:
         for _ in range(self._batch_size):
             skip_one(self._source)
@@ -153,6 +192,10 @@ class _DefaultBatch:
 
     def allocate_with(self, allocate: Allocate) -> None:
         self._allocate = allocate
+
+    def output_spec(self, input_spec: Any, batch_size: int, drop_remainder: bool) -> Any:
+        size = batch_size if drop_remainder else None
+        return map_spec(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), input_spec)
 
 
 def batch_function(batch_fn: Any) -> Callable[[list[Any]], Any]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from gristmill.core.indices import Indices
 from gristmill.core.naming import transform_name
 from gristmill.dataset.filter_guard import FilterGuard
+from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -22,6 +23,7 @@ class FilterMapDataset(BlockMapDataset[T]):
     """
 
     _drops = True
+    _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -43,6 +45,7 @@ class FilterIterDataset(IterDataset[T]):
     """
 
     _drops = True
+    _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)

@@ -12,15 +12,12 @@ Guarantees:
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
-from gristmill.core.state import state_count, state_field
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import (
     BlockIterator,
@@ -34,9 +31,9 @@ from gristmill.dataset.iterator import (
 )
 from gristmill.dataset.map_dataset import MapDataset
 from gristmill.dataset.readahead import ReadAhead
-from gristmill.dataset.round_robin import Fetched, copied
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.stated_blocks import StatedBlocks
+from gristmill.dataset.states import CycleState, Fetched, copied
 
 T = TypeVar("T")
 
@@ -84,7 +81,7 @@ class InterleaveIterDataset(IterDataset[T]):
     ) -> None:
         super().__init__()
         if not isinstance(datasets, MapDataset):
-            if not isinstance(datasets, Sequence) or isinstance(datasets, str | bytes):
+            if not isinstance(datasets, Sequence):
                 raise TypeError(
                     "datasets must be a sequence of datasets, or a MapDataset whose elements are datasets, "
                     f"got {datasets!r:.200} of type {type(datasets).__name__}"
@@ -387,14 +384,8 @@ class InterleaveDatasetIterator(BlockIterator[T]):
     def get_state(self) -> Any:
         self._try_open_slots()
         states = [None if after is None or after is _SKIPPED else self._state_of(after) for after in self._after]
-        return {
-            "next_index_in_cycle": self._slot,
-            "next_index_in_datasets": self._num_opened,
-            "iterators_in_use_indices": [*self._indices],
-            "iterators_in_use_states": states,
-            "exhausted": [*self._exhausted],
-            "future_states": copied(self._future_states),
-        }
+        cycle = CycleState(self._slot, self._num_opened, self._indices, states, self._exhausted, self._future_states)
+        return cycle.as_state()
 
     def _state_of(self, after: tuple[Sequence[Any], int]) -> Any:
         state = copied(after[0][after[1]])
@@ -412,48 +403,26 @@ class InterleaveDatasetIterator(BlockIterator[T]):
     def _restore(self, state: Any) -> None:
         if rewinding.is_active and state == self.get_state():
             return  # that is where it is: what is open and ready stays so
-        slot = state_count(state, "next_index_in_cycle", self)
-        num_opened = state_count(state, "next_index_in_datasets", self)
-        states, exhausted, indices = [
-            self._list_of(state, key) for key in ("iterators_in_use_states", "exhausted", "iterators_in_use_indices")
-        ]
-        if slot and slot >= self._cycle_length:
-            raise StateMismatchError(f"next_index_in_cycle must be below {self._cycle_length}, the cycle length, got {slot}")
-        if num_opened > self._num_datasets:
+        cycle = CycleState.parse(state, self, self._cycle_length, "the cycle length")
+        if cycle.num_opened > self._num_datasets:
             raise StateMismatchError(
-                f"next_index_in_datasets must be at most {self._num_datasets}, the number of datasets, got {num_opened}"
+                f"next_index_in_datasets must be at most {self._num_datasets}, the number of datasets, got {cycle.num_opened}"
             )
-        if any([flag not in (0, 1) for flag in exhausted]):
-            raise StateMismatchError(f"exhausted must have only 0 and 1, got {exhausted!r:.200}")
-        if any([not isinstance(i, Integral) or not 0 <= i < max(1, num_opened) for i in indices]):
-            raise StateMismatchError(f"iterators_in_use_indices must be numbers of opened datasets, got {indices!r:.200}")
-        indices = [*map(int, indices)]
-        future_states = _by_index(state.get("future_states", {}))
+        if any([i >= max(1, cycle.num_opened) for i in cycle.indices]):
+            raise StateMismatchError(f"iterators_in_use_indices must be numbers of opened datasets, got {cycle.indices!r:.200}")
         # Grain may say "exhausted" of a dataset that is not: if none is left that could take its place, it is asked again.
-        is_last = num_opened >= self._num_datasets
-        running = [
-            (i, s) for i, s, flag in zip(indices, states, exhausted, strict=True) if s is not None and (is_last or not flag)
-        ]
+        is_last = cycle.num_opened >= self._num_datasets
+        slots = list(zip(cycle.indices, cycle.states, cycle.exhausted, strict=True))
+        running = [(i, s) for i, s, flag in slots if s is not None and (is_last or not flag)]
         if len(dict(running)) < len(running):
-            raise StateMismatchError(f"iterators_in_use_indices must be different datasets, got {indices!r:.200}")
+            raise StateMismatchError(f"iterators_in_use_indices must be different datasets, got {cycle.indices!r:.200}")
         opened = {i: self._open_at(i, s) for i, s in running}
         self._forget()
-        self._slot, self._num_opened, self._indices, self._exhausted = slot, num_opened, indices, [*map(int, exhausted)]
-        self._after = [
-            ([copied(s)], 0) if s is not None else _SKIPPED if flag else None for s, flag in zip(states, exhausted, strict=True)
-        ]
-        self._future_states = copied(future_states)
+        self._slot, self._num_opened = cycle.slot, cycle.num_opened
+        self._indices, self._exhausted, self._future_states = cycle.indices, cycle.exhausted, cycle.future_states
+        self._after = [([s], 0) if s is not None else _SKIPPED if flag else None for _, s, flag in slots]
         for i, it in opened.items():
             self._add(i, it)
-
-    def _list_of(self, state: Any, key: str) -> list[Any]:
-        values = state_field(state, key, self)
-        if not isinstance(values, list | tuple) or len(values) != self._cycle_length:
-            raise StateMismatchError(
-                f"{key} must be a list of {self._cycle_length}, the cycle length of {self}, got {values!r:.200}: "
-                "cycle_length must be the same when a state is restored"
-            )
-        return list(values)
 
     def _skip(self) -> None:
         if self._collect(1, []) is None:
@@ -480,14 +449,9 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         self._num_opened, self._indices, self._after, self._exhausted = 1, [0], [([it.get_state()], 0)], [0]
         self._add(0, it)
 
+    def _has_gaps(self) -> bool:
+        return self._num_datasets == 1 and self._opener.open(0)._has_gaps()
+
     def _check_single(self, ability: str) -> None:
         if self._num_datasets != 1:
             raise NotImplementedError(f"{self} does not {ability}: only an interleave of a single dataset does")
-
-
-def _by_index(states: Any) -> dict[int, Any]:
-    """States of datasets by their index, which JSON made text."""
-    try:
-        return {operator.index(int(i) if isinstance(i, str) else i): state for i, state in states.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise StateMismatchError(f"future_states must be a mapping of dataset indices to states, got {states!r:.200}") from None

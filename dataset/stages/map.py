@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.naming import transform_name
+from gristmill.dataset.element_spec import transformed_spec
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -19,6 +20,8 @@ class MapMapDataset(BlockMapDataset[T]):
 
     Order: the parent's. Cost: one call per element.
     """
+
+    _element_spec = transformed_spec
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -38,6 +41,8 @@ class MapIterDataset(IterDataset[T]):
 
     Order: the parent's. State: the parent's. Cost: one call per element.
     """
+
+    _element_spec = transformed_spec
 
     def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
         super().__init__(parent)
@@ -69,3 +74,9 @@ class MapDatasetIterator(StatelessIterator[T]):
         if self._with_nones:
             return [fn(x) for x in self._source._take(n)]
         return [None if x is None else fn(x) for x in self._source._take(n)]
+
+    def _get_next_index(self) -> int:
+        return self._source._get_next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        self._source._set_next_index(index)

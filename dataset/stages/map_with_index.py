@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.state import state_count, state_field
+from gristmill.dataset.element_spec import transformed_spec
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one
 from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.next_index import check_no_gaps
 from gristmill.transforms.base import MapWithIndex, transform_function
 
 T = TypeVar("T")
@@ -20,6 +22,8 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
 
     Order: the parent's. Cost: one call per element.
     """
+
+    _element_spec = transformed_spec
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -40,6 +44,8 @@ class MapWithIndexIterDataset(IterDataset[T]):
 
     Order: the parent's. State: the parent's and the count. Cost: one call per element.
     """
+
+    _element_spec = transformed_spec
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -81,6 +87,14 @@ class MapWithIndexDatasetIterator(BlockIterator[T]):
         count = state_count(state, "counter", self)
         self._parents[0].set_state(state_field(state, "parent", self))
         self._count = count
+
+    def _get_next_index(self) -> int:
+        return self._count
+
+    def _set_next_index(self, index: int) -> None:
+        check_no_gaps(self)
+        self._parents[0]._set_next_index(index)
+        self._count = index
 
     def _skip(self) -> None:
         skip_one(self._parents[0])

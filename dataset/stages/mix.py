@@ -139,7 +139,7 @@ class MixedIterDataset(IterDataset[T]):
         if not self._parents:
             raise ValueError("datasets must not be empty: there is nothing to mix")
         self._names = None if names is None else [str(name) for name in names]  # as JSON has them
-        self._proportions = integer_weights(weights, len(self._parents))
+        self._proportions = integer_weights([1] * len(self._parents) if weights is None else weights, len(self._parents))
 
     def __str__(self) -> str:
         return f"MixedIterDataset([{len(self._parents)} parents], proportions={list(self._proportions)})"
@@ -167,6 +167,7 @@ def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
 
 
 class MixedDatasetIterator(BlockIterator[T]):
+    _parameters: ClassVar = {"proportions": "_described_proportions"}
     _kind = "stateful"
 
     def __init__(self, datasets: Sequence[Any], proportions: tuple[int, ...], names: list[str] | None) -> None:
@@ -177,11 +178,14 @@ class MixedDatasetIterator(BlockIterator[T]):
         self._selection = SelectionWithProportionsMap(proportions, sys.maxsize)
         self._index = 0  # how often a parent was asked for an element
         self._has_ended = False
-        # Named components may come and go, and be weighed anew, between saving and restoring.
-        self._parameters: Any = {} if names else {"proportions": "_proportions"}
 
     def __str__(self) -> str:
         return f"MixedDatasetIterator([{len(self._parents)} parents], proportions={self._proportions})"
+
+    @property
+    def _described_proportions(self) -> Any:
+        # Named components may come and go, and be weighed anew, between saving and restoring.
+        return self._proportions if self._names is None else None
 
     @property
     def _components(self) -> dict[str, DatasetIterator[Any]] | None:

@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
 from gristmill.core.options import MultiprocessingOptions
+from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.map_dataset import ancestors
-from gristmill.dataset.round_robin import Fetched, RoundRobinIterator, Shard
+from gristmill.dataset.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.slicing import slice_pipeline, worker_slice
+from gristmill.dataset.states import Fetched
 from gristmill.dataset.worker_task import PipelineTask, place
 from gristmill.workers.messages import END, ERROR, SKIPPED
 from gristmill.workers.pickling import dumps
@@ -35,6 +37,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
     """
 
     _adds_step = False  # seeds are those of the same pipeline without workers
+    _element_spec = spec_of_first_parent
 
     def __init__(
         self,

@@ -10,11 +10,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
+from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.round_robin import Fetched, RoundRobinIterator, Shard
+from gristmill.dataset.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
+from gristmill.dataset.states import Fetched
 
 T = TypeVar("T")
 
@@ -60,6 +62,7 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     """
 
     _adds_step = False  # seeds are those of the same pipeline without threads
+    _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, num_threads: int, buffer_size: int, sequential_slice: bool = False) -> None:
         super().__init__(parent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from gristmill.core.options import DatasetOptions
+from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, iterate
 
@@ -30,6 +31,8 @@ class WithOptionsIterDataset(IterDataset[T]):
         [0, 1, 2]
     """
 
+    _element_spec = spec_of_first_parent
+
     def __init__(self, parent: Any, options: DatasetOptions) -> None:
         super().__init__(parent)
         if not isinstance(options, DatasetOptions):
@@ -43,3 +46,11 @@ class WithOptionsIterDataset(IterDataset[T]):
         it = iterate(self._parent)
         it._ctx.options = self.options.merge(it._ctx.options)
         return it
+
+
+def collected_options(ds: Any) -> DatasetOptions:
+    """The options in ``ds`` and upstream, merged as iterators merge them: nearest the output first, then first parent first."""
+    options = DatasetOptions()
+    for parent in ds._parents:
+        options = options.merge(collected_options(parent))
+    return ds.options.merge(options) if isinstance(ds, WithOptionsIterDataset) else options

@@ -10,6 +10,7 @@ from gristmill.core.errors import StateIndexError
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import state_field
 from gristmill.dataset.filter_guard import FilterGuard
+from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.map_dataset import MapDataset, ancestors, read
@@ -24,6 +25,8 @@ class PrefetchIterDataset(IterDataset[T]):
 
     State: the next index to look at. Cost: about 0.3 µs per element in blocks; threads compute them ahead.
     """
+
+    _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> None:
         super().__init__(parent)
@@ -61,8 +64,9 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._read_options = read_options
         self._allow_nones = allow_nones
         self._next_index = 0
-        sparse = next((node for node in ancestors(ds) if node._drops), self)
-        self._guard = FilterGuard(str(sparse))
+        sparse = [node for node in ancestors(ds) if node._drops]
+        self._is_sparse = bool(sparse)
+        self._guard = FilterGuard(str([*sparse, self][0]))
 
     def __str__(self) -> str:
         return f"PrefetchDatasetIterator(read_options={self._read_options}, allow_nones={self._allow_nones})"
@@ -135,6 +139,15 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             raise StateIndexError(f"next_index must be in [0, {self._length}], the length of the dataset, got {index!r:.200}")
         self._stop_reading()
         self._next_index = position
+
+    def _get_next_index(self) -> int:
+        return self._next_index
+
+    def _set_next_index(self, index: int) -> None:
+        self._restore({"next_index": index})
+
+    def _has_gaps(self) -> bool:
+        return self._is_sparse and not self._allow_nones
 
     def _skip(self) -> None:
         while self._next_index < self._length:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any, ClassVar
 
+import numpy as np
+
+from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -32,6 +35,10 @@ class RangeMapDataset(BlockMapDataset[int]):
         return f"RangeMapDataset(start={self.start}, stop={self.stop}, step={self.step})"
 
     __repr__ = __str__
+
+    @property
+    def _element_spec(self) -> Any:
+        return ShapeDtypeStruct((), np.int64)
 
     def _block(self, indices: Indices) -> list[Any]:
         values, length = self._range, self._length

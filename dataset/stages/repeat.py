@@ -8,7 +8,12 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.graph import spec_of_first_parent
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one
 from gristmill.dataset.map_dataset import ReindexMapDataset
+from gristmill.dataset.states import copied
 
 T = TypeVar("T")
 
@@ -54,3 +59,98 @@ class RepeatMapDataset(ReindexMapDataset[T]):
             return index
         self._check_not_empty(self._parent_length)
         return index % self._parent_length
+
+
+class RepeatIterDataset(IterDataset[T]):
+    """Returns the elements of ``parent`` again and again: every epoch is identical, its random steps too.
+
+    Order: the parent's. State: the parent's and the epoch. Cost: one restored state per epoch; worker processes of the parent
+    stay the same.
+
+    Args:
+        parent: the dataset.
+        num_epochs: number of epochs, at least 1; ``None`` repeats for ever.
+
+    Raises:
+        TypeError: ``num_epochs`` is not an integer.
+        ValueError: it is not positive. Also when iterating for ever over a parent without elements.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> list(RepeatIterDataset(MapDataset.range(5).shuffle(seed=1).to_iter_dataset().batch(3), num_epochs=2))
+        [array([1, 2, 3]), array([0, 4]), array([1, 2, 3]), array([0, 4])]
+    """
+
+    _element_spec = spec_of_first_parent
+
+    def __init__(self, parent: Any, num_epochs: int | None = None) -> None:
+        super().__init__(parent)
+        self._num_epochs = None if num_epochs is None else as_int("num_epochs", num_epochs, minimum=1)
+
+    def __str__(self) -> str:
+        return f"RepeatIterDataset(num_epochs={self._num_epochs})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return RepeatDatasetIterator(iterate(self._parent), self._num_epochs)
+
+
+class RepeatDatasetIterator(BlockIterator[T]):
+    _parameters: ClassVar = {"num_epochs": "_num_epochs"}
+    _kind = "stateful"
+
+    def __init__(self, parent: DatasetIterator[Any], num_epochs: int | None) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._num_epochs = num_epochs
+        self._epoch = 0
+        self._start: Any = None  # the parent's state at the beginning, from the time it is first moved
+        self._is_new_epoch = False  # whether the parent has been taken to the beginning and has given nothing since
+
+    def __str__(self) -> str:
+        return f"RepeatDatasetIterator(num_epochs={self._num_epochs})"
+
+    @property
+    def _is_at_end(self) -> bool:
+        return self._num_epochs is not None and self._epoch >= self._num_epochs
+
+    def _take(self, n: int) -> list[Any]:
+        self._note_start()
+        taken: list[Any] = []
+        while len(taken) < n and not self._is_at_end:
+            elements = self._source._take(n - len(taken))
+            if elements:
+                taken += elements
+                self._is_new_epoch = False
+            if len(taken) < n:
+                self._next_epoch()
+        return taken
+
+    def _next_epoch(self) -> None:
+        if not self._is_new_epoch:
+            self._epoch += 1
+            if not self._is_at_end:
+                self._source.set_state(copied(self._start))
+                self._is_new_epoch = True
+        elif self._num_epochs is None:
+            raise ValueError(f"{self} cannot go on: an epoch of {self._source} has no elements, so repeating it would never end")
+        else:
+            self._epoch = self._num_epochs  # the remaining epochs have no elements either
+
+    def _note_start(self) -> None:
+        if self._start is None:
+            self._start = copied(self._source.get_state())
+
+    def get_state(self) -> Any:
+        return {"parent": self._source.get_state(), "epoch": self._epoch}
+
+    def _restore(self, state: Any) -> None:
+        epoch = state_count(state, "epoch", self)
+        self._note_start()
+        self._source.set_state(state_field(state, "parent", self))
+        self._epoch = epoch
+        self._is_new_epoch = False
+
+    def _skip(self) -> None:
+        while not self._is_at_end and not skip_one(self._source):  # what failed may be the first of the next epoch
+            self._next_epoch()
+        self._is_new_epoch = False

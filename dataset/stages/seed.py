@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.seeds import check_seed
+from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, iterate
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -15,6 +16,8 @@ T = TypeVar("T")
 
 class SeedMapDataset(BlockMapDataset[T]):
     """The parent, with a seed for the random steps that follow."""
+
+    _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, seed: int | None) -> None:
         super().__init__(parent)
@@ -29,6 +32,8 @@ class SeedMapDataset(BlockMapDataset[T]):
 
 class SeedIterDataset(IterDataset[T]):
     """The parent, with a seed for the random steps that follow; its iterator is the parent's."""
+
+    _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, seed: int | None) -> None:
         super().__init__(parent)

@@ -9,6 +9,7 @@ import numpy as np
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_ints
+from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.map_dataset import BlockMapDataset, ReindexMapDataset, not_over_a_part
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ class ReindexedMapDataset(BlockMapDataset[T]):
     """
 
     _parameters: ClassVar = {"indices": "_described_indices"}
+    _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, indices: Any) -> None:
         super().__init__(parent)

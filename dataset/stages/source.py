@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
+
+from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.description import source_text
+from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.sources.reading import read_keys, wrap_keys
 
@@ -41,6 +45,20 @@ class SourceMapDataset(BlockMapDataset[T]):
     @property
     def _source_text(self) -> str:
         return source_text(self._source)
+
+    @property
+    def _element_spec(self) -> Any:
+        source = self._source
+        if isinstance(source, DatasetNode):
+            return source._element_spec
+        if isinstance(source, np.ndarray):
+            return ShapeDtypeStruct(source.shape[1:], source.dtype)
+        if not hasattr(source, "element_spec"):
+            raise NotImplementedError(
+                f"{self} does not say what its elements look like: give the source an attribute element_spec, a pytree of "
+                "ShapeDtypeStruct"
+            )
+        return source.element_spec
 
     @property
     def paths(self) -> Any:

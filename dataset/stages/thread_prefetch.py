@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from gristmill.core.errors import as_int
+from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, rewinding, skip_one, snapshot
 from gristmill.dataset.map_dataset import MapDataset
 from gristmill.dataset.pullahead import Failure, PullAhead
-from gristmill.dataset.round_robin import copied
+from gristmill.dataset.states import copied
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -53,6 +54,8 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
         [0, 1, 4, 9, 16]
     """
 
+    _element_spec = spec_of_first_parent
+
     def __init__(self, parent: IterDataset[T] | MapDataset[T], *, prefetch_buffer_size: int) -> None:
         super().__init__(parent)
         self._buffer_size = as_int("prefetch_buffer_size", prefetch_buffer_size, minimum=0)
@@ -90,6 +93,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
     _stage_name: ClassVar = None  # it does nothing to elements or states
     _ahead: PullAhead | None = None  # stopped, or at an error or the end, if it is not at work
     _after: tuple[Sequence[Any], int] | None = None  # states, and which of them is that of this iterator; else it is the parent's
+    _index: int | None = None  # of the next element, from the first time on that it is asked for
     _finalizer: Any = None
 
     def __init__(self, parent: CheckpointableIterator[T], prefetch_buffer_size: int) -> None:
@@ -124,8 +128,10 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         elements = [x for x, _, _ in fetched]
         num = len(elements)
         after = fetched[-1][1:] if fetched else self._after
+        index = None if self._index is None else self._index + num
         # From here on nothing is called, so that an interrupt comes before all of it or after it.
         self._after = after
+        self._index = index
         ahead.wanted = 0
         del ready[:num]
         return elements, None
@@ -207,7 +213,26 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
             return
         self._discard()
         self._source.set_state(state)
-        self._after = None
+        self._after = self._index = None
+
+    def _get_next_index(self) -> int:
+        if self._index is not None:
+            return self._index
+        if self._after is not None:  # the parent may be anywhere
+            state = self._state()
+            if state is None:
+                return super()._get_next_index()
+            self._discard()
+            rewind(self._source, copied(state))
+        index = self._source._get_next_index()
+        if self._buffer_size and not self._has_gaps():
+            self._index = index
+        return index
+
+    def _set_next_index(self, index: int) -> None:
+        self._discard()
+        self._source._set_next_index(index)
+        self._after = self._index = None
 
     def _skip(self) -> None:
         self._discard()
@@ -215,7 +240,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         if state is not None:
             rewind(self._source, copied(state))
         skip_one(self._source)
-        self._after = None
+        self._after = self._index = None
 
 
 class ForeignIterator(DatasetIterator[T]):
@@ -236,6 +261,12 @@ class ForeignIterator(DatasetIterator[T]):
 
     def set_state(self, state: Any) -> None:
         self._iterator.set_state(state)
+
+    def _get_next_index(self) -> int:
+        raise ValueError(f"an iterator of class {type(self._iterator).__name__} knows no index: it is not a DatasetIterator")
+
+    def _set_next_index(self, index: int) -> None:
+        self._get_next_index()
 
     def start_prefetch(self) -> None:
         getattr(self._iterator, "start_prefetch", _do_nothing)()

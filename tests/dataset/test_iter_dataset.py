@@ -57,7 +57,7 @@ def test_bases_are_abstract():
 
 
 def test_streams_have_no_random_access():
-    for name in ("__len__", "__getitem__", "shuffle", "slice", "repeat", "to_iter_dataset"):
+    for name in ("__len__", "__getitem__", "shuffle", "slice", "to_iter_dataset"):
         assert not hasattr(FIVE, name)
 
 

@@ -31,6 +31,7 @@ class IterEntry:
     name: str
     make: Callable[[], IterDataset[Any]]
     expected: list[Any]
+    states_vary: bool = False  # with what an iterator has in memory: where they lead does not
 
 
 # The functions of the table have names in a module, so that plain ``pickle`` finds them.
@@ -127,6 +128,8 @@ def plain(x: Any) -> Any:
         return ("array", str(x.dtype), x.shape, x.tolist())
     if isinstance(x, list | tuple):
         return (type(x), [plain(v) for v in x])
+    if isinstance(x, dict):
+        return (type(x), {key: plain(v) for key, v in x.items()})
     if isinstance(x, Record):
         metadata = x.metadata
         rng = None if metadata.rng is None else str(metadata.rng.bit_generator.state)

@@ -7,13 +7,19 @@ import inspect
 import pkgutil
 
 import entries_basic
+import entries_device
+import entries_files
+import entries_packing
+import entries_reshape
+import entries_select
+import entries_stream
 
 from gristmill import loader
 from gristmill.dataset import IterDataset, stages
 from gristmill.dataset.iterator import BlockIterator
 from gristmill.dataset.map_dataset import BlockMapDataset
 
-_FAMILIES = (entries_basic,)
+_FAMILIES = (entries_basic, entries_device, entries_files, entries_packing, entries_reshape, entries_select, entries_stream)
 
 MAP_ENTRIES = [entry for family in _FAMILIES for entry in family.MAP_ENTRIES]
 ITER_ENTRIES = [entry for family in _FAMILIES for entry in family.ITER_ENTRIES]

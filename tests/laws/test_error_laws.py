@@ -3,11 +3,15 @@
 import itertools
 import threading
 
+import numpy as np
 import pytest
 from entry import DIRECT, THREADED, stream
 
 from gristmill.core.options import ReadOptions
+from gristmill.core.permutation import index_shuffle
 from gristmill.dataset import MapDataset
+from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
+from gristmill.dataset.stages.concat_then_split import ConcatThenSplitIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 from gristmill.loader.records import LegacyOperationIterDataset
 
@@ -102,6 +106,11 @@ STAGES = {
     "iter_filter": lambda b, o: plain_range(o).filter(odd(b)),
     "iter_batch_fn": lambda b, o: plain_range(o).batch(1, batch_fn=lambda xs: checked(b)(xs[0])),
     "legacy_operation": lambda b, o: LegacyOperationIterDataset(plain_range(o), operation(b)),
+    "zip": lambda b, o: MapDataset.range(N).zip(MapDataset.range(N).map(checked(b))).map(lambda row: row[1]).to_iter_dataset(o),
+    "iter_zip_second": lambda b, o: plain_range(o).zip(plain_range(o).map(checked(b))).map(lambda row: row[1]),
+    "flat_map": lambda b, o: MapDataset.range(N).flat_map(lambda x: [checked(b)(x)], max_fan_out=1).to_iter_dataset(o),
+    "iter_flat_map": lambda b, o: plain_range(o).flat_map(lambda x: [checked(b)(x)]),
+    "iter_window_shuffle": lambda b, o: plain_range(o).map(checked(b)).window_shuffle(1, seed=0),
 }
 
 # name: what stands after it, and what becomes of a list of outcomes (an element or ``FAILED``)
@@ -120,12 +129,67 @@ def grouped(size):
     return group
 
 
+def joined(size):
+    def join(outcomes):
+        """A row that fails takes those along with which it would have been joined."""
+        groups, group = [], []
+        for x in outcomes:
+            group.append(x)
+            if x is FAILED or len(group) == size:
+                groups.append(FAILED if x is FAILED else group)
+                group = []
+        return [*groups, group] if group else groups
+
+    return join
+
+
 def drawn(outcomes):
     return [FAILED if x is FAILED else (x, int(stream(4, i).integers(10**6))) for i, x in enumerate(outcomes)]
 
 
 def numbered(outcomes):
     return [FAILED if x is FAILED else (i, x) for i, x in enumerate(outcomes)]
+
+
+def doubled(outcomes):
+    return [y for x in outcomes for y in ([FAILED] if x is FAILED else [x, x])]
+
+
+def window_shuffled(outcomes):
+    delivered = []
+    for k, group in enumerate([outcomes[i : i + 4] for i in range(0, len(outcomes), 4)]):
+        order = [index_shuffle(i, len(group) - 1, 7 + k, 4) for i in range(len(group))]
+        delivered += [FAILED] if FAILED in group else [group[i] for i in reversed(order)]
+    return delivered
+
+
+def packed(size):
+    def pack(outcomes):
+        """A row is complete when something comes that does not fit; what fails meanwhile comes before it."""
+        rows, row = [], []
+        for x in outcomes:
+            if x is not FAILED and len(row) == size:
+                rows.append(row)
+                row = []
+            (rows if x is FAILED else row).append(x)
+        return [*rows, row] if row else rows
+
+    return pack
+
+
+def tokens(ds, num):
+    """Every element as a sequence of ``num`` equal tokens."""
+    return ds.map(lambda x: {"x": np.full(num, x)})
+
+
+def first_fit(ds):
+    rows = FirstFitPackIterDataset(tokens(ds, 2), length_struct={"x": 6}, num_packing_bins=1)
+    return rows.map(lambda row: row["x"][row["x_segment_ids"] > 0][::2].tolist())
+
+
+def concat_then_split(ds):
+    rows = ConcatThenSplitIterDataset(tokens(ds, 3), length_struct={"x": 2})
+    return rows.map(lambda row: row["x"][row["x_segment_ids"] > 0].tolist())
 
 
 AFTER = {
@@ -148,9 +212,29 @@ AFTER = {
         lambda ds: ThreadPrefetchIterDataset(ds.batch(5, batch_fn=list), prefetch_buffer_size=1),
         grouped(5),
     ),
+    "zip": (lambda ds: plain_range(DIRECT).zip(ds, strict=False), numbered),
+    "flat_map": (lambda ds: ds.flat_map(lambda x: [x, x]), doubled),
+    "window_shuffle": (lambda ds: ds.window_shuffle(4, seed=7), window_shuffled),
     "batch_batch": (
         lambda ds: ds.batch(2, batch_fn=list).batch(2, batch_fn=list),
         lambda outcomes: grouped(2)(grouped(2)(outcomes)),
+    ),
+    "first_fit": (first_fit, packed(3)),
+    "first_fit_thread_prefetch": (lambda ds: ThreadPrefetchIterDataset(first_fit(ds), prefetch_buffer_size=2), packed(3)),
+    "concat_then_split": (
+        concat_then_split,
+        lambda outcomes: packed(2)([x for x in outcomes for _ in range(1 if x is FAILED else 3)]),
+    ),
+    "limit": (lambda ds: ds.limit(7), lambda outcomes: outcomes[:7]),
+    "repeat": (lambda ds: ds.repeat(2), lambda outcomes: outcomes * 2),
+    "cache": (lambda ds: ds.cache(), alone),
+    "cache_repeat": (
+        lambda ds: ds.cache().repeat(2),  # what was skipped is not in the cache
+        lambda outcomes: [*outcomes, *[x for x in outcomes if x is not FAILED]],
+    ),
+    "rebatch": (
+        lambda ds: ds.batch(1).rebatch(3).map(lambda rows: rows.tolist()),
+        joined(3),
     ),
 }
 MODES = {"direct": DIRECT, "threaded": THREADED, "far_ahead": ReadOptions(1, 64)}

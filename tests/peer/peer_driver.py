@@ -10,8 +10,14 @@ description, so that the lines of the two can be compared. Imports nothing but N
      "read": [threads, buffer], "limit": n}
      Both may have "workers": number of worker processes.
     {"kind": "code", "code": "..."}     # sets `result`; `m` is the module, `np` is NumPy, `attempt` is below
+    {"kind": "dataset", "code": "M.range(3).shuffle(seed=1)", "indices": [i, ...], "limit": n, "extras": false,
+     "states": [[position, state], ...]}
+     An expression with the names of ``Builder.names``. The last key is for us: states that Grain had at positions in the elements.
 """
 
+import collections
+import faulthandler
+import functools
 import importlib
 import itertools
 import json
@@ -42,7 +48,18 @@ ELEMENTS = {
     "list": lambda i: [i, str(i)],
     "sometimes_none": lambda i: None if i % 3 == 1 else i,
     "nested": lambda i: {"x": (i, {"y": [np.int8(i % 100), None]}), "e": {}},
+    "named": lambda i: Pair(i, np.int32(i)),
+    "ordered": lambda i: collections.OrderedDict(z=i, a=[i]),
+    "rows": lambda i: {"x": np.arange(i, i + i % 4 + 1), "y": (np.full((i % 4 + 1, 2), i, np.float32),)},
+    "tokens": lambda i: {"a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9)},
+    "sequences": lambda i: {
+        "a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9, dtype=np.int32),
+        "b": np.full((1 + i * 3 % 5, 2), i + 0.5),
+        "m": i,
+    },
 }
+
+Pair = collections.namedtuple("Pair", "first second")
 
 
 class Source:
@@ -65,9 +82,10 @@ class Source:
 def each(fn, value):
     """``fn`` of every leaf."""
     if isinstance(value, dict):
-        return {key: each(fn, v) for key, v in value.items()}
+        return type(value)((key, each(fn, v)) for key, v in value.items())
     if isinstance(value, (list, tuple)):
-        return type(value)(each(fn, v) for v in value)
+        parts = [each(fn, v) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return None if value is None else fn(value)
 
 
@@ -124,8 +142,26 @@ def keep_none(x):
     return []
 
 
+def keep_few(x):
+    return total(x) % 25 == 0
+
+
+def fail_sometimes(x):
+    if total(x) % 13 == 5:
+        raise KeyError(x)
+    return x
+
+
+def only(*names):
+    return lambda x: {name: x[name] for name in names}
+
+
 def batch_length(xs):
     return len(xs)
+
+
+def call(fn):
+    return fn()
 
 
 def plain(value):
@@ -133,7 +169,7 @@ def plain(value):
     if isinstance(value, np.ndarray):
         return ["ndarray", value.dtype.str, list(value.shape), [plain(v) for v in value.ravel().tolist()]]
     if isinstance(value, dict):
-        return ["dict", [[key, plain(v)] for key, v in sorted(value.items())]]
+        return [type(value).__name__, [[key, plain(v)] for key, v in sorted(value.items())]]
     if isinstance(value, (list, tuple)):
         return [type(value).__name__, [plain(v) for v in value]]
     return [type(value).__name__, repr(value)]
@@ -148,6 +184,45 @@ class Builder:
         class PlusOne(t.Map):
             def map(self, element):
                 return plus_one(element)
+
+        class PlusIndex(t.MapWithIndex):
+            def map_with_index(self, index, element):
+                return plus_index(index, element)
+
+        class Described(PlusOne):
+            def output_spec(self, input_spec):
+                return input_spec
+
+        class Copies(self.m.experimental.FlatMapTransform):
+            """Up to ``max_fan_out`` copies of an element."""
+
+            def __init__(self, max_fan_out, most=None):
+                self.max_fan_out = max_fan_out
+                self.most = max_fan_out if most is None else most
+
+            def flat_map(self, element):
+                return [element] * (total(element) % (self.most + 1))
+
+        class Numbered(Copies):
+            def flat_map(self, element):
+                return tuple(enumerate(super().flat_map(element)))
+
+        class Generated(Copies):
+            def flat_map(self, element):
+                yield from super().flat_map(element)
+
+        class Turns(t.DatasetSelectionMap):
+            """Each of ``count`` datasets in turn, with ``length`` in an epoch."""
+
+            def __init__(self, count, length):
+                self.count = count
+                self.length = length
+
+            def __len__(self):
+                return self.length
+
+            def __getitem__(self, index):
+                return index % self.count, index // self.count
 
         class PlusRandom(t.RandomMap):
             def random_map(self, element, rng):
@@ -202,6 +277,22 @@ class Builder:
             "KeepMost": KeepMost,
             "MapAndFilter": MapAndFilter,
             "RandomAndFilter": RandomAndFilter,
+            "PlusIndex": PlusIndex,
+            "Described": Described,
+            "Copies": Copies,
+            "Numbered": Numbered,
+            "Generated": Generated,
+        }
+        self.names = {
+            **globals(),
+            **self.transforms,
+            "Turns": Turns,
+            "m": self.m,
+            "M": self.m.MapDataset,
+            "I": self.m.IterDataset,
+            "t": t,
+            "x": self.m.experimental,
+            "partial": functools.partial,
         }
         self.samplers = {"backwards": Backwards, "backwards_with_length": BackwardsWithLength}
 
@@ -278,6 +369,8 @@ class Builder:
             names = {"m": self.m, "np": np, "attempt": attempt, "json": json}
             exec(spec["code"], names)
             return names["result"]
+        if spec["kind"] == "dataset":
+            return self.dataset(spec)
         if spec["kind"] == "map":
             ds = self.steps(self.source(spec), spec["steps"])
             return {"length": len(ds), "elements": [attempt(lambda i=i: plain(ds[i])) for i in spec["indices"]]}
@@ -291,6 +384,91 @@ class Builder:
             return walk(ds, spec["limit"], decode=lambda state: state, live=True)
         legacy = any("Operation" in name or name == "legacy" for name, *_ in spec["operations"])
         return walk(self.loader(spec), spec["limit"], decode=bytes.decode, live=not legacy)
+
+    def dataset(self, spec):
+        """What can be seen of the dataset of ``spec``."""
+        ds = eval(spec["code"], self.names)
+        result = {}
+        if isinstance(ds, self.m.MapDataset):
+            result["length"] = attempt(lambda: len(ds))
+            result["indexed"] = [attempt(lambda i=i: plain(ds[i])) for i in spec["indices"]]
+        if spec["extras"] and not isinstance(ds, self.m.DataLoader):
+            result["element_spec"] = attempt(lambda: plain_spec(self.m.experimental.get_element_spec(ds)))
+        if spec["extras"] and isinstance(ds, self.m.IterDataset):
+            result["next_index"] = self.next_indices(ds)
+        if spec["limit"]:
+            it = iter(ds)
+            result["start"] = attempt(lambda: state_of(it))
+            result["run"] = follow(it, spec["limit"])
+            result["restored"] = []
+            for n, (position, state) in enumerate(spec.get("states", ())):
+                # On new iterators and on the used one, in turn.
+                restored = it if n % 2 else iter(ds)
+                failure = attempt(lambda state=state, restored=restored: set_state_of(restored, state))
+                run = failure or {"state": state_of(restored), **follow(restored, spec["limit"] - position)}
+                result["restored"].append([position, run])
+                if restored is not it:
+                    close(restored)
+            close(it)
+        return result
+
+    def next_indices(self, ds):
+        get, jump = self.m.experimental.get_next_index, self.m.experimental.set_next_index
+        it = iter(ds)
+        found = [attempt(lambda: get(it))]
+        for _ in range(3):
+            found += [attempt(lambda: plain(next(it))), attempt(lambda: get(it))]
+        close(it)
+        for index in (2, 1, 5):
+            it = iter(ds)
+            jumped = attempt(lambda it=it, index=index: jump(it, index))
+            found.append(jumped)
+            if jumped is None:
+                found += [state_of(it), get(it), attempt(lambda it=it: plain(next(it))), attempt(lambda it=it: get(it))]
+            close(it)
+        return found
+
+
+def follow(it, limit):
+    """Elements of ``it`` and the states after them, to ``limit`` or the end or an error."""
+    run = {"elements": [], "states": [], "end": None}
+    while len(run["elements"]) < limit and run["end"] is None:
+        element = attempt(lambda: plain(next(it)))
+        state = attempt(lambda: state_of(it))
+        if isinstance(element, list):
+            run["elements"].append(element)
+            run["states"].append(state)
+        else:
+            run["end"], run["end_state"] = element["error"], state
+    if run["end"] and run["end"][0] == "StopIteration":
+        run["again"] = attempt(lambda: plain(next(it)))
+    return run
+
+
+def state_of(it):
+    """The state of ``it`` as it is in a file."""
+    state = it.get_state()
+    return json.loads(state if isinstance(state, (bytes, str)) else json.dumps(state))
+
+
+def set_state_of(it, state):
+    it.set_state(json.dumps(state).encode() if isinstance(it.get_state(), bytes) else state)
+
+
+def close(it):
+    if hasattr(it, "close"):  # Grain's DataLoaders have none
+        it.close()
+
+
+def plain_spec(spec):
+    """An element spec as JSON."""
+    if hasattr(spec, "shape"):
+        return [list(spec.shape), np.dtype(spec.dtype).str]
+    if isinstance(spec, dict):
+        return {key: plain_spec(v) for key, v in spec.items()}
+    if isinstance(spec, (list, tuple)):
+        return [type(spec).__name__, *map(plain_spec, spec)]
+    return repr(spec)
 
 
 def attempt(fn):
@@ -333,12 +511,14 @@ def main():
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     specs = json.load(sys.stdin)
-    if sys.argv[1] == "grain" and any(spec.get("workers") for spec in specs):  # which need absl flags that have been parsed
+    if sys.argv[1] == "grain" and any(spec.get("workers") or "mp_prefetch" in str(spec) for spec in specs):
+        # Workers need absl flags that have been parsed.
         from absl import flags
 
         flags.FLAGS(sys.argv[:1])
     builder = Builder(sys.argv[1])
     for spec in specs:
+        faulthandler.dump_traceback_later(90, exit=True)
         try:
             result = builder.run(spec)
         except Exception as error:

@@ -1,44 +1,16 @@
-"""Pipelines in Grain 0.2.18 and here give the same elements and states, at every step.
-
-Grain runs in an environment of its own: ``make peers`` makes it in ``.peers/grain``; ``GRISTMILL_PEER_GRAIN`` names another.
-"""
+"""Pipelines in Grain 0.2.18 and here give the same elements and states, at every step."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import pytest
+from peer_process import needs_grain, run
 
-_HERE = Path(__file__).parent
-_PEER = Path(os.environ.get("GRISTMILL_PEER_GRAIN", _HERE.parents[1] / ".peers/grain")) / "bin/python"
-
-pytestmark = pytest.mark.skipif(
-    not _PEER.exists(), reason=f"Grain 0.2.18 is not installed at {_PEER} (run `make peers`), so there is nothing to compare with"
-)
+pytestmark = needs_grain
 
 _PLAIN_SOURCES = ["int", "float", "int32", "uint8", "float32", "int_or_float", "array", "scalar_array", "dict", "tuple", "nested"]
 _OTHER_SOURCES = ["bool", "int8_or_uint8", "str", "bytes", "matrix", "no_bytes", "list"]
-
-
-def run(module, specs):
-    """What the driver prints for ``specs``."""
-    python = sys.executable if module == "gristmill" else str(_PEER)
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [python, str(_HERE / "peer_driver.py"), module],
-        input=json.dumps(specs),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class Random(random.Random):

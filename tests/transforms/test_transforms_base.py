@@ -18,6 +18,7 @@ METHODS = {
     transforms.TfRandomMap: ("np_random_map", ["self", "element", "rng"]),
     transforms.MapWithIndex: ("map_with_index", ["self", "index", "element"]),
     transforms.Filter: ("filter", ["self", "element"]),
+    transforms.FlatMap: ("flat_map", ["self", "element"]),
 }
 
 

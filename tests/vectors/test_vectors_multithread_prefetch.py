@@ -3,14 +3,14 @@
 import json
 
 import pytest
-from test_vectors_mp_prefetch import RUN, decided, states
+from test_vectors_mp_prefetch import ROWS, decided, states
 from vector_data import build, plain
 
 from gristmill.experimental import multithread_prefetch
 
 
 @pytest.mark.parametrize("buffer_size", [0, 1, 7])
-@pytest.mark.parametrize("row", RUN, ids=lambda row: f"{row['pipeline']} {row['num_workers']}")
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['pipeline']} {row['num_workers']}")
 def test_elements_states_and_restoring(row, buffer_size):
     ds = multithread_prefetch(build(row["pipeline"]), row["num_workers"], buffer_size, row.get("sequential_slice", False))
     elements, recorded = decided(row), states(row)

@@ -1,0 +1,152 @@
+"""``pick_performance_config``: numbers of workers and buffered elements from the size of some elements."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.cgroup import available_memory, usable_cpus
+from gristmill.core.errors import as_int
+from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.map_dataset import MapDataset, ancestors
+from gristmill.dataset.slicing import PipelineEditor
+from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
+from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIterDataset
+from gristmill.dataset.stages.prefetch import PrefetchIterDataset
+from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
+
+_log = logging.getLogger("gristmill")
+
+_MIB = 2**20
+_DIRECT = ReadOptions(num_threads=0)
+
+
+@dataclass
+class PerformanceConfig:
+    """Settings for a pipeline, as ``pick_performance_config`` returns them.
+
+    Args:
+        multiprocessing_options: for ``IterDataset.mp_prefetch``.
+        read_options: for ``MapDataset.to_iter_dataset``.
+
+    Example:
+        >>> PerformanceConfig(read_options=ReadOptions(num_threads=4)).multiprocessing_options is None
+        True
+    """
+
+    multiprocessing_options: MultiprocessingOptions | None = None
+    read_options: ReadOptions | None = None
+
+
+def pick_performance_config(
+    ds: IterDataset[Any] | MapDataset[Any],
+    *,
+    ram_budget_mb: float | None,
+    max_workers: int | None,
+    max_buffer_size: int | None,
+    samples_to_check: int = 5,
+) -> PerformanceConfig:
+    """Returns settings with which elements that are ready ahead of their use fit into a memory budget.
+
+    There are as many workers as outputs of ``ds`` fit into the budget, and buffers have as many elements as fit there of those
+    that ``to_iter_dataset`` reads (of all places where it is called together). The two budgets are not combined: ``W`` workers
+    have ``W`` buffers. Sizes are those of the first elements, which are read and transformed in this process, one by one
+    without anything ahead; side effects of that happen. If there are too few elements to tell, the maxima decide.
+
+    Args:
+        ds: the dataset; a ``MapDataset`` stands for its ``to_iter_dataset()``.
+        ram_budget_mb: MiB that may be used. No more than what the process's control group (its container) has left counts, which
+            alone is the budget for ``None``.
+        max_workers: the most workers; by default the number of CPUs that this process may use (by affinity and control group).
+        max_buffer_size: the most elements in a buffer; 1000 by default.
+        samples_to_check: number of elements to look at, at least 1.
+
+    Returns:
+        A configuration of which 0 workers and buffers of 0 elements are possible, after a warning: one element is more than the
+        budget.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: a number is out of range.
+
+    Example:
+        >>> ds = MapDataset.range(100).map(lambda i: np.zeros(2**17)).to_iter_dataset()  # 1 MiB each
+        >>> config = pick_performance_config(ds, ram_budget_mb=20, max_workers=8, max_buffer_size=None)
+        >>> config.multiprocessing_options.num_workers, config.read_options.prefetch_buffer_size
+        (8, 20)
+    """
+    if not isinstance(ds, MapDataset | IterDataset):
+        raise TypeError(f"ds must be a MapDataset or IterDataset, got {ds!r:.200} of type {type(ds).__name__}")
+    for node in ancestors(ds):
+        if isinstance(node, DatasetIterator):
+            raise TypeError(f"ds must not be an iterator, which would be moved, got {node}: pass the dataset that it reads")
+    budget = available_memory() if ram_budget_mb is None else min(_check_budget(ram_budget_mb) * _MIB, available_memory())
+    worker_cap = usable_cpus() if max_workers is None else as_int("max_workers", max_workers, minimum=0)
+    buffer_cap = 1000 if max_buffer_size is None else as_int("max_buffer_size", max_buffer_size, minimum=0)
+    samples = as_int("samples_to_check", samples_to_check, minimum=1)
+    if isinstance(ds, MapDataset):
+        ds = PrefetchIterDataset(ds, _DIRECT)
+    read = [node._parent for node in ancestors(ds) if isinstance(node, PrefetchIterDataset)]
+    return PerformanceConfig(
+        multiprocessing_options=MultiprocessingOptions(_num_fitting("num_workers", [ds], budget, worker_cap, samples)),
+        read_options=ReadOptions(prefetch_buffer_size=_num_fitting("prefetch_buffer_size", read, budget, buffer_cap, samples)),
+    )
+
+
+def _check_budget(megabytes: Any) -> float:
+    if isinstance(megabytes, str) or not hasattr(megabytes, "__float__"):
+        raise TypeError(f"ram_budget_mb must be a number or None, got {megabytes!r:.200} of type {type(megabytes).__name__}")
+    if not megabytes >= 0:  # NaN neither
+        raise ValueError(f"ram_budget_mb must be a non-negative number or None, got {megabytes}")
+    return float(megabytes)
+
+
+def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, samples: int) -> int:
+    """How many elements of each of ``datasets`` fit into ``budget`` bytes together, ``cap`` at most."""
+    sizes = [size for ds in datasets for size in _first_sizes(ds, math.ceil(samples / len(datasets)))]
+    if len(sizes) < samples or not sum(sizes):
+        _log.warning("%d elements of %d are too few to tell their size: %s is its maximum, %d", len(sizes), samples, name, cap)
+        return cap
+    needed = sum(sizes) / len(sizes) * len(datasets)
+    if budget < needed and cap:
+        _log.warning("%s is 0: %.1f MiB are too few for an element of %.1f MiB", name, budget / _MIB, needed / _MIB)
+    return int(min(budget / needed, cap))
+
+
+def _first_sizes(ds: Any, num: int) -> Iterator[int]:
+    if isinstance(ds, MapDataset):
+        ds = PrefetchIterDataset(ds, _DIRECT)
+    with contextlib.closing(iterate(_Unbuffered().replaced(ds))) as it:
+        yield from map(_size, itertools.islice(it, num))
+
+
+class _Unbuffered(PipelineEditor):
+    """Lets everything be computed in this thread, and not before it is asked for."""
+
+    def _replace(self, ds: Any) -> Any:
+        if isinstance(ds, PrefetchIterDataset):
+            return PrefetchIterDataset(ds._parent, _DIRECT, allow_nones=ds._allow_nones)
+        if isinstance(ds, ThreadPrefetchIterDataset | MultithreadPrefetchIterDataset | MultiprocessPrefetchIterDataset):
+            return self.replaced(ds._parent)
+        return self._over_replaced(ds) if isinstance(ds, IterDataset) and ds._parents else ds
+
+
+def _size(element: Any) -> int:
+    """The bytes of an element: of arrays, those of their data."""
+    if isinstance(element, dict):
+        return sum(map(_size, element.values()))
+    if isinstance(element, list | tuple):
+        return sum(map(_size, element))
+    if isinstance(element, np.ndarray):
+        return element.nbytes
+    return max(sys.getsizeof(element), getattr(element, "nbytes", 0))  # arrays of others have their data elsewhere

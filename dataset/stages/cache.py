@@ -1,0 +1,142 @@
+"""``CacheIterDataset``: elements kept in memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+from gristmill.core.errors import StateIndexError, StateMismatchError
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.graph import spec_of_first_parent
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, snapshot
+from gristmill.dataset.states import copied
+
+T = TypeVar("T")
+
+_BLOCK = 256  # elements that are read at once after a restore
+
+
+class CacheIterDataset(IterDataset[T]):
+    """Returns the elements of ``parent``, kept in memory: ``RepeatIterDataset(CacheIterDataset(ds), n)`` computes them once.
+
+    Every iterator has a cache of its own, filled as elements pass. It is complete when the parent has ended, which is not
+    touched any more then. Going back within what is in memory computes nothing.
+
+    Order: the parent's. State: the parent's, the number of elements so far, and whether the cache is complete; no elements. A
+    new iterator that is restored computes those before its position again. Cost: a list's, and the memory of all elements.
+
+    Args:
+        parent: the dataset; all its elements must fit in memory.
+        copy_elements: hand out deep copies, so that elements may be changed in place. Otherwise every epoch has the very same
+            objects, and a change would be seen in the next one.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> ds = MapDataset.range(3).map(lambda x: print("computing", x) or x).to_iter_dataset()
+        >>> list(CacheIterDataset(ds).repeat(2))
+        computing 0
+        computing 1
+        computing 2
+        [0, 1, 2, 0, 1, 2]
+    """
+
+    _element_spec = spec_of_first_parent
+
+    def __init__(self, parent: Any, *, copy_elements: bool = False) -> None:
+        super().__init__(parent)
+        self._copy_elements = bool(copy_elements)
+
+    def __str__(self) -> str:
+        return f"CacheIterDataset(parent={self._parent})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return CacheDatasetIterator(iterate(self._parent), self._copy_elements)
+
+
+class CacheDatasetIterator(BlockIterator[T]):
+    # The parent is always right behind what is in memory, wherever this iterator is.
+    _kind = "stateful"
+
+    def __init__(self, parent: DatasetIterator[Any], copy_elements: bool) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._copy_elements = copy_elements
+        self._elements: list[Any] = []
+        self._is_complete = False
+        self._position = 0
+        self._start: Any = None  # the parent's state at the beginning, from the time it is first moved
+        # What the state says of the parent and of the cache after a restore, which need not be how they are.
+        self._shown: tuple[Any, bool] | None = None
+
+    def _take(self, n: int) -> list[Any]:
+        stop = self._position + n
+        if self._is_complete:
+            if self._shown is not None:
+                self._shown = self._shown[0], True
+        elif stop > len(self._elements):
+            self._read_until(stop)
+            if self._shown is not None and not self._shown[1]:
+                self._shown = None
+        if self._position > len(self._elements):
+            raise StateIndexError(
+                f"position in the state of {self} must be in [0, {len(self._elements)}], the number of elements, "
+                f"got {self._position}"
+            )
+        elements = self._elements[self._position : stop]
+        self._position += len(elements)
+        return [copy.deepcopy(x) for x in elements] if self._copy_elements else elements
+
+    def _read_until(self, stop: int) -> None:
+        """Gets elements into memory until there are ``stop``, or all."""
+        while len(self._elements) < stop and not self._is_complete:
+            n = min(stop - len(self._elements), _BLOCK)
+            before = snapshot(self._source)
+            self._note_start(before)
+            try:
+                elements = pull(self._source, n)
+            except BaseException:
+                if before is not None:
+                    rewind(self._source, before)
+                raise
+            self._elements += elements
+            self._is_complete = len(elements) < n
+
+    def _note_start(self, state: Any) -> None:
+        if self._start is None:
+            self._start = copied(state)
+
+    def get_state(self) -> Any:
+        if self._shown is None:
+            parent, is_complete = self._source.get_state(), self._is_complete
+        else:
+            parent, is_complete = copied(self._shown[0]), self._shown[1]
+        return {"parent": parent, "position": self._position, "cache_filled": is_complete}
+
+    def _restore(self, state: Any) -> None:
+        position = state_count(state, "position", self)
+        is_complete = state_field(state, "cache_filled", self)
+        if is_complete not in (False, True):
+            raise StateMismatchError(f"cache_filled in the state of {self} must be true or false, got {is_complete!r:.200}")
+        parent = state_field(state, "parent", self)
+        now = copied(self._source.get_state())
+        self._note_start(now)
+        if parent not in (now, self._start):
+            try:
+                self._source.set_state(parent)  # which refuses what is none of its states
+            finally:
+                self._source.set_state(now)
+        elif not self._is_complete:
+            self._source.set_state(now)  # what has failed there is to be tried again
+        self._position = position
+        self._shown = copied(parent), bool(is_complete)
+
+    def _skip(self) -> None:
+        while self._position >= len(self._elements) and not self._is_complete:
+            try:
+                self._read_until(len(self._elements) + 1)
+            except Exception:
+                self._source._skip()
+                return
+        if self._position < len(self._elements):
+            self._position += 1

@@ -1,0 +1,261 @@
+"""``ConcatThenSplitIterDataset``: sequences joined one after another and cut into pieces of fixed lengths."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from gristmill.core.element_spec import ShapeDtypeStruct
+from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.map_dataset import MapDataset
+from gristmill.dataset.packing import Memory, PackIterator, Position
+from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
+from gristmill.transforms.sequences import Array, as_sequence
+
+_log = logging.getLogger("gristmill")
+
+
+class BOSHandling(enum.Enum):
+    """What ``ConcatThenSplitIterDataset`` does to the first token of every piece of a sequence.
+
+    Example:
+        >>> list(BOSHandling)
+        [<BOSHandling.DO_NOTHING: 1>, <BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS: 2>]
+    """
+
+    DO_NOTHING = 1
+    REPLACE_FIRST_TOKEN_WITH_BOS = 2
+
+
+class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
+    """Returns rows of fixed length, cut from all sequences joined one after another; only the last one has unused cells.
+
+    A row is a dict: for each feature ``f`` its values; ``f_segment_ids``, ``int32``, which count the pieces of sequences in it
+    from 1 and are 0 in unused cells; ``f_positions``, ``int32``, which count from 0 in each piece, also in one that continues a
+    sequence. With several features a row ends with the element that does not fit: each of its features goes in as far as it fits.
+    Dtypes are those of the first sequence in a row.
+
+    Law: the tokens of a feature come out once each, in order (but for full-length elements that are passed through, and first
+    tokens that are overwritten).
+
+    Order: the parent's. State: the parent's before the element in which a row begins, where in it, and the number of rows since;
+    restoring makes that row again. ``skip_failed`` leaves out a single element, and the state says which one as long as rows are
+    being made of its neighbours. Cost: a few µs per sequence and one copy.
+
+    Args:
+        parent: a dataset of dicts with exactly the features of ``length_struct``: arrays whose first axis is that of the
+            sequence, lists of numbers, or scalars, sequences of length 1. ``None`` is passed over.
+        length_struct: feature to length of a row, at least 1.
+        meta_features: features that are never cut, but repeated in every row that has a piece of their element; without segment
+            ids and positions.
+        split_full_length_features: with ``False``, elements that fit into a row, and fill it with one of their features, are
+            passed through as rows of their own. They come after the row in the making, so that as many of them are held in memory
+            as come in succession.
+        bos_handling: whether the first token of every piece is overwritten.
+        bos_features: the features in which it is.
+        bos_token_id: what with.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: a number is out of range, or arguments do not agree. When iterating, an element is not such a dict, a meta
+            feature is longer than a row, or a trailing shape or values do not suit the row; names the feature.
+
+    Example:
+        >>> import numpy as np
+        >>> from gristmill.dataset import MapDataset
+        >>> ds = MapDataset.source([3, 4, 2]).map(lambda n: {"x": np.full(n, n)}).to_iter_dataset()
+        >>> for row in ConcatThenSplitIterDataset(ds, length_struct={"x": 5}):
+        ...     print(row["x"], row["x_segment_ids"], row["x_positions"])
+        [3 3 3 4 4] [1 1 1 2 2] [0 1 2 0 1]
+        [4 4 2 2 0] [1 1 2 2 0] [0 1 0 1 0]
+    """
+
+    def __init__(
+        self,
+        parent: IterDataset[Any] | MapDataset[Any],
+        *,
+        length_struct: Mapping[str, int],
+        meta_features: Collection[str] = (),
+        split_full_length_features: bool = True,
+        bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
+        bos_features: Collection[str] = (),
+        bos_token_id: int | None = None,
+    ) -> None:
+        super().__init__(parent)
+        if not isinstance(length_struct, Mapping):
+            raise TypeError(f"length_struct must be a dict of lengths by feature, got {length_struct!r:.200}")
+        if not length_struct:
+            raise ValueError("length_struct must name the features and their lengths in a row, got {}")
+        meta, bos = _names("meta_features", meta_features, length_struct), _names("bos_features", bos_features, length_struct)
+        if not isinstance(bos_handling, BOSHandling):
+            raise TypeError(f"bos_handling must be a BOSHandling, got {bos_handling!r:.200}")
+        if bos_handling is BOSHandling.DO_NOTHING and (bos or bos_token_id is not None):
+            raise ValueError(
+                f"bos_features and bos_token_id have no effect with BOSHandling.DO_NOTHING, got {bos} and {bos_token_id!r}: "
+                "pass BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS"
+            )
+        if bos_handling is not BOSHandling.DO_NOTHING and bos_token_id is None:
+            raise ValueError(f"bos_token_id must be given with {bos_handling}")
+        if set(meta) & set(bos):
+            raise ValueError(f"bos_features must not be meta_features as well, got {sorted(set(meta) & set(bos))}")
+        bos_id = None if bos_token_id is None else as_int("bos_token_id", bos_token_id)
+        lengths = {name: as_int(f"the length of feature {name!r}", n, minimum=1) for name, n in length_struct.items()}
+        self._targets = [Target(name, n, name in meta, bos_id if name in bos else None) for name, n in lengths.items()]
+        outputs = [name for target in self._targets for name in _outputs(target)]
+        if len(set(outputs)) < len(outputs):
+            raise ValueError(f"features must not be named as the segment ids or positions of others are, got {list(lengths)}")
+        self._splits_full_length = bool(split_full_length_features)
+
+    def __str__(self) -> str:
+        lengths = {target.name: target.length for target in self._targets}
+        return f"ConcatThenSplitIterDataset(length_struct={lengths})"
+
+    @property
+    def _element_spec(self) -> Any:
+        spec = self._parent._element_spec
+        row = {}
+        for target in self._targets:
+            leaf = spec[target.name]
+            values, *numbers = _outputs(target)
+            row[values] = ShapeDtypeStruct((target.length, *leaf.shape[1:]), leaf.dtype)
+            row.update({name: ShapeDtypeStruct((target.length,), np.int32) for name in numbers})
+        return row
+
+    def __iter__(self) -> DatasetIterator[dict[str, Any]]:
+        return ConcatThenSplitDatasetIterator(iterate(self._parent), self._targets, self._splits_full_length)
+
+
+Slices: TypeAlias = "dict[str, tuple[int, int]] | None"  # what is left of an element that was cut, by feature
+
+
+@dataclass
+class _Rows:
+    """What is made from one position on: a row, and after it the full-length elements that come meanwhile."""
+
+    position: Position[Slices]
+    first: int  # the element there, as numbered by the lookahead
+    row: Concatenation
+    cut: list[Array] | None = None  # the sequences of that element, if it was cut and is in memory
+    passed: list[dict[str, Array]] = field(default_factory=list)
+
+
+class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
+    # An element that is cut remains the next one until nothing is left of it.
+    _parameters: ClassVar = {"targets": "_targets", "split_full_length_features": "_splits_full_length"}
+
+    def __init__(self, parent: DatasetIterator[Any], targets: list[Target], splits_full_length: bool) -> None:
+        super().__init__(parent, None)
+        self._targets = targets
+        self._lengths = {target.name: target.length for target in targets}
+        self._cut_names = [target.name for target in targets if not target.is_meta]
+        self._splits_full_length = splits_full_length
+        self._has_warned = False
+
+    def _pack(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices] | None:
+        ahead = memory.ahead
+        rows = memory.open = memory.open or _Rows(at, 0, Concatenation(self._targets))
+        following: Slices = None
+        cut: list[Array] | None = None
+        for element in self._elements(memory, at):
+            is_first = ahead.num_passed == rows.first
+            sequences = rows.cut if rows.cut is not None and is_first else self._read(element)
+            left = rows.position.start if is_first else None
+            if left is None and not self._splits_full_length and is_full_length(self._targets, sequences):
+                rows.passed.append(Concatenation(self._targets, sequences).output())
+                continue
+            rest = rows.row.add(sequences, self._starts(left, sequences))
+            if rest is not None:
+                if any(rest):
+                    cut, ends = sequences, map(len, sequences)
+                    following = dict(zip(self._lengths, zip(rest, ends, strict=True), strict=True))
+                break
+        else:
+            if rows.position.start is not None and ahead.num_passed == rows.first:
+                raise StateMismatchError(f"the state of {self} says that an element was cut, but there is none left")
+        outputs = [rows.row.output(), *rows.passed] if len(rows.row) else rows.passed
+        if not outputs:
+            return None
+        if rows.row.limiting is not None and not self._has_warned:
+            self._has_warned = True
+            _log.error(
+                "meta feature %r limits how much is packed into a row: consider more than %d cells for it in length_struct",
+                rows.row.limiting.name,
+                rows.row.limiting.length,
+            )
+        ahead.num_passed -= rows.first
+        memory.group = outputs
+        memory.open = _Rows(Position(ahead.state, following), ahead.num_passed, Concatenation(self._targets), cut)
+        return replace(rows.position, skipped=tuple([i - rows.first for i in at.skipped if i >= rows.first]))
+
+    def _after_group(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices]:
+        return at  # the position moves on with the next row
+
+    def _read(self, element: Any) -> list[Array]:
+        """The sequences of an element, in the order of the targets."""
+        if not isinstance(element, Mapping) or element.keys() != self._lengths.keys():
+            got = f"the features {list(element)}" if isinstance(element, Mapping) else f"{element!r:.100} of {type(element)}"
+            raise ValueError(f"elements to pack must be dicts with exactly the features {list(self._lengths)}, got {got}")
+        return [as_sequence(repr(name), element[name]) for name in self._lengths]
+
+    def _starts(self, left: Slices, sequences: list[Array]) -> list[int]:
+        """Where what is left of an element begins."""
+        if left is None:
+            return [0] * len(sequences)
+        for name, array in zip(self._lengths, sequences, strict=True):
+            if name in left and left[name][1] != len(array):
+                raise StateMismatchError(
+                    f"the state of {self} says that {list(left[name])} is left of feature {name!r} of an element, which is now "
+                    f"{len(array)} long: data have changed since"
+                )
+        return [left[name][0] if name in left else 0 for name in self._lengths]
+
+    def _state_at(self, parent: Any, at: Position[Slices]) -> dict[str, Any]:
+        return {
+            "parent_state": parent,
+            "remainder_slices": {name: [-1, -1] if at.start is None else list(at.start[name]) for name in self._cut_names},
+            "elements_from_buffer_after_checkpoint": at.num_taken,
+        }
+
+    def _position_in(self, state: Any) -> Position[Slices]:
+        count = state_count(state, "elements_from_buffer_after_checkpoint", self)
+        given = state_field(state, "remainder_slices", self)
+        slices = {name: state_field(given, name, self) for name in self._cut_names}
+        unknown = [name for name in given if name not in slices]
+        if unknown:
+            raise StateMismatchError(f"remainder_slices in the state of {self} has features {unknown}, which are not cut here")
+        for name, value in slices.items():
+            is_pair = isinstance(value, list | tuple) and len(value) == 2 and all([type(i) is int for i in value])
+            if not is_pair or not (-1 == value[0] == value[1] or 0 <= value[0] <= value[1]):
+                raise StateMismatchError(
+                    f"remainder_slices[{name!r}] in the state of {self} must be [start, stop], or [-1, -1], got {value!r:.200}"
+                )
+        starts = [start for start, _ in slices.values()]
+        if min(starts, default=-1) < 0:
+            if max(starts, default=-1) >= 0:
+                raise StateMismatchError(f"remainder_slices in the state of {self} must be of all features, or none, got {given}")
+            return Position(state_field(state, "parent_state", self), None, count)
+        cut = {name: (start, stop) for name, (start, stop) in slices.items()}
+        return Position(state_field(state, "parent_state", self), cut, count)
+
+
+def _names(argument: str, names: Collection[str], length_struct: Mapping[str, int]) -> tuple[str, ...]:
+    """Distinct names of features."""
+    found = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
+    unknown = [name for name in found if name not in length_struct]
+    if unknown:
+        raise ValueError(f"{argument} must be features of length_struct, which are {list(length_struct)}, got {unknown}")
+    return found
+
+
+def _outputs(target: Target) -> list[str]:
+    """The names of values, segment ids and positions in a row."""
+    name = target.name
+    return [name] if target.is_meta else [name, f"{name}_segment_ids", f"{name}_positions"]

@@ -1,0 +1,299 @@
+"""``flat_map``: one element into several, or none."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, TypeVar
+
+from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.core.indices import Indices, as_ints
+from gristmill.core.naming import transform_name
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
+from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.states import copied
+from gristmill.transforms.base import FlatMap, transform_function
+
+T = TypeVar("T")
+
+_HANDED_OUT = object()
+
+
+class FlatMapMapDataset(BlockMapDataset[T]):
+    """Returns the items that ``transform`` makes of each element; item ``j`` of element ``i`` is at ``i * max_fan_out + j``.
+
+    Where an element has fewer items, there is no element (``None``). Order: the parent's. Cost: one call per element of the
+    parent, where its items are asked for in blocks or one after another; so items that share memory with one another must not
+    be changed in place.
+
+    Args:
+        parent: the dataset.
+        transform: a ``FlatMap``. ``ds.flat_map`` also takes functions.
+
+    Raises:
+        TypeError: ``transform`` is not a ``FlatMap``, or has no ``max_fan_out``.
+        ValueError: ``max_fan_out`` is not positive. When an element is read: it has more items than that.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> class Letters(FlatMap):
+        ...     max_fan_out = 3
+        ...     def flat_map(self, element):
+        ...         return list(element)
+        >>> ds = FlatMapMapDataset(MapDataset.source(["ab", "", "cde"]), Letters())
+        >>> len(ds), ds[1], ds[2], list(ds)
+        (9, 'b', None, ['a', 'b', 'c', 'd', 'e'])
+    """
+
+    _parameters: ClassVar = {"max_fan_out": "_max_fan_out"}
+    _drops = True
+    # The index of the parent's element that was split last, and its items. Whoever uses it takes it away from other threads.
+    _memo: tuple[int, list[Any]] | None
+
+    def __init__(self, parent: Any, transform: FlatMap) -> None:
+        super().__init__(parent)
+        if not isinstance(transform, FlatMap):
+            raise TypeError(
+                f"transform must be an instance of FlatMap, got {transform!r:.200} of type {type(transform).__name__}; "
+                "use ds.flat_map(..., max_fan_out=...) for plain functions"
+            )
+        self._transform = transform
+        self._max_fan_out = check_max_fan_out(transform)
+
+    def __len__(self) -> int:
+        return min(len(self._parent) * self._max_fan_out, sys.maxsize)
+
+    def __str__(self) -> str:
+        return f"FlatMapMapDataset(transform={transform_name(self._transform)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_memo"}
+
+    def _over(self, replaced: Callable[[Any], Any]) -> FlatMapMapDataset[T]:
+        return FlatMapMapDataset(replaced(self._parent), self._transform)
+
+    def _block(self, indices: Indices) -> list[Any]:
+        size, numbers = self._max_fan_out, as_ints(indices)
+        if isinstance(indices, range) and indices.step == 1:
+            wanted: Any = range(indices.start // size, (indices.stop - 1) // size + 1)
+        else:
+            wanted = list(dict.fromkeys([i // size for i in numbers]))
+        found: dict[int, list[Any]] = {}
+        memo = vars(self).pop("_memo", None)
+        if memo is not None and memo[0] == wanted[0]:
+            found[memo[0]] = memo[1]
+            wanted = wanted[1:]
+        if wanted:
+            found.update(zip(wanted, self._split(wanted), strict=True))
+        block: list[Any] = []
+        for i in numbers:
+            number, position = divmod(i, size)
+            items = found[number]
+            if position >= len(items):
+                block.append(None)
+                continue
+            if items[position] is _HANDED_OUT:  # its user may have changed it
+                items = found[number] = self._split([number])[0]
+            block.append(items[position])
+            items[position] = _HANDED_OUT
+        if position < size - 1:
+            self._memo = number, items
+        return block
+
+    def _split(self, numbers: Indices) -> list[list[Any]]:
+        """The items of the parent's elements at ``numbers``."""
+        most = self._max_fan_out
+        return [[] if x is None else items_of(self._transform, x, most) for x in self._parents[0]._block(numbers)]
+
+
+class FlatMapIterDataset(IterDataset[T]):
+    """Returns the items that ``transform`` makes of each element; ``None`` is left out without a call.
+
+    Order: the parent's. State: the parent's before the element whose items are being delivered, and how many of them were. To
+    continue there, the element is read and split again. Cost: one call per element of the parent.
+
+    Args:
+        parent: the dataset.
+        transform: a ``FlatMap``, or a callable that makes an iterable of items of an element. ``max_fan_out`` is not looked at.
+
+    Raises:
+        TypeError: ``transform`` is not callable.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> list(FlatMapIterDataset(MapDataset.source(["ab", "", "c"]).to_iter_dataset(), list))
+        ['a', 'b', 'c']
+    """
+
+    def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
+        super().__init__(parent)
+        self._transform = transform
+        self._with_nones = with_nones  # ``None`` is an element like any other (in a DataLoader)
+        transform_function(transform, FlatMap, "flat_map")
+
+    def __str__(self) -> str:
+        return f"FlatMapIterDataset(transform={transform_name(self._transform)})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return FlatMapDatasetIterator(iterate(self._parent), self._transform, self._with_nones)
+
+
+class FlatMapDatasetIterator(BlockIterator[T]):
+    _kind = "stateful"
+
+    def __init__(self, parent: DatasetIterator[Any], transform: Any, with_nones: bool) -> None:
+        super().__init__(parent)
+        self._transform = transform
+        self._with_nones = with_nones
+        self._fn = transform_function(transform, FlatMap, "flat_map")
+        self._most = 0  # items that an element had so far
+        # What is left of the items of an element, the next one last. ``None``: the parent is before that element.
+        self._left: list[Any] | None = None
+        self._start: Any = None  # the parent's state before that element
+        self._position = 0  # items of that element that were delivered
+
+    def __str__(self) -> str:
+        return f"FlatMapDatasetIterator(transform={transform_name(self._transform)})"
+
+    def _take(self, n: int) -> list[Any]:
+        taken: list[Any] = []
+        while len(taken) < n:
+            if not self._left:
+                self._take_whole(n - len(taken) - 1, taken)
+                if not self._read():
+                    break
+                continue
+            part = self._left[len(taken) - n :]
+            del self._left[-len(part) :]
+            taken += part[::-1]
+            self._position += len(part)
+        return taken
+
+    def _take_whole(self, n: int, taken: list[Any]) -> None:
+        """Adds all items of some elements to ``taken``, ``n`` at most."""
+        num = n // self._most if self._most else 0
+        if num < 2 or self._num_to_leave_out:
+            return
+        parent = self._parents[0]
+        before = snapshot(parent)
+        if before is None:
+            return
+        split = [self._split(x) for x in pull(parent, num)]
+        if sum(map(len, split)) > n:  # an element had more items than any before
+            rewind(parent, before)
+        elif split:
+            taken += itertools.chain.from_iterable(split)
+            self._left, self._start, self._position = [], None, len(split[-1])
+
+    def _read(self) -> bool:
+        """Splits the next element, or again the one that a state points into; false at the end."""
+        parent, delivered = self._parents[0], self._num_to_leave_out
+        start = snapshot(parent)
+        elements = parent._take(1)
+        if not elements:
+            self._left = None
+            return False
+        items = self._split(elements[0])
+        if len(items) < delivered:
+            raise StateMismatchError(
+                f"next_index_in_buffer in the state of {self} is {delivered}, but its element has only {len(items)} items: "
+                "the state belongs to another pipeline"
+            )
+        self._left, self._start, self._position = items[delivered:][::-1], start, delivered
+        return True
+
+    def _split(self, element: Any) -> list[Any]:
+        if element is None and not self._with_nones:
+            return []
+        items = as_list(self._fn(element), self._transform)
+        self._most = max(self._most, len(items))
+        return items
+
+    @property
+    def _num_to_leave_out(self) -> int:
+        """How many items of the element to be read were delivered before."""
+        return self._position if self._left is None else 0
+
+    def get_state(self) -> Any:
+        start = self._parents[0].get_state() if self._left is None or self._start is None else copied(self._start)
+        return {"parent": start, "next_index_in_buffer": self._position}
+
+    def _restore(self, state: Any) -> None:
+        position = state_count(state, "next_index_in_buffer", self)
+        self._parents[0].set_state(state_field(state, "parent", self))
+        self._left, self._position = None, position
+
+    def _skip(self) -> None:
+        parent = self._parents[0]
+        while not self._left:
+            before = snapshot(parent)
+            try:
+                if not self._read():
+                    return
+            except Exception:
+                if before is not None:
+                    rewind(parent, before)
+                skip_one(parent)
+                self._left, self._position = None, 0
+                return
+        self._take(1)
+
+
+class FlatMapFunction(FlatMap):
+    """A function as a ``FlatMap``, under its own name."""
+
+    def __init__(self, transform: Any, max_fan_out: Any) -> None:
+        self._transform = transform
+        self._fn = transform_function(transform, FlatMap, "flat_map")
+        self.max_fan_out = max_fan_out
+
+    def __str__(self) -> str:
+        return transform_name(self._transform)
+
+    def flat_map(self, element: Any) -> Iterable[Any]:
+        return self._fn(element)
+
+
+def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
+    """The arguments of ``MapDataset.flat_map`` as a ``FlatMap``.
+
+    Raises:
+        TypeError: ``transform`` is not callable, or there is no ``max_fan_out``.
+    """
+    if max_fan_out is not None:
+        return FlatMapFunction(transform, max_fan_out)
+    if isinstance(transform, FlatMap):
+        return transform
+    raise TypeError("max_fan_out must be given: the most items that the function makes of one element")
+
+
+def check_max_fan_out(transform: FlatMap) -> int:
+    if not hasattr(transform, "max_fan_out"):
+        raise TypeError(
+            f"{transform_name(transform)} must have an attribute max_fan_out: the most items that it makes of one element"
+        )
+    return as_int("max_fan_out", transform.max_fan_out, minimum=1)
+
+
+def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:
+    """What ``transform`` makes of ``element``: no more than ``most``, its ``max_fan_out``, items."""
+    items = as_list(transform.flat_map(element), transform, most + 1)
+    if len(items) > most:
+        raise ValueError(
+            f"{transform_name(transform)} made more items of one element than its max_fan_out = {most}: raise max_fan_out "
+            "(above about 100 it costs time, as each element has that many indices), or split elements less"
+        )
+    return items
+
+
+def as_list(items: Any, transform: Any, most: int | None = None) -> list[Any]:
+    """What a flat map returned, the first ``most`` items of it."""
+    if not isinstance(items, Iterable) and not hasattr(items, "__getitem__"):
+        raise TypeError(
+            f"{transform_name(transform)} must return a sequence or another iterable of items, got {items!r:.200} of type "
+            f"{type(items).__name__}"
+        )
+    return list(items) if most is None else list(itertools.islice(items, most))

@@ -1,0 +1,87 @@
+"""``LimitIterDataset``: the first elements."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from gristmill.core.errors import StateIndexError, as_int
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.graph import spec_of_first_parent
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one
+from gristmill.dataset.next_index import check_no_gaps
+
+T = TypeVar("T")
+
+
+class LimitIterDataset(IterDataset[T]):
+    """Returns the first ``count`` elements of ``parent``; it is not asked for more.
+
+    Order: the parent's. State: the parent's and the number of elements so far. Cost: none to speak of.
+
+    Args:
+        parent: the dataset; a shorter one simply ends.
+        count: the most elements, at least 1. ``None`` elements count.
+
+    Raises:
+        TypeError: ``count`` is not an integer.
+        ValueError: it is not positive.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> list(LimitIterDataset(MapDataset.range(10).to_iter_dataset(), 3))
+        [0, 1, 2]
+    """
+
+    _element_spec = spec_of_first_parent
+
+    def __init__(self, parent: Any, count: int) -> None:
+        super().__init__(parent)
+        self._count = as_int("count", count, minimum=1)
+
+    def __str__(self) -> str:
+        return f"LimitIterDataset(count={self._count})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return LimitDatasetIterator(iterate(self._parent), self._count)
+
+
+class LimitDatasetIterator(BlockIterator[T]):
+    _parameters: ClassVar = {"count": "_count"}
+    _kind = "one_to_one"
+
+    def __init__(self, parent: DatasetIterator[Any], count: int) -> None:
+        super().__init__(parent)
+        self._count = count
+        self._num_read = 0
+
+    def __str__(self) -> str:
+        return f"LimitDatasetIterator(count={self._count})"
+
+    def _take(self, n: int) -> list[Any]:
+        n = min(n, self._count - self._num_read)
+        elements = self._parents[0]._take(n) if n > 0 else []
+        self._num_read += len(elements)
+        return elements
+
+    def get_state(self) -> Any:
+        return {"parent": self._parents[0].get_state(), "count_elements_read": self._num_read}
+
+    def _restore(self, state: Any) -> None:
+        num_read = state_count(state, "count_elements_read", self)
+        self._parents[0].set_state(state_field(state, "parent", self))
+        self._num_read = num_read
+
+    def _skip(self) -> None:
+        skip_one(self._parents[0])
+        self._num_read += 1
+
+    def _get_next_index(self) -> int:
+        return self._num_read
+
+    def _set_next_index(self, index: int) -> None:
+        check_no_gaps(self)
+        if index > self._count:
+            raise StateIndexError(f"index must be in [0, {self._count}], the limit, got {index}")
+        self._parents[0]._set_next_index(index)
+        self._num_read = index

@@ -1,0 +1,167 @@
+"""``ParquetIterDataset``: the rows of Parquet files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gristmill.core.errors import StateIndexError
+from gristmill.core.state import state_count
+from gristmill.dataset.files import FileIterator, FilesIterDataset
+from gristmill.dataset.iterator import DatasetIterator
+from gristmill.sources.parquet import ParquetRows
+
+
+class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
+    """Returns the rows of Parquet files, as dictionaries: the name of a column to a value.
+
+    A value is what pyarrow's ``column.to_numpy()`` of the column in its row group holds: NumPy scalars for numbers and dates,
+    ``str`` and ``bytes``, arrays for lists, dictionaries for structs. A missing value is ``None``, NaN or NaT; in a row group
+    where an integer is missing, that column is of floats.
+
+    Order: the file's; the rows of several files in turn, of 16 files at a time (as ``InterleaveIterDataset``). State: the row
+    group and the row in it; restoring reads that row group again, up to there. Cost: about 0.2 µs per value. Memory: for each
+    open file about a megabyte of rows, the row group that is being read as it is in the file (less with ``buffer_size=...``), and
+    those of its columns whose values look different if one of them is missing (integers, booleans and nested types), unless
+    the file's statistics say that none is missing and no list is empty.
+
+    Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, …. Of a single file they share the
+    row groups in the same way; a state then counts the row groups of the worker.
+
+    A damaged row group is an error when its turn comes; ``skip_failed()`` goes on behind that row group.
+
+    Args:
+        path: a file, or a sequence of files; none makes an empty dataset. Patterns are not expanded.
+        columns: the names of the columns to read; all by default. An addition to Grain's arguments.
+        read_kwargs: go to ``pyarrow.parquet.ParquetFile``: ``memory_map=True``, ``filesystem=...``, ….
+
+    Raises:
+        TypeError: ``path`` or ``columns`` is something else.
+        ValueError: ``columns`` is empty.
+
+    Errors of ``next``: ``ImportError`` if pyarrow is not installed; ``ValueError`` names a file that is not a Parquet file, is
+    damaged, or lacks a column; ``StateIndexError`` says that a state is about a longer file; ``OSError`` if the file is missing.
+
+    Example:
+        >>> import os, tempfile, pyarrow, pyarrow.parquet
+        >>> path = os.path.join(tempfile.mkdtemp(), "letters.parquet")
+        >>> table = pyarrow.table({"number": [1.5, 2.5, 3.5], "letter": ["a", "b", "c"]})
+        >>> pyarrow.parquet.write_table(table, path, row_group_size=2)
+        >>> it = iter(ParquetIterDataset(path).map(lambda row: row["letter"] * int(row["number"])))
+        >>> next(it), it.get_state(), list(it)
+        ('a', {'row_group': 0, 'index_within_row_group': 1}, ['bb', 'ccc'])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+        **read_kwargs: Any,
+    ) -> None:
+        super().__init__(path)
+        if columns is not None:
+            if isinstance(columns, str) or not all([isinstance(name, str) for name in columns]):
+                raise TypeError(f"columns must be a sequence of names, got {columns!r:.200}")
+            columns = list(columns)
+            if not columns:
+                raise ValueError("columns must not be empty: name at least one, or leave it out to read all")
+        self._columns = columns
+        self._read_kwargs = read_kwargs
+        self._slices: tuple[slice, ...] = ()  # of the row groups of a single file
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Keeps some of the files, or of the row groups of a single one: those of one of several workers."""
+        if len(self._paths) == 1:
+            self._slices = (*self._slices, sl)
+        else:
+            super().set_slice(sl, sequential_slice)
+
+    @property
+    def _element_spec(self) -> Any:
+        if not self._paths:
+            raise NotImplementedError(f"{self} has no rows to describe")
+        rows = ParquetRows(self._paths[0], columns=self._columns, slices=self._slices, read_kwargs=self._read_kwargs)
+        with contextlib.closing(rows):
+            return rows.element_spec()
+
+    def _file_iterator(self, path: str | os.PathLike[str]) -> DatasetIterator[dict[str, Any]]:
+        return ParquetDatasetIterator(path, self._columns, self._slices, self._read_kwargs)
+
+
+class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
+    _place: tuple[int, int]  # the row group, and the row of it with which the block begins
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        columns: Sequence[str] | None,
+        slices: Sequence[slice],
+        read_kwargs: Mapping[str, Any],
+    ) -> None:
+        super().__init__(path, (0, 0))
+        self._columns = columns
+        self._slices = slices
+        self._read_kwargs = read_kwargs
+
+    def _open(self) -> ParquetRows:
+        return ParquetRows(self._path, columns=self._columns, slices=self._slices, read_kwargs=self._read_kwargs)
+
+    def _read(self, file: ParquetRows) -> tuple[list[dict[str, Any]], tuple[int, int]]:
+        place = self._next_row(file)
+        return file.read(*place) if file.num_groups else [], place
+
+    def _next_row(self, file: ParquetRows) -> tuple[int, int]:
+        """The row group and row of what comes next: not behind a row group's end, unless it is the last one."""
+        group, row = self._position
+        if group >= max(file.num_groups, 1) or row > (file.num_rows(group) if file.num_groups else 0):
+            place = f"row {row} of row group {group}"
+            raise StateIndexError(f"the state of {self} is {place}, but the file has no such place: it has become shorter")
+        while group + 1 < file.num_groups and row == file.num_rows(group):
+            group, row = group + 1, 0
+        return group, row
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        group, first_row = self._place
+        return group, first_row + self._index
+
+    def get_state(self) -> Any:
+        group, row = self._position
+        return {"row_group": group, "index_within_row_group": row}
+
+    def _restore(self, state: Any) -> None:
+        self._go_to(state_count(state, "row_group", self), state_count(state, "index_within_row_group", self))
+
+    def _go_to(self, group: int, row: int) -> None:
+        index = row - self._place[1]
+        if group == self._place[0] and 0 <= index <= len(self._block):
+            self._index, self._is_at_end = index, False
+        else:
+            self._leave_block((group, row))
+
+    def _skip(self) -> None:
+        def end_of_group(file: ParquetRows) -> tuple[int, int]:
+            group, _ = self._next_row(file)
+            return group, file.num_rows(group)
+
+        self._go_to(*self._use_file(end_of_group))
+
+    def _get_next_index(self) -> int:
+        group, row = self._position
+        return self._use_file(lambda file: sum([file.num_rows(i) for i in range(group)]) + row)
+
+    def _set_next_index(self, index: int) -> None:
+        def place(file: ParquetRows) -> tuple[int, int]:
+            row = index
+            for group in range(file.num_groups):
+                if row <= file.num_rows(group):
+                    return group, row
+                row -= file.num_rows(group)
+            if row:
+                raise StateIndexError(f"index must be in [0, {index - row}], the number of rows, got {index}")
+            return 0, 0
+
+        self._go_to(*self._use_file(place))

@@ -1,0 +1,207 @@
+"""``RebatchIterDataset``: the same rows in batches of another size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from gristmill.core import tree
+from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
+from gristmill.core.errors import StateIndexError
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, skip_one, snapshot
+from gristmill.dataset.states import copied
+from gristmill.transforms.base import check_batch_size
+from gristmill.transforms.batching import Allocate, BufferPool
+
+T = TypeVar("T")
+
+
+class RebatchIterDataset(IterDataset[T]):
+    """Returns the rows of the parent's batches in batches of ``batch_size`` rows.
+
+    As if all batches were joined along the first axis of every leaf, and cut again. What lies within one batch of the parent is
+    a view of it; dtypes are promoted only where a batch is joined from several.
+
+    Order: the parent's. State: the parent's before the batch that is being cut, and how many of its rows are used. Cost: a view
+    per leaf, or one copy where batches are joined.
+
+    Args:
+        parent: a dataset of batches: pytrees of arrays, with the same number of rows, at least 1, in all leaves.
+        batch_size: rows per batch, at least 1.
+        drop_remainder: drop the last batch if it is smaller.
+
+    Raises:
+        TypeError: ``batch_size`` is not an integer.
+        ValueError: it is not positive. When iterating, for elements of different structure, leaves with different numbers of
+            rows, and batches without rows.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> list(RebatchIterDataset(MapDataset.range(8).to_iter_dataset().batch(3), 4))
+        [array([0, 1, 2, 3]), array([4, 5, 6, 7])]
+    """
+
+    def __init__(self, parent: Any, batch_size: int, drop_remainder: bool = False) -> None:
+        super().__init__(parent)
+        self._batch_size = check_batch_size(batch_size)
+        self._drop_remainder = bool(drop_remainder)
+
+    def __str__(self) -> str:
+        return f"RebatchIterDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+
+    @property
+    def _element_spec(self) -> Any:
+        size = self._batch_size
+        return map_spec(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), self._parent._element_spec)
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return RebatchDatasetIterator(iterate(self._parent), self._batch_size, self._drop_remainder)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch that is being cut; without leaves, it stands for the end."""
+
+    leaves: list[Any]
+    num_rows: int
+    before: Any  # the parent's state before it
+
+
+class RebatchDatasetIterator(BlockIterator[T]):
+    # The parent is always right behind the batch in memory, or at the batch that is to be cut.
+    _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
+    _kind = "stateful"
+
+    def __init__(self, parent: DatasetIterator[Any], batch_size: int, drop_remainder: bool) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._batch_size = batch_size
+        self._drop_remainder = drop_remainder
+        self._allocate: Allocate = BufferPool()
+        self._flatten: Any = None  # the function that flattened the first batch, and what it found
+        self._structure: Any = None
+        self._batch: _Batch | None = None
+        self._row = 0  # rows used of the batch that is being cut, whether or not it is in memory
+
+    def __str__(self) -> str:
+        return f"RebatchDatasetIterator(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+
+    def _take(self, n: int) -> list[Any]:
+        batches: list[Any] = []
+        while len(batches) < n:
+            pieces = self._cut()
+            if not pieces:
+                break
+            leaves = pieces[0] if len(pieces) == 1 else self._join(pieces)
+            batches.append(tree.unflatten(self._structure, leaves))
+        return batches
+
+    def _cut(self) -> list[list[Any]]:
+        """The next rows, the leaves of every piece of a batch; nothing at the end."""
+        pieces: list[list[Any]] = []
+        missing = self._batch_size
+        while missing:
+            while self._batch is None or self._row == self._batch.num_rows:
+                if not self._read():
+                    return [] if self._drop_remainder else pieces
+            start, self._row = self._row, min(self._row + missing, self._batch.num_rows)
+            pieces.append([leaf[start : self._row] for leaf in self._batch.leaves])
+            missing -= self._row - start
+        return pieces
+
+    def _read(self) -> bool:
+        """Gets the next batch to cut into memory, if there is one."""
+        before = copied(snapshot(self._source))
+        try:
+            elements = self._source._take(1)
+            batch = self._checked(elements[0], before) if elements else None
+        except BaseException:
+            if before is not None:
+                rewind(self._source, before)
+            raise
+        if batch is None:
+            if self._batch is None or self._batch.leaves:
+                self._batch = _Batch([], self._row, before)
+            return False
+        if self._batch is not None:
+            self._row = 0
+        self._batch = batch
+        return True
+
+    def _checked(self, element: Any, before: Any) -> _Batch:
+        flatten = self._flatten or tree.flattener()
+        leaves, structure = flatten(element)
+        if self._structure is not None and structure != self._structure:
+            raise ValueError(
+                f"all elements that {self} joins must have the same structure; the first one is {self._structure!s:.200}, "
+                f"another one {structure!s:.200}"
+            )
+        if not leaves:
+            raise ValueError(f"{self} needs batches, pytrees with arrays, got {element!r:.100}")
+        for i, leaf in enumerate(leaves):
+            if not getattr(leaf, "shape", ()):
+                raise TypeError(f"{self} needs arrays with a first axis, {_name(element, i)} is {leaf!r:.100}")
+            if leaf.shape[0] != leaves[0].shape[0]:
+                raise ValueError(
+                    f"all leaves of a batch must have the same number of rows; {_name(element, 0)} has {leaves[0].shape[0]}, "
+                    f"{_name(element, i)} has {leaf.shape[0]}"
+                )
+        num_rows = leaves[0].shape[0]
+        if num_rows == 0:
+            raise ValueError(f"{self} got a batch without rows: leave it out with filter()")
+        if self._batch is None and self._row > num_rows:
+            raise StateIndexError(f"batch_idx in the state of {self} must be in [0, {num_rows}], the rows there, got {self._row}")
+        self._flatten, self._structure = flatten, structure
+        return _Batch(leaves, num_rows, before)
+
+    def _join(self, pieces: list[list[Any]]) -> list[Any]:
+        joined = []
+        for i, arrays in enumerate(zip(*pieces, strict=True)):
+            try:
+                joined.append(self._concatenate(arrays))
+            except (ValueError, TypeError) as error:
+                name = _name(tree.unflatten(self._structure, pieces[0]), i)
+                shown = " and ".join([f"{getattr(array, 'dtype', type(array))}{list(array.shape)}" for array in arrays])
+                raise ValueError(f"{self} cannot join pieces of {name} whose shapes or dtypes do not agree: {shown}") from error
+        return joined
+
+    def _concatenate(self, arrays: tuple[Any, ...]) -> Any:
+        if any([type(array) is not np.ndarray for array in arrays]):
+            return np.concatenate(arrays)
+        shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+        return np.concatenate(arrays, out=self._allocate(shape, np.result_type(*arrays)))
+
+    def _allocate_with(self, allocate: Allocate) -> None:
+        self._allocate = allocate
+
+    def get_state(self) -> Any:
+        before = None if self._batch is None else self._batch.before
+        return {"parent": self._source.get_state() if before is None else copied(before), "batch_idx": self._row}
+
+    def _restore(self, state: Any) -> None:
+        row = state_count(state, "batch_idx", self)
+        before = state_field(state, "parent", self)
+        batch = self._batch
+        if batch is not None and batch.leaves and batch.before == before and row <= batch.num_rows:
+            self._source.set_state(self._source.get_state())  # what has failed there is to be tried again
+        else:
+            self._source.set_state(before)
+            self._batch = None
+        self._row = row
+
+    def _skip(self) -> None:
+        try:
+            self._cut()
+        except Exception:  # how many rows that batch has cannot be known: the next output begins after it
+            skip_one(self._source)
+            self._batch = None
+            self._row = 0
+
+
+def _name(element: Any, i: int) -> str:
+    path = tree.leaf_paths(element)[i]
+    return f"leaf {path}" if path else "the element"

@@ -1,0 +1,116 @@
+"""``TFRecordIterDataset``: the records of TFRecord files."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+from gristmill.core.state import state_count
+from gristmill.dataset.files import FileIterator, FilesIterDataset
+from gristmill.dataset.iterator import DatasetIterator
+from gristmill.sources.tfrecord import Compression, TFRecordFile, check_compression
+
+
+class TFRecordIterDataset(FilesIterDataset[bytes]):
+    """Returns the records of TFRecord files, as ``bytes``. TensorFlow is not needed.
+
+    Order: the file's; the records of several files in turn, of 16 files at a time (as ``InterleaveIterDataset``). State: the
+    offset of the next record in the file; restoring goes there at once. Cost: about 1 µs per record; the checksums as much
+    again, and 1 ns per byte.
+
+    Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, …. Several workers of a single path
+    are an error: nobody knows where the records of a file begin without reading it.
+
+    A record with a wrong checksum, or one that is cut off, is an error when its turn comes; ``skip_failed()`` goes on behind it,
+    unless it is the length that is damaged. A cut-off record is the last one.
+
+    Args:
+        path: a file, or a sequence of files; none makes an empty dataset. An object with a method ``open``, like those of
+            ``pathlib`` and ``etils.epath``, opens itself. Patterns are not expanded.
+        check_crc: compare the checksums. Grain does not, and reads files that have none.
+        compression: ``"gzip"`` or ``"zlib"`` for files that are compressed as a whole. Restoring a state then inflates the file
+            up to the offset, which is that in the uncompressed data.
+
+    Raises:
+        TypeError: ``path`` is something else.
+        ValueError: ``compression`` is something else.
+
+    Errors of ``next``: ``ValueError`` names the file and the offset of a damaged record; ``StateIndexError`` says that a state
+    is about a longer file; ``OSError`` if the file is missing or cannot be read.
+
+    Example:
+        >>> import os, struct, tempfile
+        >>> from gristmill.sources.crc32c import masked_crc32c
+        >>> def framed(data):
+        ...     size = struct.pack("<Q", len(data))
+        ...     size_crc, data_crc = [struct.pack("<I", crc) for crc in masked_crc32c([size, data])]
+        ...     return size + size_crc + data + data_crc
+        >>> path = os.path.join(tempfile.mkdtemp(), "letters.tfrecord")
+        >>> with open(path, "wb") as file:
+        ...     _ = file.write(b"".join(framed(data) for data in (b"a", b"bb", b"")))
+        >>> it = iter(TFRecordIterDataset(path))
+        >>> next(it), it.get_state(), list(it)
+        (b'a', {'reader_offset': 17}, [b'bb', b''])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        check_crc: bool = True,
+        compression: Compression | None = None,
+    ) -> None:
+        super().__init__(path)
+        self._is_one_file = isinstance(path, str | os.PathLike)
+        self._check_crc = bool(check_crc)
+        self._compression = check_compression(compression)
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Keeps some of the files: those of one of several workers.
+
+        Raises:
+            ValueError: ``path`` is not a sequence.
+        """
+        if self._is_one_file:
+            raise ValueError(
+                f"{self} is one file, which cannot be sliced among several workers: "
+                "write the records to several files and pass a list of them, or use one worker"
+            )
+        super().set_slice(sl, sequential_slice)
+
+    def _file_iterator(self, path: str | os.PathLike[str]) -> DatasetIterator[bytes]:
+        return TFRecordDatasetIterator(path, self._check_crc, self._compression)
+
+
+class TFRecordDatasetIterator(FileIterator[bytes]):
+    _place: list[int]  # the offsets of the records of the block, and of what follows it
+
+    def __init__(self, path: str | os.PathLike[str], check_crc: bool, compression: Compression | None) -> None:
+        super().__init__(path, [0])
+        self._check_crc = check_crc
+        self._compression = compression
+
+    def _open(self) -> TFRecordFile:
+        return TFRecordFile(self._path, check_crc=self._check_crc, compression=self._compression)
+
+    def _read(self, file: TFRecordFile) -> tuple[list[bytes], list[int]]:
+        return file.read(self._place[-1])
+
+    def get_state(self) -> Any:
+        return {"reader_offset": self._place[self._index]}
+
+    def _restore(self, state: Any) -> None:
+        self._go_to(state_count(state, "reader_offset", self))
+
+    def _go_to(self, offset: int) -> None:
+        i = bisect_left(self._place, offset)
+        if offset in self._place[i : i + 1]:
+            self._index, self._is_at_end = i, False
+        else:
+            self._leave_block([offset])
+
+    def _skip(self) -> None:
+        offset = self._place[self._index]
+        self._go_to(self._use_file(lambda file: file.skip(offset)))

@@ -1,0 +1,231 @@
+"""``window_shuffle``: a shuffle within windows of consecutive elements."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.core.indices import Indices
+from gristmill.core.permutation import Permutation, shuffled_order
+from gristmill.core.state import state_count, state_field
+from gristmill.dataset.graph import random_seed, spec_of_first_parent
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
+from gristmill.dataset.map_dataset import ReindexMapDataset
+from gristmill.dataset.states import copied
+
+T = TypeVar("T")
+
+
+class WindowShuffleMapDataset(ReindexMapDataset[T]):
+    """Returns the parent's elements, shuffled within windows; each window of each epoch has an order of its own.
+
+    Order: window ``q`` of the ``n`` in epoch ``e`` is permuted by ``index_shuffle`` with seed ``seed + e * n + q``. A window ends
+    with its epoch, so every epoch has each element once. Cost: half a millisecond for each window of up to 65536 elements that
+    is entered, and 0.05 µs per element in blocks; the eight windows used last are kept.
+
+    Args:
+        parent: the dataset.
+        window_size: elements per window, at least 1; the last window of an epoch may be shorter.
+        seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
+
+    Raises:
+        TypeError: an argument is not an integer.
+        ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> list(WindowShuffleMapDataset(MapDataset.range(10), window_size=4, seed=3))
+        [2, 3, 0, 1, 5, 4, 6, 7, 9, 8]
+    """
+
+    _parameters: ClassVar = {"window_size": "_window_size", "seed": "_seed"}
+    _element_spec = spec_of_first_parent
+
+    def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
+        super().__init__(parent)
+        self._window_size = as_int("window_size", window_size, minimum=1)
+        self._seed = random_seed(self, seed, "window_shuffle", bits=32)
+        # The windows of one length are the "epochs" of a permutation. Only the last window of an epoch may be shorter.
+        self._whole = Permutation(self._window_size, self._seed)
+        self._last = Permutation(0, self._seed)
+
+    @property
+    def _limit(self) -> int:
+        length = len(self)
+        return max(2**62 - length, length - 1)
+
+    def _current_layout(self) -> tuple[int, int]:
+        """The length of an epoch and the number of its whole windows."""
+        length = len(self._parents[0])
+        self._check_not_empty(length)
+        num_whole, rest = divmod(length, self._window_size)
+        if self._last.length != rest:  # it may change as long as nothing downstream has fixed it
+            self._last = Permutation(rest, self._seed)
+        return length, num_whole
+
+    def _reindex(self, index: Any) -> Any:
+        length, num_whole = self._current_layout()
+        epoch = index // length
+        position = index - epoch * length
+        window = position // self._window_size
+        offset = position - window * self._window_size
+        number = epoch * (num_whole + (self._last.length > 0)) + window
+        if type(index) is int:
+            permutation = self._whole if window < num_whole else self._last
+            return index - offset + permutation.one(number, offset)
+        is_last = window == num_whole
+        if not is_last.any():
+            return index - offset + self._whole.many(number, offset)
+        moved = index - offset
+        for permutation, here in ((self._whole, ~is_last), (self._last, is_last)):
+            if here.any():
+                moved[here] += permutation.many(number[here], offset[here])
+        return moved
+
+    def _reindex_range(self, indices: range) -> Indices | None:
+        length, num_whole = self._current_layout()
+        epoch, position = divmod(indices.start, length)
+        window, offset = divmod(position, self._window_size)
+        start = indices.start - offset
+        if indices.step != 1 or abs(start) > self._limit:
+            return None
+        permutation = self._whole if window < num_whole else self._last
+        found = permutation.run(epoch * (num_whole + (self._last.length > 0)) + window, offset, len(indices))
+        return None if found is None else found + start
+
+
+class WindowShuffleIterDataset(IterDataset[T]):
+    """Returns the parent's elements, shuffled within windows of ``window_size``, each of which is held in memory.
+
+    Order: the elements of window ``k`` are permuted by ``index_shuffle`` with seed ``seed + k`` and come out from the back.
+    State: the parent's before the window, the number of the window, and how many of its elements were delivered. To continue
+    there, the window is read again when the first element is asked for. Cost: half a millisecond per window.
+
+    When ``next`` fails because of an element of the window, ``skip_failed`` leaves out the whole window, as it does with a batch.
+
+    Args:
+        parent: the dataset.
+        window_size: elements per window, at least 1; the last window may be shorter.
+        seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
+
+    Raises:
+        TypeError: an argument is not an integer.
+        ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> list(WindowShuffleIterDataset(MapDataset.range(10).to_iter_dataset(), window_size=4, seed=3))
+        [1, 0, 3, 2, 7, 6, 4, 5, 8, 9]
+    """
+
+    _element_spec = spec_of_first_parent
+
+    def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
+        super().__init__(parent)
+        self._window_size = as_int("window_size", window_size, minimum=1)
+        self._seed = random_seed(self, seed, "window_shuffle", bits=32)
+
+    def __str__(self) -> str:
+        return "WindowShuffleIterDataset"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return WindowShuffleDatasetIterator(iterate(self._parent), self._window_size, self._seed)
+
+
+class WindowShuffleDatasetIterator(BlockIterator[T]):
+    _parameters: ClassVar = {"window_size": "_window_size", "seed": "_seed"}
+    _kind = "stateful"
+
+    def __init__(self, parent: DatasetIterator[Any], window_size: int, seed: int) -> None:
+        super().__init__(parent)
+        self._window_size = window_size
+        self._seed = seed
+        # What is left of the window, the next element last. What was handed out is not kept: its user may change it, and a step
+        # that is taken back must find it as it was. ``None``: the window is to be read, and the parent is where it starts.
+        self._left: list[Any] | None = None
+        self._start: Any = None  # the parent's state before the window
+        self._end: Any = None  # and after it
+        self._is_last = False  # whether the parent ended with it
+        self._number = 0  # of the window that the next element comes from
+        self._position = 0  # elements of the window that were delivered
+
+    def _take(self, n: int) -> list[Any]:
+        taken: list[Any] = []
+        while len(taken) < n:
+            if not self._left:
+                if not self._read():
+                    break
+                continue
+            part = self._left[len(taken) - n :]
+            del self._left[-len(part) :]
+            taken += part[::-1]
+            self._position += len(part)
+            if not self._left:
+                self._number += 1
+        return taken
+
+    def _read(self) -> bool:
+        """Reads the next window, or again the one that a state points into; false at the end."""
+        if self._is_last:
+            return False
+        parent, delivered = self._parents[0], self._num_to_leave_out
+        start = snapshot(parent)
+        window = pull(parent, self._window_size)
+        if len(window) < delivered:
+            raise StateMismatchError(
+                f"pos_in_window in the state of {self} is {delivered}, but only {len(window)} elements follow where its window "
+                "starts: the state belongs to another pipeline"
+            )
+        self._position = delivered
+        if not window:
+            self._left = None
+            return False
+        self._start, self._end = start, snapshot(parent)
+        self._is_last = len(window) < self._window_size
+        self._left = []
+        if delivered < len(window):  # otherwise the number is already that of the next window
+            order = shuffled_order(len(window), self._seed + self._number)[: len(window) - delivered]
+            self._left = [window[i] for i in order.tolist()]
+        return True
+
+    @property
+    def _num_to_leave_out(self) -> int:
+        """How many elements of the window to be read were delivered before."""
+        return self._position if self._left is None else 0
+
+    def get_state(self) -> Any:
+        start = self._parents[0].get_state() if self._left is None or self._start is None else copied(self._start)
+        return {"parent_window_start_state": start, "window_index": self._number, "pos_in_window": self._position}
+
+    def _restore(self, state: Any) -> None:
+        number, position = [state_count(state, key, self) for key in ("window_index", "pos_in_window")]
+        start = state_field(state, "parent_window_start_state", self)
+        if position > self._window_size:
+            raise StateMismatchError(
+                f"pos_in_window in the state of {self} must be at most window_size = {self._window_size}, got {position}"
+            )
+        if rewinding.is_active and self._left is not None and (number, position) == (self._number, self._position):
+            self._parents[0].set_state(copied(self._end))  # a step that failed before it took anything from the window
+            return
+        self._parents[0].set_state(start)
+        self._left = None
+        self._is_last = False
+        self._number, self._position = number, position
+
+    def _skip(self) -> None:
+        parent = self._parents[0]
+        while not self._left:
+            before = snapshot(parent)
+            try:
+                if not self._read():
+                    return
+            except Exception:
+                if before is not None:
+                    rewind(parent, before)
+                for _ in range(self._window_size):
+                    skip_one(parent)
+                self._number += self._num_to_leave_out < self._window_size
+                self._left, self._position = None, 0
+                return
+        self._take(1)

@@ -1,0 +1,177 @@
+"""``zip``: elements of several datasets side by side."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.indices import Indices
+from gristmill.core.state import state_field
+from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
+from gristmill.dataset.map_dataset import BlockMapDataset
+
+T = TypeVar("T")
+
+
+class ZipMapDataset(BlockMapDataset[T]):
+    """Returns tuples: the elements of all parents at the same index.
+
+    A missing element stands as ``None`` in its tuple. Order: the parents'. Cost: about 0.1 µs per element.
+
+    Args:
+        parents: map datasets of the same length.
+        drop_missing: give no element where one of the parents has none. An addition to Grain's parameters.
+
+    Raises:
+        TypeError: one of ``parents`` is not a map dataset.
+        ValueError: there are no parents, or their lengths differ.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> odd = MapDataset.range(3).filter(lambda x: x % 2 == 1)
+        >>> list(ZipMapDataset([odd, MapDataset.source("abc")]))
+        [(None, 'a'), (1, 'b'), (None, 'c')]
+        >>> list(ZipMapDataset([odd, MapDataset.source("abc")], drop_missing=True))
+        [(1, 'b')]
+    """
+
+    _parameters: ClassVar = {"drop_missing": "_drops"}
+
+    def __init__(self, parents: Any, *, drop_missing: bool = False) -> None:
+        super().__init__(parents)
+        lengths = [len(parent) for parent in _at_least_one(self._parents)]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"all parents of a zip must have the same length, got the lengths {lengths}")
+        self._drops = bool(drop_missing)
+
+    def __len__(self) -> int:
+        return len(self._parents[0])
+
+    def __str__(self) -> str:
+        return f"ZipMapDataset(parents={_names(self._parents)}, drop_missing={self._drops})"
+
+    @property
+    def _element_spec(self) -> Any:
+        return tuple([parent._element_spec for parent in self._parents])
+
+    def _block(self, indices: Indices) -> list[Any]:
+        rows: list[Any] = list(zip(*[parent._block(indices) for parent in self._parents], strict=True))
+        return [None if any([x is None for x in row]) else row for row in rows] if self._drops else rows
+
+
+class ZipIterDataset(IterDataset[T]):
+    """Returns tuples of one element of each parent.
+
+    Order: the parents'. State: the parents'. Cost: about 0.1 µs per element.
+
+    Args:
+        parents: datasets.
+        strict: raise ``ValueError`` when one ends before another; otherwise end with the first that ends.
+
+    Raises:
+        TypeError: one of ``parents`` is not a dataset.
+        ValueError: there are no parents.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> short, long = MapDataset.range(2).to_iter_dataset(), MapDataset.range(10, 20).to_iter_dataset()
+        >>> list(ZipIterDataset([short, long], strict=False))
+        [(0, 10), (1, 11)]
+    """
+
+    def __init__(self, parents: Any, *, strict: bool = True) -> None:
+        super().__init__(parents)
+        _at_least_one(self._parents)
+        self._strict = bool(strict)
+
+    def __str__(self) -> str:
+        return f"ZipIterDataset(parents={_names(self._parents)}, strict={self._strict})"
+
+    @property
+    def _element_spec(self) -> Any:
+        return tuple([parent._element_spec for parent in self._parents])
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return ZipDatasetIterator([iterate(parent) for parent in self._parents], self._strict)
+
+
+class ZipDatasetIterator(BlockIterator[T]):
+    _parameters: ClassVar = {"strict": "_strict"}
+    _kind = "one_to_one"
+
+    def __init__(self, parents: list[DatasetIterator[Any]], strict: bool) -> None:
+        super().__init__(parents)
+        self._strict = strict
+        self._end: list[Any] | None = None  # the parents' states at the end: asked again, those that had not ended would go on
+
+    def __str__(self) -> str:
+        return f"ZipDatasetIterator([{len(self._parents)} parents])"
+
+    def _take(self, n: int) -> list[Any]:
+        if self._end is not None:
+            return []
+        before = [snapshot(parent) for parent in self._parents] if n > 1 else []
+        if any([state is None for state in before]):  # there is no way back from too many elements of one parent
+            return DatasetIterator._take(self, n)
+        columns: list[list[Any]] = []
+        wanted = [n]
+        for parent in self._parents:
+            columns.append(pull(parent, wanted[-1]) if wanted[-1] else [])
+            wanted.append(len(columns[-1]))
+        num_rows = wanted[-1]
+        if num_rows < n:
+            first = wanted.index(num_rows) - 1
+            if self._strict:
+                self._check_ends(first)
+            for i in range(
+                first
+            ):  # those before the first parent that has ended have given one element more, and were not asked again
+                if wanted[i] > num_rows + 1:
+                    rewind(self._parents[i], before[i])
+                    pull(self._parents[i], num_rows + 1)
+            self._end = [snapshot(parent) for parent in self._parents]
+        return list(zip(*[column[:num_rows] for column in columns], strict=True))
+
+    def _check_ends(self, first: int) -> None:
+        """Raises unless all parents end where the one at ``first``, before which none has ended, has ended."""
+        if first:
+            raise ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}")
+        for i, parent in enumerate(self._parents[1:], 1):
+            if parent._take(1):
+                raise ValueError(f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}")
+
+    def get_state(self) -> Any:
+        return {"parents": [parent.get_state() for parent in self._parents]}
+
+    def _restore(self, state: Any) -> None:
+        states = state_field(state, "parents", self)
+        if not isinstance(states, list | tuple) or len(states) != len(self._parents):
+            raise StateMismatchError(
+                f"parents in the state of {self} must be a list of {len(self._parents)} states, got {states!r:.200}"
+            )
+        for parent, parent_state in zip(self._parents, states, strict=True):
+            parent.set_state(parent_state)
+        if not (rewinding.is_active and states == self._end):
+            self._end = None
+
+    def _skip(self) -> None:
+        for parent in self._parents:
+            skip_one(parent)
+
+
+_REMEDY = "pass strict=False to end with the shortest"
+
+
+def _arguments(num: int) -> str:
+    return "argument 1" if num == 1 else f"arguments 1-{num}"
+
+
+def _at_least_one(parents: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not parents:
+        raise ValueError("parents must be at least one dataset, got none")
+    return parents
+
+
+def _names(parents: tuple[Any, ...]) -> str:
+    return f"({', '.join(map(str, parents))})"

@@ -1,0 +1,53 @@
+"""Threads that compute ahead, and the end of the interpreter.
+
+They are daemons: a program whose data is stuck can still end. But a daemon that comes back from C++ code (an ArrayRecord or image
+decoder, say) to an interpreter that has gone is unwound through that code, and takes the process down with SIGABRT. So the exit
+first lets every thread finish what it is computing, and waits for that; for so long at most.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+
+_EXIT_SECONDS = 2.0  # beyond that, user code is taken to be stuck
+
+_running: dict[threading.Thread, Callable[[], None]] = {}
+
+
+def start_thread(work: Callable[[], None], name: str, end: Callable[[], None]) -> threading.Thread:
+    """Starts a thread that does ``work``. At exit, ``end`` is called: it asks the thread to end soon, without waiting for it."""
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            _running.pop(thread, None)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    _running[thread] = end
+    try:
+        thread.start()
+    except BaseException:
+        if not thread.is_alive():  # interrupted, it may have started
+            _running.pop(thread, None)
+        raise
+    return thread
+
+
+def _end_all() -> None:
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for end in list(_running.values()):
+        end()
+    with contextlib.suppress(KeyboardInterrupt):  # somebody does not want to wait
+        for thread in list(_running):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+atexit.register(_end_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_running.clear)  # no thread of the parent is there

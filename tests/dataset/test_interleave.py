@@ -1,0 +1,1182 @@
+"""Interleaved datasets: the order, what is open when, states, and what happens when a dataset fails or cannot be opened."""
+
+import gc
+import json
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
+from gristmill.dataset import DatasetIterator
+from gristmill.experimental import (
+    CacheIterDataset,
+    DatasetOptions,
+    FlatMapIterDataset,
+    FlatMapTransform,
+    InterleaveIterDataset,
+    LimitIterDataset,
+    RebatchIterDataset,
+    RepeatIterDataset,
+    ThreadPrefetchIterDataset,
+    WindowShuffleIterDataset,
+    WithOptionsIterDataset,
+    get_next_index,
+    multithread_prefetch,
+    set_next_index,
+)
+
+PATIENCE_SECONDS = 30.0  # a test that has to wait this long has failed
+DIRECT = ReadOptions(num_threads=0)
+# Threads that open ahead, datasets open ahead, and elements ahead of each: none of it may be noticed.
+WAYS = [
+    {"num_make_iter_threads": 0, "make_iter_buffer_size": 0, "iter_buffer_size": 0},
+    {},
+    {"num_make_iter_threads": 2, "make_iter_buffer_size": 3, "iter_buffer_size": 0},
+    {"num_make_iter_threads": 3, "make_iter_buffer_size": 2, "iter_buffer_size": 4},
+]
+each_way = pytest.mark.parametrize("way", WAYS, ids=["direct", "default", "opened_ahead", "all_ahead"])
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        pause.wait(0.002)
+
+
+def our_threads():
+    return [x for x in threading.enumerate() if x.name.startswith("gristmill-") and x.is_alive()]
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left():
+    yield
+    wait_until(lambda: not our_threads() or gc.collect() < 0)
+
+
+class Boom(Exception):
+    pass
+
+
+class Failing:
+    """A function of an element that fails at some, the first ``times`` times."""
+
+    def __init__(self, *bad, times=10**9, error=Boom):
+        self.left = dict.fromkeys(bad, times)
+        self.error = error
+        self.lock = threading.Lock()
+
+    def __call__(self, x):
+        with self.lock:
+            fails = self.left.get(x, 0) > 0
+            if fails:
+                self.left[x] -= 1
+        if fails:
+            raise self.error(x)
+        return x
+
+
+class Log:
+    """What happened to the files of a test."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.opened = []
+        self.closed = []
+        self.reads = []
+        self.num_open = 0
+        self.most_open = 0
+
+    def open(self, name):
+        with self.lock:
+            self.opened.append(name)
+            self.num_open += 1
+            self.most_open = max(self.most_open, self.num_open)
+
+    def close(self, name):
+        with self.lock:
+            self.closed.append(name)
+            self.num_open -= 1
+
+    def read(self, x):
+        with self.lock:
+            self.reads.append(x)
+
+
+class File(IterDataset):
+    """A user's dataset over a file of ``n`` elements, which is open as long as its iterator is."""
+
+    def __init__(self, name, n, log=None, check=lambda x: x):
+        super().__init__()
+        self.name = name
+        self.n = n
+        self.log = log or Log()
+        self.check = check
+
+    def __iter__(self):
+        return Reader(self)
+
+
+class Reader(DatasetIterator):
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+        self.position = 0
+        self.is_open = True
+        file.log.open(file.name)
+
+    def __next__(self):
+        assert self.is_open
+        if self.position == self.file.n:
+            raise StopIteration
+        x = self.file.check((self.file.name, self.position))
+        self.file.log.read(x)
+        self.position += 1
+        return x
+
+    def get_state(self):
+        return {"position": self.position}
+
+    def set_state(self, state):
+        self.position = state["position"]
+
+    def close(self):
+        if self.is_open:
+            self.is_open = False
+            self.file.log.close(self.file.name)
+
+
+class Plain(IterDataset):
+    """A user's dataset that is iterated by a generator."""
+
+    def __init__(self, elements):
+        super().__init__()
+        self.elements = elements
+
+    def __iter__(self):
+        return (x for x in self.elements)
+
+
+def files(lengths, log=None, check=lambda x: x):
+    return [File(name, n, log, check) for name, n in enumerate(lengths)]
+
+
+def numbers(start, stop, fn=lambda x: x):
+    return MapDataset.range(start, stop).to_iter_dataset(DIRECT).map(fn)
+
+
+def interleave(datasets, cycle_length, **way):
+    return InterleaveIterDataset(datasets, cycle_length=cycle_length, **way)
+
+
+def interleaved(lists, cycle_length):
+    """The order in the words of the specification, and the states: the slots after each element, as (dataset, how far)."""
+    lists, num = [list(x) for x in lists], min(cycle_length, len(lists))
+    slots, p, d, out = [None] * num, 0, 0, []
+    while num:
+        if slots[p] is not None:
+            j, i = slots[p]
+            if i < len(lists[j]):
+                slots[p] = (j, i + 1)
+                out.append(lists[j][i])
+            else:
+                slots[p] = None
+            p = (p + 1) % num
+        elif d < len(lists):
+            slots[p] = (d, 0)
+            d += 1
+        elif all(slot is None for slot in slots):
+            break
+        else:
+            p = (p + 1) % num
+    return out
+
+
+def contents(lengths):
+    return [[(name, i) for i in range(n)] for name, n in enumerate(lengths)]
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+def record(it):
+    """The elements, the states before, between and after them, and the state of the exhausted iterator."""
+    elements, states = [], [it.get_state()]
+    for x in it:
+        elements.append(x)
+        states.append(it.get_state())
+    return elements, states, it.get_state()
+
+
+def check_states(ds, expected):
+    """Continuing from every position, through JSON, fresh and in place, gives what is missing."""
+    elements, states, end = record(iter(ds))
+    assert elements == expected
+    used = iter(ds)
+    for k in random.Random(len(expected)).sample(range(len(states)), len(states)):
+        for it in (used, iter(ds)):
+            it.set_state(through_json(states[k]))
+            assert it.get_state() == states[k]
+            rest, after, its_end = record(it)
+            assert (rest, after, its_end) == (expected[k:], states[k:], end)
+    used.set_state(through_json(end))
+    assert list(used) == []
+
+
+class TestOrder:
+    @each_way
+    @pytest.mark.parametrize("kind", ["map", "iter", "user", "lazy"])
+    def test_is_that_of_the_lengths_alone(self, way, kind):
+        rng = random.Random(f"{way}{kind}")
+        for _ in range(6 if way else 12):
+            lengths = [rng.choice([0, 1, 1, 2, 3, 5, 9]) for _ in range(rng.randint(0, 7))]
+            cycle_length = rng.randint(1, 8)
+            expected = interleaved(contents(lengths), cycle_length)
+            if kind == "user":
+                datasets = files(lengths)
+            else:
+                datasets = [MapDataset.source(x) for x in contents(lengths)]
+                if kind == "iter":
+                    datasets = [ds.to_iter_dataset(DIRECT).filter(lambda x: True) for ds in datasets]
+                if kind == "lazy":
+                    datasets = MapDataset.source(contents(lengths)).map(MapDataset.source)
+            ds = interleave(datasets, cycle_length, **way)
+            assert list(ds) == expected
+            assert list(ds.batch(3, batch_fn=list)) == [expected[i : i + 3] for i in range(0, len(expected), 3)]
+            it, got = iter(ds), []
+            while block := it._take(rng.randint(1, 7)):
+                got += block
+            assert got == expected
+
+    @each_way
+    def test_states(self, way):
+        for lengths, cycle_length in [
+            ([2, 4, 1, 3], 2),
+            ([0, 3, 0, 0, 2], 3),
+            ([3, 1, 2], 9),
+            ([1, 0, 4], 1),
+            ([0, 0], 1),
+            ([], 3),
+        ]:
+            expected = interleaved(contents(lengths), cycle_length)
+            check_states(interleave(files(lengths), cycle_length, **way), expected)
+            check_states(interleave([MapDataset.source(x) for x in contents(lengths)], cycle_length, **way), expected)
+
+    def test_nested(self):
+        inner = interleave(files([2, 1, 3]), 2)
+        batches = numbers(0, 7).batch(3, batch_fn=tuple)
+        other = interleave([inner, inner.map(lambda x: ("again", *x))], 2)
+        ds = interleave([inner, batches, other], 2)
+        first = interleaved(contents([2, 1, 3]), 2)
+        third = interleaved([first, [("again", *x) for x in first]], 2)
+        check_states(ds, interleaved([first, [(0, 1, 2), (3, 4, 5), (6,)], third], 2))
+
+    def test_children_of_every_kind(self):
+        class Bare(Reader):
+            def __init__(self, n):  # does not call ``super().__init__``
+                self.file = File("bare", n)
+                self.position = 0
+                self.is_open = True
+
+            def close(self):
+                pass
+
+        class BareFile(IterDataset):
+            def __init__(self):
+                pass
+
+            def __iter__(self):
+                return Bare(3)
+
+        def make(way):
+            return interleave(
+                [
+                    MapDataset.range(4).shuffle(seed=3),
+                    ThreadPrefetchIterDataset(numbers(10, 13), prefetch_buffer_size=2),
+                    multithread_prefetch(numbers(20, 25), 2, 2),
+                    numbers(30, 40)
+                    .filter(lambda x: x % 3 == 0)
+                    .map_with_index(lambda i, x: (i, x))
+                    .random_map(lambda x, r: x, seed=1),
+                    IterDataset.mix([numbers(50, 53), numbers(60, 62)]),
+                    RepeatIterDataset(numbers(70, 72), 2),
+                    BareFile(),
+                    MapDataset.range(0),
+                    MapDataset.range(80, 84).filter(lambda x: x % 2),
+                ],
+                4,
+                **way,
+            )
+
+        lists = [
+            list(MapDataset.range(4).shuffle(seed=3)),
+            range(10, 13),
+            range(20, 25),
+            [(0, 30), (1, 33), (2, 36), (3, 39)],
+            [50, 60, 51, 61, 52],
+            [70, 71, 70, 71],
+            [("bare", i) for i in range(3)],
+            [],
+            [81, 83],
+        ]
+        for way in WAYS:
+            check_states(make(way), interleaved(lists, 4))
+
+    @each_way
+    def test_plain_iterators(self, way):
+        ds = interleave([Plain("abc"), numbers(0, 2), Plain("xy")], 2, **way)
+        expected = interleaved(["abc", range(2), "xy"], 2)
+        assert list(ds) == expected
+        assert list(ds.batch(4, batch_fn=list)) == [expected[:4], expected[4:]]
+        it = iter(ds)
+        next(it)
+        with pytest.raises(NotImplementedError, match="plain Python iterator"):
+            it.get_state()
+        assert list(it) == expected[1:]
+
+    def test_endless_reshuffled_lists(self):
+        opened = []
+
+        def make(name):
+            opened.append(name)
+            return numbers(10 * name, 10 * name + 2)
+
+        names = MapDataset.range(3).shuffle(seed=5).repeat()
+        ds = interleave(names.map(make), 2)
+        it = iter(ds)
+        got = it._take(18)
+        order = [names[i] for i in range(12)]
+        assert got == interleaved([[10 * x, 10 * x + 1] for x in order], 2)[:18]
+        assert len(opened) <= 10 + 1 and opened == order[: len(opened)]
+        state = through_json(it.get_state())
+        assert state["next_index_in_datasets"] <= 11
+        rest = it._take(20)
+        fresh = iter(ds)
+        fresh.set_state(state)
+        assert fresh._take(20) == rest
+
+    def test_text(self):
+        ds = interleave(files([1, 2, 3]), 2)
+        assert str(ds) == "InterleaveIterDataset([3 datasets], cycle_length=2)"
+        assert str(iter(ds)) == "InterleaveDatasetIterator([3 datasets], cycle_length=2)"
+
+    def test_datasets_are_not_changed_with_the_list(self):
+        given = files([2])
+        ds = interleave(given, 2)
+        given.append(File("late", 2))
+        assert list(ds) == [(0, 0), (0, 1)]
+
+
+class TestArguments:
+    @pytest.mark.parametrize("name", ["cycle_length", "num_make_iter_threads", "make_iter_buffer_size", "iter_buffer_size"])
+    def test_numbers(self, name):
+        given = {"cycle_length": 2, name: np.int64(1)}
+        assert list(InterleaveIterDataset(files([1]), **given)) == [(0, 0)]
+        for wrong in (1.0, "1", None):
+            with pytest.raises(TypeError, match=name):
+                InterleaveIterDataset(files([1]), **{**given, name: wrong})
+        for wrong in (-1, *([0] if name == "cycle_length" else [])):
+            with pytest.raises(ValueError, match=name):
+                InterleaveIterDataset(files([1]), **{**given, name: wrong})
+
+    def test_what_is_no_list_of_datasets(self):
+        for wrong in (None, 3, "ab", {"a": numbers(0, 1)}, {numbers(0, 1)}, iter([numbers(0, 1)]), numbers(0, 1)):
+            with pytest.raises(TypeError, match="datasets must be a sequence of datasets"):
+                interleave(wrong, 2)
+        for wrong in (3, [1, 2], None, iter(numbers(0, 1))):
+            with pytest.raises(TypeError, match=r"datasets\[1\] must be a MapDataset or IterDataset"):
+                interleave([numbers(0, 1), wrong], 2)
+
+    @each_way
+    def test_a_lazy_list_of_something_else(self, way):
+        it = iter(interleave(MapDataset.source([numbers(0, 1), "b.txt", numbers(5, 6)]), 1, **way))
+        assert next(it) == 0
+        with pytest.raises(TypeError, match=r"datasets\[1\] must be a MapDataset or IterDataset, got 'b.txt'"):
+            next(it)
+        it.skip_failed()
+        assert list(it) == [5]
+
+
+class TestStates:
+    def test_a_restore_in_place_forgets_what_had_ended(self):
+        """Grain goes on saying that a dataset has ended after a state was restored where it had not."""
+        ds = interleave([numbers(0, 1), numbers(10, 14)], 2)
+        it = iter(ds)
+        start = it.get_state()
+        assert list(it) == [0, 10, 11, 12, 13]
+        it.set_state(start)
+        assert it.get_state()["exhausted"] == [0, 0]
+        assert next(it) == 0
+        state = through_json(it.get_state())
+        assert state["exhausted"] == [0, 0]
+        fresh = iter(ds)
+        fresh.set_state(state)
+        assert list(fresh) == [10, 11, 12, 13]
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: interleave([numbers(0, 2), numbers(10, 15), numbers(20, 21)], 2),
+            lambda: multithread_prefetch(numbers(0, 7).filter(lambda x: x != 3), 2, 2),
+            lambda: numbers(0, 7).filter(lambda x: x != 3).mp_prefetch(MultiprocessingOptions(num_workers=2)),
+        ],
+        ids=["interleave", "threads", "processes"],
+    )
+    def test_every_checkpoint_of_every_epoch_of_a_repetition(self, make):
+        ds = RepeatIterDataset(make(), 3)
+        epoch = list(make())
+        elements, states, _ = record(iter(ds))
+        assert elements == 3 * epoch
+        it = iter(ds)
+        for k in range(len(states)) if len(epoch) > 6 else range(0, len(states), 4):
+            it.set_state(through_json(states[k]))
+            assert list(it) == elements[k:], k
+
+    @pytest.mark.parametrize("flags", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
+    def test_datasets_that_grain_says_have_ended(self, flags):
+        """With no dataset left to take its place, one that is said to have ended is asked all the same."""
+        lists = [range(4), range(10, 13)]
+        ds = interleave([numbers(x.start, x.stop) for x in lists], 2)
+        state = {
+            "next_index_in_cycle": 0,
+            "next_index_in_datasets": 2,
+            "iterators_in_use_indices": [0, 1],
+            "iterators_in_use_states": [{"next_index": 1}, {"next_index": 1}],
+            "exhausted": list(flags),
+            "future_states": {},
+        }
+        it = iter(ds)
+        for _ in range(2):
+            it.set_state(state)
+            assert it.get_state() == state
+            assert list(it) == [1, 11, 2, 12, 3]
+            assert it.get_state()["exhausted"] == [1, 1]
+        it.set_state({**state, "iterators_in_use_states": [{"next_index": 4}, {"next_index": 1}]})
+        assert list(it) == [11, 12]
+
+    def test_an_error_loses_nothing_of_a_dataset_that_is_said_to_have_ended(self):
+        """The flag stands in the state again when the block that found the truth failed; the truth stays known no longer."""
+        failing = Failing(14, times=4)  # in the block, alone, and in both once more
+        ds = interleave(
+            [MapDataset.range(0, 3), MapDataset.range(10, 15).map(failing).to_iter_dataset(DIRECT)], 2, iter_buffer_size=0
+        )
+        it = iter(ds)
+        it.set_state(
+            {
+                "next_index_in_cycle": 0,
+                "next_index_in_datasets": 2,
+                "iterators_in_use_indices": [0, 1],
+                "iterators_in_use_states": [{"next_index": 1}, {"next_index": 1}],
+                "exhausted": [1, 0],
+                "future_states": {},
+            }
+        )
+        got, num_errors = [], 0
+        while True:
+            try:
+                block = it._take(20)
+            except Boom:
+                num_errors += 1
+            else:
+                got += block
+                if not block:
+                    break
+        assert got == [1, 11, 2, 12, 13, 14] and num_errors
+
+    def test_states_are_copies(self):
+        ds = interleave([numbers(0, 3), numbers(10, 13), numbers(20, 23)], 2)
+        it = iter(ds)
+        next(it)
+        state = it.get_state()
+        text = json.dumps(state)
+        rest = list(it)
+        assert json.dumps(state) == text
+        for _ in range(2):
+            it.set_state(state)
+            assert list(it) == rest
+            assert json.dumps(state) == text
+        it.set_state(state)
+        for value in state.values():
+            if isinstance(value, list):
+                value.clear()
+        state["future_states"]["2"] = {"next_index": 3}
+        assert json.dumps(it.get_state()) == text
+        it.get_state()["iterators_in_use_states"][0]["next_index"] = 2
+        it.get_state()["future_states"][2] = {"next_index": 3}
+        assert list(it) == rest
+
+    @pytest.mark.parametrize("key_type", [int, str, np.int64])
+    def test_future_states(self, key_type):
+        """States of datasets that are still to be opened, as elastic iterators write them."""
+        ds = interleave([numbers(10 * j, 10 * j + 4) for j in range(4)], 2)
+        state = {
+            "next_index_in_cycle": 1,
+            "next_index_in_datasets": 2,
+            "iterators_in_use_indices": [0, 1],
+            "iterators_in_use_states": [{"next_index": 3}, {"next_index": 3}],
+            "exhausted": [0, 0],
+            "future_states": {key_type(2): {"next_index": 2}, key_type(3): {"next_index": 4}},
+        }
+        expected = interleaved([[13], [3], [22, 23], []], 2)
+        it = iter(ds)
+        it.set_state(state)
+        assert it.get_state()["future_states"] == {2: {"next_index": 2}, 3: {"next_index": 4}}
+        assert it._take(3) == expected[:3]
+        later = it.get_state()
+        assert later["future_states"] == {3: {"next_index": 4}}
+        it.set_state(through_json(later))
+        assert list(it) == expected[3:]
+        assert it.get_state()["future_states"] == {}
+        without = {key: value for key, value in state.items() if key != "future_states"}
+        it.set_state(without)
+        assert list(it) == interleaved([[13], [3], range(20, 24), range(30, 34)], 2)
+
+    def test_numbers_of_other_types(self):
+        ds = interleave([numbers(0, 3), numbers(10, 13), numbers(20, 23)], 2)
+        it = iter(ds)
+        it._take(3)
+        state = it.get_state()
+        rest = list(it)
+        it.set_state(
+            {
+                "next_index_in_cycle": np.int64(state["next_index_in_cycle"]),
+                "next_index_in_datasets": np.int32(state["next_index_in_datasets"]),
+                "iterators_in_use_indices": tuple(np.array(state["iterators_in_use_indices"])),
+                "iterators_in_use_states": state["iterators_in_use_states"],
+                "exhausted": [False, np.False_],
+            }
+        )
+        assert json.dumps(it.get_state()) == json.dumps(state)
+        assert list(it) == rest
+
+    def test_wrong_states_change_nothing(self):
+        ds = interleave([numbers(0, 3), numbers(10, 13), numbers(20, 23)], 2)
+        it = iter(ds)
+        it._take(3)
+        before, rest = it.get_state(), [11, 2, 12, 20, 21, 22]
+        for key in before:
+            if key != "future_states":
+                with pytest.raises(StateKeyError, match=key):
+                    it.set_state({k: v for k, v in before.items() if k != key})
+        wrong = [
+            ("next_index_in_cycle", (2, -1, None, "0", 1.5)),
+            ("next_index_in_datasets", (4, -1, None, "2")),
+            ("iterators_in_use_indices", (None, [0], [0, 1, 2], [0, 0], [0, 7], [0, -1], [0, "1"], [0, 1.0], {0: 0})),
+            ("iterators_in_use_states", (None, [{"next_index": 1}], [{}, {}], ["a", "b"], [{"next_index": 99}] * 2)),
+            ("exhausted", (None, [0], [0, 0, 0], [0, 2], [0, None], "00")),
+            ("future_states", (None, [1], {"a": {}}, {1.5: {}})),
+        ]
+        for key, values in wrong:
+            for value in values:
+                with pytest.raises(StateMismatchError):
+                    it.set_state({**before, key: value})
+                assert it.get_state() == before
+        for state in (None, 3, [], "state"):
+            with pytest.raises(StateMismatchError, match="mapping"):
+                it.set_state(state)
+        with pytest.raises(StateMismatchError, match="cycle length"):
+            it.set_state(iter(interleave(files([2, 2, 2]), 3)).get_state())
+        assert list(it) == rest
+
+    def test_restoring_reads_nothing(self):
+        log = Log()
+        ds = interleave(files([3, 3, 3, 3], log), 2, iter_buffer_size=0)
+        it = iter(ds)
+        it._take(3)
+        state = it.get_state()
+        log.reads.clear()
+        log.opened.clear()
+        fresh = iter(ds)
+        fresh.set_state(state)
+        assert fresh.get_state() == state
+        assert log.reads == [] and log.opened == [0, 1]
+        assert next(fresh) == (1, 1) and log.reads == [(1, 1)]
+
+    @each_way
+    def test_the_state_before_the_beginning_reads_nothing(self, way):
+        log = Log()
+        it = iter(interleave(files([3, 3, 3], log), 2, **way))
+        assert log.opened == []
+        assert it.get_state() == {
+            "next_index_in_cycle": 0,
+            "next_index_in_datasets": 2,
+            "iterators_in_use_indices": [0, 1],
+            "iterators_in_use_states": [{"position": 0}, {"position": 0}],
+            "exhausted": [0, 0],
+            "future_states": {},
+        }
+        assert log.opened == [0, 1] and log.reads == []
+        assert list(it) == interleaved(contents([3, 3, 3]), 2)
+        assert log.opened == [0, 1, 2]
+
+    def test_index_of_the_next_element(self):
+        for ds in (MapDataset.range(9), numbers(0, 9)):
+            it = iter(interleave([ds], 3))
+            assert get_next_index(it) == 0
+            assert next(it) == 0 and get_next_index(it) == 1
+            set_next_index(it, 7)
+            assert get_next_index(it) == 7
+            state = it.get_state()
+            assert list(it) == [7, 8] and get_next_index(it) == 9
+            set_next_index(it, 2)
+            assert next(it) == 2
+            it.set_state(state)
+            assert list(it) == [7, 8]
+            with pytest.raises(StateIndexError):
+                set_next_index(it, 10)
+            assert list(it) == []
+        for datasets in (files([2, 2]), []):
+            it = iter(interleave(datasets, 1))
+            with pytest.raises(NotImplementedError, match="single dataset"):
+                get_next_index(it)
+            with pytest.raises(NotImplementedError, match="single dataset"):
+                set_next_index(it, 1)
+
+
+class Spread(FlatMapTransform):
+    max_fan_out = 2
+
+    def flat_map(self, element):
+        return [element, element]
+
+
+# Stages that may ask for a state while they are made, or run in another thread or process.
+BETWEEN = {
+    "nothing": lambda ds: ds,
+    "map": lambda ds: ds.map(lambda x: x),
+    "batch": lambda ds: ds.batch(2),
+    "thread_prefetch": lambda ds: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3),
+    "repeat": lambda ds: RepeatIterDataset(ds, 2),
+    "cache": CacheIterDataset,
+    "window_shuffle": lambda ds: WindowShuffleIterDataset(ds, window_size=3, seed=1),
+    "rebatch": lambda ds: RebatchIterDataset(ds.batch(3), 2),
+    "flat_map": lambda ds: FlatMapIterDataset(ds, Spread()),
+    "limit": lambda ds: LimitIterDataset(ds, 10**6),
+    "mix": lambda ds: IterDataset.mix([ds, ds]),
+    "interleave": lambda ds: interleave([ds, numbers(0, 3)], 2),
+    "threads": lambda ds: multithread_prefetch(ds, 2, 2),
+    "processes": lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=1)),
+}
+
+
+class TestOptions:
+    def dropping(self, options=None):
+        ds = MapDataset.range(3000).to_iter_dataset(DIRECT).filter(lambda x: x % 300 == 0)
+        return ds if options is None else WithOptionsIterDataset(ds, options)
+
+    @pytest.mark.parametrize("between", BETWEEN)
+    def test_those_set_downstream_reach_the_datasets(self, between):
+        quiet = DatasetOptions(filter_warn_threshold_ratio=None)
+        ds = BETWEEN[between](interleave([self.dropping(), self.dropping()], 2))
+        it = iter(WithOptionsIterDataset(ds, quiet.merge(DatasetOptions(filter_raise_threshold_ratio=0.95))))
+        it.get_state()
+        with pytest.raises(ValueError, match="filter_raise_threshold_ratio"):
+            list(it)
+        it.close()
+        assert next(iter(WithOptionsIterDataset(ds, quiet))) is not None
+
+    @each_way
+    def test_those_of_a_dataset_do_not_get_out(self, way, caplog):
+        strict = DatasetOptions(filter_raise_threshold_ratio=0.5)
+        ds = interleave([WithOptionsIterDataset(numbers(0, 3000), strict), self.dropping()], 2, **way)
+        ds = WithOptionsIterDataset(ds, DatasetOptions(filter_warn_threshold_ratio=None)).filter(lambda x: x % 1000 == 0)
+        it = iter(ds)
+        assert sorted(it) == [0, 0, 1000, 2000]
+        assert it._ctx.options.filter_raise_threshold_ratio is None
+        assert not caplog.records
+
+    @each_way
+    def test_those_of_a_dataset_hold_where_those_downstream_say_nothing(self, way):
+        strict = DatasetOptions(filter_raise_threshold_ratio=0.95, filter_warn_threshold_ratio=None)
+        ds = interleave([self.dropping(strict), numbers(0, 3)], 2, **way)
+        with pytest.raises(ValueError, match="filter_raise_threshold_ratio"):
+            list(ds)
+        with pytest.raises(ValueError, match="filter_raise_threshold_ratio"):
+            list(WithOptionsIterDataset(ds, DatasetOptions(min_shm_size=1)))
+        assert len(list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=None)))) == 13
+
+
+def draw(x, rng):
+    return (x, int(rng.integers(10**6)))
+
+
+SHARED_OUT = [
+    lambda ds, n: ds.mp_prefetch(MultiprocessingOptions(num_workers=n)),
+    lambda ds, n: multithread_prefetch(ds, n, 2),
+]
+each_sharing = pytest.mark.parametrize("share", SHARED_OUT, ids=["processes", "threads"])
+
+
+class TestWorkers:
+    @each_sharing
+    def test_every_worker_has_files_of_its_own(self, share):
+        contents_ = [list(range(10 * j, 10 * j + n)) for j, n in enumerate([3, 1, 4, 0, 2])]
+        for datasets in (
+            [MapDataset.source(x) for x in contents_],
+            MapDataset.source(contents_).map(MapDataset.source),
+        ):
+            for num, cycle_length in [(2, 2), (3, 1)]:
+                shares = [interleaved(contents_[i::num], cycle_length) for i in range(num)]
+                check = share(interleave(datasets, cycle_length), num)
+                assert list(check) == interleaved(shares, num)
+
+    @each_sharing
+    def test_more_workers_than_files(self, share):
+        ds = share(interleave([numbers(0, 3), numbers(10, 12)], 4), 3)
+        expected = [0, 10, 1, 11, 2]
+        it = iter(ds)
+        assert [next(it) for _ in range(3)] == expected[:3]
+        state = through_json(it.get_state())
+        assert list(it) == expected[3:]
+        it.set_state(state)
+        assert list(it) == expected[3:]
+        assert list(share(interleave([], 4), 2)) == []
+
+    @each_sharing
+    def test_files_are_whole_so_their_random_streams_and_indices_are_too(self, share):
+        """A file is read by one worker: what is drawn does not depend on how many there are, as it does not in Grain."""
+
+        def make(start):
+            return numbers(start, start + 3).random_map(draw, seed=1).map_with_index(lambda i, x: (i, *x))
+
+        ds = interleave(MapDataset.source([0, 10, 20, 30]).map(make), 2)
+        alone = list(ds)
+        assert [x[:2] for x in alone[:4]] == [(0, 0), (0, 10), (1, 1), (1, 11)]
+        assert list(share(ds, 1)) == alone
+        assert sorted(share(ds, 2)) == sorted(alone)
+
+    def test_lists_of_users_that_know_no_slices(self):
+        class Names(MapDataset):
+            def __len__(self):
+                return 5
+
+            def __getitem__(self, index):
+                return numbers(10 * (index % 5), 10 * (index % 5) + 2)
+
+        ds = multithread_prefetch(interleave(Names(), 2), 2, 1)
+        shares = [interleaved([[10 * j, 10 * j + 1] for j in range(i, 5, 2)], 2) for i in range(2)]
+        assert list(ds) == interleaved(shares, 2)
+
+    def test_the_whole_is_not_changed_by_its_shares(self):
+        ds = interleave([numbers(0, 2), numbers(10, 12)], 2)
+        assert list(multithread_prefetch(ds, 2, 1)) == list(ds) == [0, 10, 1, 11]
+
+    def test_processes_in_one_of_the_files(self):
+        """Alone, and in a worker, which then has workers of its own; none is left."""
+
+        def make(start):
+            return numbers(start, start + 3).mp_prefetch(MultiprocessingOptions(num_workers=1))
+
+        ds = interleave(MapDataset.source([0, 10]).map(make), 2)
+        assert list(ds) == [0, 10, 1, 11, 2, 12]
+        it = iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
+        assert list(it) == [0, 10, 1, 11, 2, 12]
+        it.close()
+
+
+class Opening:
+    """Makes the files of a lazy list; some cannot be opened, for a time or for ever."""
+
+    def __init__(self, lengths, *bad, times=10**9, error=Boom, log=None):
+        self.lengths = lengths
+        self.check = Failing(*bad, times=times, error=error)
+        self.log = log or Log()
+
+    def __call__(self, name):
+        self.check(name)
+        return File(name, self.lengths[name], self.log)
+
+    def dataset(self, cycle_length, **way):
+        return interleave(MapDataset.range(len(self.lengths)).map(self), cycle_length, **way)
+
+
+def outcomes(it, limit=100, *, skip=False):
+    """Elements and errors; goes on after each error, ``limit`` times."""
+    found = []
+    for _ in range(limit):
+        try:
+            found.append(next(it))
+        except StopIteration:
+            break
+        except Boom as error:
+            found.append(error.args[0])
+            if skip:
+                it.skip_failed()
+    return found
+
+
+class TestErrors:
+    LENGTHS = (2, 3, 2, 1)
+
+    @each_way
+    @pytest.mark.parametrize("cycle_length", [1, 2, 3, 4])
+    @pytest.mark.parametrize("bad", range(4))
+    def test_a_file_that_cannot_be_opened_for_a_time(self, way, cycle_length, bad):
+        """Elements before its turn come first; then the error, until it heals; nothing is lost."""
+        expected = interleaved(contents(self.LENGTHS), cycle_length)
+        opening = Opening(self.LENGTHS, bad, times=5)
+        it = iter(opening.dataset(cycle_length, **way))
+        found = outcomes(it)
+        assert [x for x in found if x != bad] == expected
+        if bad in found:  # who opens ahead may have met all of the errors
+            assert found.index(bad) <= expected.index((bad, 0))
+        for size in (3, 100):
+            opening.check.left[bad] = 5
+            batches = outcomes(iter(opening.dataset(cycle_length, **way).batch(size, batch_fn=list)))
+            assert [x for batch in batches if batch != bad for x in batch] == expected
+
+    @each_way
+    @pytest.mark.parametrize("cycle_length", [1, 2, 4])
+    @pytest.mark.parametrize("bad", range(4))
+    def test_a_file_that_can_never_be_opened(self, way, cycle_length, bad):
+        lengths = [0 if name == bad else n for name, n in enumerate(self.LENGTHS)]
+        expected = interleaved(contents(lengths), cycle_length)  # as if it were empty
+        ds = Opening(self.LENGTHS, bad).dataset(cycle_length, **way)
+        it = iter(ds)
+        found = outcomes(it, limit=len(expected) + 3)
+        k = found.index(bad)
+        assert found == expected[:k] + [bad] * (len(expected) + 3 - k)
+        before = it.get_state()
+        with pytest.raises(Boom):
+            next(it)
+        assert it.get_state() == before
+        it.skip_failed()
+        states = [it.get_state()]
+        rest = []
+        for x in it:
+            rest.append(x)
+            states.append(it.get_state())
+        assert rest == expected[k:]
+        for i, state in enumerate(states):  # also behind it the file is not opened
+            for again in (it, iter(ds)):
+                again.set_state(through_json(state))
+                assert list(again) == rest[i:]
+        with pytest.raises(ValueError, match="nothing to skip"):
+            it.skip_failed()
+
+    @each_way
+    def test_several_in_a_row_and_all(self, way):
+        for bad in ([0, 1, 2], [1, 2, 3], [0, 1, 2, 3]):
+            lengths = [0 if name in bad else n for name, n in enumerate(self.LENGTHS)]
+            for cycle_length in (1, 3):
+                it = iter(Opening(self.LENGTHS, *bad).dataset(cycle_length, **way))
+                found = outcomes(it, skip=True)
+                assert [x for x in found if x in bad] == bad
+                assert [x for x in found if x not in bad] == interleaved(contents(lengths), cycle_length)
+
+    @each_way
+    def test_missing_files_are_empty_ones(self, way):
+        """Grain counts files that a filter has taken out, and ends too early."""
+        present = [[] if name % 3 == 1 else [(name, i) for i in range(3)] for name in range(7)]
+        for cycle_length in (1, 2, 4, 9):
+            names = MapDataset.range(7).filter(lambda name: name % 3 != 1)
+            ds = interleave(names.map(lambda name: File(name, 3)), cycle_length, **way)
+            check_states(ds, interleaved(present, cycle_length))
+        assert list(interleave(MapDataset.range(5).filter(lambda x: False), 2, **way)) == []
+
+    @each_way
+    @pytest.mark.parametrize("times", [1, 2, 7, 10**9])
+    def test_a_file_that_cannot_be_read(self, way, times):
+        check = Failing((1, 1), times=times)
+        ds = interleave(files(self.LENGTHS, check=check), 2, **way)
+        expected = interleaved(contents(self.LENGTHS), 2)
+        k = expected.index((1, 1))
+        it = iter(ds)
+        found = outcomes(it, limit=k + 20)
+        if times < 10:
+            assert [x for x in found if x not in found[k : found.index((1, 1), k)]] == expected or found == expected
+            assert found[:k] == expected[:k] and found[-len(expected) + k :] == expected[k:]
+        else:
+            assert found == expected[:k] + [(1, 1)] * 20
+            state = it.get_state()
+            it.skip_failed()
+            assert list(it) == expected[:k][:0] + interleaved(contents(self.LENGTHS), 2)[k + 1 :]
+            it.set_state(through_json(state))
+            with pytest.raises(Boom):
+                next(it)
+
+    @each_way
+    def test_batches(self, way):
+        """The batch that holds what cannot be read fails, and is skipped, as a whole."""
+        ds = interleave(files([4, 4, 4], check=Failing((1, 1))), 2, **way).batch(3, batch_fn=list)
+        expected = interleaved(contents([4, 4, 4]), 2)
+        groups = [expected[i : i + 3] for i in range(0, 12, 3)]
+        it = iter(ds)
+        got = outcomes(it, limit=1)
+        with pytest.raises(Boom):
+            next(it)
+        it.skip_failed()
+        assert got + list(it) == [group for group in groups if (1, 1) not in group]
+
+    def test_user_code_that_raises_stop_iteration(self):
+        for way in WAYS:
+            it = iter(interleave([numbers(0, 3, Failing(1, error=StopIteration)), numbers(10, 12)], 2, **way))
+            assert [next(it), next(it)] == [0, 10]
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="StopIteration"):
+                    next(it)
+            it.skip_failed()
+            assert list(it) == [11, 2]
+        it = iter(Opening((1, 1), 1, error=StopIteration).dataset(1))
+        assert next(it) == (0, 0)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            next(it)
+
+    def test_a_state_that_a_file_refuses_changes_nothing(self):
+        class Careful(Reader):
+            def set_state(self, state):
+                if state["position"] > self.file.n:
+                    raise Boom(state)
+                super().set_state(state)
+
+        class CarefulFile(File):
+            def __iter__(self):
+                return Careful(self)
+
+        it = iter(interleave([CarefulFile(0, 3), CarefulFile(1, 3)], 2))
+        next(it)
+        before = it.get_state()
+        with pytest.raises(Boom):
+            it.set_state({**before, "iterators_in_use_states": [{"position": 2}, {"position": 4}]})
+        assert it.get_state() == before
+        assert list(it) == [(1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+class TestInterrupts:
+    @each_way
+    @pytest.mark.parametrize("num", [1, 3, 50])
+    def test_in_the_middle_of_reading(self, way, num):
+        check = Failing((0, 0), (1, 1), (2, 2), times=1, error=KeyboardInterrupt)
+        self.check_that_nothing_is_lost(interleave(files([3, 3, 3], check=check), 2, **way), [3, 3, 3], 2, num)
+        assert not any(check.left.values())
+
+    @each_way
+    @pytest.mark.parametrize("num", [1, 3, 50])
+    def test_in_the_middle_of_opening(self, way, num):
+        opening = Opening([2, 2, 2, 2], 0, 1, 3, times=2, error=KeyboardInterrupt)
+        self.check_that_nothing_is_lost(opening.dataset(2, **way), [2, 2, 2, 2], 2, num)
+        assert not any(opening.check.left.values())
+
+    def check_that_nothing_is_lost(self, ds, lengths, cycle_length, num):
+        it, got, num_interrupts = iter(ds), [], 0
+        while True:
+            try:
+                if num == 1:
+                    block = [next(it)]
+                else:
+                    block = it._take(num)
+            except StopIteration:
+                break
+            except KeyboardInterrupt:
+                num_interrupts += 1
+                assert num_interrupts < 20
+                continue
+            got += block
+            if not block:
+                break
+        assert got == interleaved(contents(lengths), cycle_length)
+        assert num_interrupts
+
+    def test_of_get_state_and_start_prefetch(self):
+        opening = Opening([2, 2, 2], 1, times=2, error=KeyboardInterrupt)
+        it = iter(opening.dataset(2))
+        with pytest.raises(KeyboardInterrupt):
+            it.get_state()
+        with pytest.raises(KeyboardInterrupt):
+            it.start_prefetch()
+        state = it.get_state()
+        assert state["iterators_in_use_indices"] == [0, 1] and state["next_index_in_datasets"] == 2
+        assert list(it) == interleaved(contents([2, 2, 2]), 2)
+
+
+class TestResources:
+    LENGTHS = (1, 2, 0, 3, 1, 1, 2, 5, 0, 0, 4, 1)
+
+    @each_way
+    @pytest.mark.parametrize("size", [1, 4, 100])
+    def test_how_many_files_are_open(self, way, size):
+        log = Log()
+        it = iter(interleave(files(self.LENGTHS, log), 3, **way))
+        got = []
+        while block := it._take(size):
+            got += block
+            if not way["num_make_iter_threads"] if way else False:
+                assert log.num_open <= 3
+        assert got == interleaved(contents(self.LENGTHS), 3)
+        assert log.opened == list(range(12))
+        assert log.most_open <= 3 + way.get("make_iter_buffer_size", 1)
+        wait_until(lambda: log.num_open == 0)
+        assert sorted(log.closed) == list(range(12))
+
+    def test_files_are_closed_when_they_have_ended(self):
+        log = Log()
+        it = iter(interleave(files([1, 3, 1], log), 2, **WAYS[0]))
+        assert [next(it), next(it)] == [(0, 0), (1, 0)] and log.closed == []
+        assert next(it) == (1, 1) and log.closed == [0]  # the slot of an ended one is filled at the next visit
+        assert next(it) == (2, 0) and log.num_open == 2
+        assert list(it) == [(1, 2)] and log.closed == [0, 2, 1]
+
+    @each_way
+    @pytest.mark.parametrize("ending", ["close", "drop", "interrupt", "restore"])
+    @pytest.mark.parametrize("num", [0, 1, 5])
+    def test_nothing_is_left(self, way, ending, num):
+        log = Log()
+        ds = interleave(MapDataset.source(files([3] * 30, log)), 3, **way)
+        it = iter(ds)
+        it.start_prefetch()
+        it._take(num)
+        if ending == "close":
+            it.close()
+            it.close()
+            with pytest.raises(ValueError, match="closed"):
+                next(it)
+        elif ending == "interrupt":
+            it._datasets_are = it  # a circle
+        elif ending == "restore":
+            state = it.get_state()
+            it.set_state(state)
+            assert it.get_state() == state
+        del it
+        gc.collect()
+        wait_until(lambda: log.num_open == 0 and not our_threads())
+
+    def test_closing_in_the_middle_of_opening(self):
+        """The pool's thread is in user code when the iterator is closed: what it opens then is closed too."""
+        log, inside, gate = Log(), threading.Event(), threading.Event()
+
+        def make(name):
+            if name == 2:
+                inside.set()
+                assert gate.wait(PATIENCE_SECONDS)
+            return File(name, 2, log)
+
+        it = iter(interleave(MapDataset.range(9).map(make), 2))
+        assert [next(it), next(it)] == [(0, 0), (1, 0)]
+        assert inside.wait(PATIENCE_SECONDS)
+        it.close()
+        gate.set()
+        wait_until(lambda: log.num_open == 0 and not our_threads())
+
+    def test_an_iterator_is_not_kept_alive(self):
+        for way in WAYS:
+            it = iter(interleave(files([3] * 9), 2, **way))
+            it._take(4)
+            it.get_state()
+            reference = weakref.ref(it)
+            del it
+            assert reference() is None
+
+    def test_start_prefetch_opens_and_starts_a_cycle(self):
+        log = Log()
+        started = threading.Semaphore(0)
+
+        def check(x):
+            started.release()
+            return x
+
+        it = iter(interleave(files([4] * 9, log, check), 3, iter_buffer_size=2))
+        it.start_prefetch()
+        assert log.opened == [0, 1, 2]
+        for _ in range(3 * 2):
+            assert started.acquire(timeout=PATIENCE_SECONDS)
+        with log.lock:
+            assert {name for name, _ in log.reads} == {0, 1, 2}
+        it.start_prefetch()
+        assert log.opened == [0, 1, 2]
+        assert list(it) == interleaved(contents([4] * 9), 3)
+
+    @each_way
+    def test_start_prefetch_changes_nothing(self, way):
+        ds = interleave(files(self.LENGTHS), 3, **way)
+        expected = interleaved(contents(self.LENGTHS), 3)
+        elements, states, _ = record(iter(ds))
+        for k in (0, 1, 5, len(expected)):
+            it = iter(ds)
+            it.set_state(states[k])
+            it.start_prefetch()
+            assert it.get_state() == states[k]
+            rest = []
+            for x in it:
+                it.start_prefetch()
+                rest.append(x)
+            assert rest == expected[k:] == elements[k:]
+        it.close()
+        it.start_prefetch()
+
+    def test_start_prefetch_leaves_errors_to_their_turn(self):
+        for way in WAYS:
+            it = iter(Opening([2, 2, 2], 1).dataset(3, **way))
+            it.start_prefetch()
+            assert outcomes(it, skip=True) == [(0, 0), 1, (2, 0), (0, 1), (2, 1)]
+
+    def test_a_repetition_opens_the_files_of_each_epoch_once(self):
+        log = Log()
+        ds = RepeatIterDataset(interleave(files([1, 2, 1], log), 2), 3)
+        assert list(ds) == 3 * interleaved(contents([1, 2, 1]), 2)
+        wait_until(lambda: log.num_open == 0)
+        assert {name: log.opened.count(name) for name in range(3)} == {0: 3, 1: 3, 2: 3}
+        assert log.most_open <= 3
+
+
+def run_script(body):
+    script = """
+import os, signal, sys
+import gristmill as gm
+from gristmill import MapDataset, ReadOptions
+from gristmill.experimental import InterleaveIterDataset
+
+def make(name):
+    ds = MapDataset.range(10 * name, 10 * name + 5).map(str).to_iter_dataset()
+    return ds.filter(lambda x: True) if name % 2 else ds
+""" + textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr[-2000:]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+def test_a_forked_process_goes_on_from_the_state():
+    run_script(
+        """
+        import warnings
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks of programs with threads
+        ds = InterleaveIterDataset(
+            MapDataset.range(8).map(make), cycle_length=3, num_make_iter_threads=2, make_iter_buffer_size=2, iter_buffer_size=3
+        )
+        whole = list(ds)
+        assert len(whole) == 40
+        for num in (0, 1, 7, 30, 40):
+            it = iter(ds)
+            assert it._take(num) == whole[:num]
+            state = it.get_state()
+            process_id = os.fork()
+            if not process_id:
+                signal.alarm(30)
+                assert it.get_state() == state
+                assert list(it) == whole[num:]
+                it.set_state(state)
+                assert list(it) == whole[num:]
+                it.close()
+                sys.exit(0)
+            assert os.waitpid(process_id, 0)[1] == 0
+            assert list(it) == whole[num:]
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["it = iter(ds); next(it)", "it = iter(ds); it.start_prefetch()", "it = iter(ds); it.get_state()", "for x in ds: break"],
+)
+def test_exit_is_silent(ending):
+    run_script(f"ds = InterleaveIterDataset(MapDataset.range(50).map(make), cycle_length=3, make_iter_buffer_size=3)\n{ending}")

@@ -1,0 +1,254 @@
+import gc
+import random
+import weakref
+
+import numpy as np
+import pytest
+
+from gristmill import MapDataset, MultiprocessingOptions
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.permutation import shuffled_order
+from gristmill.experimental import WindowShuffleIterDataset, WindowShuffleMapDataset, get_element_spec, index_shuffle
+
+
+def numbers(n):
+    return MapDataset.range(n).to_iter_dataset()
+
+
+def moved(i, n, size, seed):
+    """The parent's index, as the documentation has it."""
+    epoch, position = divmod(i, n)
+    q = position // size
+    m = min(size, n - q * size)
+    number = epoch * -(-n // size) + q
+    return epoch * n + q * size + index_shuffle(position - q * size, m - 1, (seed + number) % 2**32, 4)
+
+
+def state(start, number, position):
+    return {"parent_window_start_state": {"next_index": start}, "window_index": number, "pos_in_window": position}
+
+
+def stream(elements, size, seed, first=0):
+    delivered = []
+    for k, start in enumerate(range(0, len(elements), size), first):
+        window = elements[start : start + size]
+        delivered += [window[index_shuffle(i, len(window) - 1, seed + k, 4)] for i in reversed(range(len(window)))]
+    return delivered
+
+
+@pytest.mark.parametrize("make", [MapDataset.range, numbers], ids=["map", "iter"])
+def test_arguments(make):
+    ds = make(5)
+    for wrong, error in ((0, ValueError), (-3, ValueError), (2.0, TypeError), (None, TypeError)):
+        with pytest.raises(error, match="window_size must be"):
+            ds.window_shuffle(wrong, seed=1)
+    for wrong, error in ((-1, ValueError), (2**32, ValueError), (1.0, TypeError)):
+        with pytest.raises(error, match="seed must be"):
+            ds.window_shuffle(3, seed=wrong)
+    with pytest.raises(ValueError, match="window_shuffle needs a seed"):
+        ds.window_shuffle(3)
+    seeded = ds.seed(8).window_shuffle(3)
+    assert list(seeded) == list(ds.window_shuffle(3, seed=int(seeded._default_seed)))
+    assert list(ds.window_shuffle(np.int64(3), seed=np.uint32(4))) == list(ds.window_shuffle(3, seed=4))
+
+
+def test_elements_look_as_before():
+    for make in (MapDataset.range, numbers):
+        assert get_element_spec(make(5).window_shuffle(2, seed=1)) == get_element_spec(MapDataset.range(5))
+
+
+def test_texts():
+    assert str(WindowShuffleMapDataset(MapDataset.range(3), window_size=2, seed=1)) == "WindowShuffleMapDataset"
+    assert str(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1)) == "WindowShuffleIterDataset"
+    assert str(iter(WindowShuffleIterDataset(numbers(3), window_size=2, seed=1))) == "WindowShuffleDatasetIterator"
+
+
+# Random access
+
+
+def test_every_epoch_has_every_element_once_and_only_within_its_window():
+    rng = random.Random(0)
+    for size in (1, 6, 17, 20, 33, 60):  # the formula takes a thousand steps per element of a small window
+        n, seed = rng.randint(1, 50), rng.choice([rng.randrange(2**32), 2**32 - 2, 0])
+        ds = MapDataset.range(n).map_with_index(lambda i, x: i).window_shuffle(size, seed=seed)
+        for epoch in (-1, 0, 1, 10**9):
+            start = epoch * n
+            got = ds._block(range(start, start + n))
+            assert got == [moved(i, n, size, seed) for i in range(start, start + n)]
+            for first in range(0, n, size):
+                window = got[first : first + size]
+                assert sorted(window) == list(range(start + first, start + first + len(window)))
+
+
+def test_epochs_and_windows_differ():
+    ds = MapDataset.range(60).window_shuffle(20, seed=5)
+    orders = [tuple(x % 20 for x in ds._block(range(start, start + 20))) for start in range(0, 180, 20)]
+    assert len(set(orders)) == 9
+
+
+@pytest.mark.parametrize("size", [3, 255, 256, 257, 4096, 65_535, 65_536, 65_537, 65_538, 100_000])
+def test_windows_of_any_size(size):
+    n = 2 * size + size // 2 + 1
+    ds = MapDataset.range(n).window_shuffle(size, seed=9)
+    rng = random.Random(size)
+    places = [0, 1, size - 1, size, 2 * size - 1, 2 * size, n - 1, n, *rng.sample(range(3 * n), 10)]
+    expected = [moved(i, n, size, 9) % n for i in places]
+    assert ds._block(places) == expected
+    assert [ds[i] for i in places[:6]] == expected[:6]
+    for start in (0, size - 2, 2 * size - 2, n - 3):
+        assert ds._block(range(start, start + 5)) == [moved(i, n, size, 9) % n for i in range(start, start + 5)]
+    if size <= 4096:
+        assert sorted(ds) == list(range(n))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 100, 255, 256, 2047, 2048, 2049, 32_768, 40_000, 65_535, 65_536, 65_537, 70_000])
+def test_an_order_computed_at_once_is_that_of_single_indices(length):
+    for seed in (0, 2**32 - 1, 2**32 + 5):
+        order = shuffled_order(length, seed)
+        assert np.array_equal(np.sort(order), np.arange(length))
+        for i in [0, length - 1, *random.Random(length).choices(range(length), k=5)]:
+            assert order[i] == index_shuffle(i, length - 1, seed % 2**32, 4)
+
+
+def test_a_window_larger_than_the_epoch_is_a_shuffle():
+    shuffled = MapDataset.range(30).shuffle(seed=3)
+    for size in (30, 31, 10**12):
+        assert list(MapDataset.range(30).window_shuffle(size, seed=3).repeat(3)) == list(shuffled.repeat(3))
+
+
+def test_an_empty_dataset():
+    ds = MapDataset.range(0).window_shuffle(3, seed=1)
+    assert (len(ds), list(ds)) == (0, [])
+    with pytest.raises(IndexError, match="empty"):
+        ds[0]
+
+
+def test_workers_have_all():
+    ds = MapDataset.range(20).window_shuffle(6, seed=1).to_iter_dataset()
+    assert list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) == list(ds)
+
+
+# Streams
+
+
+def test_windows_come_out_from_the_back_with_a_short_one_at_the_end():
+    for n, size in ((10, 4), (10, 5), (3, 7), (1, 1), (100, 30)):
+        assert list(numbers(n).window_shuffle(size, seed=6)) == stream(list(range(n)), size, 6)
+
+
+class Reads:
+    """A source that writes down what is read."""
+
+    def __init__(self, n, bad=()):
+        self.n, self.bad, self.keys = n, bad, []
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, key):
+        self.keys.append(key)
+        if key in self.bad:
+            raise OSError(key)
+        return key
+
+
+def reading(source, size=4, seed=6):
+    from gristmill.core.options import ReadOptions
+
+    return MapDataset.source(source).to_iter_dataset(ReadOptions(0, 0)).window_shuffle(size, seed=seed)
+
+
+def test_nothing_is_read_before_the_first_element():
+    source = Reads(12)
+    ds = reading(source)
+    it = iter(ds)
+    for _ in range(2):
+        it.set_state(state(4, 1, 2))
+    assert it.get_state() == state(4, 1, 2)
+    assert source.keys == []
+    assert next(it) == stream(list(range(12)), 4, 6)[6]
+    assert source.keys == [4, 5, 6, 7]
+    assert it.get_state() == state(4, 1, 3)
+
+
+def test_a_state_at_the_end_of_a_window():
+    it = iter(numbers(12).window_shuffle(4, seed=6))
+    for _ in range(4):
+        next(it)
+    assert it.get_state() == state(0, 1, 4)
+    it.set_state(state(0, 1, 4))
+    assert list(it) == stream(list(range(12)), 4, 6)[4:]
+
+
+def test_states_that_cannot_be():
+    it = iter(numbers(10).window_shuffle(4, seed=6))
+    next(it)
+    with pytest.raises(StateMismatchError, match=r"pos_in_window .* must be at most window_size = 4, got 5"):
+        it.set_state(state(0, 1, 5))
+    assert it.get_state() == state(0, 0, 1)
+    it.set_state(state(8, 2, 3))  # the last window has two elements: this is seen when it is read
+    for _ in range(2):
+        with pytest.raises(StateMismatchError, match=r"pos_in_window .* is 3, but only 2 elements follow"):
+            next(it)
+        assert it.get_state() == state(8, 2, 3)
+    it.set_state(state(8, 2, 1))
+    assert len(list(it)) == 1
+
+
+def test_what_was_delivered_is_not_kept():
+    class Item:
+        pass
+
+    it = iter(MapDataset.range(8).to_iter_dataset().map(lambda x: Item()).window_shuffle(8, seed=1))
+    refs = [weakref.ref(next(it)) for _ in range(5)]
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 5
+
+
+def test_an_error_in_the_next_window_does_not_cost_the_last_one():
+    source = Reads(12, bad={5})
+    it = iter(reading(source))
+    expected = stream(list(range(12)), 4, 6)
+    assert [next(it) for _ in range(4)] == expected[:4]
+    for _ in range(2):
+        with pytest.raises(OSError, match="5"):
+            next(it)
+        assert it.get_state() == state(0, 1, 4)
+    source.bad = ()
+    assert list(it) == expected[4:]
+    assert not {0, 1, 2, 3}.intersection(source.keys[4:])
+
+
+def test_skipping_leaves_out_a_window_that_cannot_be_read():
+    it = iter(reading(Reads(14, bad={5, 6, 13})))
+    delivered = []
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"5|13"):
+            while True:
+                delivered.append(next(it))
+        it.skip_failed()
+    assert list(it) == []
+    assert delivered == stream(list(range(4)), 4, 6) + stream(list(range(8, 12)), 4, 6, first=2)
+
+
+def test_a_failure_behind_it_finds_the_elements_as_they_were():
+    failures = [OSError("for a moment"), OSError("for a moment")]
+
+    def pop(record):
+        return record.pop("x")
+
+    def flaky(x):
+        if x == 3 and failures:
+            raise failures.pop()
+        return x
+
+    records = MapDataset.range(6).map(lambda x: {"x": x}).to_iter_dataset()
+    it = iter(records.window_shuffle(6, seed=2).map(pop).map(flaky).batch(3, batch_fn=list))
+    expected = stream(list(range(6)), 6, 2)
+    got = []
+    for _ in range(3):
+        try:
+            got += next(it)
+        except OSError:
+            assert failures == []
+    assert got == expected

@@ -1,0 +1,26 @@
+"""What the tests of the guides share: the package under both of its names, and data sets in TFDS's format."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow_datasets as tfds
+from standins import write_tfds
+
+import gristmill
+import gristmill.python
+
+
+@pytest.fixture(params=[gristmill, gristmill.python], ids=["gristmill", "gristmill.python"])
+def grain(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def data_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where TFDS finds ``mnist``, ``pneumonia_mnist`` and ``imagenet_a`` without a ``data_dir``."""
+    folder = tmp_path_factory.mktemp("tensorflow_datasets")
+    write_tfds(folder)
+    assert "tensorflow" not in sys.modules
+    tfds.core.add_data_dir(folder)
+    return folder

@@ -1,0 +1,588 @@
+"""Random pipelines over the whole Dataset API, as expressions that ``peer_driver.py`` can evaluate.
+
+Names in quotation marks are deviations from Grain, listed in ``test_peer_datasets.py``, that the pipelines stay away from.
+"""
+
+import dataclasses
+import random
+import sys
+
+ENDLESS = sys.maxsize
+
+# Elements by name, as in the driver. Those of "rows" kinds have a first axis of one length in all leaves.
+_NUMBERS = ["int", "int", "int", "float", "int32", "float32", "int_or_float", "scalar_array"]
+_TREES = ["array", "dict", "tuple", "nested", "list", "named", "ordered", "matrix", "str", "bytes", "bool", "uint8", "no_bytes"]
+_ROWS = ["array", "matrix", "rows"]
+_SEQUENCES = ["tokens", "sequences"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A dataset: its code, in which ``<0>`` stands for that of the first child, and what has to be known to build upon it.
+
+    Facts: "sparse" (there are indices, or elements of an iterator, without an element), "filtered" (in a way that Grain's batch
+    sees), "random" (reads no negative or huge index), "seeded" (there is a default seed), "counting" (an iterator numbers
+    elements), "empty" (there may be no element at all), "failing" (elements may raise).
+    """
+
+    code: str
+    children: tuple["Node", ...] = ()
+    is_map: bool = True
+    form: str = "int"  # how elements look; "mixed" somewhere in it if not all alike
+    length: int = 0  # of an epoch; 0 or ENDLESS for an iterator
+    facts: frozenset[str] = frozenset()
+    num_sliced: int = ENDLESS  # the fewest datasets of an interleave: more threads than that cannot share it
+
+    def __str__(self):
+        code = self.code
+        for i, child in enumerate(self.children):
+            code = code.replace(f"<{i}>", str(child))
+        return code
+
+    def then(self, code, *facts, without=(), **changes):
+        """A dataset over this one."""
+        facts = (self.facts | set(facts)) - set(without)
+        return dataclasses.replace(self, code="<0>" + code, children=(self,), facts=facts, **changes)
+
+    def within(self, code, *facts, **changes):
+        return dataclasses.replace(self.then("", *facts, **changes), code=code)
+
+    @property
+    def is_endless(self):
+        return self.length == ENDLESS
+
+    @property
+    def is_uniform(self):
+        """Whether default batches can be made of it."""
+        return "mixed" not in self.form and self.form not in _SEQUENCES and "sparse" not in self.facts
+
+    @property
+    def has_rows(self):
+        return self.form.startswith("[") or self.form in _ROWS
+
+
+def smaller(node):
+    """Datasets like ``node`` with a part left out."""
+    for inner in descendants(node):
+        if inner.is_map == node.is_map:
+            yield inner
+    for i, child in enumerate(node.children):
+        for other in smaller(child):
+            yield dataclasses.replace(node, children=(*node.children[:i], other, *node.children[i + 1 :]))
+
+
+def descendants(node):
+    for child in node.children:
+        yield child
+        yield from descendants(child)
+
+
+class Pipelines(random.Random):
+    """Makes pipelines at random."""
+
+    def one_of(self, *options):
+        return self.choice(options)
+
+    def chance(self, probability):
+        return self.random() < probability
+
+    def seed_number(self):
+        return self.one_of(0, 1, 42, self.randint(10**7, 2**32 - 10**7), 2**32 - 1)
+
+    def several(self, make, depth, most=3):
+        """Datasets to be put together: often alike, as only those can be batched."""
+        count = self.randint(1, most) if self.chance(0.2) else self.randint(2, most)
+        if self.chance(0.7):
+            kind = self.choice([*_NUMBERS, *_TREES, *_SEQUENCES])
+            return [make(depth - 1, kind) for _ in range(count)]
+        return [make(depth - 1, None) for _ in range(count)]
+
+    @staticmethod
+    def joined(code, nodes, *facts, **changes):
+        found = frozenset().union(*[node.facts for node in nodes])
+        forms = {node.form for node in nodes}
+        defaults = {
+            "is_map": nodes[0].is_map,
+            "form": forms.pop() if len(forms) == 1 else "mixed",
+            "num_sliced": min(node.num_sliced for node in nodes),
+            "facts": found | set(facts),
+        }
+        return Node(code, tuple(nodes), **{**defaults, **changes})
+
+    # Map datasets
+
+    def source(self, kind=None):
+        kind = kind or self.one_of("range", *_NUMBERS, *_TREES, *_SEQUENCES, "rows", "sometimes_none")
+        length = self.one_of(self.randint(0, 6), self.randint(1, 40), self.randint(5, 40), self.randint(40, 3000))
+        if kind == "range":
+            bounds = self.one_of((length,), (0, length), (3, 3 + length, 2), (length, -4, -3))
+            return Node(f"M.range{bounds if len(bounds) > 1 else f'({length})'}", length=len(range(*bounds)))
+        facts = {"sparse"} if kind == "sometimes_none" else set()
+        form = "int" if kind in ("int", "sometimes_none") else kind
+        return Node(f'M.source(Source("{kind}", {length}))', form=form, length=length, facts=frozenset(facts))
+
+    def map_dataset(self, depth=2, kind=None, most=4):
+        node = self.map_combination(depth) if depth and kind is None and self.chance(0.4) else self.source(kind)
+        for _ in range(self.randint(0, most)):
+            node = self.map_step(node)
+        return node
+
+    def map_combination(self, depth):
+        nodes = self.several(self.map_dataset, depth)
+        codes = ", ".join(f"<{i}>" for i in range(len(nodes)))
+        lengths = [node.length for node in nodes]
+        name = self.one_of("mix", "mix", "concatenate", "select", "zip")
+        if name == "mix":
+            weights = self.one_of(None, [self.one_of(1, 2, 0.5, 0.1, 3.7, self.random() + 0.01) for _ in nodes])
+            length = mixed_length(lengths, weights or [1] * len(nodes))
+            return self.joined(f"M.mix([{codes}]" + (f", {weights})" if weights else ")"), nodes, length=length)
+        if name == "concatenate":
+            length = 0 if ENDLESS in lengths else sum(lengths)
+            return self.joined(f"M.concatenate([{codes}])", nodes, length=length)
+        if name == "select":
+            if self.chance(0.5):
+                length = self.randint(1, 30)
+                return self.joined(f"M.select_from_datasets([{codes}], Turns({len(nodes)}, {length}))", nodes, length=length)
+            pairs = [(self.randrange(len(nodes)), self.randint(0, 20)) for _ in range(self.randint(1, 20))]
+            return self.joined(f"M.select_from_datasets([{codes}], {pairs})", nodes, "failing", length=len(pairs))
+        if self.chance(0.95):
+            length = min(lengths)
+            nodes = [node if node.length == length else node.then(f"[:{length}]", length=length) for node in nodes]
+        # Grain keeps the tuples of which a part is missing, and so do we.
+        parts = ["mixed" if "sparse" in node.facts else node.form for node in nodes]
+        zipped = self.joined(f"x.ZipMapDataset([{codes}])", nodes, form=f"({','.join(parts)})", length=min(lengths))
+        return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"})
+
+    def map_step(self, node):
+        name = self.one_of(
+            *["map", "map_with_index", "random_map", "seed", "shuffle", "slice", "repeat", "filter", "batch", "flat_map"],
+            *["window_shuffle", "apply", "shuffle", "slice", "batch"],
+        )
+        if name == "slice":
+            return self.slice(node)
+        if name == "repeat":
+            return self.map_repeat(node)
+        if name == "shuffle":
+            # "shuffle_of_2**k+1"; far away, Grain cannot make the random generators and seeds.
+            if is_odd_length(node.length) or (node.is_endless and "random" in node.facts):
+                return node
+            return node.then(f".shuffle({self.maybe_seed(node)})")
+        if name == "window_shuffle":
+            # "map_window_shuffle"
+            sizes = [size for size in range(1, 60) if node.length % size == 0]
+            if node.is_endless:
+                return node
+            size = self.choice(sizes)
+            seed = self.randint(10**7, 2**32 - 10**7)
+            return node.within(f"x.WindowShuffleMapDataset(<0>, window_size={size}, seed={seed})", "random")
+        if name == "filter" and node.is_endless:  # which might search for ever
+            return node
+        if name == "flat_map":
+            return self.map_flat_map(node)
+        if name == "batch":
+            return self.map_batch(node)
+        return self.element_step(node, name)
+
+    def maybe_seed(self, node):
+        if "seeded" in node.facts and self.chance(0.7):
+            return ""
+        return f"seed={self.seed_number()}" if self.chance(0.97) else ""
+
+    def element_step(self, node, name):
+        """A step of one element after the other, that both kinds of dataset have."""
+        sparse = () if node.is_map or "sparse" in node.facts else ("mixed",)
+        if name == "map":
+            fn = self.one_of("plus_one", "plus_one", "PlusOne()", "Described()", "none_of_three", "fail_sometimes")
+            if fn == "none_of_three":
+                if node.is_endless:
+                    return node
+                return node.then(".map(none_of_three)", "sparse")
+            return node.then(f".map({fn})", *(["failing"] if fn == "fail_sometimes" else []))
+        if name == "map_with_index":
+            return node.then(f".map_with_index({self.one_of('plus_index', 'PlusIndex()')})", "counting")
+        if name == "random_map":
+            fn, form = self.one_of(("plus_random", node.form), ("with_random", f"r{node.form}"), ("PlusRandom()", node.form))
+            seed = self.maybe_seed(node)
+            return node.then(f".random_map({fn}{', ' * bool(seed)}{seed})", "random", form=form)
+        if name == "seed":
+            return node.then(f".seed({self.one_of(0, 42, 2**32, self.getrandbits(70))})", "seeded")
+        if name == "filter":
+            fn = self.one_of("keep_odd", "keep_most", "KeepMost()", "keep_few")
+            return node.then(f".filter({fn})", "filtered", "empty", *(["sparse"] if node.is_map else []))
+        assert name == "apply" and sparse is not None
+        parts, node_facts = [], set()
+        for _ in range(self.randint(0, 3)):
+            part = self.one_of("PlusOne()", "PlusIndex()", "KeepMost()", "PlusRandom()", "MapAndFilter()", "RandomAndFilter()")
+            if part == "KeepMost()" and node.is_endless or "Random" in part and "seeded" not in node.facts:
+                continue
+            node_facts |= {"KeepMost()": {"filtered", "empty", "sparse"}, "PlusIndex()": {"counting"}}.get(part, set())
+            node_facts |= {"random"} if "Random" in part else set()
+            parts.append(part)
+        if not node.is_map:
+            node_facts -= {"sparse"}
+        return node.then(f".apply([{', '.join(parts)}])" if len(parts) != 1 else f".apply({parts[0]})", *node_facts)
+
+    def slice(self, node):
+        if node.is_endless:
+            bounds = self.one_of((0, 20, 1), (5, 60, 7), (None, 9, None), (3, 3, 1))
+            length = len(range(*slice(*bounds).indices(node.length)))
+        else:
+            bounds = self.one_of(
+                *[(0, None, 2), (1, None, 3), (None, None, -1), (3, -1, 1), (None, 20, None), (-9, None, 2), (2, 9, 1)],
+                *[(8, None, -2), (None, -1, None), (self.randint(-30, 30), self.randint(-30, 30), self.one_of(-2, -1, 1, 2, 3))],
+            )
+            length = len(range(*slice(*bounds).indices(node.length)))
+        text = self.one_of(f".slice(slice{bounds})", "[" + ":".join("" if b is None else str(b) for b in bounds) + "]")
+        return node.then(text, length=length)
+
+    def map_repeat(self, node):
+        if node.is_endless and self.chance(0.9):
+            return node
+        if self.chance(0.25) and not node.facts & {"sparse", "failing"}:
+            length = ENDLESS if node.length else 0
+            return node.then(self.one_of(".repeat()", ".repeat(None, reseed_each_epoch=False)"), length=length)
+        count = self.one_of(1, 2, 3)
+        return node.then(
+            f".repeat({count}{self.one_of('', ', reseed_each_epoch=False')})", length=min(ENDLESS, count * node.length)
+        )
+
+    def map_flat_map(self, node):
+        fan = self.one_of(1, 2, 3, 4)
+        kind, form = self.one_of(("Copies", node.form), ("Generated", node.form), ("Numbered", f"n{node.form}"))
+        if node.is_endless:
+            return node
+        changes = {"form": form, "length": fan * node.length}
+        if self.chance(0.05):
+            return node.within(
+                f"x.FlatMapMapDataset(<0>, {kind}({fan}, most={fan + 2}))", "filtered", "sparse", "failing", **changes
+            )
+        facts = ["filtered", "sparse", "empty"]
+        if self.chance(0.5):
+            return node.then(f".apply({kind}({fan}))", *facts, **changes)
+        return node.within(f"x.FlatMapMapDataset(<0>, {kind}({fan}))", *facts, **changes)
+
+    def batch_code(self, node):
+        size, drop = self.randint(1, 7), self.chance(0.3)
+        fn, form = None, f"[{node.form}]"
+        if not node.is_uniform or self.chance(0.15):
+            fn, form = "batch_length", "int"
+        elif self.chance(0.2):
+            fn = f"partial(x.batch_and_pad, batch_size={size}, pad_value={self.one_of(0, 1, 7, -1.5)})"
+        options = ", drop_remainder=True" * drop + (f", batch_fn={fn}" if fn else "")
+        if self.chance(0.2):
+            return size, drop, f".apply(t.Batch({size}{options}))", form
+        return size, drop, f".batch({size}{options})", form
+
+    def map_batch(self, node):
+        # "batches_of_unlike_elements", "endless_batches"
+        if node.is_endless or ("sparse" in node.facts and not (self.chance(0.03) and "filtered" in node.facts)):
+            return node
+        size, drop, code, form = self.batch_code(node)
+        length = node.length // size if drop else -(-node.length // size)
+        return node.then(code, "failing", form=form, length=length)
+
+    # Iter datasets
+
+    def read(self):
+        return self.one_of("", "m.ReadOptions(0, 0)", "m.ReadOptions(0, 0)", "m.ReadOptions(1, 1)", "m.ReadOptions(2, 7)")
+
+    def converted(self, node):
+        """An iterator over a map dataset."""
+        read = self.read()
+        changes = {"is_map": False, "length": ENDLESS if node.is_endless else 0}
+        empty = ["empty"] if not node.length or "sparse" in node.facts else []
+        without = {"sparse", "filtered", "counting", "random"}
+        if "sparse" in node.facts and self.chance(0.3):
+            nones = f"{read}{', ' * bool(read)}allow_nones=True"
+            return node.then(f".to_iter_dataset({nones})", without=without - {"sparse"}, **changes)
+        return node.then(f".to_iter_dataset({read})", *empty, without=without, **changes)
+
+    def iter_dataset(self, depth=2, kind=None, most=4):
+        if depth and kind is None and self.chance(0.5):
+            node = self.iter_combination(depth)
+        else:
+            node = self.converted(self.map_dataset(max(0, depth - 1), kind, most=3))
+        for _ in range(self.randint(0, most)):
+            node = self.iter_step(node)
+        return node
+
+    def iter_combination(self, depth):
+        name = self.one_of("mix", "mix", "zip", "interleave", "interleave")
+        if name == "interleave":
+            return self.interleave(depth)
+        nodes = self.several(self.iter_dataset, depth)
+        codes = ", ".join(f"<{i}>" for i in range(len(nodes)))
+        lengths = [node.length for node in nodes]
+        empty = ["empty"] * any("empty" in node.facts for node in nodes)
+        length = ENDLESS if min(lengths) == ENDLESS else 0
+        if name == "zip":
+            strict = self.chance(0.4)
+            parts = ["mixed" if "sparse" in node.facts else node.form for node in nodes]
+            code = f"x.ZipIterDataset([{codes}], strict={strict})"
+            zipped = self.joined(code, nodes, *empty, form=f"({','.join(parts)})", length=length)
+            return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"} | ({"failing"} if strict else set()))
+        weights = self.one_of(None, [self.one_of(1, 2, 0.5, 3.7, self.random() + 0.01) for _ in nodes])
+        if self.chance(0.3):
+            names = self.sample("abcd", len(nodes))
+            codes = "{" + ", ".join(f"'{name}': <{i}>" for i, name in enumerate(names)) + "}"
+            weights = weights and dict(sorted(zip(names, weights, strict=True)))
+            return self.joined(f"I.mix({codes}" + (f", {weights})" if weights else ")"), nodes, *empty, length=length)
+        return self.joined(f"I.mix([{codes}]" + (f", {weights})" if weights else ")"), nodes, *empty, length=length)
+
+    def interleave(self, depth):
+        # Datasets of map kind are read with the default 16 threads each.
+        nodes = self.several(
+            lambda *args: self.one_of(self.iter_dataset, self.iter_dataset, self.map_dataset)(*args), depth, most=4
+        )
+        options = [f"cycle_length={self.randint(1, 5)}"]
+        options += [f"num_make_iter_threads={self.one_of(0, 2)}"] * self.chance(0.2)
+        options += [f"make_iter_buffer_size={self.one_of(0, 2)}"] * self.chance(0.2)
+        options += [f"iter_buffer_size={self.one_of(0, 0, 2)}"] * self.chance(0.4)
+        num_datasets = len(nodes)
+        repeated = False
+        if self.chance(0.6):
+            datasets = f"[{', '.join(f'<{i}>' for i in range(len(nodes)))}]"
+        else:
+            datasets = f"M.source([{', '.join(f'lambda: <{i}>' for i in range(len(nodes)))}])"
+            datasets += self.one_of("", f".shuffle(seed={self.seed_number()})")
+            if self.chance(0.2):
+                datasets, num_datasets = datasets + ".repeat(2)", 2 * num_datasets
+            datasets += ".map(call)"
+        sparse = {"sparse"} if any("sparse" in n.facts and not n.is_map for n in nodes) else set()
+        facts = frozenset(
+            {"empty", "interleaved", *sparse} | ({"failing"} if any("failing" in n.facts for n in nodes) else set())
+        )
+        length = ENDLESS if any(n.is_endless for n in nodes) else 0
+        code = f"x.InterleaveIterDataset({datasets}, {', '.join(options)})"
+        # It has no parents, so seeds do not pass through it.
+        del repeated
+        return self.joined(code, nodes, is_map=False, facts=facts, length=length, num_sliced=num_datasets)
+
+    def iter_step(self, node):
+        name = self.one_of(
+            *[
+                "map",
+                "map_with_index",
+                "random_map",
+                "seed",
+                "filter",
+                "batch",
+                "apply",
+                "flat_map",
+                "rebatch",
+                "repeat",
+                "limit",
+            ],
+            *["cache", "window_shuffle", "thread_prefetch", "multithread_prefetch", "pack", "pack", "split", "batch", "options"],
+        )
+        if name == "filter" and node.is_endless:
+            return node
+        made = getattr(self, f"iter_{name}", None)
+        return made(node) if made else self.element_step(node, name)
+
+    def iter_batch(self, node):
+        _, _, code, form = self.batch_code(node)
+        return node.then(code, "failing", "empty", without={"sparse"}, form=form)
+
+    def iter_flat_map(self, node):
+        if "sparse" in node.facts or node.is_endless:  # "missing_elements_of_flat_maps"
+            return node
+        fan = self.randint(1, 4)
+        kind, form = self.one_of(("Copies", node.form), ("Numbered", f"n{node.form}"))
+        if self.chance(0.5):
+            return node.then(f".apply({kind}({fan}))", "empty", form=form)
+        return node.within(f"x.FlatMapIterDataset(<0>, {kind}({fan}))", "empty", form=form)
+
+    def iter_rebatch(self, node):
+        if not node.has_rows or not node.is_uniform:
+            return node
+        drop = self.one_of("", ", drop_remainder=True")
+        return node.within(f"x.RebatchIterDataset(<0>, {self.randint(1, 9)}{drop})", "failing", "empty")
+
+    def iter_repeat(self, node):
+        # "third_epoch_of_interleave"
+        if "interleaved" in node.facts:
+            return node.within(f"x.RepeatIterDataset(<0>, {self.one_of(1, 2)})", "repeated")
+        if not node.facts & {"empty", "failing"} and self.chance(0.3):
+            return node.within("x.RepeatIterDataset(<0>)", length=ENDLESS)
+        return node.within(f"x.RepeatIterDataset(<0>, {self.one_of(1, 2, 3)})")
+
+    def iter_limit(self, node):
+        count = self.one_of(1, 3, 10, 25)
+        if self.chance(0.5):
+            return node.then(f".pipe(x.LimitIterDataset, count={count})", length=0)
+        return node.within(f"x.LimitIterDataset(<0>, {count})", length=0)
+
+    def iter_cache(self, node):
+        node = node.within("x.CacheIterDataset(<0>)")
+        return self.iter_repeat(node) if self.chance(0.6) else node
+
+    def iter_window_shuffle(self, node):
+        seed = self.randint(0, 2**32 - 10**7)
+        return node.within(f"x.WindowShuffleIterDataset(<0>, window_size={self.randint(1, 20)}, seed={seed})")
+
+    def iter_thread_prefetch(self, node):
+        return node.within(f"x.ThreadPrefetchIterDataset(<0>, prefetch_buffer_size={self.one_of(0, 1, 3)})")
+
+    def iter_multithread_prefetch(self, node):
+        # "map_with_index_in_threads", "fewer_datasets_than_threads"
+        count = self.randint(0, 3)
+        if "counting" in node.facts or count > node.num_sliced:
+            return node
+        code = f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)})"
+        if not count:
+            return node.within(code)
+        return node.within(code, "interleaved", "empty", without={"seeded"}, num_sliced=count)
+
+    def iter_options(self, node):
+        ratio = self.one_of(None, 0.5, 0.97, 1.0)
+        if "interleaved" in node.facts:  # "options_above_interleave"
+            return node
+        return node.within(f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))")
+
+    def iter_pack(self, node):
+        if node.form not in _SEQUENCES or "sparse" in node.facts:
+            return node
+        features = {"a": self.one_of(9, 9, 10, 16, 20)}
+        options = {}
+        if node.form == "sequences":
+            if self.chance(0.7):
+                features["b"] = self.one_of(5, 6, 11)
+            if self.chance(0.3):
+                features["m"] = self.one_of(3, 8)
+            metas = self.one_of((), ("m",), ("b", "m")) if self.chance(0.6) else ()
+            options["meta_features"] = metas
+        if self.chance(0.05):
+            features["a"] = 7  # too short for some
+        options["shuffle_bins"] = self.chance(0.6)
+        if self.chance(0.3):
+            options["shuffle_bins_group_by_feature"] = self.choice(sorted(features))
+        if self.chance(0.5):
+            options["seed"] = self.seed_number()
+        if self.chance(0.3):
+            options["pack_alignment_struct"] = {name: self.one_of(1, 2, 3) for name in features}
+        if self.chance(0.3):
+            options["padding_struct"] = {name: self.one_of(None, 7, -1) for name in features}
+        if self.chance(0.3):
+            options["max_sequences_per_bin"] = self.randint(1, 4)
+        text = "".join(f", {key}={value!r}" for key, value in options.items())
+        kind = self.one_of("FirstFit", "BestFit")
+        code = f"x.{kind}PackIterDataset(<0>, length_struct={features}, num_packing_bins={self.randint(1, 6)}{text})"
+        return node.within(code, "failing", form="packed" if not options.get("meta_features") else "mixed")
+
+    def iter_split(self, node):
+        if node.form not in _SEQUENCES or "sparse" in node.facts:
+            return node
+        names = ["a"] if node.form == "tokens" else self.one_of(["a"], ["b"], ["a", "b"], ["a", "m"], ["a", "b", "m"])
+        # "second_cut_of_several_features"
+        targets = {"a": self.one_of(9, 12, 20), "b": self.one_of(5, 8), "m": self.one_of(1, 3, 9)}
+        if len(names) == 1:
+            targets = {"a": self.one_of(1, 3, 6, 9, 30), "b": self.one_of(1, 2, 5, 9)}
+        node = node.then(f".map(only{tuple(names)})") if len(names) > 1 else node.then(f'.map(only("{names[0]}"))')
+        options = f"length_struct={ {name: targets[name] for name in names} }"
+        if "m" in names:
+            options += ", meta_features=('m',)"
+        if self.chance(0.4):
+            options += f", split_full_length_features={self.chance(0.3)}"
+        if len(names) == 1 and self.chance(0.3):  # "first_tokens_of_empty_pieces"
+            options += ", bos_handling=x.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, bos_token_id=99"
+            options += f", bos_features={self.one_of((), names)}"
+        return node.within(f"x.ConcatThenSplitIterDataset(<0>, {options})", form="packed")
+
+    # Descriptions for the driver
+
+    def map_spec(self):
+        node = self.map_dataset(depth=2, most=5)
+        length = node.length
+        if node.is_endless:
+            indices = [0, 1, 5, 49, 1000]
+        else:
+            indices = [0, 1, length - 1, length, 2 * length + 1, -1, -1 - length]
+            indices += [self.randrange(3 * length) for _ in range(3 if length else 0)]
+        # Iteration has 16 threads by default.
+        return self.spec(node, indices, self.one_of(0, 0, 12))
+
+    def iter_spec(self):
+        return self.spec(self.iter_dataset(depth=2), [], self.one_of(3, 12, 12, 40))
+
+    def spec(self, node, indices, limit):
+        return {
+            "kind": "dataset",
+            "node": node,
+            "code": str(node),
+            "indices": indices,
+            "limit": limit,
+            "extras": self.chance(0.3),
+        }
+
+    def threshold_spec(self):
+        """Filters that drop almost everything, of more than a thousand elements."""
+        length = self.randint(1500, 4000)
+        step = self.one_of(".filter(keep_few)", ".filter(keep_few)", ".filter(keep_odd)")
+        rare = f".filter(lambda v: total(v) % 997 == {self.randint(1, 600)})"
+        step = self.one_of(step, rare)
+        node = Node(f"M.range({length})", length=length)
+        if self.chance(0.5):
+            node = self.converted(node.then(step, "sparse"))
+        else:
+            node = self.converted(node).then(step)
+        if self.chance(0.3):
+            node = self.joined("I.mix([<0>, <1>], [3, 1])", [node, self.converted(self.source("range"))])
+        node = self.iter_batch(node) if self.chance(0.3) else node
+        ratio = self.one_of(0.5, 0.9, 0.96, 0.999, 1, 0, None)
+        code = f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))"
+        node = node.within(code)
+        node = node.then(".map(plus_one)") if self.chance(0.3) else node
+        # The elements seen since the last judgement are not part of the state.
+        return {**self.spec(node, [], 60), "restores": False}
+
+    def loader_spec(self):
+        """A ``DataLoader`` with a ``FlatMap``."""
+        length = self.randint(1, 40)
+        kind = self.one_of(*_NUMBERS, "array", "dict", "tuple")
+        steps = [self.one_of("Copies(3)", "Numbered(2)", "Generated(4)", "Copies(2)") for _ in range(self.one_of(1, 1, 2))]
+        before = [self.one_of("PlusOne()", "PlusRandom()", "KeepMost()") for _ in range(self.randint(0, 2))]
+        after = [self.one_of("PlusOne()", "KeepMost()", f"t.Batch({self.randint(1, 5)})") for _ in range(self.randint(0, 2))]
+        count = self.randint(1, 2)
+        shard = f"m.sharding.ShardOptions({self.randrange(count)}, {count}, True)"
+        sampler = (
+            f"m.samplers.IndexSampler({length}, {shard}, {self.chance(0.5)}, {self.one_of(1, 2, None)}, {self.seed_number()})"
+        )
+        if self.chance(0.2):
+            sampler = f"m.samplers.SequentialSampler({length}, {shard}, 3)"
+        operations = ", ".join(before + steps + after)
+        read = self.read()
+        code = f'm.DataLoader(data_source=Source("{kind}", {length}), sampler={sampler}, operations=[{operations}]'
+        code += f", read_options={read})" if read else ")"
+        return self.spec(Node(code, is_map=False), [], 15)
+
+    def workers_spec(self):
+        """A pipeline with worker processes."""
+        while True:
+            node = self.iter_dataset(depth=1)
+            # "seeds_and_workers", "dtypes_of_batches_in_workers"
+            bad = node.facts & {"counting", "failing", "interleaved"} or "threads" in str(node) or "int_or_float" in str(node)
+            if not bad:
+                break
+        count = self.randint(1, 2)
+        return self.spec(node.then(f".mp_prefetch(m.MultiprocessingOptions({count}))", "interleaved"), [], 12)
+
+    def next_spec(self):
+        make = self.one_of(*[self.map_spec] * 6, *[self.iter_spec] * 12, self.loader_spec, self.threshold_spec)
+        return make()
+
+
+def mixed_length(lengths, weights):
+    """As Grain computes it, with its rounding."""
+    if min(lengths) == 0:
+        return 0
+    factor = 100 / min(weights)
+    proportions = [int(weight * factor) for weight in weights]
+    whole = sum(proportions)
+    return int(min(ENDLESS, min(length / (p / whole) for length, p in zip(lengths, proportions, strict=True))))
+
+
+def is_odd_length(length):
+    """Whether Grain's shuffle of so many elements is the one that leaves one out."""
+    k = (length - 1).bit_length() - 1
+    return length > 2**16 and length - 1 == 2**k and k % 2 == 0

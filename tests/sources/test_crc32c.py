@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+
+from gristmill.sources import crc32c as module
+from gristmill.sources.crc32c import crc32c, masked_crc32c
+
+
+def slow_crc32c(data):
+    register = 0xFFFFFFFF
+    for byte in data:
+        register ^= byte
+        for _ in range(8):
+            register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+    return register ^ 0xFFFFFFFF
+
+
+def test_published_values():
+    """RFC 3720, appendix B.4, and the check value of catalogues of checksums."""
+    strings = [bytes(32), b"\xff" * 32, bytes(range(32)), bytes(range(31, -1, -1)), b"123456789"]
+    assert crc32c(strings).tolist() == [0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0x113FDB5C, 0xE3069283]
+
+
+def test_all_lengths_together_and_alone():
+    rng = np.random.default_rng(1)
+    strings = [rng.bytes(n) for n in [*range(70), 127, 128, 129, 1000, 1023, 1024, 1025]]
+    expected = [slow_crc32c(data) for data in strings]
+    assert crc32c(strings).tolist() == expected
+    assert [int(crc32c([data])[0]) for data in strings] == expected
+    assert crc32c(strings).dtype == np.uint32
+
+
+def test_nothing():
+    assert crc32c([]).tolist() == []
+    assert crc32c([b""]).tolist() == [0]
+
+
+@pytest.mark.parametrize("size", [4 * 1024 - 4, 4 * 1024, 70_001])
+def test_strings_longer_than_a_fold(size, monkeypatch):
+    data = np.random.default_rng(2).bytes(size)
+    whole = int(crc32c([data])[0])
+    monkeypatch.setattr(module, "_MAX_FOLD", 16)
+    assert int(crc32c([data])[0]) == whole
+    if size < 5000:
+        assert whole == slow_crc32c(data)
+
+
+def test_leading_zeros_count():
+    assert len(set(crc32c([bytes(n) for n in range(20)]).tolist())) == 20
+
+
+def test_masked():
+    """The rule in TensorFlow's documentation of the format: rotated by 15 bits, plus a constant."""
+    crc = slow_crc32c(b"some data")
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
+    assert masked_crc32c([b"some data"]).tolist() == [masked]

@@ -1,0 +1,194 @@
+import gzip
+import itertools
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from gristmill.core.errors import StateIndexError
+from gristmill.sources import tfrecord
+from gristmill.sources.crc32c import masked_crc32c
+from gristmill.sources.tfrecord import TFRecordFile, check_compression
+
+RECORDS = [b"a", b"", b"bb" * 100, bytes(3000), b"last"]
+
+
+def framed(data):
+    size = struct.pack("<Q", len(data))
+    size_crc, data_crc = [struct.pack("<I", crc) for crc in masked_crc32c([size, data])]
+    return size + size_crc + data + data_crc
+
+
+ENDS = np.cumsum([0, *[len(framed(record)) for record in RECORDS]]).tolist()
+CONTENT = b"".join(map(framed, RECORDS))
+
+
+@pytest.fixture(params=[None, 12, 100], ids=lambda size: f"block_{size}")
+def open_file(request, tmp_path, monkeypatch):
+    """Opens a file with the given content, which is read in small or large blocks."""
+    if request.param is not None:
+        monkeypatch.setattr(tfrecord, "_BLOCK_BYTES", request.param)
+        monkeypatch.setattr(tfrecord, "_PIECE_BYTES", max(7, request.param // 3))
+    files = []
+
+    def open_file(content, check_crc=True, compression=None):
+        path = tmp_path / "file.tfrecord"
+        path.write_bytes(content)
+        files.append(TFRecordFile(path, check_crc=check_crc, compression=compression))
+        return files[-1]
+
+    yield open_file
+    for file in files:
+        file.close()
+
+
+def read_all(file, offset=0):
+    """All records from ``offset`` on, until the end or an error, and where each begins."""
+    records, begins = [], []
+    while True:
+        try:
+            block, offsets = file.read(offset)
+        except ValueError as error:
+            return records, [*begins, offset], error
+        assert len(offsets) == len(block) + 1
+        assert offsets[0] == offset
+        if not block:
+            return records, [*begins, offset], None
+        records += block
+        begins += offsets[:-1]
+        offset = offsets[-1]
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
+def test_reading_from_every_record(open_file, compression):
+    compress = {None: bytes, "gzip": gzip.compress, "zlib": zlib.compress}[compression]
+    file = open_file(compress(CONTENT), compression=compression)
+    for first in [*range(len(ENDS)), *reversed(range(len(ENDS)))]:
+        records, begins, error = read_all(file, ENDS[first])
+        assert error is None
+        assert records == RECORDS[first:]
+        assert begins == ENDS[first:]
+
+
+def test_many_records_of_random_lengths(open_file):
+    rng = np.random.default_rng(1)
+    records = [rng.bytes(n) for n in rng.integers(0, 300, 500).tolist()]
+    assert read_all(open_file(b"".join(map(framed, records))))[0] == records
+
+
+def test_an_empty_file(open_file):
+    assert open_file(b"").read(0) == ([], [0])
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_an_offset_behind_the_end(open_file, compression):
+    file = open_file(gzip.compress(CONTENT) if compression else CONTENT, compression=compression)
+    for _ in range(2):
+        with pytest.raises(StateIndexError, match=rf"at most {len(CONTENT)}, .*file\.tfrecord, got {len(CONTENT) + 1}"):
+            file.read(len(CONTENT) + 1)
+    assert read_all(file, ENDS[-2])[0] == RECORDS[-1:]
+
+
+def test_an_offset_between_records(open_file):
+    for offset in sorted({*range(1, 60), *range(230, 260)}.difference(ENDS)):
+        with pytest.raises(ValueError, match=rf"file\.tfrecord .* byte {offset} "):
+            open_file(CONTENT).read(offset)
+
+
+@pytest.mark.parametrize("check_crc", [True, False])
+def test_cut_off_anywhere(open_file, check_crc):
+    for size in [*range(260), 3000, *range(len(CONTENT) - 30, len(CONTENT))]:
+        whole = sum(end <= size for end in ENDS) - 1
+        records, _, error = read_all(open_file(CONTENT[:size], check_crc))
+        assert records == RECORDS[:whole]
+        if size in ENDS:
+            assert error is None
+            continue
+        left = CONTENT[ENDS[whole] : size]
+        if len(left) < 12:
+            expected = f"fewer than 12 bytes of its header: {left.hex()}"
+        else:
+            expected = f"fewer than {len(RECORDS[whole]) + 4} bytes of its data: {left[12:44].hex()}"
+        assert expected in str(error)
+        assert f"file.tfrecord is damaged or not a valid TFRecord file: the record at byte {ENDS[whole]} is cut off" in str(error)
+        assert open_file(CONTENT[:size], check_crc).skip(ENDS[whole]) == size
+
+
+def test_any_damaged_byte_is_noticed(open_file):
+    for position in [*range(260), 2000, *range(len(CONTENT) - 25, len(CONTENT))]:
+        content = bytearray(CONTENT)
+        content[position] ^= 1 << position % 8
+        damaged = sum(end <= position for end in ENDS) - 1
+        file = open_file(bytes(content))
+        records, _, error = read_all(file)
+        assert records == RECORDS[:damaged]
+        within = position - ENDS[damaged]
+        part = "length" if within < 12 else "data"
+        assert f"the record at byte {ENDS[damaged]} has a wrong checksum of its {part}" in str(error)
+        assert "check_crc=False" in str(error)
+        if part == "length":
+            with pytest.raises(ValueError, match="wrong checksum of its length"):
+                file.skip(ENDS[damaged])
+        else:
+            end = file.skip(ENDS[damaged])
+            assert end == ENDS[damaged + 1]
+            assert read_all(file, end)[0] == RECORDS[damaged + 1 :]
+
+
+def test_no_checksums_compared(open_file):
+    content = bytearray(CONTENT)
+    for begin, end in itertools.pairwise(ENDS):
+        content[begin + 8 : begin + 12] = content[end - 4 : end] = bytes(4)
+    assert read_all(open_file(bytes(content), check_crc=False))[0] == RECORDS
+    assert read_all(open_file(bytes(content)))[0] == []
+
+
+def test_a_foreign_file_is_refused_without_reading_what_it_seems_to_announce(open_file):
+    text = b"This is no TFRecord file, but some text.\n" * 20
+    with pytest.raises(ValueError, match="byte 0 has a wrong checksum of its length"):
+        open_file(text).read(0)
+    announced = int.from_bytes(text[:8], "little") + 4
+    with pytest.raises(ValueError, match=f"byte 0 is cut off: fewer than {announced} bytes of its data"):
+        open_file(text, check_crc=False).read(0)
+
+
+@pytest.mark.parametrize("name", ["gzip", "zlib"])
+@pytest.mark.parametrize("check_crc", [True, False])
+def test_a_compressed_file_is_recognised(open_file, name, check_crc):
+    content = {"gzip": gzip.compress, "zlib": zlib.compress}[name](CONTENT)
+    with pytest.raises(ValueError, match=f"try compression='{name}'"):
+        open_file(content, check_crc).read(0)
+    with pytest.raises(ValueError, match=r"file\.tfrecord cannot be read behind byte 0: the compressed data are damaged"):
+        open_file(CONTENT, check_crc, compression=name).read(0)
+
+
+def test_records_before_a_damage_of_the_compressed_data_are_read(open_file):
+    rng = np.random.default_rng(3)
+    records = [rng.bytes(50) for _ in range(2000)]
+    content = b"".join(map(framed, records))
+    records_read, _, error = read_all(open_file(gzip.compress(content)[:-20], compression="gzip"))
+    assert len(records_read) > 1900
+    assert records_read == records[: len(records_read)]
+    assert "file.tfrecord cannot be read behind byte" in str(error) and "cut off" in str(error)
+
+
+def test_paths(tmp_path):
+    class Opens:
+        def open(self, mode):
+            return (tmp_path / "file.tfrecord").open(mode)
+
+    (tmp_path / "file.tfrecord").write_bytes(CONTENT)
+    for path in (str(tmp_path / "file.tfrecord"), tmp_path / "file.tfrecord", Opens()):
+        file = TFRecordFile(path, check_crc=True, compression=None)
+        assert read_all(file)[0] == RECORDS
+        file.close()
+        file.close()
+    with pytest.raises(FileNotFoundError, match=r"missing\.tfrecord"):
+        TFRecordFile(tmp_path / "missing.tfrecord", check_crc=True, compression=None)
+
+
+def test_check_compression():
+    assert [check_compression(x) for x in (None, "gzip", "zlib")] == [None, "gzip", "zlib"]
+    with pytest.raises(ValueError, match=r"compression must be None or one of \('gzip', 'zlib'\), got 'GZIP'"):
+        check_compression("GZIP")

@@ -1,0 +1,251 @@
+import numpy as np
+import pytest
+
+from gristmill.transforms.bin_packing import (
+    BestFit,
+    Bins,
+    Feature,
+    FirstFit,
+    ManyFeaturesFit,
+    best_fit,
+    emission_order,
+    first_fit,
+)
+from gristmill.transforms.pack_layout import PackLayout
+from gristmill.transforms.sequences import as_dtype_of, as_sequence
+
+
+def placed(placer, rows):
+    """The bins that sequences of these lengths go to; those that fit nowhere are left out."""
+    chosen = []
+    for lengths in rows:
+        chosen.append(placer.find(lengths))
+        assert placer.find(lengths) == chosen[-1]  # looking changes nothing
+        if chosen[-1] >= 0:
+            placer.put(chosen[-1], lengths)
+    return chosen
+
+
+def model(features, num_bins, max_sequences, rows, best):
+    """The bins, straight from the definition."""
+    marks, counts, chosen = [[0] * len(features) for _ in range(num_bins)], [0] * num_bins, []
+    for lengths in rows:
+        suited = [
+            r
+            for r in range(num_bins)
+            if all(m + n <= f.length for m, n, f in zip(marks[r], lengths, features, strict=True))
+            and (max_sequences is None or counts[r] < max_sequences)
+        ]
+        if not suited:
+            chosen.append(-1)
+            continue
+        r = max(suited, key=lambda r: (sum(marks[r]), -r)) if best else suited[0]
+        marks[r] = [-(-(m + n) // f.alignment) * f.alignment for m, n, f in zip(marks[r], lengths, features, strict=True)]
+        counts[r] += 1
+        chosen.append(r)
+    return chosen
+
+
+@pytest.mark.parametrize("num_bins", [1, 2, 3, 8, 33])
+@pytest.mark.parametrize("max_sequences", [None, 1, 3])
+@pytest.mark.parametrize("alignment", [1, 4])
+@pytest.mark.parametrize("lengths", [(20,), (20, 13), (7, 9, 11)])
+def test_placers_choose_by_the_definition(num_bins, max_sequences, alignment, lengths):
+    rng = np.random.default_rng([num_bins, alignment, len(lengths)])
+    features = [Feature("x", length, alignment) for length in lengths]
+    rows = [[int(rng.integers(0, min(n, 12) + 1)) for n in lengths] for _ in range(12 * num_bins)]
+    for make, best in ((first_fit, False), (best_fit, True)):
+        expected = model(features, num_bins, max_sequences, rows, best)
+        assert placed(make(features, num_bins, max_sequences), rows) == expected
+        assert placed(ManyFeaturesFit(features, num_bins, max_sequences, best=best), rows) == expected
+    assert -1 in expected and num_bins - 1 in expected
+
+
+def test_one_feature_has_quick_placers():
+    assert type(first_fit([Feature("x", 4)], 3, None)) is FirstFit
+    assert type(best_fit([Feature("x", 4)], 3, None)) is BestFit
+
+
+def test_sequences_without_tokens_count():
+    for make in (first_fit, best_fit):
+        assert placed(make([Feature("x", 4)], 2, 2), [[0]] * 5) == [0, 0, 1, 1, -1]
+        assert placed(make([Feature("x", 4)], 1, None), [[4], [0], [0], [1]]) == [0, 0, 0, -1]
+        # What is left is counted from the aligned place, which may lie behind the end of the bin.
+        assert placed(make([Feature("x", 4, 3)], 1, None), [[4], [0]]) == [0, -1]
+
+
+def test_first_fit_and_best_fit_differ():
+    rows = [[5], [6], [2]]
+    assert placed(first_fit([Feature("x", 8)], 2, None), rows) == [0, 1, 0]
+    assert placed(best_fit([Feature("x", 8)], 2, None), rows) == [0, 1, 1]
+
+
+def filled(features, elements, num_bins=1):
+    bins = Bins(features, first_fit(features, num_bins, None), elements[0])
+    for element in elements:
+        assert bins.add(list(element))
+    return bins
+
+
+def test_columns():
+    features = [Feature("'x'", 9, alignment=4, padding=7), Feature("'m'", 5, is_meta=True)]
+    bins = filled(features, [(np.arange(1, 4), np.zeros((2, 2))), (np.arange(2), np.ones((3, 2)))])
+    (x, ids, positions), (m, *others) = bins.columns()
+    assert x.tolist() == [[1, 2, 3, 7, 0, 1, 7, 7, 7]]
+    assert ids.tolist() == [[1, 1, 1, 0, 2, 2, 0, 0, 0]]
+    assert positions.tolist() == [[0, 1, 2, 0, 0, 1, 0, 0, 0]]
+    assert m.tolist() == [[[0, 0], [0, 0], [1, 1], [1, 1], [1, 1]]]
+    assert others == [None, None]
+    assert (x.dtype, ids.dtype, positions.dtype, m.dtype) == (np.int64, np.int32, np.int32, np.float64)
+    assert [len(arrays[0]) for arrays in bins.columns(3)] == [3, 3]
+    assert bins.columns(3)[0][0].tolist()[1:] == [[7] * 9] * 2
+    assert bins.num_bytes(2) == 2 * (9 * 8 + 2 * 4 * 9 + 8 + 5 * 2 * 8 + 2 * 4 * 5 + 8)
+    again = bins.columns()
+    assert not any(np.shares_memory(a, b) for a, b in zip((x, ids, positions), again[0], strict=True))
+
+
+def test_an_element_that_cannot_be_added_changes_nothing():
+    features = [Feature("'x'", 4), Feature("'y'", 3)]
+    bins = filled(features, [(np.arange(2, dtype=np.int8), np.ones((1, 2)))])
+    before = [c[0].tolist() for c in bins.columns()]
+    bad = [
+        ((np.arange(5), np.ones((4, 2))), r"\('\'x\'', 5, 4\), \(\"'y'\", 4, 3\)|too long"),
+        ((np.array([300]), np.ones((1, 2))), "feature 'x' has values of dtype int64 that int8"),
+        ((np.array([1.5]), np.ones((1, 2))), "feature 'x' has values of dtype float64"),
+        ((np.array([1]), np.ones((1, 3))), r"feature 'y' has the trailing shape \(3,\).*\(2,\)"),
+    ]
+    for element, match in bad:
+        with pytest.raises(ValueError, match=match):
+            bins.add(list(element))
+        assert [c[0].tolist() for c in bins.columns()] == before and len(bins) == 1
+    assert bins.add([np.array([100]), np.ones((1, 2), np.float32)])  # values that the dtypes can hold
+    assert [c[0].dtype for c in bins.columns()] == [np.int8, np.float64]
+    assert not bins.add([np.array([300, 300]), np.ones((1, 9))])  # what does not fit is not looked at: it begins other bins
+
+
+def test_too_long_sequences_are_all_named():
+    with pytest.raises(ValueError, match=r"truncated.*\(\"'x'\", 5, 4\), \(\"'y'\", 4, 3\)"):
+        filled([Feature("'x'", 4), Feature("'z'", 9), Feature("'y'", 3)], [(np.arange(5), np.arange(5), np.arange(4))])
+
+
+@pytest.mark.parametrize(
+    ("padding", "dtype", "match"), [(0.5, np.int64, "float64"), (-1, np.uint8, "int64"), ("long", "<U2", "<U4")]
+)
+def test_padding_that_the_feature_cannot_hold(padding, dtype, match):
+    with pytest.raises(ValueError, match=rf"feature 'x' has values of dtype {match}"):
+        filled([Feature("'x'", 4, padding=padding)], [(np.zeros(2, dtype),)])
+
+
+def test_paddings_are_taken_as_the_feature_is():
+    for padding, first, expected in [
+        (0.1, np.zeros(1, np.float32), np.float32(0.1)),
+        (True, np.zeros(1, np.int64), 1),
+        ("no", np.array(["yes"]), "no"),
+        (b"", np.array([b"yes"]), b""),
+    ]:
+        ((values, _, _),) = filled([Feature("'x'", 3, padding=padding)], [(first,)]).columns()
+        assert values.dtype == first.dtype
+        assert values[0, 1:].tolist() == [expected] * 2
+    ((values, _, _),) = filled([Feature("'x'", 2, padding=[5, 6])], [(np.zeros((1, 2)),)]).columns()
+    assert values.tolist() == [[[0, 0], [5, 6]]]
+
+
+def test_emission_order():
+    shuffled = np.random.default_rng(12).permuted(range(6)).tolist()
+    assert emission_order(6, 12) == shuffled
+    values = np.array([[0, 0], [2, 2], [1, 3], [0, 4], [1, 1], [-1, 0]])  # means 0, 2, 2, 4, 1, -1
+    assert emission_order(6, 12, values) == [5, 0, 4, *sorted((1, 2), key=shuffled.__getitem__), 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "length"),
+    [
+        ([1, 2], np.int64, 2),
+        ((1.5,), np.float64, 1),
+        ([], np.float64, 0),
+        (7, np.int64, 1),
+        (np.float32(1), np.float32, 1),
+        (np.array(3), np.int64, 1),
+        ("abc", "<U3", 1),
+        (b"ab", "S2", 1),
+        (np.array([None, {}], object), object, 2),
+        (range(3), np.int64, 3),
+    ],
+)
+def test_as_sequence(value, dtype, length):
+    array = as_sequence("'x'", value)
+    assert array.dtype == dtype and len(array) == length
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, None, [None], [[1], [1, 2]], [1, {}], object(), {1, 2}])
+def test_what_is_no_sequence(value):
+    with pytest.raises(ValueError, match="feature 'x'"):
+        as_sequence("'x'", value)
+
+
+def test_as_sequence_takes_arrays_of_others():
+    jnp = pytest.importorskip("jax.numpy")
+    assert as_sequence("'x'", jnp.arange(3)).tolist() == [0, 1, 2]
+
+
+def test_as_dtype_of_loses_nothing():
+    def converted(array, dtype):
+        return as_dtype_of("'x'", np.array(array), np.dtype(dtype), (), "the first").tolist()
+
+    assert converted([1, 2], np.int8) == [1, 2]
+    assert converted([1.0, 2.0], np.int64) == [1, 2]
+    assert np.isnan(converted([np.nan, 1.5], np.float32)[0])
+    assert converted(["ab"], "<U2") == ["ab"]
+    assert converted([], np.int8) == []
+    assert converted([1.5, 2], np.complex128) == [1.5, 2]
+    assert converted([1, 0], np.bool_) == [True, False]
+    assert converted([1, 2], object) == [1, 2]
+    for array, dtype in [
+        ([300], np.int8),
+        ([np.nan], np.int64),
+        ([0.1], np.float32),
+        ([1e300], np.float32),
+        (["abc"], "<U2"),
+        (["1"], np.int64),
+        ([2**53 + 1], np.float64),
+        ([-1], np.uint64),
+        ([1j], np.float64),
+    ]:
+        with pytest.raises(ValueError, match="feature 'x' has values of dtype"):
+            converted(array, dtype)
+
+
+def test_layout_reads_and_names():
+    layout = PackLayout({"x": 4, "m": {"a": 3, "b": 2}}, ["m", "q"], {"x": 2}, {"m": {"a": 9}})
+    assert [(f.name, f.length, f.alignment, f.padding, f.is_meta) for f in layout.features] == [
+        ("'x'", 4, 2, None, False),
+        ("'m'['a']", 3, 1, 9, True),
+        ("'m'['b']", 2, 1, None, True),
+    ]
+    sequences, carried = layout.read({"x": [1], "m": {"a": 5, "b": True}, "q": "any", "other": 0})
+    assert [s.tolist() for s in sequences] == [[1], [5], [1]] and carried == ("any",)
+    assert sequences[2].dtype == np.int64
+    assert layout.index("x") == 0
+    with pytest.raises(ValueError, match="group by"):
+        layout.index("m")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"length_struct": 3}, TypeError, "length_struct must be a dict"),
+        ({"length_struct": {}}, ValueError, "must name the features"),
+        ({"length_struct": {"x": 0}}, ValueError, "length of feature 'x'.*positive"),
+        ({"length_struct": {"x": 1.5}}, TypeError, "length of feature 'x'"),
+        ({"length_struct": {"x": {"a": 1}}}, ValueError, "should it be one"),
+        ({"length_struct": {"x": 4, "x_positions": 4}}, ValueError, "named"),
+        ({"length_struct": {"x": 4}, "meta_features": ["x_segment_ids"]}, ValueError, "named"),
+        ({"length_struct": {"x": 4}, "pack_alignment_struct": {"y": 1}}, ValueError, "pack_alignment_struct.*'x'.*'y'"),
+        ({"length_struct": {"x": 4}, "pack_alignment_struct": {"x": 0}}, ValueError, "alignment of feature 'x'"),
+        ({"length_struct": {"x": 4}, "padding_struct": {"y": 1}}, ValueError, "padding_struct"),
+        ({"length_struct": {"x": 4}, "padding_struct": 0.5}, TypeError, "padding_struct"),
+    ],
+)
+def test_layouts_that_do_not_fit_together(arguments, error, match):
+    with pytest.raises(error, match=match):
+        PackLayout(**arguments)

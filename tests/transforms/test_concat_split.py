@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
+
+
+def row(concatenation):
+    return {name: array.tolist() for name, array in concatenation.output().items()}
+
+
+def test_one_feature():
+    joined = Concatenation([Target("x", 5)])
+    assert joined.add([np.array([1, 2])], [0]) is None
+    assert joined.add([np.array([], np.int64)], [0]) is None
+    assert joined.add([np.array([3, 4, 5, 6])], [0]) == [3]
+    assert row(joined) == {"x": [1, 2, 3, 4, 5], "x_segment_ids": [1, 1, 3, 3, 3], "x_positions": [0, 1, 0, 1, 2]}
+    assert joined.add([np.array([3, 4, 5, 6])], [0]) == [0]  # there is no room: as if it had not been offered
+    assert len(joined) == 3
+    joined = Concatenation([Target("x", 5)])
+    assert joined.add([np.array([3, 4, 5, 6])], [3]) is None
+    assert row(joined) == {"x": [6, 0, 0, 0, 0], "x_segment_ids": [1, 0, 0, 0, 0], "x_positions": [0] * 5}
+
+
+def test_each_feature_goes_as_far_as_it_fits():
+    targets = [Target("a", 4), Target("b", 2)]
+    joined = Concatenation(targets)
+    element = [np.arange(8), np.arange(5)]
+    assert joined.add([np.arange(2), np.arange(2)], [0, 0]) is None
+    assert joined.add(element, [0, 0]) == [2, 0]
+    joined = Concatenation(targets)
+    assert joined.add(element, [2, 0]) == [6, 2]
+    joined = Concatenation(targets)
+    assert joined.add(element, [6, 2]) == [8, 4]
+    joined = Concatenation(targets)
+    assert joined.add(element, [8, 4]) is None
+    assert row(joined)["a_segment_ids"] == [0, 0, 0, 0] and row(joined)["b"] == [4, 0]
+
+
+def test_meta_features_are_repeated_and_not_cut():
+    targets = [Target("a", 3), Target("m", 4, is_meta=True)]
+    joined = Concatenation(targets)
+    assert joined.add([np.arange(5), np.array([7, 8])], [0, 0]) == [3, 0]
+    assert row(joined) == {"a": [0, 1, 2], "a_segment_ids": [1] * 3, "a_positions": [0, 1, 2], "m": [7, 8, 0, 0]}
+    joined = Concatenation(targets)
+    assert joined.add([np.arange(5), np.array([7, 8])], [3, 0]) is None
+    assert joined.limiting is None
+    assert joined.add([np.arange(1), np.array([1, 2, 3])], [0, 0]) == [0, 0]
+    assert joined.limiting is targets[1]
+    assert row(joined)["m"] == [7, 8, 0, 0]
+    with pytest.raises(ValueError, match="meta feature 'm' is 5 long"):
+        joined.add([np.arange(1), np.arange(5)], [0, 0])
+
+
+def test_bos_overwrites_first_tokens_and_nothing_else():
+    targets = [Target("a", 4, bos_id=99), Target("b", 4)]
+    joined = Concatenation(targets)
+    for a, b in [([1, 2], [5]), ([], [6, 7]), ([3, 4], [])]:
+        assert joined.add([np.array(a, np.int64), np.array(b, np.int64)], [0, 0]) is None
+    assert row(joined)["a"] == [99, 2, 99, 4]  # the one without tokens would have written behind the end
+    assert row(joined)["b"] == [5, 6, 7, 0]
+    with pytest.raises(ValueError, match=r"feature 'a'.*int8.*bos_token_id"):
+        Concatenation([Target("a", 4, bos_id=300)], [np.zeros(2, np.int8)])
+    assert Concatenation([Target("a", 2, bos_id=5)], [np.zeros((1, 2))]).output()["a"].tolist() == [[5, 5], [0, 0]]
+
+
+def test_the_first_sequence_decides_the_dtype():
+    joined = Concatenation([Target("a", 9)], [np.zeros(2, np.int8)])
+    assert joined.add([np.array([100])], [0]) is None
+    for bad, match in [([300], "dtype int64 that int8"), ([[1]], r"trailing shape \(1,\)")]:
+        with pytest.raises(ValueError, match=f"feature 'a'.*{match}"):
+            joined.add([np.array(bad)], [0])
+    assert joined.output()["a"].dtype == np.int8
+    assert row(joined)["a"] == [0, 0, 100, 0, 0, 0, 0, 0, 0]
+    assert joined.output()["a_segment_ids"].dtype == joined.output()["a_positions"].dtype == np.int32
+
+
+def test_is_full_length():
+    targets = [Target("a", 3), Target("b", 2, is_meta=True)]
+    for a, b, expected in [(3, 1, True), (1, 2, True), (2, 1, False), (3, 3, False), (4, 2, False), (0, 2, True)]:
+        assert is_full_length(targets, [np.arange(a), np.arange(b)]) is expected

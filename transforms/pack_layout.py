@@ -1,0 +1,173 @@
+"""Elements of named features as sequences for bins, and what bins hold as elements again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gristmill.core.element_spec import ShapeDtypeStruct
+from gristmill.core.errors import add_note, as_int
+from gristmill.transforms.bin_packing import Columns, Feature
+from gristmill.transforms.sequences import Array, as_sequence
+
+Path: TypeAlias = tuple[Any, ...]  # the key of a feature, and more if it is a meta feature that is itself a dict
+
+
+class PackLayout:
+    """Which features of an element are packed into bins, and how.
+
+    The arguments are those of the datasets that pack. A meta feature with a length is packed like the others, but without
+    segment ids and positions, and may be a dict of features; one without a length is carried along as it is.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: there are no features, a number is not positive, or names do not agree.
+    """
+
+    def __init__(
+        self,
+        length_struct: Mapping[str, Any],
+        meta_features: Sequence[str] = (),
+        pack_alignment_struct: Mapping[str, Any] | None = None,
+        padding_struct: Mapping[str, Any] | None = None,
+    ) -> None:
+        lengths = _leaves("length_struct", length_struct)
+        alignments = _leaves("pack_alignment_struct", pack_alignment_struct or {})
+        paddings = _leaves("padding_struct", padding_struct or {})
+        for argument, given in (("pack_alignment_struct", alignments), ("padding_struct", paddings)):
+            unknown = [_shown(path) for path in given if path not in lengths]
+            if unknown:
+                raise ValueError(f"{argument} must have keys of length_struct, which are {_shown(*lengths)}, got {unknown}")
+        meta = (meta_features,) if isinstance(meta_features, str) else tuple(dict.fromkeys(meta_features))
+        self._carried = [name for name in meta if name not in length_struct]
+        self._paths = list(lengths)
+        self._is_flat = all([len(path) == 1 for path in lengths])
+        self.features = []
+        for path, length in lengths.items():
+            name, is_meta = _shown(path), path[0] in meta
+            if len(path) > 1 and not is_meta:
+                raise ValueError(f"length_struct[{path[0]!r}] is nested, which only meta features may be: should it be one?")
+            length = as_int(f"the length of feature {name}", length, minimum=1)
+            alignment = as_int(f"the alignment of feature {name}", alignments.get(path, 1), minimum=1)
+            self.features.append(Feature(name, length, alignment, paddings.get(path), is_meta))
+        outputs = [output for path, feature in self._packed() for output in _outputs(path, feature)]
+        outputs += [(name,) for name in self._carried]
+        if not outputs:
+            raise ValueError("length_struct must name the features to pack and their lengths in a bin, got {}")
+        if len(set(outputs)) < len(outputs):
+            raise ValueError(f"features must not be named as the segment ids or positions of others are, got {_shown(*outputs)}")
+
+    def index(self, name: str) -> int:
+        """Which of ``features`` has this name."""
+        if (name,) not in self._paths:
+            raise ValueError(f"a feature to group by must be in length_struct, one of {_shown(*self._paths)}, got {name!r}")
+        return self._paths.index((name,))
+
+    def read(self, element: Any) -> tuple[list[Array], tuple[Any, ...]]:
+        """The sequences of an element, one for each of ``features``, and what it has to carry along.
+
+        Raises:
+            TypeError: the element is not a dict.
+            KeyError: it lacks a feature.
+            ValueError: a feature cannot be a sequence.
+        """
+        if not isinstance(element, Mapping):
+            raise TypeError(f"elements to pack must be dicts of features, got {element!r:.100} of type {type(element).__name__}")
+        try:
+            if self._is_flat:
+                values = [element[path[0]] for path in self._paths]
+            else:
+                values = [_value_at(element, path) for path in self._paths]
+            carried = tuple([element[name] for name in self._carried])
+        except KeyError as error:
+            add_note(error, f"an element to pack lacks this feature, it has {list(element)}")
+            raise
+        for i, value in enumerate(values):
+            if type(value) is not np.ndarray or not value.ndim:
+                values[i] = as_sequence(self.features[i].name, int(value) if isinstance(value, bool) else value)
+        return values, carried
+
+    def rows(self, columns: Sequence[Columns], carried: list[list[Any]], order: Sequence[int]) -> PackedRows:
+        """What bins hold, given as ``Bins.columns()`` and ``Bins.extras``, as elements in this order."""
+        named = [
+            (path, array)
+            for (path, feature), arrays in zip(self._packed(), columns, strict=True)
+            for path, array in zip(_outputs(path, feature), arrays, strict=False)
+            if array is not None
+        ]
+        return PackedRows(named, self._carried, carried, order)
+
+    def spec(self, spec: Any) -> Any:
+        """The spec of rows, from that of elements."""
+        if self._carried:
+            raise NotImplementedError(
+                f"how many values a row carries of {self._carried}, meta features without a length, is not known beforehand"
+            )
+        row: dict[str, Any] = {}
+        for path, feature in self._packed():
+            leaf = _value_at(spec, path)
+            values, *numbers = _outputs(path, feature)
+            _put(row, values, ShapeDtypeStruct((feature.length, *leaf.shape[1:]), leaf.dtype))
+            for output in numbers:
+                _put(row, output, ShapeDtypeStruct((feature.length,), np.int32))
+        return row
+
+    def _packed(self) -> Iterator[tuple[Path, Feature]]:
+        return zip(self._paths, self.features, strict=True)
+
+
+class PackedRows:
+    """The elements that bins make, each a dict of views, made when asked for."""
+
+    def __init__(
+        self, columns: list[tuple[Path, Array]], carried: list[str], extras: list[list[Any]], order: Sequence[int]
+    ) -> None:
+        self._columns = columns
+        self._carried = carried
+        self._extras = extras
+        self._order = order
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        r = self._order[i]
+        row: dict[str, Any] = {}
+        for path, column in self._columns:
+            _put(row, path, column[r])
+        for k, name in enumerate(self._carried):
+            row[name] = [extra[k] for extra in self._extras[r]]
+        return row
+
+
+def _leaves(argument: str, struct: Any) -> dict[Path, Any]:
+    if not isinstance(struct, Mapping):
+        raise TypeError(f"{argument} must be a dict with a value for each feature, got {struct!r:.200}")
+    found: dict[Path, Any] = {}
+    for key, value in struct.items():
+        inner = _leaves(argument, value) if isinstance(value, Mapping) else {(): value}
+        found.update({(key, *path): leaf for path, leaf in inner.items()})
+    return found
+
+
+def _outputs(path: Path, feature: Feature) -> list[Path]:
+    """Where values, segment ids and positions of a feature are in a row."""
+    return [path] if feature.is_meta else [path, (f"{path[0]}_segment_ids",), (f"{path[0]}_positions",)]
+
+
+def _shown(*paths: Path) -> str:
+    return ", ".join("".join([repr(path[0]), *[f"[{key!r}]" for key in path[1:]]]) for path in paths)
+
+
+def _value_at(element: Any, path: Path) -> Any:
+    for key in path:
+        element = element[key]
+    return element
+
+
+def _put(row: dict[Any, Any], path: Path, value: Any) -> None:
+    for key in path[:-1]:
+        row = row.setdefault(key, {})
+    row[path[-1]] = value
