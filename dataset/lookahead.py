@@ -23,14 +23,14 @@ class Lookahead:
     """
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
-        self.num_passed = 0  # elements that were passed, failing ones too, since whoever uses this set it to 0
+        self.position = 0  # of the next element in the block: whoever uses an element passes it by adding 1
         self.has_failed = False  # the last call of ``block`` raised what the iterator had raised; else it was interrupted
         self._it = it
         self._blocks: StatedBlocks | None = None
         self._elements: list[Any] = []
         self._states: Sequence[Any] = ()  # after each
         self._before: Any = None  # the state before them
-        self._position = 0
+        self._num_before = 0  # elements that were passed before the block
         self._failure: BaseException | None = None  # what follows them
 
     @property
@@ -38,22 +38,31 @@ class Lookahead:
         """The state before the next element, new data; ``None`` if the iterator has none."""
         if self._blocks is None:
             return copied(snapshot(self._it))
-        return copied(self._states[self._position - 1] if self._position else self._before)
+        return copied(self._states[self.position - 1] if self.position else self._before)
+
+    @property
+    def num_passed(self) -> int:
+        """Elements that were passed, failing ones too, since ``restart_count``."""
+        return self._num_before + self.position
+
+    def restart_count(self, num_passed: int = 0) -> None:
+        """Lets ``num_passed`` be that."""
+        self._num_before = num_passed - self.position
 
     def block(self) -> list[Any]:
-        """The next elements, which remain the next ones until ``advance`` passes them; none only at the end.
+        """The next elements, which remain the next ones until ``position`` passes them; none only at the end.
 
         An error of the iterator is raised when all before it have been passed. It changes nothing: the next call tries again.
         """
         self.has_failed = False
-        if self._position < len(self._elements):
-            return self._elements[self._position :]
+        if self.position < len(self._elements):
+            return self._elements[self.position :]
         if self._failure is None:
             if self._blocks is None:
                 self._before, self._blocks = snapshot(self._it), StatedBlocks(self._it)
             else:
                 self._before = self.state
-            self._position = 0
+            self._num_before, self.position = self.num_passed, 0
             self._elements, self._states, self._failure = self._blocks.take(_BLOCK_SIZE)
             if self._elements:
                 return self._elements
@@ -67,17 +76,12 @@ class Lookahead:
         finally:
             del failure  # its traceback refers to this frame
 
-    def advance(self) -> None:
-        """Passes an element of the block."""
-        self._position += 1
-        self.num_passed += 1
-
     def skip(self) -> None:
         """Passes the next element, whether or not it fails."""
-        if self._position == len(self._elements):
+        if self.position == len(self._elements):
             skip_one(self._it)
             self._before, self._blocks = copied(snapshot(self._it)), StatedBlocks(self._it)
-            self._elements, self._states, self._position, self._failure = [], (), 0, None
-            self.num_passed += 1
+            self._num_before, self.position = self.num_passed + 1, 0
+            self._elements, self._states, self._failure = [], (), None
         else:
-            self.advance()
+            self.position += 1

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind, rewinding
@@ -34,8 +33,7 @@ class Outputs(Protocol):
     def __getitem__(self, i: int, /) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True)
-class Position(Generic[S]):
+class Position(NamedTuple, Generic[S]):
     """Where such an iterator is.
 
     Args:
@@ -103,7 +101,7 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
                 at, group = found
                 stop = min(len(group), at.num_taken + n - len(outputs))
                 outputs += [group[i] for i in range(at.num_taken, stop)]
-                at = replace(at, num_taken=stop)
+                at = Position(at.parent, at.start, stop, at.skipped)
                 if stop == len(group):
                     memory.group = None
                     at = self._after_group(memory, at)
@@ -122,7 +120,7 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
                 rewind(self._source, copied(self._at.parent))
             memory = Memory(self._source)
         if self._at.parent is None:
-            self._at = replace(self._at, parent=memory.ahead.state)
+            self._at = self._at._replace(parent=memory.ahead.state)
         return memory
 
     def _find_output(self, memory: Memory[G], at: Position[S]) -> tuple[Position[S], Outputs] | None:
@@ -146,20 +144,20 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
 
     def _elements(self, memory: Memory[G], at: Position[S]) -> Iterator[Any]:
         """The next elements; each is passed when the one after it is asked for. ``None`` and what is skipped are left out."""
-        ahead = memory.ahead
+        ahead, skipped = memory.ahead, at.skipped
         while True:
-            if ahead.num_passed in at.skipped:
+            if skipped and ahead.num_passed in skipped:
                 ahead.skip()
                 continue
             block = ahead.block()
             if not block:
                 return
             for element in block:
-                if at.skipped and ahead.num_passed in at.skipped:
+                if skipped and ahead.num_passed in skipped:
                     break
                 if element is not None:
                     yield element
-                ahead.advance()
+                ahead.position += 1
 
     def get_state(self) -> Any:
         at = self._at
@@ -178,7 +176,7 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
                 f"skipped in the state of {self} must be a list of non-negative integers, got {skipped!r:.200}"
             )
         self._source.set_state(copied(at.parent))
-        self._at, self._memory = replace(at, parent=copied(at.parent), skipped=tuple(skipped)), Memory(self._source)
+        self._at, self._memory = at._replace(parent=copied(at.parent), skipped=tuple(skipped)), Memory(self._source)
 
     def _skip(self) -> None:
         memory = self._take_memory()
@@ -189,5 +187,5 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
         except Exception:
             number = memory.ahead.num_passed
             memory.ahead.skip()
-            self._at = replace(self._at, skipped=(*self._at.skipped, number))
+            self._at = self._at._replace(skipped=(*self._at.skipped, number))
             self._memory = memory

@@ -89,9 +89,11 @@ class ReadAhead:
                     del error  # its traceback refers to this frame
         elements = self._block[self._offset : self._offset + n]
         self._offset += len(elements)
+        self._taken += len(elements)
         if self._offset == len(self._block):
             self._block, self._offset = [], 0  # delivered elements are the consumer's alone
-        self._taken += len(elements)
+            with self._room:
+                self._room.notify()
         return elements
 
     def start(self, num_threads: int | None = None) -> None:
@@ -123,8 +125,6 @@ class ReadAhead:
     def _next_block(self) -> None:
         if not self._num_started:
             self.start(1)
-        with self._room:
-            self._room.notify()
         began = time.perf_counter()
         while not self._wait(_LONG_SECONDS):
             self.start(self._num_started + _NUM_CPUS)

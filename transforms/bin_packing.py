@@ -82,14 +82,16 @@ class FirstFit(Placer):
         free, node = self._free, self._half + chosen
         space = free[node] - lengths[0]
         if self._alignment > 1:
-            space = self._length - aligned(self._length - space, self._alignment)
+            space = self._length - _aligned(self._length - space, self._alignment)
         if self._room is not None:
             self._room[chosen] -= 1
             if not self._room[chosen]:
                 space = -1
         free[node] = space
         while node > 1:
-            space = max(space, free[node ^ 1])
+            sibling = free[node ^ 1]
+            if sibling > space:
+                space = sibling
             node >>= 1
             if free[node] == space:
                 break
@@ -123,7 +125,7 @@ class BestFit(Placer):
             self._room[chosen] -= 1
             if not self._room[chosen]:
                 return
-        filling = aligned(filling + lengths[0], self._alignment)
+        filling = _aligned(filling + lengths[0], self._alignment)
         if filling in self._bins:
             heappush(self._bins[filling], chosen)
         else:
@@ -153,7 +155,7 @@ class ManyFeaturesFit(Placer):
 
     def put(self, chosen: int, lengths: Sequence[int]) -> None:
         before = self._fillings[:, chosen].tolist()
-        after = [aligned(filling + n, a) for filling, n, a in zip(before, lengths, self._alignments, strict=True)]
+        after = [_aligned(filling + n, a) for filling, n, a in zip(before, lengths, self._alignments, strict=True)]
         self._fillings[:, chosen] = after
         self._room[chosen] -= 1
         if self._totals is not None:
@@ -186,7 +188,7 @@ class Bins:
     def __init__(self, features: Sequence[Feature], placer: Placer, first: Sequence[Array]) -> None:
         self._features = features
         self._placer = placer
-        self._likes = [(array.dtype, array.ndim, array.shape[1:]) for array in first]
+        self._likes = [(array.dtype, array.shape[1:]) for array in first]
         self._paddings = [_unused(feature, array) for feature, array in zip(features, first, strict=True)]
         self._contents: list[list[list[Array]]] = []  # the sequences in each bin, an array for each feature
         self.extras: list[list[Any]] = []  # for each bin, what was given along with the sequences in it
@@ -202,15 +204,16 @@ class Bins:
             ValueError: a sequence is longer than a bin, or of a shape or dtype that does not suit the bin.
         """
         lengths = [len(array) for array in sequences]
-        for length, feature in zip(lengths, self._features, strict=True):
-            if length > feature.length:
-                raise ValueError(_too_long(self._features, lengths))
         chosen = self._placer.find(lengths)
         if chosen < 0:
+            if any([n > feature.length for n, feature in zip(lengths, self._features, strict=True)]):
+                raise ValueError(_too_long(self._features, lengths))
             return False
-        for i, (array, (dtype, ndim, trailing)) in enumerate(zip(sequences, self._likes, strict=True)):
-            if array.dtype is not dtype or array.ndim != ndim or (ndim > 1 and array.shape[1:] != trailing):
-                sequences[i] = as_dtype_of(self._features[i].name, array, dtype, trailing, "the first sequence in these bins")
+        if [(array.dtype, array.shape[1:]) for array in sequences] != self._likes:
+            sequences = [
+                as_dtype_of(feature.name, array, dtype, trailing, "the first sequence in these bins")
+                for feature, array, (dtype, trailing) in zip(self._features, sequences, self._likes, strict=True)
+            ]
         self._placer.put(chosen, lengths)
         if chosen == len(self._contents):
             self._contents.append([])
@@ -237,20 +240,23 @@ class Bins:
 
     def _column(self, i: int, feature: Feature, num_rows: int) -> Columns:
         length, alignment = feature.length, feature.alignment
-        dtype, _, trailing = self._likes[i]
+        dtype, trailing = self._likes[i]
         padding = self._paddings[i]
         pieces: list[Array] = []  # of the bins, one after another, gaps included
         numbers: list[int] = []  # of each piece in its bin; 0 for gaps
-        for sequences in self._contents:
-            end = mark = 0
-            for number, arrays in enumerate(sequences, 1):
-                if mark > end:
-                    pieces.append(padding[: mark - end])
-                    numbers.append(0)
-                pieces.append(arrays[i])
-                numbers.append(number)
-                end = mark + len(arrays[i])
-                mark = end if alignment == 1 else aligned(end, alignment)
+        for contents in self._contents:
+            arrays = [sequences[i] for sequences in contents]
+            if alignment == 1:
+                pieces += arrays
+                numbers += range(1, len(arrays) + 1)
+                end = sum(map(len, arrays))
+            else:
+                end = 0
+                for number, array in enumerate(arrays, 1):
+                    start = _aligned(end, alignment)
+                    pieces += [padding[: start - end], array]
+                    numbers += [0, number]
+                    end = start + len(array)
             pieces.append(padding[: length - end])
             numbers.append(0)
         unused = num_rows - len(self)
@@ -286,7 +292,7 @@ def emission_order(num_rows: int, seed: int, grouped_by: Array | None = None) ->
     return sorted(range(num_rows), key=lambda i: (means[i], shuffled[i]))
 
 
-def aligned(mark: int, alignment: int) -> int:
+def _aligned(mark: int, alignment: int) -> int:
     return -(-mark // alignment) * alignment
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +42,10 @@ class Concatenation:
         self._targets = targets
         self._used = [0] * len(targets)
         self._parts: list[list[Array]] = [[] for _ in targets]  # of each feature, an array for each part of an element
+        self._likes: list[Any] = []  # dtypes and trailing shapes of the first parts
         self._bos: list[Array | None] = []
         if sequences is not None:
-            self.add(sequences, self._used)
+            self.add(sequences, [0] * len(targets))
 
     def __len__(self) -> int:
         """The number of parts."""
@@ -76,25 +78,22 @@ class Concatenation:
                     return list(starts)
                 count, is_cut = room, True
             counts.append(count)
-        takes_any = any([count and not target.is_meta for target, count in zip(self._targets, counts, strict=True)])
-        if is_cut and not takes_any and not any(starts):
+        if is_cut and not any(starts) and not any([n for n, t in zip(counts, self._targets, strict=True) if not t.is_meta]):
             return list(starts)
-        parts = [array[start : start + count] for array, start, count in zip(sequences, starts, counts, strict=True)]
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        parts = [array[start:end] for array, start, end in zip(sequences, starts, ends, strict=True)]
         if not len(self):
             self._bos = [_bos(target, part) for target, part in zip(self._targets, parts, strict=True)]
-        else:
-            firsts = [parts[0] for parts in self._parts]
-            for i, (part, first) in enumerate(zip(parts, firsts, strict=True)):
-                if part.dtype is not first.dtype or part.ndim > 1 or first.ndim > 1:
-                    name = repr(self._targets[i].name)
-                    parts[i] = as_dtype_of(name, part, first.dtype, first.shape[1:], "the first sequence in this row")
-        for part, joined in zip(parts, self._parts, strict=True):
-            joined.append(part)
-        self._used = [used + count for used, count in zip(self._used, counts, strict=True)]
-        if not is_cut:
-            return None
-        ends = [start + count for start, count in zip(starts, counts, strict=True)]
-        return [0 if target.is_meta else end for target, end in zip(self._targets, ends, strict=True)]
+            self._likes = [(part.dtype, part.shape[1:]) for part in parts]
+        elif [(part.dtype, part.shape[1:]) for part in parts] != self._likes:
+            parts = [
+                as_dtype_of(repr(target.name), part, dtype, trailing, "the first sequence in this row")
+                for target, part, (dtype, trailing) in zip(self._targets, parts, self._likes, strict=True)
+            ]
+        for i, part in enumerate(parts):
+            self._parts[i].append(part)
+            self._used[i] += counts[i]
+        return [0 if target.is_meta else end for target, end in zip(self._targets, ends, strict=True)] if is_cut else None
 
     def output(self) -> dict[str, Array]:
         """Values; and segment ids, which count the parts from 1, and positions, which count in each part. New arrays."""

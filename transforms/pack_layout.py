@@ -43,7 +43,7 @@ class PackLayout:
         meta = (meta_features,) if isinstance(meta_features, str) else tuple(dict.fromkeys(meta_features))
         self._carried = [name for name in meta if name not in length_struct]
         self._paths = list(lengths)
-        self._is_flat = all([len(path) == 1 for path in lengths])
+        self._names = [path[0] for path in lengths] if all([len(path) == 1 for path in lengths]) else None
         self.features = []
         for path, length in lengths.items():
             name, is_meta = _shown(path), path[0] in meta
@@ -73,14 +73,14 @@ class PackLayout:
             KeyError: it lacks a feature.
             ValueError: a feature cannot be a sequence.
         """
-        if not isinstance(element, Mapping):
+        if type(element) is not dict and not isinstance(element, Mapping):
             raise TypeError(f"elements to pack must be dicts of features, got {element!r:.100} of type {type(element).__name__}")
         try:
-            if self._is_flat:
-                values = [element[path[0]] for path in self._paths]
+            if self._names is not None:
+                values = [element[name] for name in self._names]
             else:
                 values = [_value_at(element, path) for path in self._paths]
-            carried = tuple([element[name] for name in self._carried])
+            carried = tuple([element[name] for name in self._carried]) if self._carried else ()
         except KeyError as error:
             add_note(error, f"an element to pack lacks this feature, it has {list(element)}")
             raise
@@ -124,7 +124,8 @@ class PackedRows:
     def __init__(
         self, columns: list[tuple[Path, Array]], carried: list[str], extras: list[list[Any]], order: Sequence[int]
     ) -> None:
-        self._columns = columns
+        self._flat = [(path[0], column) for path, column in columns if len(path) == 1]
+        self._nested = [(path, column) for path, column in columns if len(path) > 1]
         self._carried = carried
         self._extras = extras
         self._order = order
@@ -134,8 +135,8 @@ class PackedRows:
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         r = self._order[i]
-        row: dict[str, Any] = {}
-        for path, column in self._columns:
+        row: dict[str, Any] = {name: column[r] for name, column in self._flat}
+        for path, column in self._nested:
             _put(row, path, column[r])
         for k, name in enumerate(self._carried):
             row[name] = [extra[k] for extra in self._extras[r]]

@@ -227,7 +227,7 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         return at
 
     def _after_group(self, memory: Memory[Bins], at: Position[int]) -> Position[int]:
-        memory.ahead.num_passed = 0
+        memory.ahead.restart_count()
         return Position(memory.ahead.state, at.start + at.num_taken)
 
     def _state_at(self, parent: Any, at: Position[int]) -> dict[str, Any]:

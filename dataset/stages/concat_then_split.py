@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -190,17 +190,17 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
                 rows.row.limiting.name,
                 rows.row.limiting.length,
             )
-        ahead.num_passed -= rows.first
+        ahead.restart_count(ahead.num_passed - rows.first)
         memory.group = outputs
         memory.open = _Rows(Position(ahead.state, following), ahead.num_passed, Concatenation(self._targets), cut)
-        return replace(rows.position, skipped=tuple([i - rows.first for i in at.skipped if i >= rows.first]))
+        return rows.position._replace(skipped=tuple([i - rows.first for i in at.skipped if i >= rows.first]))
 
     def _after_group(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices]:
         return at  # the position moves on with the next row
 
     def _read(self, element: Any) -> list[Array]:
         """The sequences of an element, in the order of the targets."""
-        if not isinstance(element, Mapping) or element.keys() != self._lengths.keys():
+        if (type(element) is not dict and not isinstance(element, Mapping)) or element.keys() != self._lengths.keys():
             got = f"the features {list(element)}" if isinstance(element, Mapping) else f"{element!r:.100} of {type(element)}"
             raise ValueError(f"elements to pack must be dicts with exactly the features {list(self._lengths)}, got {got}")
         return [as_sequence(repr(name), element[name]) for name in self._lengths]

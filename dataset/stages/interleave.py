@@ -314,9 +314,12 @@ class InterleaveDatasetIterator(BlockIterator[T]):
             opening = ReadAhead(self._opener.open_ahead, index, self._num_datasets, self._num_threads, self._num_ahead)
             self._finalizer = weakref.finalize(self, opening.close)
             self._opening = opening
-        self._opening_index = -1  # if the next line fails or is interrupted
-        (it,) = opening.take(1)
-        self._opening_index = index + 1
+        try:
+            (it,) = opening.take(1)
+            self._opening_index = index + 1
+        except BaseException:
+            self._stop_opening()  # its threads would keep the error, and with that this iterator, alive
+            raise
         return it
 
     def _open_at(self, index: int, state: Any) -> DatasetIterator[Any]:

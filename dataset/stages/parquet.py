@@ -110,8 +110,9 @@ class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
         return ParquetRows(self._path, columns=self._columns, slices=self._slices, read_kwargs=self._read_kwargs)
 
     def _read(self, file: ParquetRows) -> tuple[list[dict[str, Any]], tuple[int, int]]:
-        place = self._next_row(file)
-        return file.read(*place) if file.num_groups else [], place
+        group, row = self._next_row(file)
+        is_end = not file.num_groups or row == file.num_rows(group)  # of the last row group, which may be damaged
+        return [] if is_end else file.read(group, row), (group, row)
 
     def _next_row(self, file: ParquetRows) -> tuple[int, int]:
         """The row group and row of what comes next: not behind a row group's end, unless it is the last one."""
