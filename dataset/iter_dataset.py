@@ -255,6 +255,29 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
 
         return MultiprocessPrefetchIterDataset(self, options, worker_init_fn, sequential_slice)
 
+    def multithread_prefetch(self, num_threads: int, buffer_size: int, *, sequential_slice: bool = False) -> IterDataset[T_co]:
+        """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does with processes.
+
+        An addition to Grain's methods: it stands for ``gristmill.experimental.multithread_prefetch``.
+
+        Args:
+            num_threads: number of threads; 0 returns this dataset itself.
+            buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
+            sequential_slice: give each thread a contiguous part of the source instead of every ``num_threads``-th element.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: a number is negative, or the pipeline cannot be shared out.
+
+        Example:
+            >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
+            >>> list(ds.multithread_prefetch(num_threads=2, buffer_size=1))
+            [0, 1, 4, 9]
+        """
+        from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
+
+        return multithread_prefetch(self, num_threads, buffer_size, sequential_slice)
+
     def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T_co]:
         """Deprecated: use ``mp_prefetch``."""
         warnings.warn("IterDataset.prefetch is deprecated: use mp_prefetch", DeprecationWarning, stacklevel=2)
@@ -350,6 +373,26 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
         from gristmill.dataset.stages.repeat import RepeatIterDataset
 
         return RepeatIterDataset(self, num_epochs)
+
+    def thread_prefetch(self, prefetch_buffer_size: int) -> IterDataset[T_co]:
+        """Returns the same elements, computed ahead by one thread.
+
+        An addition to Grain's methods: it stands for ``ThreadPrefetchIterDataset``.
+
+        Args:
+            prefetch_buffer_size: the most elements to be ahead; 0 computes in the calling thread.
+
+        Raises:
+            TypeError: ``prefetch_buffer_size`` is not an integer.
+            ValueError: it is negative.
+
+        Example:
+            >>> list(MapDataset.range(3).to_iter_dataset().thread_prefetch(2))
+            [0, 1, 2]
+        """
+        from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
+
+        return ThreadPrefetchIterDataset(self, prefetch_buffer_size=prefetch_buffer_size)
 
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T_co]:
         """Returns the same elements, shuffled within windows of ``window_size``.

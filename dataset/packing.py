@@ -119,6 +119,7 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
             if self._at.parent is not None:
                 rewind(self._source, copied(self._at.parent))
             memory = Memory(self._source)
+        memory.ahead.has_failed = False
         if self._at.parent is None:
             self._at = self._at._replace(parent=memory.ahead.state)
         return memory

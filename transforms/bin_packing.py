@@ -254,10 +254,10 @@ class Bins:
                 end = 0
                 for number, array in enumerate(arrays, 1):
                     start = _aligned(end, alignment)
-                    pieces += [padding[: start - end], array]
+                    pieces += [padding[end:start], array]
                     numbers += [0, number]
                     end = start + len(array)
-            pieces.append(padding[: length - end])
+            pieces.append(padding[end:])
             numbers.append(0)
         unused = num_rows - len(self)
         pieces += [padding] * unused
@@ -302,10 +302,13 @@ def _unused(feature: Feature, like: Array) -> Array:
     if feature.padding is None:
         return np.zeros(shape, like.dtype)
     padding = np.asarray(feature.padding)
-    if padding.dtype.kind == like.dtype.kind == "f":  # a number may be rounded
-        padding = padding.astype(like.dtype)
     padding = as_dtype_of(feature.name, padding, like.dtype, padding.shape[1:], "the first sequence, for its padding,")
-    return np.ascontiguousarray(np.broadcast_to(padding, shape))
+    try:
+        return np.ascontiguousarray(np.broadcast_to(padding, shape))
+    except ValueError:
+        raise ValueError(
+            f"the padding of feature {feature.name} must be one value, or fill cells {shape}, got {padding}"
+        ) from None
 
 
 def _too_long(features: Sequence[Feature], lengths: Sequence[int]) -> str:

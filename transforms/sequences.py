@@ -31,7 +31,7 @@ def as_sequence(name: str, value: Any) -> Array:
 
 
 def as_dtype_of(name: str, array: Array, dtype: np.dtype[Any], trailing: tuple[int, ...], whose: str) -> Array:
-    """``array`` in another dtype, without any loss.
+    """``array`` in another dtype, without any loss but rounding from one float dtype to another.
 
     Raises:
         ValueError: it has another trailing shape, or values that ``dtype`` cannot hold; names the feature.
@@ -51,6 +51,8 @@ def as_dtype_of(name: str, array: Array, dtype: np.dtype[Any], trailing: tuple[i
             back = converted.real if kind != new_kind == "c" else converted
             # Either comparison alone misses something: -1 becomes 2**64 - 1 and -1 again; 2**53 + 1 and 2.0**53 are equal floats.
             is_same = (converted == array) & (back.astype(array.dtype) == array)
+            if kind == new_kind == "f":
+                is_same |= np.isfinite(array) & np.isfinite(converted)
             if kind in "fc":
                 is_same |= np.isnan(array) & np.isnan(back)
     if not np.all(is_same):

@@ -12,7 +12,7 @@ from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, skip_one, snapshot
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, rewinding, skip_one, snapshot
 from gristmill.dataset.states import copied
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool
@@ -69,6 +69,7 @@ class _Batch:
     leaves: list[Any]
     num_rows: int
     before: Any  # the parent's state before it
+    after: Any  # and after it
 
 
 class RebatchDatasetIterator(BlockIterator[T]):
@@ -118,21 +119,22 @@ class RebatchDatasetIterator(BlockIterator[T]):
         before = copied(snapshot(self._source))
         try:
             elements = self._source._take(1)
-            batch = self._checked(elements[0], before) if elements else None
+            after = copied(snapshot(self._source))
+            batch = self._checked(elements[0], before, after) if elements else None
         except BaseException:
             if before is not None:
                 rewind(self._source, before)
             raise
         if batch is None:
             if self._batch is None or self._batch.leaves:
-                self._batch = _Batch([], self._row, before)
+                self._batch = _Batch([], self._row, before, after)
             return False
         if self._batch is not None:
             self._row = 0
         self._batch = batch
         return True
 
-    def _checked(self, element: Any, before: Any) -> _Batch:
+    def _checked(self, element: Any, before: Any, after: Any) -> _Batch:
         flatten = self._flatten or tree.flattener()
         leaves, structure = flatten(element)
         if self._structure is not None and structure != self._structure:
@@ -156,7 +158,7 @@ class RebatchDatasetIterator(BlockIterator[T]):
         if self._batch is None and self._row > num_rows:
             raise StateIndexError(f"batch_idx in the state of {self} must be in [0, {num_rows}], the rows there, got {self._row}")
         self._flatten, self._structure = flatten, structure
-        return _Batch(leaves, num_rows, before)
+        return _Batch(leaves, num_rows, before, after)
 
     def _join(self, pieces: list[list[Any]]) -> list[Any]:
         joined = []
@@ -186,12 +188,11 @@ class RebatchDatasetIterator(BlockIterator[T]):
         row = state_count(state, "batch_idx", self)
         before = state_field(state, "parent", self)
         batch = self._batch
-        if batch is not None and batch.leaves and batch.before == before and row <= batch.num_rows:
-            self._source.set_state(self._source.get_state())  # what has failed there is to be tried again
-        else:
-            self._source.set_state(before)
-            self._batch = None
-        self._row = row
+        if rewinding.is_active and batch is not None and batch.leaves and batch.before == before and row == self._row:
+            self._source.set_state(copied(batch.after))  # the rest of the batch has not been handed out
+            return
+        self._source.set_state(before)
+        self._batch, self._row = None, row
 
     def _skip(self) -> None:
         try:

@@ -518,7 +518,7 @@ def main():
         flags.FLAGS(sys.argv[:1])
     builder = Builder(sys.argv[1])
     for spec in specs:
-        faulthandler.dump_traceback_later(90, exit=True)
+        faulthandler.dump_traceback_later(40, exit=True)
         try:
             result = builder.run(spec)
         except Exception as error:

@@ -291,6 +291,7 @@ class Pipelines(random.Random):
         read = self.read()
         changes = {"is_map": False, "length": ENDLESS if node.is_endless else 0}
         empty = ["empty"] if not node.length or "sparse" in node.facts else []
+        empty += ["gaps"] * ("sparse" in node.facts)
         without = {"sparse", "filtered", "counting", "random"}
         if "sparse" in node.facts and self.chance(0.3):
             nones = f"{read}{', ' * bool(read)}allow_nones=True"

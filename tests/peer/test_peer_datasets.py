@@ -15,7 +15,7 @@ def compare(specs):
     """What differs, as text, for every one of ``specs``; ``None`` if nothing does."""
     found = compare_once(specs)
     # "interleave_races": what differs by chance in Grain does not count.
-    again = [i for i, difference in enumerate(found) if difference and "nterleave" in str(specs[i])]
+    again = []
     for _ in range(3):
         if again:
             repeated = compare_once([specs[i] for i in again])
@@ -27,7 +27,8 @@ def compare(specs):
 
 def compare_once(specs):
     plain = [{key: value for key, value in spec.items() if key != "node"} for spec in specs]
-    peers = run("grain", plain)
+    # Buffers have no effect on the results; but with none of them Grain's are left to chance: "race_without_buffer".
+    peers = run("grain", [{**spec, "code": spec["code"].replace("buffer_size=0", "buffer_size=1")} for spec in plain])
     with_states = [{**spec, "states": states_to_restore(spec, peer)} for spec, peer in zip(plain, peers, strict=True)]
     ours = run("gristmill", with_states)
     return [difference(spec, peer, our) for spec, peer, our in zip(specs, peers, ours, strict=True)]
@@ -62,8 +63,10 @@ def difference(spec, peer, ours):
             return f"{name} is {peer[name]} in Grain, {ours[name]} here"
     if "next_index" in peer:
         for i, (mine, theirs) in enumerate(zip(ours["next_index"], peer["next_index"], strict=False)):
+            if is_error(mine) and mine["error"][0] == "NotImplementedError" and knows_no_index(spec):
+                break
             if is_error(theirs):
-                if not same(mine, theirs) and not is_more(mine, theirs):
+                if not (is_error(mine) and same_end(mine["error"], theirs["error"])) and not is_more(mine, theirs):
                     return f"next_index, step {i}: {theirs} in Grain, {mine} here"
                 break
             if mine != theirs:
@@ -113,7 +116,7 @@ def follow_difference(mine, theirs, position, repeated, before):
             return f"state at the end is {theirs['end_state']} in Grain, {mine['end_state']} here"
         if mine["again"] != theirs["again"]:
             return f"after the end: {theirs['again']} in Grain, {mine['again']} here"
-    elif text(mine["end_state"]) != text(([before, *mine["states"]])[-1]):
+    elif text(without(mine["end_state"], "next_index")) != text(without([before, *mine["states"]][-1], "next_index")):
         return f"state after an error is {mine['end_state']}, not that after the last element"
     return None
 
@@ -124,16 +127,22 @@ def text(value):
 
 def same_state(mine, theirs, repeated):
     if repeated:  # "third_epoch_of_interleave"
-        mine, theirs = without_flags(mine), without_flags(theirs)
+        mine, theirs = without(mine, "exhausted"), without(theirs, "exhausted")
     if isinstance(theirs, dict) and isinstance(mine, dict):
         mine = {key: value for key, value in mine.items() if key in theirs}
     return text(mine) == text(theirs)
 
 
-def without_flags(state):
+def without(state, left_out):
+    """``state`` without the values of a key, anywhere in it."""
     if isinstance(state, dict):
-        return {key: without_flags(value) for key, value in state.items() if key != "exhausted"}
-    return [without_flags(value) for value in state] if isinstance(state, list) else state
+        return {key: without(value, left_out) for key, value in state.items() if key != left_out}
+    return [without(value, left_out) for value in state] if isinstance(state, list) else state
+
+
+def knows_no_index(spec):
+    """Whether we do not number elements where Grain does: "indices_with_gaps", "indices_behind_threads"."""
+    return "gaps" in spec["node"].facts or "refetch" in spec["code"]
 
 
 def is_error(value):

@@ -148,6 +148,10 @@ def test_paddings_are_taken_as_the_feature_is():
         assert values[0, 1:].tolist() == [expected] * 2
     ((values, _, _),) = filled([Feature("'x'", 2, padding=[5, 6])], [(np.zeros((1, 2)),)]).columns()
     assert values.tolist() == [[[0, 0], [5, 6]]]
+    ((values, _, _),) = filled([Feature("'x'", 5, alignment=2, padding=[1, 2, 3, 4, 5])], [(np.zeros(1),)] * 2).columns()
+    assert values.tolist() == [[0, 2, 0, 4, 5]]
+    with pytest.raises(ValueError, match=r"padding of feature 'x'.*\(3,\)"):
+        filled([Feature("'x'", 3, padding=[1, 2])], [(np.zeros(1),)])
 
 
 def test_emission_order():
