@@ -9,7 +9,7 @@ from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, snapshot
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, snapshot
 from gristmill.dataset.states import copied
 
 T = TypeVar("T")
@@ -121,6 +121,12 @@ class CacheDatasetIterator(BlockIterator[T]):
         parent = state_field(state, "parent", self)
         now = copied(self._source.get_state())
         self._note_start(now)
+        is_in_memory = 0 < position <= len(self._elements) or (position == 0 and parent == self._start)
+        if is_in_memory and not is_complete and (rewinding.is_active or not self._is_complete):
+            self._source.set_state(parent)  # the states before what is in memory are not
+            del self._elements[position:]
+            self._position, self._is_complete, self._shown = position, False, None
+            return
         if parent not in (now, self._start):
             try:
                 self._source.set_state(parent)  # which refuses what is none of its states

@@ -154,6 +154,7 @@ class FlatMapDatasetIterator(BlockIterator[T]):
         self._left: list[Any] | None = None
         self._start: Any = None  # the parent's state before that element
         self._position = 0  # items of that element that were delivered
+        self._has_ended = False
 
     def __str__(self) -> str:
         return f"FlatMapDatasetIterator(transform={transform_name(self._transform)})"
@@ -181,7 +182,11 @@ class FlatMapDatasetIterator(BlockIterator[T]):
         before = snapshot(parent)
         if before is None:
             return
-        split = [self._split(x) for x in pull(parent, num)]
+        elements = pull(parent, num)
+        if len(elements) < num:  # the state at the end is that after the last element
+            rewind(parent, before)
+            elements = pull(parent, len(elements))
+        split = [self._split(x) for x in elements]
         if sum(map(len, split)) > n:  # an element had more items than any before
             rewind(parent, before)
         elif split:
@@ -190,11 +195,13 @@ class FlatMapDatasetIterator(BlockIterator[T]):
 
     def _read(self) -> bool:
         """Splits the next element, or again the one that a state points into; false at the end."""
+        if self._has_ended:
+            return False
         parent, delivered = self._parents[0], self._num_to_leave_out
         start = snapshot(parent)
         elements = parent._take(1)
         if not elements:
-            self._left = None
+            self._left, self._start, self._has_ended = [], start, True
             return False
         items = self._split(elements[0])
         if len(items) < delivered:
@@ -224,7 +231,7 @@ class FlatMapDatasetIterator(BlockIterator[T]):
     def _restore(self, state: Any) -> None:
         position = state_count(state, "next_index_in_buffer", self)
         self._parents[0].set_state(state_field(state, "parent", self))
-        self._left, self._position = None, position
+        self._left, self._position, self._has_ended = None, position, False
 
     def _skip(self) -> None:
         parent = self._parents[0]

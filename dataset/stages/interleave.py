@@ -138,8 +138,7 @@ class _Opener:
         _check_dataset(ds, index)
         it = iterate(ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds)
         it._share_context(ComponentContext(self.ctx, it._ctx.options))
-        is_wrapped = isinstance(ds, IterDataset) and self._buffer_size
-        return ThreadPrefetchDatasetIterator(it, self._buffer_size) if is_wrapped else it
+        return ThreadPrefetchDatasetIterator(it, self._buffer_size) if isinstance(ds, IterDataset) else it
 
     def open_ahead(self, indices: range) -> list[DatasetIterator[Any]]:
         iterators = [self.open(i) for i in indices]
@@ -419,7 +418,8 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         running = [(i, s) for i, s, flag in slots if s is not None and (is_last or not flag)]
         if len(dict(running)) < len(running):
             raise StateMismatchError(f"iterators_in_use_indices must be different datasets, got {cycle.indices!r:.200}")
-        opened = {i: self._open_at(i, s) for i, s in running}
+        # On the way back from an error they are opened when their turn comes: opening one may fail, too.
+        opened = {} if rewinding.is_active else {i: self._open_at(i, s) for i, s in running}
         self._forget()
         self._slot, self._num_opened = cycle.slot, cycle.num_opened
         self._indices, self._exhausted, self._future_states = cycle.indices, cycle.exhausted, cycle.future_states

@@ -139,7 +139,15 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
     def _try_take_directly(self, n: int) -> tuple[list[Any], Failure | None]:
         before = snapshot(self._source)
         try:
-            return self._source._take(n), None
+            elements = self._source._take(n)
+            if len(elements) < n and before is not None and self._after is None:
+                # The end: the state stays that after the last element, although the parent may have gone on looking for more.
+                if elements:
+                    rewind(self._source, before)
+                    elements = self._source._take(len(elements))
+                    before = snapshot(self._source)
+                self._after = [copied(before)], 0
+            return elements, None
         except BaseException as error:
             if before is not None:
                 rewind(self._source, before)

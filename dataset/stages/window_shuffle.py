@@ -177,13 +177,11 @@ class WindowShuffleDatasetIterator(BlockIterator[T]):
                 f"pos_in_window in the state of {self} is {delivered}, but only {len(window)} elements follow where its window "
                 "starts: the state belongs to another pipeline"
             )
-        self._position = delivered
-        if not window:
-            self._left = None
-            return False
+        self._position, self._left = delivered, []
         self._start, self._end = start, snapshot(parent)
         self._is_last = len(window) < self._window_size
-        self._left = []
+        if not window:
+            return False
         if delivered < len(window):  # otherwise the number is already that of the next window
             order = shuffled_order(len(window), self._seed + self._number)[: len(window) - delivered]
             self._left = [window[i] for i in order.tolist()]

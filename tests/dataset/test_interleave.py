@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 import weakref
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -925,6 +926,23 @@ class TestErrors:
             next(it)
         it.skip_failed()
         assert got + list(it) == [group for group in groups if (1, 1) not in group]
+
+    @each_way
+    def test_going_back_after_an_error_opens_nothing(self, way):
+        """A batch that failed has to be begun again; files that cannot be opened again just then must not make that fail."""
+        opened = Counter()
+        check = Failing((1, 3), times=2)
+
+        def make(name):
+            opened[name] += 1
+            if 2 <= opened[name] <= 4:
+                raise Boom("opening again")
+            return File(name, 6, check=check)
+
+        it = iter(interleave(MapDataset.range(2).map(make), 2, **way).batch(5, batch_fn=list))
+        batches = [x for x in outcomes(it) if x[0] != "boom"]
+        expected = interleaved(contents([6, 6]), 2)
+        assert batches == [expected[:5], expected[5:10], expected[10:]]
 
     def test_user_code_that_raises_stop_iteration(self):
         for way in WAYS:

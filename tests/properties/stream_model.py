@@ -19,7 +19,7 @@ from list_model import build as build_map
 from list_model import weight as tuple_weight
 
 from gristmill.core.permutation import index_shuffle
-from gristmill.dataset import MapDataset
+from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.dataset.selection import integer_weights
 from gristmill.experimental import (
     BestFitPackIterDataset,
@@ -41,6 +41,31 @@ from gristmill.experimental import (
 
 MOST_RECORDS = 30  # of a source
 END = object()
+
+
+class UserDataset(IterDataset):
+    """A stage as users write them."""
+
+    def __iter__(self) -> Any:
+        return UserIterator(self._parent.__iter__())
+
+
+class UserIterator(DatasetIterator):
+    def __init__(self, parent: Any) -> None:
+        super().__init__(parent)
+        self._count = 0
+
+    def __next__(self) -> Any:
+        x = next(self._parent)
+        self._count += 1
+        return x if x is None else grown(x, self._count - 1)
+
+    def get_state(self) -> Any:
+        return {"parent": self._parent.get_state(), "count": self._count}
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(state["parent"])
+        self._count = state["count"]
 
 
 class Transient(Exception):
@@ -69,6 +94,10 @@ class Trouble:
             if self._countdown == 0:
                 raise self._kind("trouble")
         return x
+
+    def opening(self, ds: Any) -> Any:
+        """Trouble when ``ds`` is opened."""
+        return self(ds) if self._kind is Transient else ds
 
 
 TROUBLE = Trouble()
@@ -186,7 +215,7 @@ def build(tree: Any) -> Any:
     if name == "interleave":
         cycle, threads, ahead, buffer, is_lazy = args
         return InterleaveIterDataset(
-            MapDataset.source(parents) if is_lazy else parents,
+            MapDataset.source(parents).map(TROUBLE.opening) if is_lazy else parents,
             cycle_length=cycle,
             num_make_iter_threads=threads,
             make_iter_buffer_size=ahead,
@@ -247,6 +276,8 @@ def build(tree: Any) -> Any:
             return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=args[0])
         case "options":
             return WithOptionsIterDataset(ds, OPTIONS)
+        case "user":
+            return UserDataset(ds)
     raise AssertionError(name)
 
 
@@ -314,6 +345,8 @@ def unary(name: str, args: Any, parent: Iterator[Any], share: Share) -> Iterator
             return each(parent, lambda i, x: (*x, 1))
         case "with_index":
             return each(parent, lambda i, x: (*x, i * share.count + share.index))
+        case "user":
+            return each(parent, lambda i, x: (*x, i))
         case "random_map":
             return each(parent, lambda i, x: (*x, *random_map(x, args[0], i * share.count + share.index)[1:]))
         case "remove":
@@ -542,6 +575,7 @@ _harmless = [
     _step("threads", st.integers(0, 3), _buffers),
     _step("prefetch", _buffers),
     _step("options"),
+    _step("user"),
     _step("double"),
 ]
 _joins = {

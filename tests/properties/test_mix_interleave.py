@@ -186,7 +186,7 @@ def fault(code: Faults, which: int, times: int | None) -> Callable[[Any], Any]:
 
 
 read_options = st.one_of(
-    st.just(ReadOptions(num_threads=0)), st.builds(ReadOptions, st.integers(1, 2), st.sampled_from([1, 3, 50]))
+    st.just(ReadOptions(num_threads=0)), st.builds(ReadOptions, st.just(2), st.sampled_from([2, 3, 50]))
 )
 
 
@@ -357,14 +357,28 @@ def test_errors_and_resuming_anywhere(part, data):
         k = data.draw(st.integers(0, len(outcomes)), label="position")
         if data.draw(st.booleans(), label="fresh"):
             it = iter(dataset(part) if data.draw(st.booleans(), label="with new faults") else ds)
-        it.set_state(json.loads(texts[k]))
+        restore(it, texts[k])
         if data.draw(st.booleans(), label="start"):
             it.start_prefetch()
         for outcome in outcomes[k : k + data.draw(st.integers(0, 20), label="how far")]:
             proceed(it, outcome)
-    it.set_state(json.loads(texts[-1]))
+    restore(it, texts[-1])
     check_end(it)
     it.close()
+
+
+def restore(it: Any, text: str) -> None:
+    """Sets a state, which opens what is interleaved: that may have to heal, too, and changes nothing until it has."""
+    for _ in range(100):
+        before = it.get_state()
+        try:
+            it.set_state(json.loads(text))
+        except Boom:
+            assert it.get_state() == before
+            continue
+        assert json.dumps(it.get_state()) == text
+        return
+    raise AssertionError("it does not heal")
 
 
 def check_end(it: Any) -> None:

@@ -1,22 +1,23 @@
 """Random trees of stream stages deliver what plain generators say, whatever is done to their iterators in between."""
 
-import copy
-import gc
 import itertools
 import json
-import threading
-import weakref
 
 import pytest
-from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from list_model import FAILED, Boom
 from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
 
+from gristmill.dataset.description import describe
 from gristmill.dataset.iterator import pull, rewind
+from gristmill.experimental import get_next_index, set_next_index
 
 LIMIT = 50  # outcomes that are looked at
-QUICK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]}
+QUICK = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+}
 
 
 class Run:
@@ -29,6 +30,7 @@ class Run:
             assume(False)
         self.is_whole = len(self.outcomes) <= LIMIT
         self.names = names(tree)
+        self.states_vary = has_lazy_interleave(tree)  # with which datasets could be opened so far
         self.ds = build(tree)
         self.it = iter(self.ds)
         self.old = []
@@ -71,7 +73,7 @@ class Run:
             spoil(x)
 
     def state(self):
-        return json.dumps(self.it.get_state())
+        return None if self.states_vary else json.dumps(self.it.get_state())
 
     def take(self, n):
         n = min(n, LIMIT - self.position)
@@ -97,15 +99,18 @@ class Run:
         state = self.it.get_state()
         self.saved.append((json.dumps(state), self.position))
         spoil_state(state)
-        assert self.state() == self.saved[-1][0]
+        assert self.states_vary or self.state() == self.saved[-1][0]
 
     def restore(self, number):
         text, self.position = self.saved[number % len(self.saved)]
         state = json.loads(text)
-        self.it.set_state(state)
+        try:
+            self.it.set_state(state)
+        except Transient:  # a dataset could not be opened
+            self.it.set_state(state)
         self.is_failed = False
         spoil_state(state)
-        assert self.state() == text
+        assert self.states_vary or self.state() == text
 
     def restart(self, number):
         self.old.append(self.it)
@@ -119,6 +124,52 @@ class Run:
             next(self.it)
         assert self.state() == before
         self.restart(number)
+
+    def damage(self, number, value):
+        """A state that is not one is refused, or leads somewhere, but never half applied."""
+        if "user" in self.names:  # who may apply half of it
+            return
+        TROUBLE.arm(0, Transient)
+        before = json.dumps(self.it.get_state())
+        state = json.loads(before)
+        places = list(containers_of(state))
+        container, key = places[number % len(places)]
+        if value == "missing":
+            del container[key]
+        else:
+            container[key] = value
+        try:
+            self.it.set_state(state)
+        except ValueError:
+            assert self.state() in (None, before)
+        else:
+            self.it.set_state(json.loads(before))
+            self.is_failed = False
+
+    def jump(self, index):
+        TROUBLE.arm(0, Transient)
+        before = self.state()
+        try:
+            position = get_next_index(self.it)
+            if self.it._has_gaps():
+                return
+            assert position == self.position
+            set_next_index(self.it, index)
+        except NotImplementedError:
+            assert self.state() == before
+        except IndexError:
+            assert not self.is_whole or index > len(self.outcomes)
+            assert self.state() == before
+        else:
+            assert index <= len(self.outcomes)
+            assert get_next_index(self.it) == index
+            self.position, self.is_failed = index, False
+
+    def describe(self):
+        before = self.state()
+        json.dumps(describe(self.it))
+        assert str(self.it) and str(self.ds)
+        assert self.state() == before
 
     def finish(self):
         TROUBLE.arm(0, Transient)
@@ -134,13 +185,17 @@ class Run:
                 with pytest.raises(StopIteration):
                     next(self.it)
             it = iter(self.ds)
-            it.set_state(json.loads(self.state()))
+            it.set_state(json.loads(json.dumps(self.it.get_state())))
             with pytest.raises(StopIteration):
                 next(it)
             it.close()
         assert self.state() == end or self.is_failed
         for it in (self.it, *self.old):
             it.close()
+
+
+def has_lazy_interleave(tree):
+    return (tree[0] == "interleave" and tree[1][-1]) or any(map(has_lazy_interleave, tree[2]))
 
 
 def spoil_state(state):
@@ -152,6 +207,14 @@ def spoil_state(state):
         for value in state:
             spoil_state(value)
         state.clear()
+
+
+def containers_of(state):
+    items = list(state.items() if isinstance(state, dict) else enumerate(state))
+    for key, value in items:
+        yield state, key
+        if isinstance(value, dict | list):
+            yield from containers_of(value)
 
 
 numbers = st.integers(0, 9)
@@ -166,6 +229,9 @@ operations = st.lists(
         st.tuples(st.just("restart"), numbers),
         st.tuples(st.just("close"), numbers),
         st.tuples(st.just("start_prefetch")),
+        st.tuples(st.just("describe")),
+        st.tuples(st.just("jump"), numbers),
+        st.tuples(st.just("damage"), st.integers(0, 99), st.sampled_from([None, -1, 3, 10**9, "x", [], {}, "missing"])),
         st.tuples(st.just("arm"), st.integers(1, 15), st.sampled_from([Transient, Interrupt])),
     ),
     max_size=25,
