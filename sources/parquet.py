@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.core.errors import missing_package
+from gristmill.core.errors import add_note, missing_package
 
 _BLOCK_BYTES = 1 << 20  # of uncompressed columns,
 _BLOCK_ROWS = 4096  # and rows, that are converted at a time
@@ -178,7 +178,7 @@ class ParquetRows:
             shape, value_type = (None,), arrow_type.value_type
         elif types.is_fixed_size_list(arrow_type):
             shape, value_type = (arrow_type.list_size,), arrow_type.value_type
-        dtype = self._pyarrow.chunked_array([], type=value_type).to_numpy().dtype
+        dtype = self._pyarrow.chunked_array([self._pyarrow.array([], value_type)]).to_numpy().dtype
         if dtype.hasobject:
             reason = "whose values are not NumPy numbers or dates"
         elif has_nulls and self._depends_on_nulls(arrow_type):
@@ -192,10 +192,15 @@ class ParquetRows:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
+    from pyarrow import ArrowException
+
     try:
         yield
-    except (OSError, ValueError) as error:
-        if getattr(error, "errno", None) is not None:  # of the operating system, which names the file
+    except (OSError, ValueError, ArrowException) as error:
+        if isinstance(error, MemoryError):
+            raise
+        if getattr(error, "errno", None) is not None:  # of the operating system
+            add_note(error, f"{what} was to be read.")
             raise
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"{what} cannot be read as Parquet: {reason}. Write the file again, or leave it out") from error

@@ -196,6 +196,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         self._open: dict[int, _Open] = {}
         self._unstarted: list[DatasetIterator[Any]] = []  # opened, and not yet asked to work ahead
         self._ended: set[int] = set()  # exhausted, and indeed so
+        self._unopenable = -1  # the dataset whose opening failed last: only ``next`` tries again
 
     def __str__(self) -> str:
         return f"InterleaveDatasetIterator([{self._num_datasets} datasets], cycle_length={self._cycle_length})"
@@ -250,6 +251,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
                     try:
                         self._fill(slot, self._open_next)
                     except Exception as error:
+                        self._unopenable = self._num_opened
                         return error
                 elif all(map(self._is_vacant, range(self._cycle_length))):
                     break
@@ -359,21 +361,19 @@ class InterleaveDatasetIterator(BlockIterator[T]):
     def _open_slots(self) -> None:
         """Fills the slots that have never had a dataset: the order of elements is the same as without that."""
         for slot in range(self._cycle_length):
-            if self._after[slot] is None and self._num_opened < self._num_datasets:
-                self._fill(slot, self._opener.open)
-
-    def _try_open_slots(self) -> None:
-        before = self._position()
-        try:
-            self._open_slots()
-        except BaseException as error:
-            self._set_position(before)  # a dataset that cannot be opened is one that has not been: its turn will come
-            if not isinstance(error, Exception):
-                raise
+            if self._after[slot] is None and self._num_opened not in (self._num_datasets, self._unopenable):
+                before = self._position()
+                try:
+                    self._fill(slot, self._opener.open)
+                except BaseException as error:
+                    self._set_position(before)
+                    if not isinstance(error, Exception):
+                        raise
+                    self._unopenable = self._num_opened  # its turn will come
 
     def start_prefetch(self) -> None:
         if not self._closed:
-            self._try_open_slots()
+            self._open_slots()
             super().start_prefetch()
 
     def close(self) -> None:
@@ -384,7 +384,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         pass  # what is open ends with this; close would wait for it
 
     def get_state(self) -> Any:
-        self._try_open_slots()
+        self._open_slots()
         states = [None if after is None or after is _SKIPPED else self._state_of(after) for after in self._after]
         cycle = CycleState(self._slot, self._num_opened, self._indices, states, self._exhausted, self._future_states)
         return cycle.as_state()
@@ -440,9 +440,9 @@ class InterleaveDatasetIterator(BlockIterator[T]):
 
     def _get_next_index(self) -> int:
         self._check_single("know the index of its next element")
-        self._open_slots()
-        assert self._after[0] is not None
-        return self._open_at(0, self._state_of(self._after[0]))._get_next_index()
+        after = self._after[0]
+        it = self._opener.open(0) if after is None else self._open_at(0, self._state_of(after))
+        return it._get_next_index()
 
     def _set_next_index(self, index: int) -> None:
         self._check_single("jump to an index")

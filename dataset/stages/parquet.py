@@ -63,7 +63,8 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
     ) -> None:
         super().__init__(path)
         if columns is not None:
-            if isinstance(columns, str) or not all([isinstance(name, str) for name in columns]):
+            is_sequence = isinstance(columns, Sequence) and not isinstance(columns, str)
+            if not is_sequence or not all([isinstance(name, str) for name in columns]):
                 raise TypeError(f"columns must be a sequence of names, got {columns!r:.200}")
             columns = list(columns)
             if not columns:

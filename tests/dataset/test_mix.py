@@ -132,7 +132,6 @@ class TestMapMix:
     @pytest.mark.parametrize("period", ["short", "long"])
     def test_pickles_also_after_use(self, period):
         weights = [1, 2] if period == "short" else [1, 1234.56789]
-        # ``functools.partial`` of a builtin pickles, lambdas do not.
         ds = MapDataset.mix([MapDataset.range(50).shuffle(seed=1), MapDataset.source("abc").map(str.upper)], weights)
         expected = [ds[i] for i in range(40)]
         assert ds._block(range(40)) == expected

@@ -112,8 +112,8 @@ def test_several_files(path, tmp_path):
 def test_columns(path):
     assert list(ParquetIterDataset(path, columns=["text"]))[1] == {"text": "row 1"}
     assert list(ParquetIterDataset([path, path], columns=("text",)))[2] == {"text": "row 1"}
-    for wrong in ("text", [1], 3):
-        with pytest.raises(TypeError):
+    for wrong in ("text", [1], 3, iter(["text"])):
+        with pytest.raises(TypeError, match="columns must be a sequence of names"):
             ParquetIterDataset(path, columns=wrong)
     with pytest.raises(ValueError, match="columns must not be empty"):
         ParquetIterDataset(path, columns=[])
@@ -213,6 +213,20 @@ def test_a_damaged_row_group(path, block_rows, after_restore):
         next(it)
     mend()
     assert numbers(it) == rest
+
+
+def test_the_last_row_group_is_damaged(path):
+    damage(path, 3)
+    it = iter(ParquetIterDataset(path))
+    assert numbers(next(it) for _ in range(5)) == [0, 1, 2, 3, 4]
+    with pytest.raises(ValueError, match="row group 3"):
+        next(it)
+    it.skip_failed()
+    assert it.get_state() == state(3, 4)
+    assert list(it) == []
+    again = iter(ParquetIterDataset(path))
+    again.set_state(state(3, 4))
+    assert list(again) == []
 
 
 def test_states_of_another_file(path):

@@ -340,7 +340,6 @@ class Pipelines(random.Random):
         options += [f"make_iter_buffer_size={self.one_of(0, 2)}"] * self.chance(0.2)
         options += [f"iter_buffer_size={self.one_of(0, 0, 2)}"] * self.chance(0.4)
         num_datasets = len(nodes)
-        repeated = False
         if self.chance(0.6):
             datasets = f"[{', '.join(f'<{i}>' for i in range(len(nodes)))}]"
         else:
@@ -356,7 +355,6 @@ class Pipelines(random.Random):
         length = ENDLESS if any(n.is_endless for n in nodes) else 0
         code = f"x.InterleaveIterDataset({datasets}, {', '.join(options)})"
         # It has no parents, so seeds do not pass through it.
-        del repeated
         return self.joined(code, nodes, is_map=False, facts=facts, length=length, num_sliced=num_datasets)
 
     def iter_step(self, node):
@@ -547,7 +545,7 @@ class Pipelines(random.Random):
         count = self.randint(1, 2)
         shard = f"m.sharding.ShardOptions({self.randrange(count)}, {count}, True)"
         sampler = (
-            f"m.samplers.IndexSampler({length}, {shard}, {self.chance(0.5)}, {self.one_of(1, 2, None)}, {self.seed_number()})"
+            f"m.samplers.IndexSampler({length}, {shard}, {self.chance(0.5)}, {self.one_of(1, 2, 3)}, {self.seed_number()})"
         )
         if self.chance(0.2):
             sampler = f"m.samplers.SequentialSampler({length}, {shard}, 3)"

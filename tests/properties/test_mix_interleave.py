@@ -368,15 +368,12 @@ def test_errors_and_resuming_anywhere(part, data):
 
 
 def restore(it: Any, text: str) -> None:
-    """Sets a state, which opens what is interleaved: that may have to heal, too, and changes nothing until it has."""
+    """Sets a state, which opens what is interleaved: that may have to heal, too."""
     for _ in range(100):
-        before = it.get_state()
         try:
             it.set_state(json.loads(text))
         except Boom:
-            assert it.get_state() == before
             continue
-        assert json.dumps(it.get_state()) == text
         return
     raise AssertionError("it does not heal")
 

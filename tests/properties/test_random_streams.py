@@ -30,6 +30,9 @@ class Run:
             assume(False)
         self.is_whole = len(self.outcomes) <= LIMIT
         self.names = names(tree)
+        self.has_gaps = has_gaps(tree)
+        # A cache leaves out what was skipped in later epochs, a user's iterator does not know how to skip.
+        self.can_skip = self.names.isdisjoint(["cache", "user"])
         self.states_vary = has_lazy_interleave(tree)  # with which datasets could be opened so far
         self.ds = build(tree)
         self.it = iter(self.ds)
@@ -89,7 +92,7 @@ class Run:
         self.passed(elements)
 
     def skip(self):
-        if self.is_failed and "cache" not in self.names:
+        if self.is_failed and self.can_skip:
             TROUBLE.arm(0, Transient)
             self.it.skip_failed()
             self.position += 1
@@ -151,7 +154,7 @@ class Run:
         before = self.state()
         try:
             position = get_next_index(self.it)
-            if self.it._has_gaps():
+            if self.it._has_gaps() or self.has_gaps:
                 return
             assert position == self.position
             set_next_index(self.it, index)
@@ -175,7 +178,7 @@ class Run:
         TROUBLE.arm(0, Transient)
         for _ in range(2 * LIMIT):
             if not self.next():
-                if not self.is_failed or "cache" in self.names:
+                if not (self.is_failed and self.can_skip):
                     break
                 self.skip()
         end = self.state()
@@ -184,11 +187,12 @@ class Run:
             for _ in range(2):
                 with pytest.raises(StopIteration):
                     next(self.it)
-            it = iter(self.ds)
-            it.set_state(json.loads(json.dumps(self.it.get_state())))
-            with pytest.raises(StopIteration):
-                next(it)
-            it.close()
+            if not ({"zip", "fail"} <= self.names):  # a zip that is not strict asks those again that had not ended
+                it = iter(self.ds)
+                it.set_state(json.loads(json.dumps(self.it.get_state())))
+                with pytest.raises(StopIteration):
+                    next(it)
+                it.close()
         assert self.state() == end or self.is_failed
         for it in (self.it, *self.old):
             it.close()
@@ -196,6 +200,11 @@ class Run:
 
 def has_lazy_interleave(tree):
     return (tree[0] == "interleave" and tree[1][-1]) or any(map(has_lazy_interleave, tree[2]))
+
+
+def has_gaps(tree):
+    """Whether a source leaves out elements, at indices that nobody can know beforehand."""
+    return (tree[0] == "source" and any(step[0] == "remove" for step in tree[1][1])) or any(map(has_gaps, tree[2]))
 
 
 def spoil_state(state):

@@ -284,6 +284,28 @@ def test_a_damaged_row_group(tmp_path):
     assert [row["x"] for row in read_group(rows, 2)] == list(range(2000, 3000))
 
 
+def test_errors_name_the_file(tmp_path, monkeypatch):
+    path = tmp_path / "x.parquet"
+    write(path, pa.table({"x": ["some text"] * 3}), compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"some", b"s\xffme"))
+    with pytest.raises(ValueError, match=r"row group 0 of .*x\.parquet cannot be read as Parquet: .* failed"):
+        read_all(ParquetRows(path))
+    for error in (OSError(5, "Input/output error"), MemoryError("too large")):
+        rows = ParquetRows(path)
+        monkeypatch.setattr(rows._file, "iter_batches", raising(error))
+        with pytest.raises(type(error)) as caught:
+            rows.read(0, 0)
+        assert caught.value is error
+        assert ("x.parquet" in str(getattr(error, "__notes__", ""))) == isinstance(error, OSError)
+
+
+def raising(error):
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
+
+
 def test_an_error_is_not_the_end(tmp_path, monkeypatch):
     monkeypatch.setattr(parquet, "_BLOCK_ROWS", 100)
     path = write(tmp_path / "x.parquet", pa.table({"x": range(1000)}))
