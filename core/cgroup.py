@@ -86,6 +86,6 @@ def _number(path: Path, place: int = 0) -> int | None:
 def _text(path: Path) -> str:
     """The contents of a file; empty if there is none, or it cannot be read."""
     try:
-        return path.read_text()
+        return os.fsdecode(path.read_bytes())  # there are names of folders in it
     except OSError:
         return ""

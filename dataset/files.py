@@ -129,10 +129,13 @@ class FileIterator(BlockIterator[T]):
         try:
             if self._file is None:
                 self._file = self._open()
-            return use(self._file)
+            result = use(self._file)
         except BaseException:
             self._close_file()
             raise
+        if self._is_at_end:  # nothing is to be read from it
+            self._close_file()
+        return result
 
     def _leave_block(self, place: Any) -> None:
         """Goes to a place that is not in the block."""

@@ -61,9 +61,11 @@ def set_next_index(ds_iter: Any, index: int) -> None:
     before = snapshot(it) if isinstance(it, DatasetIterator) else None
     try:
         it._set_next_index(number)
-    except BaseException:
+    except BaseException as error:
         if before is not None:
             rewind(it, before)
+            if isinstance(error, IndexError):  # about the index of something upstream, which the caller does not know
+                raise StateIndexError(f"index {number} is out of range: {error}") from error
         raise
     it._failed_state = None
 

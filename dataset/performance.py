@@ -20,6 +20,7 @@ from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, iterate
 from gristmill.dataset.map_dataset import MapDataset, ancestors
 from gristmill.dataset.slicing import PipelineEditor
+from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
@@ -59,9 +60,10 @@ def pick_performance_config(
     """Returns settings with which elements that are ready ahead of their use fit into a memory budget.
 
     There are as many workers as outputs of ``ds`` fit into the budget, and buffers have as many elements as fit there of those
-    that ``to_iter_dataset`` reads (of all places where it is called together). The two budgets are not combined: ``W`` workers
-    have ``W`` buffers. Sizes are those of the first elements, which are read and transformed in this process, one by one
-    without anything ahead; side effects of that happen. If there are too few elements to tell, the maxima decide.
+    that ``to_iter_dataset`` reads (of all places where it is called together, but not within what is interleaved). The two
+    budgets are not combined: ``W`` workers have ``W`` buffers. Sizes are those of the first elements, which are read and
+    transformed in this process, one by one without anything ahead; side effects of that happen. If there are too few elements
+    to tell, the maxima decide.
 
     Args:
         ds: the dataset; a ``MapDataset`` stands for its ``to_iter_dataset()``.
@@ -96,7 +98,7 @@ def pick_performance_config(
     samples = as_int("samples_to_check", samples_to_check, minimum=1)
     if isinstance(ds, MapDataset):
         ds = PrefetchIterDataset(ds, _DIRECT)
-    read = [node._parent for node in ancestors(ds) if isinstance(node, PrefetchIterDataset)]
+    read = [node for node in ancestors(ds) if isinstance(node, PrefetchIterDataset)]
     return PerformanceConfig(
         multiprocessing_options=MultiprocessingOptions(_num_fitting("num_workers", [ds], budget, worker_cap, samples)),
         read_options=ReadOptions(prefetch_buffer_size=_num_fitting("prefetch_buffer_size", read, budget, buffer_cap, samples)),
@@ -124,8 +126,6 @@ def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, sa
 
 
 def _first_sizes(ds: Any, num: int) -> Iterator[int]:
-    if isinstance(ds, MapDataset):
-        ds = PrefetchIterDataset(ds, _DIRECT)
     with contextlib.closing(iterate(_Unbuffered().replaced(ds))) as it:
         yield from map(_size, itertools.islice(it, num))
 
@@ -136,9 +136,19 @@ class _Unbuffered(PipelineEditor):
     def _replace(self, ds: Any) -> Any:
         if isinstance(ds, PrefetchIterDataset):
             return PrefetchIterDataset(ds._parent, _DIRECT, allow_nones=ds._allow_nones)
+        if isinstance(ds, InterleaveIterDataset):
+            parts = ds._datasets
+            parts = parts.map(_unbuffered_part) if isinstance(parts, MapDataset) else [_unbuffered_part(part) for part in parts]
+            cycle_length = ds._wanted_cycle_length
+            return InterleaveIterDataset(parts, cycle_length=cycle_length, make_iter_buffer_size=0, iter_buffer_size=0)
         if isinstance(ds, ThreadPrefetchIterDataset | MultithreadPrefetchIterDataset | MultiprocessPrefetchIterDataset):
             return self.replaced(ds._parent)
         return self._over_replaced(ds) if isinstance(ds, IterDataset) and ds._parents else ds
+
+
+def _unbuffered_part(ds: Any) -> Any:
+    # By an editor of its own: it may be made anew whenever it is asked for, and an id then be that of another one.
+    return _Unbuffered().replaced(PrefetchIterDataset(ds, _DIRECT) if isinstance(ds, MapDataset) else ds)
 
 
 def _size(element: Any) -> int:

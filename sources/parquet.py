@@ -199,8 +199,9 @@ def _explained(what: str) -> Iterator[None]:
     except (OSError, ValueError, ArrowException) as error:
         if isinstance(error, MemoryError):
             raise
-        if getattr(error, "errno", None) is not None:  # of the operating system
-            add_note(error, f"{what} was to be read.")
+        if getattr(error, "errno", None) is not None:  # of the operating system, which names a file that cannot be opened
+            if what not in str(error):
+                add_note(error, f"{what} was to be read.")
             raise
         reason = " ".join(str(error).split()).rstrip(".")
         raise ValueError(f"{what} cannot be read as Parquet: {reason}. Write the file again, or leave it out") from error

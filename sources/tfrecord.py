@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gristmill.core.errors import StateIndexError
+from gristmill.core.errors import StateIndexError, add_note
 from gristmill.sources.crc32c import masked_crc32c
 from gristmill.sources.inflate import InflatedFile
 
@@ -132,6 +132,7 @@ class TFRecordFile:
         except (OSError, ValueError) as error:
             if num_bytes < min_size:
                 if isinstance(error, OSError):
+                    add_note(error, f"{self._path} was to be read behind byte {offset + num_bytes}.")
                     raise
                 raise ValueError(f"{self._path} cannot be read behind byte {offset + num_bytes}: {error}. {_REMEDY}") from error
         self._window, self._window_offset = b"".join(pieces), offset

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from gristmill.core import tree
+from gristmill.dataset.graph import DatasetNode
+from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.map_dataset import ancestors
 
 
 class _TheEnd:
@@ -51,6 +54,7 @@ def assert_equal_output_after_checkpoint(
     Raises:
         AssertionError: something is not so; names the step, counted from 0, and what was expected. Also if ``ds`` has no
             elements.
+        TypeError: the iterator of ``ds`` has no states.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -92,9 +96,16 @@ def _record(ds: Any, at_end: bool) -> tuple[list[Any], list[Any]]:
 
 def _opened(ds: Any, stack: contextlib.ExitStack) -> Any:
     it = iter(ds)
-    if hasattr(it, "close"):
+    if not (hasattr(it, "get_state") and hasattr(it, "set_state")):
+        raise TypeError(f"ds must be a dataset whose iterators have get_state and set_state, got one with a {type(it).__name__}")
+    if hasattr(it, "close") and not _draws_from_an_iterator(ds):
         stack.callback(it.close)
     return it
+
+
+def _draws_from_an_iterator(ds: Any) -> bool:
+    """Whether all iterators of ``ds`` move one that is there already, as an ``ElasticIterator`` is: it is not ours to close."""
+    return isinstance(ds, DatasetNode) and any(isinstance(node, DatasetIterator) for node in ancestors(ds))
 
 
 def _check_state(it: Any, given: Any, step: int, through_json: bool) -> None:
@@ -130,4 +141,6 @@ def _are_equal_leaves(a: Any, b: Any) -> bool:
     if not (hasattr(a, "dtype") or hasattr(b, "dtype")):
         return type(a) is type(b) and bool(a == b or (a != a and b != b))  # NaN is NaN here
     a, b = np.asarray(a), np.asarray(b)
+    if a.dtype == b.dtype == object:  # whose elements may be arrays
+        return a.shape == b.shape and all(map(_are_equal, a.flat, b.flat))
     return bool(a.dtype == b.dtype) and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
-from gristmill.core.errors import missing_package
+from gristmill.core.errors import as_int, missing_package
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.map_dataset import MapDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
@@ -41,6 +41,8 @@ def device_put(
         >>> [x.tolist() for x in device_put(ds, jax.devices()[0])]
         [[0, 1], [2, 3]]
     """
+    cpu_buffer_size = as_int("cpu_buffer_size", cpu_buffer_size, minimum=0)
+    device_buffer_size = as_int("device_buffer_size", device_buffer_size, minimum=0)
     try:
         import jax  # noqa: F401  (what is missing is to be known now, not with the first element)
     except ImportError as error:

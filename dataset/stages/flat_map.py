@@ -14,7 +14,7 @@ from gristmill.core.state import state_count, state_field
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
 from gristmill.dataset.map_dataset import BlockMapDataset
-from gristmill.dataset.states import copied
+from gristmill.dataset.states import LinearStates, copied
 from gristmill.transforms.base import FlatMap, transform_function
 
 T = TypeVar("T")
@@ -183,7 +183,9 @@ class FlatMapDatasetIterator(BlockIterator[T]):
         if before is None:
             return
         elements = pull(parent, num)
-        if len(elements) < num:  # the state at the end is that after the last element
+        is_end = len(elements) < num
+        # The state at the end is that after the last element, but the parent may have looked for more, and left them out.
+        if is_end and LinearStates.between(before, snapshot(parent), len(elements)) is None:
             rewind(parent, before)
             elements = pull(parent, len(elements))
         split = [self._split(x) for x in elements]

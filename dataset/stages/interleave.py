@@ -244,7 +244,8 @@ class InterleaveDatasetIterator(BlockIterator[T]):
 
     def _collect(self, n: int, taken: list[tuple[int, Fetched]]) -> BaseException | None:
         """Takes elements until there are ``n``, or the end, or an error, which is returned."""
-        while len(taken) < n and self._cycle_length:
+        num_vacant = 0  # slots in a row, that will remain so
+        while len(taken) < n and num_vacant < self._cycle_length:
             slot = self._slot
             if self._is_vacant(slot):
                 if self._num_opened < self._num_datasets:
@@ -253,11 +254,11 @@ class InterleaveDatasetIterator(BlockIterator[T]):
                     except Exception as error:
                         self._unopenable = self._num_opened
                         return error
-                elif all(map(self._is_vacant, range(self._cycle_length))):
-                    break
                 else:
+                    num_vacant += 1
                     self._pass_on()
                 continue
+            num_vacant = 0
             dataset = self._dataset(slot)
             if dataset.ready:
                 fetched = dataset.ready.popleft()
@@ -390,7 +391,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         return cycle.as_state()
 
     def _state_of(self, after: tuple[Sequence[Any], int]) -> Any:
-        state = copied(after[0][after[1]])
+        state = after[0][after[1]]
         if state is None:
             raise NotImplementedError(
                 f"{self} has no state to save or to return to: one of its datasets is iterated by a plain Python iterator. "

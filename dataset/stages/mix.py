@@ -24,6 +24,8 @@ from gristmill.dataset.selection import (
 
 T = TypeVar("T")
 
+_FIRST_BLOCK = 64  # elements
+
 
 class MixedMapDataset(BlockMapDataset[T]):
     """Element ``i`` is ``datasets[j][k]`` with ``(j, k) = selection_map[i]``.
@@ -193,8 +195,13 @@ class MixedDatasetIterator(BlockIterator[T]):
         return None if self._names is None else dict(zip(self._names, self._parents, strict=True))
 
     def _take(self, n: int) -> list[Any]:
-        if self._has_ended or not n:
-            return []
+        taken: list[Any] = []
+        while len(taken) < n and not self._has_ended:
+            # What is read in vain when a parent has ended is no more than what was delivered before.
+            taken += self._take_block(min(n - len(taken), max(_FIRST_BLOCK, self._index)))
+        return taken
+
+    def _take_block(self, n: int) -> list[Any]:
         if n == 1:
             return self._take_one()
         before = [snapshot(parent) for parent in self._parents]

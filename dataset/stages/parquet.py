@@ -152,8 +152,11 @@ class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
         self._go_to(*self._use_file(end_of_group))
 
     def _get_next_index(self) -> int:
-        group, row = self._position
-        return self._use_file(lambda file: sum([file.num_rows(i) for i in range(group)]) + row)
+        def index(file: ParquetRows) -> int:
+            group, row = self._next_row(file)
+            return sum([file.num_rows(i) for i in range(group)]) + row
+
+        return self._use_file(index)
 
     def _set_next_index(self, index: int) -> None:
         def place(file: ParquetRows) -> tuple[int, int]:

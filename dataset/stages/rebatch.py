@@ -12,7 +12,7 @@ from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, rewinding, skip_one, snapshot
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, skip_one, snapshot
 from gristmill.dataset.states import copied
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool
@@ -188,11 +188,12 @@ class RebatchDatasetIterator(BlockIterator[T]):
         row = state_count(state, "batch_idx", self)
         before = state_field(state, "parent", self)
         batch = self._batch
-        if rewinding.is_active and batch is not None and batch.leaves and batch.before == before and row == self._row:
-            self._source.set_state(copied(batch.after))  # the rest of the batch has not been handed out
-            return
-        self._source.set_state(before)
-        self._batch, self._row = None, row
+        if batch is not None and batch.leaves and batch.before == before and self._row <= row <= batch.num_rows:
+            self._source.set_state(copied(batch.after))  # rows that have not been handed out are as they were
+        else:
+            self._source.set_state(before)
+            self._batch = None
+        self._row = row
 
     def _skip(self) -> None:
         try:

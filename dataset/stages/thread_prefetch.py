@@ -12,7 +12,7 @@ from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, rewinding, skip_one, snapshot
 from gristmill.dataset.map_dataset import MapDataset
 from gristmill.dataset.pullahead import Failure, PullAhead
-from gristmill.dataset.states import copied
+from gristmill.dataset.states import LinearStates, copied
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -143,9 +143,12 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
             if len(elements) < n and before is not None and self._after is None:
                 # The end: the state stays that after the last element, although the parent may have gone on looking for more.
                 if elements:
-                    rewind(self._source, before)
-                    elements = self._source._take(len(elements))
-                    before = snapshot(self._source)
+                    after = snapshot(self._source)
+                    if LinearStates.between(before, after, len(elements)) is None:
+                        rewind(self._source, before)
+                        elements = self._source._take(len(elements))
+                        after = snapshot(self._source)
+                    before = after
                 self._after = [copied(before)], 0
             return elements, None
         except BaseException as error:

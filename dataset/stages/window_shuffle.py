@@ -158,9 +158,9 @@ class WindowShuffleDatasetIterator(BlockIterator[T]):
                     break
                 continue
             part = self._left[len(taken) - n :]
+            self._position += len(part)  # before they are taken away, in case of an interrupt
             del self._left[-len(part) :]
             taken += part[::-1]
-            self._position += len(part)
             if not self._left:
                 self._number += 1
         return taken
@@ -177,15 +177,15 @@ class WindowShuffleDatasetIterator(BlockIterator[T]):
                 f"pos_in_window in the state of {self} is {delivered}, but only {len(window)} elements follow where its window "
                 "starts: the state belongs to another pipeline"
             )
-        self._position, self._left = delivered, []
-        self._start, self._end = start, snapshot(parent)
-        self._is_last = len(window) < self._window_size
-        if not window:
-            return False
+        left: list[Any] = []
         if delivered < len(window):  # otherwise the number is already that of the next window
             order = shuffled_order(len(window), self._seed + self._number)[: len(window) - delivered]
-            self._left = [window[i] for i in order.tolist()]
-        return True
+            left = [window[i] for i in order.tolist()]
+        # In this order, so that an interrupt in between finds a state that is not that of what is in memory, or none there.
+        self._position = delivered
+        self._start, self._end, self._is_last = start, snapshot(parent), len(window) < self._window_size
+        self._left = left
+        return bool(window)
 
     @property
     def _num_to_leave_out(self) -> int:

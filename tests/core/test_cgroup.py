@@ -35,6 +35,12 @@ def test_without_control_groups_the_affinity_decides(tmp_path, all_cpus):
     assert available_memory(tmp_path) == math.inf
 
 
+def test_names_of_groups_are_any_bytes(tmp_path):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/pod \xff\n")
+    assert available_memory(tmp_path) == math.inf
+
+
 @pytest.mark.parametrize(
     ("cpu_max", "expected"), [("100000 100000", 1), ("150000 100000", 1), ("50000 100000", 1), ("max 100000", None), ("", None)]
 )

@@ -150,9 +150,9 @@ def test_errors_come_in_their_place():
 
 
 def test_wrong_sizes():
-    with pytest.raises(ValueError, match="prefetch_buffer_size must be a non-negative integer, got -1"):
+    with pytest.raises(ValueError, match=r"^cpu_buffer_size must be a non-negative integer, got -1"):
         put(batches(), -1, 2)
-    with pytest.raises(TypeError, match="prefetch_buffer_size must be an integer"):
+    with pytest.raises(TypeError, match=r"^device_buffer_size must be an integer"):
         put(batches(), 1, 2.5)
 
 

@@ -512,6 +512,7 @@ class TestStates:
             assert list(it) == rest
             assert json.dumps(state) == text
         it.set_state(state)
+        state["iterators_in_use_states"][1]["next_index"] = 3
         for value in state.values():
             if isinstance(value, list):
                 value.clear()
@@ -1067,12 +1068,23 @@ class TestResources:
         assert sorted(log.closed) == list(range(12))
 
     def test_files_are_closed_when_they_have_ended(self):
-        log = Log()
-        it = iter(interleave(files([1, 3, 1], log), 2, **WAYS[0]))
+        log, readers = Log(), []
+
+        class Kept(File):
+            def __iter__(self):
+                readers.append(Reader(self))  # so that nothing but ``close`` closes it
+                return readers[-1]
+
+        datasets = [Kept(name, n, log) for name, n in enumerate([1, 3, 1])]
+        it = iter(interleave(datasets, 2, **WAYS[0]))
         assert [next(it), next(it)] == [(0, 0), (1, 0)] and log.closed == []
         assert next(it) == (1, 1) and log.closed == [0]  # the slot of an ended one is filled at the next visit
         assert next(it) == (2, 0) and log.num_open == 2
         assert list(it) == [(1, 2)] and log.closed == [0, 2, 1]
+        it = iter(interleave(datasets, 2, **WAYS[0]))
+        it._take(2)
+        it.close()
+        assert sorted(log.closed[3:]) == [0, 1]
 
     @each_way
     @pytest.mark.parametrize("ending", ["close", "drop", "circle", "restore"])
@@ -1142,6 +1154,28 @@ class TestResources:
         it.start_prefetch()
         assert log.opened == [0, 1, 2]
         assert list(it) == interleaved(contents([4] * 9), 3)
+
+    def test_files_work_ahead_of_their_turn(self):
+        """The one that is opened ahead, and after a restore all of the cycle, as soon as there is something to do."""
+        reads = {name: threading.Event() for name in range(4)}
+
+        def check(x):
+            reads[x[0]].set()
+            return x
+
+        ds = interleave(files([4] * 4, check=check), 2)
+        it = iter(ds)
+        assert next(it) == (0, 0)
+        assert reads[1].wait(PATIENCE_SECONDS)
+        state = it.get_state()
+        it.close()
+        for event in reads.values():
+            event.clear()
+        it = iter(ds)
+        it.set_state({**state, "next_index_in_cycle": 0})
+        assert not any(event.is_set() for event in reads.values())
+        assert next(it) == (0, 1)
+        assert reads[1].wait(PATIENCE_SECONDS)
 
     @each_way
     def test_start_prefetch_changes_nothing(self, way):

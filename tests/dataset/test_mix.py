@@ -750,6 +750,13 @@ class Name(str):
         return self is other
 
 
+def test_a_mixture_cannot_be_cut_into_parts_of_its_sources():
+    for ds in (MapDataset.mix(components(4, 4)), MapDataset.concatenate(components(4, 4))):
+        with pytest.raises(ValueError, match="combines several datasets"):
+            multithread_prefetch(ds.to_iter_dataset(), 2, 2, sequential_slice=True)
+        assert sorted(multithread_prefetch(ds.to_iter_dataset(), 2, 2)) == sorted(ds)
+
+
 class TestContexts:
     def test_options_reach_all_components(self):
         ds = mixture(numbers(5000), numbers(5000).filter(lambda x: x % 1000 == 0))

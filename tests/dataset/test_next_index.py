@@ -135,7 +135,8 @@ def test_outside_the_data_nothing_changes(name):
         next(it)
     state = it.get_state()
     for wrong in (-1, len(expected) + 1, len(expected) + 7, 10**6):
-        with pytest.raises(IndexError):
+        reason = f"index {wrong} is out of range: " if wrong > 0 else "index must not be negative, got -1"
+        with pytest.raises(IndexError, match=reason):
             set_next_index(it, wrong)
         with pytest.raises(ValueError):
             set_next_index(it, wrong)

@@ -234,9 +234,9 @@ def test_states_of_another_file(path):
     for wrong in (state(4, 0), state(0, 4), state(1, 1), state(3, 5), state(100, 0)):
         it.set_state(wrong)
         assert it.get_state() == wrong
-        for _ in range(2):
+        for use in (next, next, get_next_index):
             with pytest.raises(StateIndexError, match="has become shorter"):
-                next(it)
+                use(it)
     it.set_state(state(3, 3))
     assert numbers(it) == [8]
 
@@ -295,7 +295,9 @@ def test_next_index(path, tmp_path):
     for i in range(NUM_ROWS):
         assert get_next_index(it) == i
         assert int(next(it)["x"]) == i
+    assert list(it) == []
     assert get_next_index(it) == NUM_ROWS
+    assert open_files(tmp_path) == []
     for i in (4, 0, NUM_ROWS, 3, 5, 8):
         set_next_index(it, i)
         assert get_next_index(it) == i

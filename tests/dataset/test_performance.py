@@ -12,6 +12,7 @@ from gristmill.dataset import performance
 from gristmill.experimental import (
     DatasetOptions,
     ElasticIterator,
+    InterleaveIterDataset,
     PerformanceConfig,
     ThreadPrefetchIterDataset,
     WithOptionsIterDataset,
@@ -154,6 +155,16 @@ def test_only_the_samples_are_computed_and_in_this_thread():
         assert pick(ds, ram_budget_mb=20.5, max_workers=50) == (20, 20)
         assert computed == [0, 1, 2, 3, 4] * 2
         computed.clear()
+    for parts in (
+        [source],
+        [source.to_iter_dataset()],
+        MapDataset.range(1).map(lambda _: ThreadPrefetchIterDataset(source.to_iter_dataset(), prefetch_buffer_size=9)),
+    ):
+        assert pick(InterleaveIterDataset(parts, cycle_length=2), ram_budget_mb=20.5, max_workers=50) == (20, 1000)
+        assert computed == [0, 1, 2, 3, 4]
+        computed.clear()
+    pick(source.map(lambda x: None).to_iter_dataset(allow_nones=True))
+    assert computed == [0, 1, 2, 3, 4] * 2
     assert threads == {threading.current_thread()}
     assert {*threading.enumerate()} == before
 

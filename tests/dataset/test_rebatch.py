@@ -114,6 +114,27 @@ def test_the_batch_that_is_cut_is_read_once():
     assert seen == [0, 1, 2, 0, 1]
 
 
+def test_rows_that_were_handed_out_and_changed_are_read_again():
+    it = iter(RebatchIterDataset(ragged([4, 4]), 2))
+    state = it.get_state()
+    next(it)["a"].fill(-1)
+    it.set_state(state)
+    assert next(it)["a"].tolist() == [0, 1]
+
+    failures = [OSError("try again"), OSError("try again")]  # in a block, and singly
+
+    def double(batch):
+        batch *= 2
+        if batch[0] == 4 and failures:
+            raise failures.pop()
+        return batch
+
+    it = iter(RebatchIterDataset(MapDataset.range(4).to_iter_dataset().batch(4), 2).map(double).batch(2))
+    with pytest.raises(OSError, match="try again"):
+        next(it)
+    assert next(it).tolist() == [[0, 2], [4, 6]]
+
+
 def test_an_error_does_not_make_the_batch_be_read_again():
     seen, failures = [], [OSError("try again"), OSError("try again")]
 

@@ -11,8 +11,9 @@ description, so that the lines of the two can be compared. Imports nothing but N
      Both may have "workers": number of worker processes.
     {"kind": "code", "code": "..."}     # sets `result`; `m` is the module, `np` is NumPy, `attempt` is below
     {"kind": "dataset", "code": "M.range(3).shuffle(seed=1)", "indices": [i, ...], "limit": n, "extras": false,
-     "states": [[position, state], ...]}
-     An expression with the names of ``Builder.names``. The last key is for us: states that Grain had at positions in the elements.
+     "states": [state, ...], "restore": [position, ...], "in_place": true}
+     An expression with the names of ``Builder.names``. The last keys are for us: the states that Grain had, those of them to
+     restore in any case (others are if ours differ), and whether to do so on an iterator that was used, too.
 """
 
 import collections
@@ -52,6 +53,7 @@ ELEMENTS = {
     "ordered": lambda i: collections.OrderedDict(z=i, a=[i]),
     "rows": lambda i: {"x": np.arange(i, i + i % 4 + 1), "y": (np.full((i % 4 + 1, 2), i, np.float32),)},
     "tokens": lambda i: {"a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9)},
+    "holes": lambda i: {"a": np.arange(i, i + i * 7 % 5)},
     "sequences": lambda i: {
         "a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9, dtype=np.int32),
         "b": np.full((1 + i * 3 % 5, 2), i + 0.5),
@@ -400,11 +402,12 @@ class Builder:
             it = iter(ds)
             result["start"] = attempt(lambda: state_of(it))
             result["run"] = follow(it, spec["limit"])
+            theirs, mine = spec.get("states", []), [result["start"], *result["run"]["states"], result["run"].get("end_state")]
+            unlike = [i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if not same_state(b, a)]
             result["restored"] = []
-            for n, (position, state) in enumerate(spec.get("states", ())):
-                # On new iterators and on the used one, in turn.
-                restored = it if n % 2 else iter(ds)
-                failure = attempt(lambda state=state, restored=restored: set_state_of(restored, state))
+            for n, position in enumerate([*spec.get("restore", ()), *unlike[:5]]):
+                restored = it if n % 2 and spec["in_place"] else iter(ds)
+                failure = attempt(lambda: set_state_of(restored, theirs[position]))  # noqa: B023
                 run = failure or {"state": state_of(restored), **follow(restored, spec["limit"] - position)}
                 result["restored"].append([position, run])
                 if restored is not it:
@@ -449,6 +452,13 @@ def state_of(it):
     """The state of ``it`` as it is in a file."""
     state = it.get_state()
     return json.loads(state if isinstance(state, (bytes, str)) else json.dumps(state))
+
+
+def same_state(mine, theirs):
+    """Whether two states are the same, but for entries that only we have."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        mine = {key: value for key, value in mine.items() if key in theirs}
+    return json.dumps(mine, sort_keys=True) == json.dumps(theirs, sort_keys=True)
 
 
 def set_state_of(it, state):

@@ -13,16 +13,17 @@ ENDLESS = sys.maxsize
 _NUMBERS = ["int", "int", "int", "float", "int32", "float32", "int_or_float", "scalar_array"]
 _TREES = ["array", "dict", "tuple", "nested", "list", "named", "ordered", "matrix", "str", "bytes", "bool", "uint8", "no_bytes"]
 _ROWS = ["array", "matrix", "rows"]
-_SEQUENCES = ["tokens", "sequences"]
+_SEQUENCES = ["tokens", "sequences", "holes"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
     """A dataset: its code, in which ``<0>`` stands for that of the first child, and what has to be known to build upon it.
 
-    Facts: "sparse" (there are indices, or elements of an iterator, without an element), "filtered" (in a way that Grain's batch
-    sees), "random" (reads no negative or huge index), "seeded" (there is a default seed), "counting" (an iterator numbers
-    elements), "empty" (there may be no element at all), "failing" (elements may raise).
+    Facts: "sparse" (there are indices, or elements of an iterator, without an element), "gaps" (that an iterator passes over),
+    "filtered" (in a way that Grain's batch sees), "random" (reads no negative or huge index), "seeded" (there is a default seed),
+    "counting" (an iterator numbers elements), "empty" (there may be no element at all), "failing" (elements may raise),
+    "interleaved", "threads", "repeated" (an interleave is), "ends" (the state at the end may be another one).
     """
 
     code: str
@@ -80,6 +81,8 @@ def descendants(node):
 class Pipelines(random.Random):
     """Makes pipelines at random."""
 
+    described = False  # whether element specs can be told of most of what is being made
+
     def one_of(self, *options):
         return self.choice(options)
 
@@ -112,8 +115,11 @@ class Pipelines(random.Random):
     # Map datasets
 
     def source(self, kind=None):
+        if self.described:
+            kind = "range"
         kind = kind or self.one_of("range", *_NUMBERS, *_TREES, *_SEQUENCES, "rows", "sometimes_none")
-        length = self.one_of(self.randint(0, 6), self.randint(1, 40), self.randint(5, 40), self.randint(40, 3000))
+        # Not many, as Grain's shuffle of n elements takes about 20 ms / n per element.
+        length = self.one_of(self.randint(0, 6), self.randint(1, 40), self.randint(5, 40), self.randint(40, 200))
         if kind == "range":
             bounds = self.one_of((length,), (0, length), (3, 3 + length, 2), (length, -4, -3))
             return Node(f"M.range{bounds if len(bounds) > 1 else f'({length})'}", length=len(range(*bounds)))
@@ -150,7 +156,8 @@ class Pipelines(random.Random):
             nodes = [node if node.length == length else node.then(f"[:{length}]", length=length) for node in nodes]
         # Grain keeps the tuples of which a part is missing, and so do we.
         parts = ["mixed" if "sparse" in node.facts else node.form for node in nodes]
-        zipped = self.joined(f"x.ZipMapDataset([{codes}])", nodes, form=f"({','.join(parts)})", length=min(lengths))
+        gaps = ["gaps"] * ("mixed" in parts)  # we do not look whether there really are: "indices_with_gaps"
+        zipped = self.joined(f"x.ZipMapDataset([{codes}])", nodes, *gaps, form=f"({','.join(parts)})", length=min(lengths))
         return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"})
 
     def map_step(self, node):
@@ -169,8 +176,8 @@ class Pipelines(random.Random):
             return node.then(f".shuffle({self.maybe_seed(node)})")
         if name == "window_shuffle":
             # "map_window_shuffle"
-            sizes = [size for size in range(1, 60) if node.length % size == 0]
-            if node.is_endless:
+            sizes = [size for size in range(1 if node.length < 20 else 4, 60) if node.length % size == 0]
+            if node.is_endless or not sizes:
                 return node
             size = self.choice(sizes)
             seed = self.randint(10**7, 2**32 - 10**7)
@@ -184,15 +191,20 @@ class Pipelines(random.Random):
         return self.element_step(node, name)
 
     def maybe_seed(self, node):
-        if "seeded" in node.facts and self.chance(0.7):
-            return ""
-        return f"seed={self.seed_number()}" if self.chance(0.97) else ""
+        if "threads" not in node.facts:  # "seeds_before_threads"
+            if "seeded" in node.facts and self.chance(0.7):
+                return ""
+            if self.chance(0.03):
+                return ""
+        return f"seed={self.seed_number()}"
 
     def element_step(self, node, name):
         """A step of one element after the other, that both kinds of dataset have."""
         sparse = () if node.is_map or "sparse" in node.facts else ("mixed",)
         if name == "map":
             fn = self.one_of("plus_one", "plus_one", "PlusOne()", "Described()", "none_of_three", "fail_sometimes")
+            if self.described:
+                fn = "Described()"
             if fn == "none_of_three":
                 if node.is_endless:
                     return node
@@ -213,7 +225,9 @@ class Pipelines(random.Random):
         parts, node_facts = [], set()
         for _ in range(self.randint(0, 3)):
             part = self.one_of("PlusOne()", "PlusIndex()", "KeepMost()", "PlusRandom()", "MapAndFilter()", "RandomAndFilter()")
-            if part == "KeepMost()" and node.is_endless or "Random" in part and "seeded" not in node.facts:
+            if part == "KeepMost()" and node.is_endless:
+                continue
+            if "Random" in part and ("seeded" not in node.facts or "threads" in node.facts):
                 continue
             node_facts |= {"KeepMost()": {"filtered", "empty", "sparse"}, "PlusIndex()": {"counting"}}.get(part, set())
             node_facts |= {"random"} if "Random" in part else set()
@@ -267,7 +281,7 @@ class Pipelines(random.Random):
         if not node.is_uniform or self.chance(0.15):
             fn, form = "batch_length", "int"
         elif self.chance(0.2):
-            fn = f"partial(x.batch_and_pad, batch_size={size}, pad_value={self.one_of(0, 1, 7, -1.5)})"
+            fn = f"partial(x.batch_and_pad, batch_size={size}, pad_value={self.one_of(0, 1)})"  # "lossy_padding"
         options = ", drop_remainder=True" * drop + (f", batch_fn={fn}" if fn else "")
         if self.chance(0.2):
             return size, drop, f".apply(t.Batch({size}{options}))", form
@@ -321,7 +335,7 @@ class Pipelines(random.Random):
             parts = ["mixed" if "sparse" in node.facts else node.form for node in nodes]
             code = f"x.ZipIterDataset([{codes}], strict={strict})"
             zipped = self.joined(code, nodes, *empty, form=f"({','.join(parts)})", length=length)
-            return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"} | ({"failing"} if strict else set()))
+            return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"} | {"failing" if strict else "ends"})
         weights = self.one_of(None, [self.one_of(1, 2, 0.5, 3.7, self.random() + 0.01) for _ in nodes])
         if self.chance(0.3):
             names = self.sample("abcd", len(nodes))
@@ -389,18 +403,23 @@ class Pipelines(random.Random):
         fan = self.randint(1, 4)
         kind, form = self.one_of(("Copies", node.form), ("Numbered", f"n{node.form}"))
         if self.chance(0.5):
-            return node.then(f".apply({kind}({fan}))", "empty", form=form)
-        return node.within(f"x.FlatMapIterDataset(<0>, {kind}({fan}))", "empty", form=form)
+            return node.then(f".apply({kind}({fan}))", "empty", "ends", form=form)
+        return node.within(f"x.FlatMapIterDataset(<0>, {kind}({fan}))", "empty", "ends", form=form)
 
     def iter_rebatch(self, node):
         if not node.has_rows or not node.is_uniform:
             return node
         drop = self.one_of("", ", drop_remainder=True")
-        return node.within(f"x.RebatchIterDataset(<0>, {self.randint(1, 9)}{drop})", "failing", "empty")
+        return node.within(f"x.RebatchIterDataset(<0>, {self.randint(1, 9)}{drop})", "failing", "empty", "ends")
 
     def iter_repeat(self, node):
-        # "third_epoch_of_interleave"
+        # "nothing_again_and_again"
+        if "DatasetOptions" in str(node):
+            return node
+        # "third_epoch_of_interleave", "caches_in_repeated_interleave"
         if "interleaved" in node.facts:
+            if "CacheIterDataset" in str(node):
+                return node
             return node.within(f"x.RepeatIterDataset(<0>, {self.one_of(1, 2)})", "repeated")
         if not node.facts & {"empty", "failing"} and self.chance(0.3):
             return node.within("x.RepeatIterDataset(<0>)", length=ENDLESS)
@@ -413,29 +432,35 @@ class Pipelines(random.Random):
         return node.within(f"x.LimitIterDataset(<0>, {count})", length=0)
 
     def iter_cache(self, node):
+        if "CacheIterDataset" in str(node):  # "caches_in_caches"
+            return node
         node = node.within("x.CacheIterDataset(<0>)")
         return self.iter_repeat(node) if self.chance(0.6) else node
 
     def iter_window_shuffle(self, node):
         seed = self.randint(0, 2**32 - 10**7)
-        return node.within(f"x.WindowShuffleIterDataset(<0>, window_size={self.randint(1, 20)}, seed={seed})")
+        return node.within(f"x.WindowShuffleIterDataset(<0>, window_size={self.randint(3, 20)}, seed={seed})", "ends")
 
     def iter_thread_prefetch(self, node):
         return node.within(f"x.ThreadPrefetchIterDataset(<0>, prefetch_buffer_size={self.one_of(0, 1, 3)})")
 
     def iter_multithread_prefetch(self, node):
-        # "map_with_index_in_threads", "fewer_datasets_than_threads"
+        # "map_with_index_in_threads", "threads_in_threads", "fewer_datasets_than_threads"
         count = self.randint(0, 3)
-        if "counting" in node.facts or count > node.num_sliced:
+        if node.facts & {"counting", "threads"} or count > node.num_sliced:
             return node
-        code = f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)})"
+        code = f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)}"
+        whole = ["slice", "repeat", "[", "batch", "Batch", "M.mix", "select", "concatenate", "lat", "Zip", "Window", "mix", "Interl"]
+        if self.chance(0.3) and not any(word in str(node) for word in whole):  # "parts_of_what_has_a_length"
+            code += ", sequential_slice=True"
+        code += ")"
         if not count:
             return node.within(code)
-        return node.within(code, "interleaved", "empty", without={"seeded"}, num_sliced=count)
+        return node.within(code, "interleaved", "threads", "empty", without={"seeded"})
 
     def iter_options(self, node):
         ratio = self.one_of(None, 0.5, 0.97, 1.0)
-        if "interleaved" in node.facts:  # "options_above_interleave"
+        if "interleaved" in node.facts or "RepeatIterDataset" in str(node):  # "options_above_interleave"
             return node
         return node.within(f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))")
 
@@ -465,14 +490,15 @@ class Pipelines(random.Random):
         if self.chance(0.3):
             options["max_sequences_per_bin"] = self.randint(1, 4)
         text = "".join(f", {key}={value!r}" for key, value in options.items())
-        kind = self.one_of("FirstFit", "BestFit")
+        # "bins_of_nothing"
+        kind = "FirstFit" if node.form == "holes" and "max_sequences_per_bin" in options else self.one_of("FirstFit", "BestFit")
         code = f"x.{kind}PackIterDataset(<0>, length_struct={features}, num_packing_bins={self.randint(1, 6)}{text})"
-        return node.within(code, "failing", form="packed" if not options.get("meta_features") else "mixed")
+        return node.within(code, "failing", "ends", form="packed" if not options.get("meta_features") else "mixed")
 
     def iter_split(self, node):
         if node.form not in _SEQUENCES or "sparse" in node.facts:
             return node
-        names = ["a"] if node.form == "tokens" else self.one_of(["a"], ["b"], ["a", "b"], ["a", "m"], ["a", "b", "m"])
+        names = ["a"] if node.form != "sequences" else self.one_of(["a"], ["b"], ["a", "b"], ["a", "m"], ["a", "b", "m"])
         # "second_cut_of_several_features"
         targets = {"a": self.one_of(9, 12, 20), "b": self.one_of(5, 8), "m": self.one_of(1, 3, 9)}
         if len(names) == 1:
@@ -483,10 +509,10 @@ class Pipelines(random.Random):
             options += ", meta_features=('m',)"
         if self.chance(0.4):
             options += f", split_full_length_features={self.chance(0.3)}"
-        if len(names) == 1 and self.chance(0.3):  # "first_tokens_of_empty_pieces"
+        if len(names) == 1 and node.form != "holes" and self.chance(0.3):  # "first_tokens_of_empty_pieces"
             options += ", bos_handling=x.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, bos_token_id=99"
             options += f", bos_features={self.one_of((), names)}"
-        return node.within(f"x.ConcatThenSplitIterDataset(<0>, {options})", form="packed")
+        return node.within(f"x.ConcatThenSplitIterDataset(<0>, {options})", "ends", form="packed")
 
     # Descriptions for the driver
 
@@ -527,7 +553,8 @@ class Pipelines(random.Random):
             node = self.converted(node).then(step)
         if self.chance(0.3):
             node = self.joined("I.mix([<0>, <1>], [3, 1])", [node, self.converted(self.source("range"))])
-        node = self.iter_batch(node) if self.chance(0.3) else node
+        elif self.chance(0.3):
+            node = self.iter_batch(node)
         ratio = self.one_of(0.5, 0.9, 0.96, 0.999, 1, 0, None)
         code = f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))"
         node = node.within(code)
@@ -553,7 +580,7 @@ class Pipelines(random.Random):
         read = self.read()
         code = f'm.DataLoader(data_source=Source("{kind}", {length}), sampler={sampler}, operations=[{operations}]'
         code += f", read_options={read})" if read else ")"
-        return self.spec(Node(code, is_map=False), [], 15)
+        return self.spec(Node(code, is_map=False, facts=frozenset({"ends"})), [], 15)
 
     def workers_spec(self):
         """A pipeline with worker processes."""
@@ -566,9 +593,27 @@ class Pipelines(random.Random):
         count = self.randint(1, 2)
         return self.spec(node.then(f".mp_prefetch(m.MultiprocessingOptions({count}))", "interleaved"), [], 12)
 
+    def packing_spec(self):
+        node = self.converted(self.map_dataset(depth=self.one_of(0, 0, 1), kind=self.one_of(*_SEQUENCES), most=2))
+        node = self.element_step(node, "filter") if self.chance(0.2) and not node.is_endless else node
+        node = self.iter_pack(node) if self.chance(0.6) else self.iter_split(node)
+        for _ in range(self.randint(0, 2)):
+            node = self.iter_step(node)
+        return self.spec(node, [], self.one_of(12, 40))
+
+    def rebatching_spec(self):
+        node = self.converted(self.map_dataset(depth=0, kind=self.one_of(*_NUMBERS, *_TREES, *_ROWS), most=3))
+        node = self.iter_batch(node) if not node.has_rows or self.chance(0.5) else node
+        node = self.iter_rebatch(node)
+        for _ in range(self.randint(0, 3)):
+            node = self.iter_step(node)
+        return self.spec(node, [], self.one_of(12, 40))
+
     def next_spec(self):
-        make = self.one_of(*[self.map_spec] * 6, *[self.iter_spec] * 12, self.loader_spec, self.threshold_spec)
-        return make()
+        makers = [self.map_spec] * 10 + [self.iter_spec] * 24 + [self.packing_spec] * 3
+        makers += [self.rebatching_spec] * 2 + [self.loader_spec, self.threshold_spec]
+        self.described = self.chance(0.1)
+        return self.choice(makers)()
 
 
 def mixed_length(lengths, weights):

@@ -23,14 +23,20 @@ needs_grain = pytest.mark.skipif(
 def run(module, specs):
     """What the driver prints for ``specs``."""
     python = sys.executable if module == "gristmill" else str(_PEER)
-    done = subprocess.run(
-        [python, str(_HERE / "peer_driver.py"), module],
-        input=json.dumps(specs),
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert done.returncode == 0, f"{module} failed at {specs[len(results)]}:\n{done.stderr[-3000:]}"
+    results = []
+    while len(results) < len(specs):
+        left = specs[len(results) :]
+        done = subprocess.run(
+            [python, str(_HERE / "peer_driver.py"), module],
+            input=json.dumps(left),
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        lines = done.stdout.splitlines()
+        results += map(json.loads, lines)
+        # Threads that Grain leaves behind can slow what comes after them until it is given up: that is tried anew.
+        is_stuck = module == "grain" and lines and "Timeout" in done.stderr
+        assert done.returncode == 0 or is_stuck, f"{module} failed at {left[len(lines)]}:\n{done.stderr[-3000:]}"
     return results

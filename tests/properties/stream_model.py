@@ -18,6 +18,7 @@ from list_model import FAILED, OPTIONS, Boom, MapModel, map_steps, random_map, r
 from list_model import build as build_map
 from list_model import weight as tuple_weight
 
+from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.permutation import index_shuffle
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.dataset.selection import integer_weights
@@ -83,6 +84,9 @@ class Trouble:
         self._lock = threading.Lock()
         self._countdown = 0
         self._kind: type[BaseException] = Transient
+
+    def __reduce__(self) -> Any:
+        return Trouble, ()  # in workers all goes well
 
     def arm(self, countdown: int, kind: type[BaseException]) -> None:
         with self._lock:
@@ -272,6 +276,8 @@ def build(tree: Any) -> Any:
             return ConcatThenSplitIterDataset(ds.map(long_sequence), length_struct={"x": args[0]}).map(row_of_pieces)
         case "threads":
             return multithread_prefetch(ds, *args)
+        case "workers":
+            return ds.mp_prefetch(MultiprocessingOptions(num_workers=args[0], per_worker_buffer_size=3))
         case "prefetch":
             return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=args[0])
         case "options":
@@ -316,7 +322,7 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
     if name == "interleave":
         parents = [outcomes(t) for t in share.of(trees)]
         return in_turn(parents, min(args[0], len(parents)))
-    if name == "threads":
+    if name in ("threads", "workers"):
         n = args[0]
         return in_turn([outcomes(trees[0], share.of_thread(i, n)) for i in range(n)], n) if n else outcomes(trees[0], share)
     if name == "mix":
@@ -545,7 +551,8 @@ def in_turn(parents: list[Iterator[Any]], cycle_length: int) -> Iterator[Any]:
 _few = st.integers(1, 5)
 _seeds = st.integers(0, 2**32 - 1)
 _buffers = st.sampled_from([0, 1, 2, 9])
-_lengths = st.sampled_from([12, 9, 7, 10, 5, 4, 2, 1, 0])
+_lengths = st.sampled_from([12, 20, 9, 30, 16, 7, 4, 1, 0])
+_sizes = st.sampled_from([3, 5, 2, 10, 4, 1, 17])
 _map_steps = map_steps.map(lambda steps: [step for step in steps if step[0] not in ("slice", "reindex", "batch")][:3])
 _sources = st.tuples(st.just("source"), st.tuples(_lengths, _map_steps, read_options, st.booleans()), st.just(()))
 
@@ -562,16 +569,16 @@ _harmless = [
     _step("remove", st.integers(0, 3)),
     _step("filter", st.integers(0, 2)),
     _step("flat_map", _few),
-    _step("batch", _few, st.booleans()),
-    _step("pad", _few),
-    _step("rebatch", _few, _few, st.booleans()),
-    _step("window", _few, _seeds),
-    _step("limit", st.integers(1, 25)),
+    _step("batch", _sizes, st.booleans()),
+    _step("pad", _sizes),
+    _step("rebatch", _sizes, _sizes, st.booleans()),
+    _step("window", _sizes, _seeds),
+    _step("limit", st.integers(3, 25)),
     _step("repeat", st.integers(1, 3)),
     _step("endless", st.integers(1, 40)),
     _step("cache"),
-    _step("pack", st.booleans(), _few, _few, st.integers(0, 99)),
-    _step("concat", _few),
+    _step("pack", st.booleans(), _sizes, _few, st.integers(0, 99)),
+    _step("concat", _sizes),
     _step("threads", st.integers(0, 3), _buffers),
     _step("prefetch", _buffers),
     _step("options"),
@@ -580,7 +587,7 @@ _harmless = [
 ]
 _joins = {
     "mix": lambda n: st.tuples(st.lists(st.sampled_from([1, 1, 2, 0.5, 7]), min_size=n, max_size=n), st.booleans()),
-    "zip": lambda n: st.tuples(st.sampled_from([False, True])),
+    "zip": lambda n: st.tuples(st.sampled_from([False, False, True])),
     "interleave": lambda n: st.tuples(
         _few, st.integers(0, 2), st.integers(0, 2), st.sampled_from([0, 1, 3]), st.sampled_from([False, n > 0])
     ),

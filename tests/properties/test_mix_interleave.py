@@ -185,9 +185,7 @@ def fault(code: Faults, which: int, times: int | None) -> Callable[[Any], Any]:
     return lambda x: code.check(key, x, times) if weight(x) % 7 == which else x
 
 
-read_options = st.one_of(
-    st.just(ReadOptions(num_threads=0)), st.builds(ReadOptions, st.just(2), st.sampled_from([2, 3, 50]))
-)
+read_options = st.one_of(st.just(ReadOptions(num_threads=0)), st.builds(ReadOptions, st.just(2), st.sampled_from([2, 3, 50])))
 
 
 @st.composite

@@ -3,8 +3,11 @@
 import itertools
 import json
 
+import cloudpickle
+import list_model
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+import stream_model
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from list_model import FAILED, Boom
 from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
@@ -14,10 +17,13 @@ from gristmill.dataset.iterator import pull, rewind
 from gristmill.experimental import get_next_index, set_next_index
 
 LIMIT = 50  # outcomes that are looked at
-QUICK = {
+ANYHOW = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
 }
+QUICK = settings(max_examples=400, derandomize=True, **ANYHOW)
+THOROUGH = settings(max_examples=1500, **ANYHOW)
 
 
 class Run:
@@ -232,6 +238,7 @@ operations = st.lists(
         st.tuples(st.just("next")),
         st.tuples(st.just("next")),
         st.tuples(st.just("take"), st.integers(1, 12)),
+        st.tuples(st.just("take"), st.integers(1, 12)),
         st.tuples(st.just("skip")),
         st.tuples(st.just("save")),
         st.tuples(st.just("restore"), numbers),
@@ -241,7 +248,8 @@ operations = st.lists(
         st.tuples(st.just("describe")),
         st.tuples(st.just("jump"), numbers),
         st.tuples(st.just("damage"), st.integers(0, 99), st.sampled_from([None, -1, 3, 10**9, "x", [], {}, "missing"])),
-        st.tuples(st.just("arm"), st.integers(1, 15), st.sampled_from([Transient, Interrupt])),
+        st.tuples(st.just("arm"), st.integers(1, 6), st.sampled_from([Transient, Interrupt])),
+        st.tuples(st.just("arm"), st.integers(1, 25), st.sampled_from([Transient, Interrupt])),
     ),
     max_size=25,
 )
@@ -260,13 +268,58 @@ def check(tree, script):
     run.finish()
 
 
-@settings(max_examples=300, **QUICK)
+@QUICK
 @given(trees, operations)
 def test_streams(tree, script):
     check(tree, script)
 
 
-@settings(max_examples=300, **QUICK)
+@QUICK
 @given(failing_trees, operations)
 def test_streams_that_fail(tree, script):
     check(tree, script)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@THOROUGH
+@given(trees | failing_trees, operations)
+def test_many_streams(tree, script):
+    check(tree, script)
+
+
+@pytest.fixture(scope="module")
+def model_in_workers():
+    """The modules of the tests are sent along: workers need not import what they import."""
+    for module in (list_model, stream_model):
+        cloudpickle.register_pickle_by_value(module)
+    yield
+    for module in (list_model, stream_model):
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+few_operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("next")),
+        st.tuples(st.just("take"), st.integers(1, 12)),
+        st.tuples(st.just("skip")),
+        st.tuples(st.just("save")),
+        st.tuples(st.just("restore"), numbers),
+        st.tuples(st.just("start_prefetch")),
+    ),
+    max_size=6,
+)
+
+
+@settings(QUICK, max_examples=12)
+@given(failing_trees, few_operations)
+def test_streams_of_workers(model_in_workers, tree, script):
+    check(("workers", (2,), (tree,)), script)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@settings(THOROUGH, max_examples=100)
+@given(trees | failing_trees, few_operations)
+def test_many_streams_of_workers(model_in_workers, tree, script):
+    check(("workers", (2,), (tree,)), script)

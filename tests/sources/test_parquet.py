@@ -236,6 +236,7 @@ def test_element_spec(tmp_path):
         ([1, None], "missing values"),
         ([[1], None], "missing values"),
         ([True, None], "missing values"),
+        (pa.array([[1]], pa.list_view(pa.int32())), "not NumPy numbers or dates"),
     ],
 )
 def test_what_has_no_element_spec(tmp_path, values, reason):

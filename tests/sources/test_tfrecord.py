@@ -1,4 +1,5 @@
 import gzip
+import io
 import itertools
 import struct
 import zlib
@@ -186,6 +187,27 @@ def test_paths(tmp_path):
         file.close()
     with pytest.raises(FileNotFoundError, match=r"missing\.tfrecord"):
         TFRecordFile(tmp_path / "missing.tfrecord", check_crc=True, compression=None)
+
+
+def test_an_error_of_the_system_names_the_file(tmp_path):
+    class Fails(io.RawIOBase):
+        path = tmp_path / "file.tfrecord"
+
+        def __str__(self):
+            return str(self.path)
+
+        def open(self, mode):
+            return self
+
+        def seek(self, offset, whence=io.SEEK_SET):
+            return offset
+
+        def read(self, size=-1):
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error") as error:
+        TFRecordFile(Fails(), check_crc=True, compression=None).read(12)
+    assert error.value.__notes__ == [f"{tmp_path / 'file.tfrecord'} was to be read behind byte 12."]
 
 
 def test_check_compression():

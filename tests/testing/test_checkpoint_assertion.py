@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from gristmill import DataLoader, DatasetIterator, IndexSampler, IterDataset, MapDataset, MultiprocessingOptions
-from gristmill.experimental import assert_equal_output_after_checkpoint
+from gristmill.experimental import ElasticIterator, assert_equal_output_after_checkpoint
+from gristmill.sharding import ShardOptions
 
 THOROUGH = {"at_end": True, "through_json": True, "in_place": True, "twice": True, "unchanged": True}
 each_thoroughness = pytest.mark.parametrize("options", [{}, THOROUGH], ids=["as_in_grain", "thorough"])
@@ -24,9 +25,12 @@ RIGHT = {
     "map_dataset": lambda: MapDataset.range(5).shuffle(seed=3),
     "batches": lambda: MapDataset.range(5).map(lambda x: {"x": np.full(2, x), "y": None}).to_iter_dataset().batch(2),
     "not_a_number": lambda: MapDataset.source([np.nan, np.array([1, np.nan])]).to_iter_dataset(),
+    "objects": lambda: MapDataset.range(3).map(lambda x: np.array([np.arange(x), "text", np.nan, None], object)),
     "dataclasses": lambda: MapDataset.range(3).map(lambda x: Pair(np.arange(x), x)).to_iter_dataset(),
     "dropping": lambda: MapDataset.range(9).to_iter_dataset().filter(lambda x: x % 3 == 1).repeat(2),
     "workers": lambda: MapDataset.range(4).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=2)),
+    "elastic": lambda: ElasticIterator(MapDataset.range(8), 4, ShardOptions(1, 2)),
+    "chained_elastic": lambda: ElasticIterator(MapDataset.range(8), 4, ShardOptions(1, 2)).map(sum),
     "data_loader": lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, shuffle=True, seed=1, num_epochs=1)),
 }
 
@@ -279,6 +283,23 @@ def test_iterators_are_closed():
 
     assert_equal_output_after_checkpoint(Stream(Counting), **THOROUGH)
     assert Counting.num_open == 0
+
+
+def test_arrays_in_arrays_of_objects_are_compared():
+    def ragged(*lengths):
+        return np.array([None, *[np.arange(length) for length in lengths]], object)
+
+    for wrong in (ragged(1, 3), ragged(1, 2, 3), ragged(1, 2)[:2]):
+        elements = iter([ragged(1, 2), wrong])
+        ds = MapDataset.source([0]).map(lambda _, elements=elements: next(elements))
+        with pytest.raises(AssertionError, match="restored at step 0"):
+            assert_equal_output_after_checkpoint(ds)
+
+
+def test_what_has_no_states():
+    for ds in ([1, 2], iter([1])):
+        with pytest.raises(TypeError, match="ds must be a dataset whose iterators have get_state and set_state, got one with a"):
+            assert_equal_output_after_checkpoint(ds)
 
 
 def test_anything_with_states_will_do():
