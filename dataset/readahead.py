@@ -68,8 +68,7 @@ class ReadAhead:
         self._num_waits = 0
         self._waited_seconds = 0.0
         self._closed = False
-        self._block: list[Any] = []  # what the consumer takes from, and how far it is
-        self._offset = 0
+        self._block: list[Any] = []  # what the consumer takes from
         self._error: BaseException | None = None  # follows the block
 
     @property
@@ -78,20 +77,19 @@ class ReadAhead:
 
     def take(self, n: int) -> list[Any]:
         """The next elements, at least one and at most ``n``; waits for them. Not to be called at the end."""
-        if self._offset == len(self._block):
+        if not self._block:
             if self._error is None:
                 self._next_block()
             error = self._error
-            if self._offset == len(self._block) and error is not None:
+            if not self._block and error is not None:
                 try:
                     raise error
                 finally:
                     del error  # its traceback refers to this frame
-        elements = self._block[self._offset : self._offset + n]
-        self._offset += len(elements)
+        elements = self._block[:n]
+        del self._block[:n]  # delivered elements are the consumer's alone
         self._taken += len(elements)
-        if self._offset == len(self._block):
-            self._block, self._offset = [], 0  # delivered elements are the consumer's alone
+        if not self._block:
             with self._room:
                 self._room.notify()
         return elements

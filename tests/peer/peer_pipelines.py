@@ -1,10 +1,12 @@
 """Random pipelines over the whole Dataset API, as expressions that ``peer_driver.py`` can evaluate.
 
-Names in quotation marks are deviations from Grain, listed in ``test_peer_datasets.py``, that the pipelines stay away from.
+Names in quotation marks in comments are deviations from Grain, listed in ``test_peer_datasets.py`` and ``test_peer.py``, that the
+pipelines stay away from.
 """
 
 import dataclasses
 import random
+import re
 import sys
 
 ENDLESS = sys.maxsize
@@ -29,7 +31,7 @@ class Node:
     code: str
     children: tuple["Node", ...] = ()
     is_map: bool = True
-    form: str = "int"  # how elements look; "mixed" somewhere in it if not all alike
+    form: str = "int"  # how elements look, with `mixed` in it if not all alike
     length: int = 0  # of an epoch; 0 or ENDLESS for an iterator
     facts: frozenset[str] = frozenset()
     num_sliced: int = ENDLESS  # the fewest datasets of an interleave: more threads than that cannot share it
@@ -92,13 +94,11 @@ class Pipelines(random.Random):
     def seed_number(self):
         return self.one_of(0, 1, 42, self.randint(10**7, 2**32 - 10**7), 2**32 - 1)
 
-    def several(self, make, depth, most=3):
-        """Datasets to be put together: often alike, as only those can be batched."""
-        count = self.randint(1, most) if self.chance(0.2) else self.randint(2, most)
-        if self.chance(0.7):
+    def several(self, make, depth, kind, most=3):
+        """Datasets to be put together: often of one kind, as only those can be batched."""
+        if kind is None and self.chance(0.7):
             kind = self.choice([*_NUMBERS, *_TREES, *_SEQUENCES])
-            return [make(depth - 1, kind) for _ in range(count)]
-        return [make(depth - 1, None) for _ in range(count)]
+        return [make(depth - 1, kind) for _ in range(self.one_of(1, 2, 2, most, most))]
 
     @staticmethod
     def joined(code, nodes, *facts, **changes):
@@ -128,13 +128,13 @@ class Pipelines(random.Random):
         return Node(f'M.source(Source("{kind}", {length}))', form=form, length=length, facts=frozenset(facts))
 
     def map_dataset(self, depth=2, kind=None, most=4):
-        node = self.map_combination(depth) if depth and kind is None and self.chance(0.4) else self.source(kind)
+        node = self.map_combination(depth, kind) if depth and self.chance(0.35) else self.source(kind)
         for _ in range(self.randint(0, most)):
             node = self.map_step(node)
         return node
 
-    def map_combination(self, depth):
-        nodes = self.several(self.map_dataset, depth)
+    def map_combination(self, depth, kind):
+        nodes = self.several(self.map_dataset, depth, kind)
         codes = ", ".join(f"<{i}>" for i in range(len(nodes)))
         lengths = [node.length for node in nodes]
         name = self.one_of("mix", "mix", "concatenate", "select", "zip")
@@ -161,10 +161,8 @@ class Pipelines(random.Random):
         return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"})
 
     def map_step(self, node):
-        name = self.one_of(
-            *["map", "map_with_index", "random_map", "seed", "shuffle", "slice", "repeat", "filter", "batch", "flat_map"],
-            *["window_shuffle", "apply", "shuffle", "slice", "batch"],
-        )
+        names = "map map_with_index random_map seed filter apply batch batch flat_map slice slice repeat shuffle shuffle"
+        name = self.choice([*names.split(), "window_shuffle"])
         if name == "slice":
             return self.slice(node)
         if name == "repeat":
@@ -200,7 +198,6 @@ class Pipelines(random.Random):
 
     def element_step(self, node, name):
         """A step of one element after the other, that both kinds of dataset have."""
-        sparse = () if node.is_map or "sparse" in node.facts else ("mixed",)
         if name == "map":
             fn = self.one_of("plus_one", "plus_one", "PlusOne()", "Described()", "none_of_three", "fail_sometimes")
             if self.described:
@@ -221,36 +218,37 @@ class Pipelines(random.Random):
         if name == "filter":
             fn = self.one_of("keep_odd", "keep_most", "KeepMost()", "keep_few")
             return node.then(f".filter({fn})", "filtered", "empty", *(["sparse"] if node.is_map else []))
-        assert name == "apply" and sparse is not None
-        parts, node_facts = [], set()
+        assert name == "apply", name
+        parts, facts = [], set()
         for _ in range(self.randint(0, 3)):
             part = self.one_of("PlusOne()", "PlusIndex()", "KeepMost()", "PlusRandom()", "MapAndFilter()", "RandomAndFilter()")
             if part == "KeepMost()" and node.is_endless:
                 continue
             if "Random" in part and ("seeded" not in node.facts or "threads" in node.facts):
                 continue
-            node_facts |= {"KeepMost()": {"filtered", "empty", "sparse"}, "PlusIndex()": {"counting"}}.get(part, set())
-            node_facts |= {"random"} if "Random" in part else set()
             parts.append(part)
-        if not node.is_map:
-            node_facts -= {"sparse"}
-        return node.then(f".apply([{', '.join(parts)}])" if len(parts) != 1 else f".apply({parts[0]})", *node_facts)
+            if part == "KeepMost()":
+                facts |= {"filtered", "empty", *(["sparse"] if node.is_map else [])}
+            elif part == "PlusIndex()":
+                facts.add("counting")
+            elif "Random" in part:
+                facts.add("random")
+        return node.then(f".apply([{', '.join(parts)}])" if len(parts) != 1 else f".apply({parts[0]})", *facts)
 
     def slice(self, node):
         if node.is_endless:
             bounds = self.one_of((0, 20, 1), (5, 60, 7), (None, 9, None), (3, 3, 1))
-            length = len(range(*slice(*bounds).indices(node.length)))
         else:
             bounds = self.one_of(
                 *[(0, None, 2), (1, None, 3), (None, None, -1), (3, -1, 1), (None, 20, None), (-9, None, 2), (2, 9, 1)],
                 *[(8, None, -2), (None, -1, None), (self.randint(-30, 30), self.randint(-30, 30), self.one_of(-2, -1, 1, 2, 3))],
             )
-            length = len(range(*slice(*bounds).indices(node.length)))
+        length = len(range(*slice(*bounds).indices(node.length)))
         text = self.one_of(f".slice(slice{bounds})", "[" + ":".join("" if b is None else str(b) for b in bounds) + "]")
         return node.then(text, length=length)
 
     def map_repeat(self, node):
-        if node.is_endless and self.chance(0.9):
+        if node.is_endless and self.chance(0.9):  # which may not be repeated
             return node
         if self.chance(0.25) and not node.facts & {"sparse", "failing"}:
             length = ENDLESS if node.length else 0
@@ -313,19 +311,19 @@ class Pipelines(random.Random):
         return node.then(f".to_iter_dataset({read})", *empty, without=without, **changes)
 
     def iter_dataset(self, depth=2, kind=None, most=4):
-        if depth and kind is None and self.chance(0.5):
-            node = self.iter_combination(depth)
+        if depth and self.chance(0.45):
+            node = self.iter_combination(depth, kind)
         else:
             node = self.converted(self.map_dataset(max(0, depth - 1), kind, most=3))
         for _ in range(self.randint(0, most)):
             node = self.iter_step(node)
         return node
 
-    def iter_combination(self, depth):
+    def iter_combination(self, depth, kind):
         name = self.one_of("mix", "mix", "zip", "interleave", "interleave")
         if name == "interleave":
-            return self.interleave(depth)
-        nodes = self.several(self.iter_dataset, depth)
+            return self.interleave(depth, kind)
+        nodes = self.several(self.iter_dataset, depth, kind)
         codes = ", ".join(f"<{i}>" for i in range(len(nodes)))
         lengths = [node.length for node in nodes]
         empty = ["empty"] * any("empty" in node.facts for node in nodes)
@@ -344,11 +342,11 @@ class Pipelines(random.Random):
             return self.joined(f"I.mix({codes}" + (f", {weights})" if weights else ")"), nodes, *empty, length=length)
         return self.joined(f"I.mix([{codes}]" + (f", {weights})" if weights else ")"), nodes, *empty, length=length)
 
-    def interleave(self, depth):
-        # Datasets of map kind are read with the default 16 threads each.
-        nodes = self.several(
-            lambda *args: self.one_of(self.iter_dataset, self.iter_dataset, self.map_dataset)(*args), depth, most=4
-        )
+    def interleave(self, depth, kind):
+        def make(*args):  # datasets of map kind are read with 16 threads each
+            return self.one_of(self.iter_dataset, self.iter_dataset, self.map_dataset)(*args)
+
+        nodes = self.several(make, depth, kind, most=4)
         options = [f"cycle_length={self.randint(1, 5)}"]
         options += [f"num_make_iter_threads={self.one_of(0, 2)}"] * self.chance(0.2)
         options += [f"make_iter_buffer_size={self.one_of(0, 2)}"] * self.chance(0.2)
@@ -362,32 +360,17 @@ class Pipelines(random.Random):
             if self.chance(0.2):
                 datasets, num_datasets = datasets + ".repeat(2)", 2 * num_datasets
             datasets += ".map(call)"
-        sparse = {"sparse"} if any("sparse" in n.facts and not n.is_map for n in nodes) else set()
-        facts = frozenset(
-            {"empty", "interleaved", *sparse} | ({"failing"} if any("failing" in n.facts for n in nodes) else set())
-        )
+        kept = {"failing", "gaps", "ends", "threads", "repeated", "counting"} & set().union(*[node.facts for node in nodes])
+        kept |= {"sparse"} & set().union(*[node.facts for node in nodes if not node.is_map])
+        facts = frozenset({"empty", "interleaved"} | kept)
         length = ENDLESS if any(n.is_endless for n in nodes) else 0
         code = f"x.InterleaveIterDataset({datasets}, {', '.join(options)})"
         # It has no parents, so seeds do not pass through it.
         return self.joined(code, nodes, is_map=False, facts=facts, length=length, num_sliced=num_datasets)
 
     def iter_step(self, node):
-        name = self.one_of(
-            *[
-                "map",
-                "map_with_index",
-                "random_map",
-                "seed",
-                "filter",
-                "batch",
-                "apply",
-                "flat_map",
-                "rebatch",
-                "repeat",
-                "limit",
-            ],
-            *["cache", "window_shuffle", "thread_prefetch", "multithread_prefetch", "pack", "pack", "split", "batch", "options"],
-        )
+        names = "map map_with_index random_map seed filter apply batch batch flat_map rebatch repeat limit cache window_shuffle"
+        name = self.choice([*names.split(), "thread_prefetch", "multithread_prefetch", "pack", "pack", "split", "options"])
         if name == "filter" and node.is_endless:
             return node
         made = getattr(self, f"iter_{name}", None)
@@ -413,11 +396,9 @@ class Pipelines(random.Random):
         return node.within(f"x.RebatchIterDataset(<0>, {self.randint(1, 9)}{drop})", "failing", "empty", "ends")
 
     def iter_repeat(self, node):
-        # "nothing_again_and_again"
-        if "DatasetOptions" in str(node):
+        if "DatasetOptions" in str(node):  # "counts_of_empty_epochs"
             return node
-        # "third_epoch_of_interleave", "caches_in_repeated_interleave"
-        if "interleaved" in node.facts:
+        if "interleaved" in node.facts:  # "third_epoch_of_interleave", "caches_of_interleaved_datasets"
             if "CacheIterDataset" in str(node):
                 return node
             return node.within(f"x.RepeatIterDataset(<0>, {self.one_of(1, 2)})", "repeated")
@@ -450,17 +431,18 @@ class Pipelines(random.Random):
         if node.facts & {"counting", "threads"} or count > node.num_sliced:
             return node
         code = f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)}"
-        whole = ["slice", "repeat", "[", "batch", "Batch", "M.mix", "select", "concatenate", "lat", "Zip", "Window", "mix", "Interl"]
-        if self.chance(0.3) and not any(word in str(node) for word in whole):  # "parts_of_what_has_a_length"
-            code += ", sequential_slice=True"
-        code += ")"
+        # "parts_of_what_has_a_length"
+        whole = "slice|repeat|\\[|atch|mix|select|concatenate|Copies|Numbered|Generated|Zip|Window|Interleave"
+        sequential = self.chance(0.3) and not re.search(whole, str(node))
+        code += ", sequential_slice=True)" if sequential else ")"
         if not count:
             return node.within(code)
         return node.within(code, "interleaved", "threads", "empty", without={"seeded"})
 
     def iter_options(self, node):
         ratio = self.one_of(None, 0.5, 0.97, 1.0)
-        if "interleaved" in node.facts or "RepeatIterDataset" in str(node):  # "options_above_interleave"
+        # "options_above_interleave", "counts_of_empty_epochs"
+        if "interleaved" in node.facts or "RepeatIterDataset" in str(node):
             return node
         return node.within(f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))")
 
@@ -490,7 +472,7 @@ class Pipelines(random.Random):
         if self.chance(0.3):
             options["max_sequences_per_bin"] = self.randint(1, 4)
         text = "".join(f", {key}={value!r}" for key, value in options.items())
-        # "bins_of_nothing"
+        # "full_bins_of_nothing"
         kind = "FirstFit" if node.form == "holes" and "max_sequences_per_bin" in options else self.one_of("FirstFit", "BestFit")
         code = f"x.{kind}PackIterDataset(<0>, length_struct={features}, num_packing_bins={self.randint(1, 6)}{text})"
         return node.within(code, "failing", "ends", form="packed" if not options.get("meta_features") else "mixed")
@@ -543,9 +525,8 @@ class Pipelines(random.Random):
     def threshold_spec(self):
         """Filters that drop almost everything, of more than a thousand elements."""
         length = self.randint(1500, 4000)
-        step = self.one_of(".filter(keep_few)", ".filter(keep_few)", ".filter(keep_odd)")
         rare = f".filter(lambda v: total(v) % 997 == {self.randint(1, 600)})"
-        step = self.one_of(step, rare)
+        step = self.one_of(".filter(keep_few)", ".filter(keep_odd)", rare)
         node = Node(f"M.range({length})", length=length)
         if self.chance(0.5):
             node = self.converted(node.then(step, "sparse"))
@@ -553,11 +534,9 @@ class Pipelines(random.Random):
             node = self.converted(node).then(step)
         if self.chance(0.3):
             node = self.joined("I.mix([<0>, <1>], [3, 1])", [node, self.converted(self.source("range"))])
-        elif self.chance(0.3):
-            node = self.iter_batch(node)
+        node = self.iter_batch(node) if self.chance(0.3) else node
         ratio = self.one_of(0.5, 0.9, 0.96, 0.999, 1, 0, None)
-        code = f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))"
-        node = node.within(code)
+        node = node.within(f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))")
         node = node.then(".map(plus_one)") if self.chance(0.3) else node
         # The elements seen since the last judgement are not part of the state.
         return {**self.spec(node, [], 60), "restores": False}
@@ -571,9 +550,7 @@ class Pipelines(random.Random):
         after = [self.one_of("PlusOne()", "KeepMost()", f"t.Batch({self.randint(1, 5)})") for _ in range(self.randint(0, 2))]
         count = self.randint(1, 2)
         shard = f"m.sharding.ShardOptions({self.randrange(count)}, {count}, True)"
-        sampler = (
-            f"m.samplers.IndexSampler({length}, {shard}, {self.chance(0.5)}, {self.one_of(1, 2, 3)}, {self.seed_number()})"
-        )
+        sampler = f"m.samplers.IndexSampler({length}, {shard}, {self.chance(0.5)}, {self.one_of(1, 2, 3)}, {self.seed_number()})"
         if self.chance(0.2):
             sampler = f"m.samplers.SequentialSampler({length}, {shard}, 3)"
         operations = ", ".join(before + steps + after)
@@ -586,15 +563,14 @@ class Pipelines(random.Random):
         """A pipeline with worker processes."""
         while True:
             node = self.iter_dataset(depth=1)
-            # "seeds_and_workers", "dtypes_of_batches_in_workers"
-            bad = node.facts & {"counting", "failing", "interleaved"} or "threads" in str(node) or "int_or_float" in str(node)
-            if not bad:
+            # "map_with_index_in_threads", and what holds for threads above; in batches of workers all is of the first's dtype
+            if not node.facts & {"counting", "failing", "interleaved"} and "int_or_float" not in str(node):
                 break
-        count = self.randint(1, 2)
+        count = self.randint(1, min(2, node.num_sliced))
         return self.spec(node.then(f".mp_prefetch(m.MultiprocessingOptions({count}))", "interleaved"), [], 12)
 
     def packing_spec(self):
-        node = self.converted(self.map_dataset(depth=self.one_of(0, 0, 1), kind=self.one_of(*_SEQUENCES), most=2))
+        node = self.converted(self.map_dataset(self.one_of(0, 0, 1), kind=self.one_of(*_SEQUENCES), most=2))
         node = self.element_step(node, "filter") if self.chance(0.2) and not node.is_endless else node
         node = self.iter_pack(node) if self.chance(0.6) else self.iter_split(node)
         for _ in range(self.randint(0, 2)):
