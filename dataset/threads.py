@@ -45,7 +45,8 @@ def _end_all() -> None:
         end()
     with contextlib.suppress(KeyboardInterrupt):  # somebody does not want to wait
         for thread in list(_running):
-            thread.join(max(0.0, deadline - time.monotonic()))
+            with contextlib.suppress(RuntimeError):  # another thread is about to start it
+                thread.join(max(0.0, deadline - time.monotonic()))
 
 
 atexit.register(_end_all)

@@ -403,12 +403,13 @@ class Builder:
             result["start"] = attempt(lambda: state_of(it))
             result["run"] = follow(it, spec["limit"])
             theirs, mine = spec.get("states", []), [result["start"], *result["run"]["states"], result["run"].get("end_state")]
+            num_elements = len(result["run"]["elements"])
             unlike = [i for i, (a, b) in enumerate(zip(theirs, mine, strict=False)) if not same_state(b, a)]
             result["restored"] = []
             for n, position in enumerate([*spec.get("restore", ()), *unlike[:5]]):
                 restored = it if n % 2 and spec["in_place"] else iter(ds)
                 failure = attempt(lambda: set_state_of(restored, theirs[position]))  # noqa: B023
-                run = failure or {"state": state_of(restored), **follow(restored, spec["limit"] - position)}
+                run = failure or {"state": state_of(restored), **follow(restored, spec["limit"] - min(position, num_elements))}
                 result["restored"].append([position, run])
                 if restored is not it:
                     close(restored)

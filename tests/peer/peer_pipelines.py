@@ -536,7 +536,8 @@ class Pipelines(random.Random):
             node = self.converted(node).then(step)
         if self.chance(0.3):
             node = self.joined("I.mix([<0>, <1>], [3, 1])", [node, self.converted(self.source("range"))])
-        node = self.iter_batch(node) if self.chance(0.3) else node
+        elif self.chance(0.3):
+            node = self.iter_batch(node)
         ratio = self.one_of(0.5, 0.9, 0.96, 0.999, 1, 0, None)
         node = node.within(f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))")
         node = node.then(".map(plus_one)") if self.chance(0.3) else node

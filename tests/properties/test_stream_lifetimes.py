@@ -1,8 +1,10 @@
 """What stream stages hold on to, and how often they read: alone, and under one another."""
 
+import contextlib
 import gc
 import itertools
 import threading
+import time
 import weakref
 from collections import Counter
 
@@ -58,7 +60,7 @@ def identity(x):
 STAGES = {
     "source": identity,
     "zip": lambda ds: ZipIterDataset([ds]),
-    "flat_map": lambda ds: FlatMapIterDataset(ds, lambda x: [Element(x.x), Element(0)]),
+    "flat_map": lambda ds: FlatMapIterDataset(ds, lambda x: [Element(0), Element(1)]),
     "window": lambda ds: WindowShuffleIterDataset(ds, window_size=10, seed=1),
     "limit": lambda ds: LimitIterDataset(ds, 10 * LENGTH),
     "repeat": lambda ds: RepeatIterDataset(ds, 1),
@@ -125,7 +127,7 @@ def running():
 def test_an_iterator_that_is_dropped_is_gone_and_its_threads_end(stage, after, without_collector):
     for num in (0, 1, 5):
         others = running()
-        ds = STAGES[stage](source(options=READING["by threads"]))
+        ds = STAGES[stage](source(length=10**6, options=READING["by threads"]))
         it = iter(STAGES[after](IterDataset.mix([ds, ds])))
         it.start_prefetch()
         list(itertools.islice(it, num))
@@ -134,9 +136,12 @@ def test_an_iterator_that_is_dropped_is_gone_and_its_threads_end(stage, after, w
         ref = weakref.ref(it)
         del it
         assert ref() is None
-        for thread in running() - others:
-            thread.join(ENOUGH_SECONDS)
-            assert not thread.is_alive()
+        deadline = time.monotonic() + ENOUGH_SECONDS
+        while left := running() - others:
+            for thread in left:
+                with contextlib.suppress(RuntimeError):  # another thread is about to start it
+                    thread.join(1)
+            assert time.monotonic() < deadline
 
 
 OF_ELEMENTS = ["rebatch", "pack", "concat"]  # cannot stand behind what makes something else of them
@@ -156,4 +161,4 @@ def test_elements_are_read_once_but_perhaps_those_of_the_last_block(stage, after
     for _ in ds.batch(block_size, batch_fn=list):
         pass
     assert all(seen[i] == 1 for i in range(3 * LENGTH))
-    assert max(seen.values()) <= 2
+    assert max(seen.values()) <= 4  # stages of two kinds look for the end in whole blocks
