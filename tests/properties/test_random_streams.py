@@ -23,7 +23,7 @@ ANYHOW = {
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
 }
 QUICK = settings(max_examples=400, derandomize=True, **ANYHOW)
-THOROUGH = settings(max_examples=1500, **ANYHOW)
+THOROUGH = settings(max_examples=1500, derandomize=True, **ANYHOW)
 
 
 class Run:
@@ -319,7 +319,7 @@ def test_streams_of_workers(model_in_workers, tree, script):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@settings(THOROUGH, max_examples=100)
+@settings(THOROUGH, max_examples=50)
 @given(trees | failing_trees, few_operations)
 def test_many_streams_of_workers(model_in_workers, tree, script):
     check(("workers", (2,), (tree,)), script)
