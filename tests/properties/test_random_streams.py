@@ -23,7 +23,7 @@ ANYHOW = {
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
 }
 QUICK = settings(max_examples=400, derandomize=True, **ANYHOW)
-THOROUGH = settings(max_examples=1500, derandomize=True, **ANYHOW)
+THOROUGH = settings(max_examples=800, derandomize=True, **ANYHOW)
 
 
 class Run:
@@ -281,7 +281,6 @@ def test_streams_that_fail(tree, script):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @THOROUGH
 @given(trees | failing_trees, operations)
 def test_many_streams(tree, script):
@@ -318,8 +317,7 @@ def test_streams_of_workers(model_in_workers, tree, script):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-@settings(THOROUGH, max_examples=50)
+@settings(THOROUGH, max_examples=30)
 @given(trees | failing_trees, few_operations)
 def test_many_streams_of_workers(model_in_workers, tree, script):
     check(("workers", (2,), (tree,)), script)
