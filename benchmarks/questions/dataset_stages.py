@@ -132,7 +132,7 @@ WORKLOADS = [
     stage_cost("slice", lambda grain, ds: ds[1::2].repeat(2)),
     stage_cost("shuffle", lambda grain, ds: ds.shuffle(seed=3)),
     against_grain("IterDataset.mix of five, batch(128)", iter_mix, FEW, 10),
-    against_grain("interleave of 16, 8 at a time, batch(128)", interleave, FEW, 10),
+    against_grain("interleave of 16, 8 at a time, batch(128)", interleave, FEW, 5),
     against_grain("zip of two streams, batch(128)", zipped, FEW, 5),
     against_grain("window shuffle of 2000, batch(128)", window_shuffle, FEW, 5),
     against_grain("flat_map 1 to 3, batch(128)", flat_map, FEW, 5),

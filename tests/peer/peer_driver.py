@@ -428,7 +428,8 @@ class Builder:
             jumped = attempt(lambda it=it, index=index: jump(it, index))
             found.append(jumped)
             if jumped is None:
-                found += [state_of(it), get(it), attempt(lambda it=it: plain(next(it))), attempt(lambda it=it: get(it))]
+                for look in (state_of, get, lambda it: plain(next(it)), get):
+                    found.append(attempt(lambda it=it, look=look: look(it)))
             close(it)
         return found
 

@@ -5,6 +5,7 @@ pipelines stay away from.
 """
 
 import dataclasses
+import math
 import random
 import re
 import sys
@@ -515,10 +516,15 @@ class Pipelines(random.Random):
         return self.spec(self.iter_dataset(depth=2), [], self.one_of(3, 12, 12, 40))
 
     def spec(self, node, indices, limit):
+        code = str(node)
+        # Batches of batches of batches may be thousands of elements.
+        sizes = [int(size) for size in re.findall(r"atch\((\d)|batch_size=(\d)", code) for size in size if size]
+        if math.prod(sizes) > 40:
+            limit = min(limit, 3)
         return {
             "kind": "dataset",
             "node": node,
-            "code": str(node),
+            "code": code,
             "indices": indices,
             "limit": limit,
             "extras": self.chance(0.3),

@@ -4,10 +4,13 @@ Grain 0.2.18 runs in an environment of its own: ``make peers`` makes it in ``.pe
 another.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -26,17 +29,27 @@ def run(module, specs):
     results = []
     while len(results) < len(specs):
         left = specs[len(results) :]
-        done = subprocess.run(
-            [python, str(_HERE / "peer_driver.py"), module],
-            input=json.dumps(left),
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        lines = done.stdout.splitlines()
+        code, output, errors = _outputs([python, str(_HERE / "peer_driver.py"), module], json.dumps(left))
+        lines = output.splitlines()
         results += map(json.loads, lines)
         # Threads that Grain leaves behind can slow what comes after them until it is given up: that is tried anew.
-        is_stuck = module == "grain" and lines and "Timeout" in done.stderr
-        assert done.returncode == 0 or is_stuck, f"{module} failed at {left[len(lines)]}:\n{done.stderr[-3000:]}"
+        is_stuck = module == "grain" and lines and "Timeout" in errors
+        assert code == 0 or is_stuck, f"{module} ended with {code} at {left[len(lines)]}:\n{errors[-3000:]}"
     return results
+
+
+def _outputs(command, text):
+    """The exit status of a program, and what it prints. Worker processes that outlive it are killed."""
+    with tempfile.TemporaryFile("w+") as stdin, tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        stdin.write(text)
+        stdin.seek(0)
+        environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+        with subprocess.Popen(
+            command, stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
+        ) as process:
+            process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        stdout.seek(0)
+        stderr.seek(0)
+        return process.returncode, stdout.read(), stderr.read()
