@@ -429,15 +429,6 @@ DEVIATIONS = {
         [0, 0, 1, "NotImplementedError"],
         ["NotImplementedError", 0, "NotImplementedError", "NotImplementedError"],
     ),
-    "indices_behind_the_end": (
-        "there is no such element",
-        """
-        it = iter(x.LimitIterDataset(M.range(9).to_iter_dataset(), 3))
-        result = [outcome(lambda: x.set_next_index(it, 5)), next(it, None)]
-        """,
-        [None, None],
-        ["StateIndexError", 0],
-    ),
     "index_of_the_end": (
         "the end of `batch` is where it is",
         """
@@ -566,9 +557,7 @@ def check_next_indices(spec, peer, ours):
     for step, (theirs, mine) in enumerate(zip(peer.get("next_index", ()), ours.get("next_index", ()), strict=False)):
         if lacks(theirs) or (lacks(mine) and ("refetch" in spec["code"] or "interleaved" in facts)):  # "indices_behind_threads"
             return
-        if (theirs is None and is_error(mine)) or (
-            is_error(theirs) and mine is None
-        ):  # "indices_behind_the_end", "index_of_the_end"
+        if (theirs is None and is_error(mine)) or (is_error(theirs) and mine is None):  # "index_of_the_end"
             expect("set_next_index", *[{"error": ["IndexError"]} if value is None else value for value in (theirs, mine)])
             return
         if theirs == 0 and "interleaved" in facts:  # "index_of_interleave_at_its_end"
@@ -715,7 +704,7 @@ def test_most_pipelines_work():
     peers = run("gristmill", [{**spec, "node": None} for spec in random_specs("work", 300)])
     assert sum("error" not in peer for peer in peers) > 0.9 * len(peers)
     runs = [peer["run"] for peer in peers if "run" in peer]
-    assert sum(len(found["elements"]) > 2 for found in runs) > 0.6 * len(runs)
+    assert sum(len(found["elements"]) > 2 for found in runs) > 0.5 * len(runs)
     assert sum(found["end"] in (None, STOP) for found in runs) > 0.8 * len(runs)
 
 
