@@ -525,6 +525,9 @@ def to_restore(spec, peer):
 
 
 def check(spec, peer, ours):
+    if "hangs" in peer:  # Grain repeats the empty shard of a thread for ever
+        expect("end", True, "Repeat" in spec["code"] and "multithread_prefetch" in spec["code"])
+        return
     if "error" in peer:
         # Grain makes the first datasets of an interleave when its state is asked for.
         if "error" not in ours and "lambda: " in spec["code"]:
@@ -597,6 +600,8 @@ def check_run(spec, peer, ours):
     for position, restored in ours["restored"]:
         if position in unlike and "repeated" in facts:
             continue
+        if restored["end"] not in (STOP, theirs["end"]) and "filter_raise_threshold_ratio" in spec["code"]:
+            continue  # what earlier restores read counts, here and in Grain
         place = f"after restoring state {position}, {json.dumps(their_states[position])}: "
         expect(place + "success", True, "error" not in restored or restored)
         expect_state(place + "state", their_states[position], restored["state"])
@@ -692,7 +697,7 @@ def test_random_datasets():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_random_datasets():
-    check_equal(random_specs("many", 1500))
+    check_equal(random_specs("many", 3000))
 
 
 @pytest.mark.slow
