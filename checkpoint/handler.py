@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from gristmill.core.state import state_to_text
-from gristmill.dataset.description import describe, read_checkpoint, write_checkpoint
+from gristmill.dataset.checkpoint_files import read_checkpoint, write_checkpoint
+from gristmill.dataset.description import describe
 from gristmill.dataset.iterator import DatasetIterator
 
 

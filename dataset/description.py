@@ -1,23 +1,19 @@
-"""What a checkpoint says about the pipeline it belongs to, and the files of a checkpoint.
+"""What a checkpoint says about the pipeline it belongs to.
 
-A state is only a position; two pipelines with equal layouts of states cannot be told apart by it. So beside
-``process_<i>-of-<n>.json``, which is Grain's, a checkpoint of ours has ``pipeline_<i>-of-<n>.json``: the stages with their
-parameters, lengths, seeds and sources, and the version of the library. It is compared when it is there. The code of user
-functions and options that do not change elements (threads, buffers) are not part of it.
+A state is only a position; two pipelines with equal layouts of states cannot be told apart by it. So a checkpoint of ours
+also has the stages with their parameters, lengths, seeds and sources. The code of user functions and options that do not
+change elements (threads, buffers) are not part of it.
 """
 
 from __future__ import annotations
 
-import json
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import without_addresses
-from gristmill.core.state import process_file_name, state_to_text
 from gristmill.dataset.graph import only_parent
 
 _MAX_TEXT = 1000
@@ -87,46 +83,6 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
         check_description(saved_parent, own_parent, f"{which} before {own['stage']}")
 
 
-def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | None) -> None:
-    """Writes this process's files into ``directory``."""
-    from gristmill.core.version import __version__  # reading the metadata takes 8 ms
-
-    library = f"gristmill {__version__}"
-    path = _as_path(directory)
-    name = process_file_name()
-    if description is None:
-        (path / _pipeline_file_name(name)).unlink(missing_ok=True)  # of another checkpoint in the same place
-    else:
-        (path / _pipeline_file_name(name)).write_text(state_to_text({"library": library, "pipeline": description}))
-    (path / name).write_bytes(state.encode())
-
-
-def read_checkpoint(directory: Any, description: dict[str, Any] | None) -> str:
-    """The text of the state in this process's file in ``directory``.
-
-    Raises:
-        ValueError: there is no such file.
-        StateMismatchError: the checkpoint belongs to another pipeline.
-    """
-    path = _as_path(directory)
-    name = process_file_name()
-    if not (path / name).exists():
-        raise ValueError(
-            f"File {path / name} does not exist: either this is no checkpoint of an iterator, or it was written by another "
-            "number of processes"
-        )
-    pipeline = path / _pipeline_file_name(name)
-    if description is not None and pipeline.exists():
-        try:
-            saved = json.loads(pipeline.read_bytes())["pipeline"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise StateMismatchError(
-                f"{pipeline} is damaged: {error!r}. Without that file the state is restored unchecked"
-            ) from error
-        check_description(saved, description)
-    return (path / name).read_bytes().decode()
-
-
 def as_json(value: Any) -> Any:
     """A parameter as it stands in a description."""
     if isinstance(value, np.generic):
@@ -136,11 +92,3 @@ def as_json(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     return without_addresses(repr(value))[:_MAX_TEXT]
-
-
-def _pipeline_file_name(process_file: str) -> str:
-    return process_file.replace("process_", "pipeline_", 1)
-
-
-def _as_path(directory: Any) -> Any:
-    return Path(directory) if isinstance(directory, str) else directory

@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from gristmill.core.errors import stop_iteration_error
 from gristmill.core.options import DatasetOptions
 from gristmill.core.state import state_to_text
-from gristmill.dataset.description import describe, read_checkpoint, write_checkpoint
+from gristmill.dataset.checkpoint_files import read_checkpoint, write_checkpoint
+from gristmill.dataset.description import describe
 from gristmill.dataset.graph import as_parents, only_parent
 from gristmill.transforms.batching import Allocate
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.core.state import state_count, state_field, state_to_text
-from gristmill.dataset.description import read_checkpoint
+from gristmill.dataset.checkpoint_files import read_checkpoint
 from gristmill.dataset.iterator import iterate, write_when_created
 from gristmill.dataset.next_index import get_next_index, set_next_index
 
