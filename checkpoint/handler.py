@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from gristmill.core.state import state_to_text
+from gristmill.core.state import state_from_text, state_to_text
 from gristmill.dataset.checkpoint_files import read_checkpoint, write_checkpoint
 from gristmill.dataset.description import describe
 from gristmill.dataset.iterator import DatasetIterator
@@ -32,8 +31,11 @@ class CheckpointHandler:
             ValueError: there is no file of this process, or it belongs to another pipeline; the iterator is unchanged.
         """
         iterator = _iterator(item, args)
-        text = read_checkpoint(directory, _describe(iterator))
-        iterator.set_state(json.loads(text) if isinstance(iterator, DatasetIterator) else text.encode())
+        if isinstance(iterator, DatasetIterator):
+            text = read_checkpoint(directory, _describe(iterator), iterator._merged_state)
+            iterator.set_state(state_from_text(text, iterator))
+        else:
+            iterator.set_state(read_checkpoint(directory, _describe(iterator)).encode())
         iterator.start_prefetch()
         return iterator
 

@@ -1,17 +1,20 @@
 """The files of a checkpoint, of which every process has its own.
 
 ``process_<i>-of-<n>.json`` is Grain's: the state. ``pipeline_<i>-of-<n>.json`` describes the pipeline it belongs to (see
-``description``); it is compared when it is there.
+``description``) and has a checksum of the state; both are compared when it is there.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gristmill.core.errors import StateMismatchError
-from gristmill.core.state import process_file_name, state_to_text
+from gristmill.core.state import process_file_name, state_from_text, state_to_text
 from gristmill.dataset.description import check_description
 
 
@@ -19,40 +22,77 @@ def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | N
     """Writes this process's files into ``directory``."""
     from gristmill.core.version import __version__  # reading the metadata takes 8 ms
 
-    library = f"gristmill {__version__}"
     path = _as_path(directory)
     name = process_file_name()
+    text = state.encode()
     if description is None:
         (path / _pipeline_file_name(name)).unlink(missing_ok=True)  # of another checkpoint in the same place
     else:
-        (path / _pipeline_file_name(name)).write_text(state_to_text({"library": library, "pipeline": description}))
-    (path / name).write_bytes(state.encode())
+        pipeline = {"library": f"gristmill {__version__}", "state_crc32": zlib.crc32(text), "pipeline": description}
+        (path / _pipeline_file_name(name)).write_text(state_to_text(pipeline))
+    (path / name).write_bytes(text)
 
 
-def read_checkpoint(directory: Any, description: dict[str, Any] | None) -> str:
+def read_checkpoint(directory: Any, description: dict[str, Any] | None, merged_state: Callable[[Any], Any] | None = None) -> str:
     """The text of the state in this process's file in ``directory``.
 
+    Args:
+        directory: the directory of the checkpoint.
+        description: of the pipeline that is to be restored.
+        merged_state: makes the state of this process from those of all processes if their number was another one.
+
     Raises:
-        ValueError: there is no such file.
-        StateMismatchError: the checkpoint belongs to another pipeline.
+        StateMismatchError: (a ``ValueError``) there is no such file, it is damaged, or the checkpoint belongs to another
+            pipeline.
     """
     path = _as_path(directory)
     name = process_file_name()
-    if not (path / name).exists():
-        raise ValueError(
-            f"File {path / name} does not exist: either this is no checkpoint of an iterator, or it was written by another "
-            "number of processes"
-        )
+    if (path / name).exists():
+        return _read(path, name, description)
+    try:
+        if merged_state is not None and path.is_dir():
+            return state_to_text(merged_state(_states_of_others(path, description)))
+        reason = "either this is no checkpoint of an iterator, or it was written by another number of processes"
+    except StateMismatchError as error:
+        reason = str(error)
+    raise StateMismatchError(f"File {path / name} does not exist: {reason}")
+
+
+def _states_of_others(path: Any, description: dict[str, Any] | None) -> Any:
+    """The states of all processes of a checkpoint; or of all datasets that they share out, by number, as Grain writes them."""
+    files = sorted(file.name for file in path.iterdir())
+    datasets = [match for match in map(re.compile(r"shard_state_(\d+)\.json").fullmatch, files) if match]
+    if datasets:
+        return {match[1]: state_from_text((path / match[0]).read_bytes(), match[0]) for match in datasets}
+    processes = [match for match in map(re.compile(r"process_\d+-of-(\d+)\.json").fullmatch, files) if match]
+    names = [match[0] for match in processes]
+    num_processes = int(processes[0][1]) if processes else 0
+    if not names or sorted(names) != sorted(f"process_{i}-of-{num_processes}.json" for i in range(num_processes)):
+        raise StateMismatchError(f"{path} must have the files of all processes of one checkpoint, it has {names}")
+    return [state_from_text(_read(path, name, description), name) for name in names]
+
+
+def _read(path: Any, name: str, description: dict[str, Any] | None) -> str:
+    text = (path / name).read_bytes()
     pipeline = path / _pipeline_file_name(name)
     if description is not None and pipeline.exists():
         try:
-            saved = json.loads(pipeline.read_bytes())["pipeline"]
-        except (ValueError, LookupError, TypeError) as error:
+            saved = json.loads(pipeline.read_bytes())
+            crc32, saved_description = saved["state_crc32"], saved["pipeline"]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise StateMismatchError(
                 f"{pipeline} is damaged: {error!r}. Without that file the state is restored unchecked"
             ) from error
-        check_description(saved, description)
-    return (path / name).read_bytes().decode()
+        check_description(saved_description, description)
+        if crc32 != zlib.crc32(text):
+            raise StateMismatchError(
+                f"{path / name} is damaged: its checksum is {zlib.crc32(text)}, {pipeline.name} says {crc32!r:.200}. Without "
+                f"{pipeline.name} the state is restored unchecked"
+            )
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise StateMismatchError(f"{path / name} is damaged: {error}") from error
 
 
 def _pipeline_file_name(process_file: str) -> str:

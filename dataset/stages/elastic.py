@@ -1,17 +1,18 @@
-"""``ElasticIterator``: batches of one of several shards, whose position does not depend on their number."""
+"""``ElasticIterator``: one of several shards, whose number may change from one checkpoint to the next."""
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from gristmill.core.errors import StateIndexError, as_int
+from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
-from gristmill.core.state import state_field
+from gristmill.dataset.elastic_batches import BatchesIterator, SparseBatchesIterator
+from gristmill.dataset.elastic_files import FilesIterator
 from gristmill.dataset.element_spec import batched_spec
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, IteratorContext, iterate, skip_one
+from gristmill.dataset.iterator import BlockIterator, IteratorContext, iterate
 from gristmill.dataset.map_dataset import MapDataset, ancestors
 from gristmill.dataset.stages.batch import batch_function
 
@@ -19,28 +20,41 @@ T = TypeVar("T")
 
 
 class ElasticIterator(BlockIterator[T], IterDataset[T]):
-    """Iterates over one shard of ``ds`` in batches; a state taken with any number of shards restores with any other.
+    """Iterates over one shard of ``ds`` in batches; a checkpoint of any number of shards restores with any other number.
 
-    Law: the ``n`` shards together deliver, in step ``t``, the elements ``g`` to ``g + global_batch_size - 1`` of ``ds``, where
-    ``g`` has grown by the global batch size in each step before; shard ``s`` has ``g + s``, ``g + s + n``, …. All shards end
-    with the same step, the last one for which a whole global batch is there.
+    Law, for a ``MapDataset``: in step ``t`` the ``n`` shards together deliver the next ``global_batch_size`` elements of
+    ``ds``, of which shard ``s`` has every ``n``-th, from the ``s``-th on. All shards end with the same step, the last one for
+    which a whole global batch is there. A state is the same in all shards after the same step, and restores in any shard of
+    any number of shards.
+
+    If ``ds`` has a filter, no shard knows without evaluating it which elements are its own: everything up to the last filter
+    is computed in all shards, what comes after it for a shard's own elements only.
+
+    Law, for an ``IterDataset``: it interleaves datasets, such as files, of which shard ``s`` has numbers ``s``, ``s + n``, ….
+    Each shard ends when its datasets do, its last batch may be smaller. After the number of shards has changed, every element
+    that no shard had delivered is delivered by exactly one, in an order of its own. That takes the states of all shards:
+    Orbax checkpoints have them; otherwise see ``get_shard_states``.
 
     It is an iterator, and also a dataset that can be chained (``it.map(...)``) whose only iterator it is itself: iterating over
     it again goes on where it is.
 
-    Order: as above. State: ``{"global_next_index": g}``, the same in all shards after the same number of steps. Cost: that of
-    ``ds``, sliced, batched and converted by ``to_iter_dataset``.
+    Order: as above. State: ``{"global_next_index": g}``; for an ``IterDataset`` this shard, the number of shards, and which
+    datasets are where. Cost: that of ``ds``, sliced, batched and converted by ``to_iter_dataset``.
 
     Args:
-        ds: the dataset, neither batched nor sharded, without ``filter``.
-        global_batch_size: elements per step in all shards together, a multiple of their number.
+        ds: a ``MapDataset``, not sharded. Or an ``IterDataset``: an ``InterleaveIterDataset``, with or without steps after it
+            that have no state of their own, such as ``map``, ``filter`` and ``batch``.
+        global_batch_size: elements per step in all shards together, a multiple of their number. 0, for an ``IterDataset``:
+            single elements.
         shard_options: this shard and the number of shards.
-        read_options: number of threads and batches ahead.
-        multiprocessing_options: computes the batches in worker processes.
+        read_options: number of threads and batches ahead. An ``IterDataset`` reads ahead as its own parts say.
+        multiprocessing_options: computes the batches of a ``MapDataset`` in worker processes.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: ``global_batch_size`` is not a positive multiple of the number of shards, or ``ds`` may leave out elements.
+        ValueError: ``global_batch_size`` is not a positive multiple of the number of shards, or ``ds`` is an ``IterDataset``
+            whose state cannot be divided anew.
+        NotImplementedError: ``multiprocessing_options`` for an ``IterDataset``.
 
     Example:
         >>> ds = MapDataset.range(16)
@@ -55,19 +69,18 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
 
     _kind = "stateful"
     _closes_anytime = True
-    _running: DatasetIterator[Any] | None = None  # delivers the batches at this position modulo the global batch size
 
     def __init__(
         self,
-        ds: MapDataset[Any],
+        ds: MapDataset[Any] | IterDataset[Any],
         global_batch_size: int,
         shard_options: ShardOptions,
         *,
         read_options: ReadOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
     ) -> None:
-        if not isinstance(ds, MapDataset):
-            raise TypeError(f"ds must be a MapDataset, got {ds!r:.200} of type {type(ds).__name__}")
+        if not isinstance(ds, MapDataset | IterDataset):
+            raise TypeError(f"ds must be a MapDataset or IterDataset, got {ds!r:.200} of type {type(ds).__name__}")
         if not isinstance(shard_options, ShardOptions):
             raise TypeError(f"shard_options must be a ShardOptions, got {shard_options!r:.200}")
         for name, value, kind in (
@@ -76,104 +89,113 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         ):
             if not isinstance(value, kind | None):
                 raise TypeError(f"{name} must be a {kind.__name__} or None, got {value!r:.200}")
-        sparse = next((node for node in ancestors(ds) if node._drops), None)
-        if sparse is not None:
-            raise ValueError(f"filter is not supported: {sparse} may leave out elements, and batches by index would have holes")
-        self._ds = ds
-        self._length = len(ds)
-        self._global_batch_size = as_int("global_batch_size", global_batch_size, minimum=1)
-        self._shard = shard_options
-        self._batch_size, rest = divmod(self._global_batch_size, shard_options.shard_count)
+        size = as_int("global_batch_size", global_batch_size, minimum=1 if isinstance(ds, MapDataset) else 0)
+        self._batch_size, rest = divmod(size, shard_options.shard_count)
         if rest:
             raise ValueError(
-                f"global_batch_size must be divisible by the number of shards, {shard_options.shard_count}, "
-                f"got {self._global_batch_size}"
+                f"global_batch_size must be divisible by the number of shards, {shard_options.shard_count}, got {size}"
             )
-        self._read_options = read_options or ReadOptions()
-        self._multiprocessing_options = multiprocessing_options or MultiprocessingOptions()
-        self._position = 0
+        self._ds = ds
+        self._global_batch_size = size
+        self._shard = shard_options
+        self._iterator: BlockIterator[T]
+        if isinstance(ds, MapDataset):
+            args = ds, size, shard_options, read_options or ReadOptions(), multiprocessing_options or MultiprocessingOptions()
+            is_sparse = any(node._drops for node in ancestors(ds))
+            self._iterator = SparseBatchesIterator(*args) if is_sparse else BatchesIterator(*args)
+        elif multiprocessing_options is not None:
+            raise NotImplementedError("multiprocessing_options needs a MapDataset: the state of workers cannot be divided anew")
+        else:
+            self._iterator = FilesIterator(ds, self._batch_size, shard_options)
 
     def __str__(self) -> str:
         return f"ElasticIterator(global_batch_size={self._global_batch_size}, shard_options={self._shard})"
 
     @property
     def _element_spec(self) -> Any:
-        return batched_spec(batch_function(None), self._ds._element_spec, self._batch_size, True)
+        spec = self._ds._element_spec
+        if not self._batch_size:
+            return spec
+        return batched_spec(batch_function(None), spec, self._batch_size, isinstance(self._ds, MapDataset))
 
     @property
-    def _upstream(self) -> tuple[MapDataset[Any]]:
-        return (self._ds,)
+    def _upstream(self) -> tuple[Any]:
+        return (self._ds if isinstance(self._ds, MapDataset) else iterate(self._ds),)
+
+    def get_shard_states(self) -> dict[int, dict[str, Any]]:
+        """The states of the datasets of this shard, by their number among all datasets; for an ``IterDataset``.
+
+        Those of all shards together are what ``set_shard_states`` of another number of shards needs.
+
+        Returns:
+            For each dataset ``{"exhausted": 0 or 1, "state": state}``. The state is ``None`` where it says nothing more: of a
+            dataset from which nothing was read, or that has ended.
+
+        Raises:
+            NotImplementedError: ``ds`` is a ``MapDataset``, for which every state is that of all shards.
+
+        Example:
+            >>> from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
+            >>> ds = InterleaveIterDataset([MapDataset.range(i, i + 3) for i in (0, 10, 20, 30)], cycle_length=2)
+            >>> of_two = [ElasticIterator(ds, 0, ShardOptions(shard, 2)) for shard in range(2)]
+            >>> [next(it) for it in of_two], next(of_two[0]), next(of_two[0])
+            ([0, 10], 20, 1)
+            >>> states = of_two[0].get_shard_states() | of_two[1].get_shard_states()
+            >>> of_three = [ElasticIterator(ds, 0, ShardOptions(shard, 3)) for shard in range(3)]
+            >>> for it in of_three:
+            ...     it.set_shard_states(states)
+            >>> [list(it) for it in of_three]
+            [[2, 30, 31, 32], [11, 12], [21, 22]]
+        """
+        return self._files.get_shard_states()
+
+    def set_shard_states(self, states: Mapping[int | str, Any]) -> None:
+        """Continues with the datasets of this shard from ``states``.
+
+        Args:
+            states: what ``get_shard_states`` of all shards gave, in one mapping, whatever their number was. The keys may be
+                text, as in JSON; datasets of other shards are ignored.
+
+        Raises:
+            NotImplementedError: ``ds`` is a ``MapDataset``, for which every state is that of all shards.
+            StateMismatchError: the state of a dataset of this shard is missing or damaged; nothing has changed then.
+        """
+        self.set_state(self._files.state_from(states))
+
+    @property
+    def _files(self) -> FilesIterator:
+        if not isinstance(self._iterator, FilesIterator):
+            raise NotImplementedError(
+                "the shards of a MapDataset have no states of their own: get_state() of any shard restores in all"
+            )
+        return self._iterator
 
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
-        if self._running is not None:
-            self._running._share_context(ctx)
-
-    @property
-    def _num_left(self) -> int:
-        return max(0, self._length - self._position) // self._global_batch_size
-
-    def _run(self) -> DatasetIterator[Any]:
-        """What delivers the batches, where this iterator is."""
-        if self._running is None:
-            step, first = divmod(self._position, self._global_batch_size)
-            stop = self._position + self._num_left * self._global_batch_size
-            shard = self._ds[first + self._shard.shard_index : stop : self._shard.shard_count]
-            batches = shard.batch(self._batch_size).to_iter_dataset(self._read_options)
-            running = iterate(batches.mp_prefetch(self._multiprocessing_options))
-            running._share_context(self._ctx)
-            running._set_next_index(step)
-            self._running = running
-        if self._closed:  # perhaps in the meantime
-            self._running.close()
-            raise ValueError(f"{self} is closed")
-        return self._running
+        self._iterator._share_context(ctx)
 
     def _take(self, n: int) -> list[Any]:
-        if self._running is None and not self._num_left:
-            return []
-        batches = self._run()._take(n)
-        self._position += len(batches) * self._global_batch_size
-        return batches
+        return self._iterator._take(n)
 
     def _skip(self) -> None:
-        if self._num_left:
-            skip_one(self._run())
-            self._position += self._global_batch_size
+        self._iterator._skip()
+
+    def get_state(self) -> Any:
+        return self._iterator.get_state()
+
+    def _restore(self, state: Any) -> None:
+        self._iterator._restore(state)
+
+    def _merged_state(self, states: Any) -> Any:
+        return self._iterator._merged_state(states)
 
     def start_prefetch(self) -> None:
-        if self._num_left and not self._closed:
-            self._run().start_prefetch()
+        if not self._closed:
+            self._iterator.start_prefetch()
 
     def close(self) -> None:
         super().close()
-        if self._running is not None:
-            self._running.close()
+        self._iterator.close()
 
     def __del__(self) -> None:
         pass  # what works in the background ends with the iterator that it works for
-
-    def get_state(self) -> Any:
-        return {"global_next_index": self._position}
-
-    def _restore(self, state: Any) -> None:
-        value = state_field(state, "global_next_index", self)
-        try:
-            position = operator.index(value)
-        except TypeError:
-            position = -1
-        end = self._length + self._global_batch_size  # some of Grain's shards go on for a step when others have ended
-        if not 0 <= position < end:
-            raise StateIndexError(
-                f"global_next_index must be in [0, {end}), for a dataset of length {self._length}, got {value!r:.200}"
-            )
-        step, first = divmod(position, self._global_batch_size)
-        is_of_running = first == self._position % self._global_batch_size
-        self._position = position
-        if self._running is None:
-            return
-        if is_of_running and self._num_left:
-            self._running._set_next_index(step)
-        else:
-            self._running.close()
-            self._running = None

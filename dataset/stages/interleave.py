@@ -294,6 +294,9 @@ class InterleaveDatasetIterator(BlockIterator[T]):
     def _fill(self, slot: int, open_new: Callable[[int], DatasetIterator[Any]]) -> None:
         """Opens the next dataset in ``slot``."""
         index = self._num_opened
+        if self._future_states.get(index, ()) is None:  # it ended, in a shard of another size
+            self._pass_over(slot)
+            return
         if index not in self._open:  # it may be there, if what came after it failed
             state = self._future_states.get(index)
             self._add(index, open_new(index) if state is None else self._open_at(index, state))
@@ -303,6 +306,12 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         self._exhausted[slot] = 0
         self._future_states.pop(index, None)
         self._num_opened = index + 1
+
+    def _pass_over(self, slot: int) -> None:
+        """Leaves the next dataset out: ``slot`` stays vacant."""
+        self._indices[slot], self._after[slot], self._exhausted[slot] = self._num_opened, _SKIPPED, 1
+        self._future_states.pop(self._num_opened, None)
+        self._num_opened += 1
 
     def _open_next(self, index: int) -> DatasetIterator[Any]:
         """A new iterator of the next dataset, by the threads that open ahead."""
@@ -433,8 +442,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
             return  # it did not fail this time
         slot = self._slot
         if self._is_vacant(slot):  # the next dataset cannot be opened
-            self._indices[slot], self._after[slot], self._exhausted[slot] = self._num_opened, _SKIPPED, 1
-            self._num_opened += 1
+            self._pass_over(slot)
         else:
             self._after[slot] = [self._dataset(slot).skip()], 0
         self._pass_on()

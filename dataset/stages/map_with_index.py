@@ -9,7 +9,7 @@ from gristmill.core.naming import transform_name
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.element_spec import transformed_spec
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, merged_with_count, skip_one
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.dataset.next_index import check_no_gaps
 from gristmill.transforms.base import MapWithIndex, transform_function
@@ -87,6 +87,9 @@ class MapWithIndexDatasetIterator(BlockIterator[T]):
         count = state_count(state, "counter", self)
         self._parents[0].set_state(state_field(state, "parent", self))
         self._count = count
+
+    def _merged_state(self, states: Any) -> Any:
+        return merged_with_count(self, states, "counter")
 
     def _get_next_index(self) -> int:
         return self._count

@@ -226,6 +226,9 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         self._source.set_state(state)
         self._after = self._index = None
 
+    def _merged_state(self, states: Any) -> Any:
+        return self._source._merged_state(states)
+
     def _get_next_index(self) -> int:
         if self._index is not None:
             return self._index

@@ -160,10 +160,8 @@ def test_wrong_arguments():
         ElasticIterator(ds, 0, shard)
     with pytest.raises(TypeError, match="global_batch_size must be an integer"):
         ElasticIterator(ds, 4.0, shard)
-    with pytest.raises(ValueError, match="filter is not supported: FilterMapDataset"):
-        ElasticIterator(ds.filter(lambda x: True).shuffle(seed=1), 4, shard)
-    with pytest.raises(TypeError, match="ds must be a MapDataset"):
-        ElasticIterator(ds.to_iter_dataset(), 4, shard)
+    with pytest.raises(TypeError, match="ds must be a MapDataset or IterDataset, got 3"):
+        ElasticIterator(3, 4, shard)
     with pytest.raises(TypeError, match="shard_options must be a ShardOptions, got 2"):
         ElasticIterator(ds, 4, 2)
     with pytest.raises(TypeError, match="read_options must be a ReadOptions"):
@@ -216,7 +214,7 @@ def test_options_reach_the_workers_of_the_batches():
     e = make(**OPTIONS["workers"])
     it = iter(WithOptionsIterDataset(e, DatasetOptions(min_shm_size=9)).map(lambda x: x))
     assert plain([next(it)]) == [[0, 2]]
-    assert e._running._ctx.options.min_shm_size == 9
+    assert e._iterator._running._ctx.options.min_shm_size == 9
     it.close()
 
 
