@@ -1,0 +1,90 @@
+"""Real JAX processes, whose number changes from one run to the next, share one Orbax checkpoint of elastic iterators."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from contextlib import ExitStack
+
+import pytest
+
+from gristmill import MapDataset
+
+PROGRAM = textwrap.dedent(
+    """
+    import json, sys
+    root, kind, port, index, count, num_steps, restored = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:8])
+    import jax
+    jax.config.update("jax_platforms", "cpu")
+    jax.distributed.initialize(f"127.0.0.1:{port}", count, index, initialization_timeout=60)
+    import numpy as np
+    import orbax.checkpoint as ocp
+    from gristmill import MapDataset, ReadOptions
+    from gristmill.checkpoint import CheckpointRestore, CheckpointSave
+    from gristmill.experimental import ElasticIterator, InterleaveIterDataset
+    from gristmill.sharding import ShardByJaxProcess
+
+    if kind == "files":
+        files = [MapDataset.range(100 * k, 100 * k + n).to_iter_dataset() for k, n in enumerate([5, 1, 7, 0, 4])]
+        ds = InterleaveIterDataset(files, cycle_length=2).filter(lambda x: x % 2 == 0)
+    else:
+        ds = MapDataset.range(40).shuffle(seed=1).filter(lambda x: x % 3)
+    it = ElasticIterator(ds, 6, ShardByJaxProcess())
+    with ocp.CheckpointManager(root) as manager:
+        if restored >= 0:
+            manager.restore(restored, args=ocp.args.Composite(data=CheckpointRestore(it)))
+        batches = [x.tolist() for _, x in zip(range(num_steps), it)]
+        manager.save(restored + 1, args=ocp.args.Composite(data=CheckpointSave(it)))
+        manager.wait_until_finished()
+    print(json.dumps(batches))
+    """
+)
+
+
+def run(root, kind, count, num_steps, restored):
+    """What each of ``count`` processes delivers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    with ExitStack() as stack:
+        processes = []
+        for index in range(count):
+            args = map(str, (root, kind, port, index, count, num_steps, restored))
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, *args],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+            stack.enter_context(process)
+            stack.callback(kill, process)
+            processes.append(process)
+        outputs = [process.communicate(timeout=100) for process in processes]
+    for process, (_, errors) in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]  # after what JAX prints
+
+
+def kill(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["files", pytest.param("records", marks=pytest.mark.slow)])
+def test_a_checkpoint_of_two_processes_goes_on_in_three(tmp_path, kind):
+    first = run(tmp_path, kind, 2, 1, -1)
+    assert [len(batches) for batches in first] == [1, 1]
+    assert sorted(file.name for file in tmp_path.glob("0/data/process_*")) == ["process_0-of-2.json", "process_1-of-2.json"]
+    second = run(tmp_path, kind, 3, 100, 0)
+    seen = sorted(x for process in first + second for batch in process for x in batch)
+    if kind == "files":
+        assert seen == [x for k, n in enumerate([5, 1, 7, 0, 4]) for x in range(100 * k, 100 * k + n) if x % 2 == 0]
+    else:
+        kept = [x for x in MapDataset.range(40).shuffle(seed=1) if x % 3]
+        assert seen == sorted(kept[: len(kept) // 6 * 6])
