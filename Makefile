@@ -7,6 +7,7 @@ PY := $(VENV)/bin/python
 
 GRAIN := 0.2.18
 TORCH := 2.13.0
+ORBAX_OLDEST := 0.11.17
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -50,7 +51,8 @@ typecheck: $(VENV)/.installed-dev
 	MYPYPATH=.typecheck $(PY) -m mypy --package gristmill
 
 .PHONY: peers
-peers: .peers/grain/.installed-$(GRAIN) .peers/torch/.installed-$(TORCH)  ## install what we compare with, each in its own environment
+peers: .peers/grain/.installed-$(GRAIN) .peers/torch/.installed-$(TORCH) .peers/orbax-oldest/.installed-$(ORBAX_OLDEST)
+peers:  ## install what we compare with and the oldest Orbax, each in its own environment
 
 .peers/grain/.installed-$(GRAIN):
 	$(call ensure_venv,.peers/grain)
@@ -60,6 +62,12 @@ peers: .peers/grain/.installed-$(GRAIN) .peers/torch/.installed-$(TORCH)  ## ins
 .peers/torch/.installed-$(TORCH):
 	$(call ensure_venv,.peers/torch)
 	.peers/torch/bin/python -m pip install --quiet torch==$(TORCH) numpy
+	@touch $@
+
+# This package with the oldest Orbax that setup.cfg admits: tests/checkpoint/test_oldest_orbax.py runs in it.
+.peers/orbax-oldest/.installed-$(ORBAX_OLDEST): setup.cfg pyproject.toml
+	$(call ensure_venv,.peers/orbax-oldest)
+	.peers/orbax-oldest/bin/python -m pip install --quiet --editable '.[orbax]' orbax-checkpoint==$(ORBAX_OLDEST) pytest pytest-timeout
 	@touch $@
 
 .PHONY: bench

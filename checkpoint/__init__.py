@@ -6,12 +6,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gristmill.checkpoint.handler import CheckpointHandler
-from gristmill.core.errors import missing_package
+from gristmill.core.errors import StateMismatchError, missing_package
 
 if TYPE_CHECKING:
     from gristmill.checkpoint.arguments import CheckpointRestore, CheckpointSave
 
-__all__ = ["CheckpointHandler", "CheckpointRestore", "CheckpointSave"]
+__all__ = ["CheckpointHandler", "CheckpointRestore", "CheckpointSave", "StateMismatchError"]
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ A message says which parameter is wrong, what it got, what is allowed and, where
 
 from __future__ import annotations
 
+import json
 import operator
 from typing import Any
 
@@ -21,6 +22,10 @@ class StateKeyError(StateMismatchError, KeyError):
 
 class StateIndexError(StateMismatchError, IndexError):
     """A state names a position outside the data."""
+
+
+class StateTextError(StateMismatchError, json.JSONDecodeError):
+    """The text of a state is no JSON."""
 
 
 class KeyRangeError(IndexError, ValueError):

@@ -1,4 +1,7 @@
-"""States as text, and the file of a process."""
+"""States as values and as text, what checks them, and the file of a process.
+
+What is checked here is refused with the iterator that expected something else, what it expects and what it got.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,40 @@ import operator
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.core.errors import StateKeyError, StateMismatchError
+import numpy as np
+
+from gristmill.core.errors import StateKeyError, StateMismatchError, StateTextError
 from gristmill.core.sharding import process_index_and_count
+
+_MAX_SHOWN = 200
+
+
+def shown(value: Any) -> str:
+    """A part of a state in an error message: its ``repr``, shortened, whatever it is."""
+    try:
+        return repr(value)[:_MAX_SHOWN]
+    except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
+        return f"a {type(value).__name__}"
+
+
+def plain_int(value: Any) -> int | None:
+    """``value`` as a built-in ``int`` (NumPy integers are accepted), or ``None``: of a float, a truth value, a text."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def plain_counts(values: Any) -> list[int] | None:
+    """A list of non-negative integers as built-in ones, or ``None`` if it is none."""
+    if not isinstance(values, list | tuple):
+        return None
+    numbers = [number for number in map(plain_int, values) if number is not None and number >= 0]
+    return numbers if len(numbers) == len(values) else None
 
 
 def state_field(state: Any, key: str, owner: object) -> Any:
@@ -19,27 +54,62 @@ def state_field(state: Any, key: str, owner: object) -> Any:
         StateKeyError: it has no such key.
     """
     if not isinstance(state, Mapping):
-        raise StateMismatchError(f"the state of {owner} must be a mapping with the key {key!r}, got {state!r:.200}")
+        raise StateMismatchError(f"the state of {owner} must be a mapping with the key {key!r}, got {shown(state)}")
     if key not in state:
-        raise StateKeyError(f"the state of {owner} must have the key {key!r}, found only {sorted(map(str, state))}")
+        raise StateKeyError(f"the state of {owner} must have the key {key!r}, found only {shown(sorted(map(str, state)))}")
     return state[key]
 
 
 def state_count(state: Any, key: str, owner: object) -> int:
     """``state[key]`` as a non-negative built-in ``int`` (NumPy integers are accepted)."""
     value = state_field(state, key, owner)
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise StateMismatchError(f"{key} in the state of {owner} must be a non-negative integer, got {value!r:.200}")
+    count = plain_int(value)
+    if count is None or count < 0:
+        raise StateMismatchError(f"{key} in the state of {owner} must be a non-negative integer, got {shown(value)}")
     return count
+
+
+def state_flag(state: Any, key: str, owner: object) -> bool:
+    """``state[key]`` as a built-in ``bool`` (NumPy's are accepted)."""
+    value = state_field(state, key, owner)
+    if not isinstance(value, bool | np.bool_):
+        raise StateMismatchError(f"{key} in the state of {owner} must be true or false, got {shown(value)}")
+    return bool(value)
+
+
+def state_list(state: Any, key: str, owner: object, length: int, meaning: str) -> list[Any]:
+    """``state[key]`` as a list of ``length`` values; ``meaning`` says what decides how many there are."""
+    values = state_field(state, key, owner)
+    if not isinstance(values, list | tuple):
+        raise StateMismatchError(f"{key} in the state of {owner} must be a list of {length}, {meaning}, got {shown(values)}")
+    if len(values) != length:
+        raise StateMismatchError(
+            f"{key} in the state of {owner} must be a list of {length}, {meaning}, got {len(values)}: {shown(values)}; "
+            "that must be the same when a state is restored"
+        )
+    return list(values)
 
 
 def state_to_text(state: Any) -> str:
     """The JSON text of a state, as it stands in checkpoint files."""
     return json.dumps(state, indent=4)
+
+
+def state_from_text(text: str | bytes | bytearray, owner: object) -> Any:
+    """The state whose JSON text is ``text``.
+
+    Raises:
+        StateTextError: (also a ``json.JSONDecodeError``) it is no JSON.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        reason, document, position = error.msg, error.doc, error.pos
+    except UnicodeDecodeError as error:
+        reason, document, position = f"its bytes are no {error.encoding.upper()}", "", 0
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number of thousands of digits
+        reason, document, position = str(error), "", 0
+    raise StateTextError(f"the state of {owner} must be JSON text, got {shown(text[:_MAX_SHOWN])}: {reason}", document, position)
 
 
 def process_file_name() -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import without_addresses
+from gristmill.core.state import shown
 from gristmill.dataset.graph import only_parent
 
 _MAX_TEXT = 1000
@@ -62,17 +63,20 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
         StateMismatchError: names the first stage, from the output upwards, that differs, with both values.
     """
     if not isinstance(saved, dict):
-        raise StateMismatchError(f"the description of a stage in a checkpoint must be a JSON object, got {saved!r:.200}")
+        raise StateMismatchError(f"the description of a stage in a checkpoint must be a JSON object, got {shown(saved)}")
     for key in dict.fromkeys([*saved, *own]):
         if key not in ("parents", "components") and saved.get(key) != own.get(key):
             raise StateMismatchError(
                 f"the checkpoint belongs to another pipeline: {key} of {own['stage']} ({place}) was {saved.get(key)!r} "
                 f"when it was saved, and is {own.get(key)!r} here"
             )
+    saved_components, saved_parents = saved.get("components", {}), saved.get("parents", [])
+    if not isinstance(saved_components, dict) or not isinstance(saved_parents, list):
+        raise StateMismatchError(f"the description of {own['stage']} ({place}) in a checkpoint is damaged, got {shown(saved)}")
     for name, component in own.get("components", {}).items():
-        if name in saved.get("components", {}):  # others have been added or removed, as they may be
-            check_description(saved["components"][name], component, f"component {name!r} of {own['stage']}")
-    saved_parents, own_parents = saved.get("parents", []), own.get("parents", [])
+        if name in saved_components:  # others have been added or removed, as they may be
+            check_description(saved_components[name], component, f"component {name!r} of {own['stage']}")
+    own_parents = own.get("parents", [])
     if len(saved_parents) != len(own_parents):
         raise StateMismatchError(
             f"the checkpoint belongs to another pipeline: {own['stage']} ({place}) had {len(saved_parents)} parents "

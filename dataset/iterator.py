@@ -12,15 +12,14 @@ here, once. The guarantees:
 from __future__ import annotations
 
 import abc
-import json
 import threading
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from gristmill.core.errors import stop_iteration_error
+from gristmill.core.errors import StateMismatchError, stop_iteration_error
 from gristmill.core.options import DatasetOptions
-from gristmill.core.state import state_to_text
+from gristmill.core.state import shown, state_count, state_field, state_from_text, state_to_text
 from gristmill.dataset.checkpoint_files import read_checkpoint, write_checkpoint
 from gristmill.dataset.description import describe
 from gristmill.dataset.graph import as_parents, only_parent
@@ -186,7 +185,8 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         import asyncio
 
         async def restore() -> None:
-            self.set_state(json.loads(await asyncio.to_thread(read_checkpoint, directory, describe(self))))
+            text = await asyncio.to_thread(read_checkpoint, directory, describe(self), self._merged_state)
+            self.set_state(state_from_text(text, self))
 
         return restore()
 
@@ -206,6 +206,24 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
     def _restore(self, state: Any) -> None:
         """``set_state`` without a way back."""
         self.set_state(state)
+
+    def _mark(self) -> Any:
+        """What ``_return_to`` needs to come back to this place after a step that failed: the state, or something quicker."""
+        return self.get_state()
+
+    def _return_to(self, mark: Any) -> None:
+        self._restore(mark)
+
+    def _merged_state(self, states: Any) -> Any:
+        """The state that goes on where all of several shards stopped, whose number was another one. Optional.
+
+        Args:
+            states: those of all shards; or, by their number, those of all the datasets that the shards share out.
+        """
+        raise StateMismatchError(
+            f"{self} cannot go on with another number of shards or processes: only an ElasticIterator can, and steps after it "
+            "that keep nothing for later"
+        )
 
     def _get_next_index(self) -> int:
         """The index of the next element (see ``get_next_index``). Optional."""
@@ -249,12 +267,12 @@ class BlockIterator(DatasetIterator[T_co]):
     def __next__(self) -> T_co:
         if self._closed:
             raise ValueError(f"{self} is closed")
-        before = None if self._stays_on_error else snapshot(self)
+        before = None if self._stays_on_error else marked(self)
         try:
             block = self._take(1)
         except BaseException as error:
             if before is not None:
-                rewind(self, before)
+                return_to(self, before)
             self._failed_state = snapshot(self)
             if isinstance(error, StopIteration):
                 raise stop_iteration_error(str(self)) from error
@@ -267,9 +285,11 @@ class BlockIterator(DatasetIterator[T_co]):
         before = snapshot(self)
         try:
             self._restore(state)
-        except BaseException:
+        except BaseException as error:
             if before is not None:
                 rewind(self, before)
+            if isinstance(error, RecursionError):  # where it is compared, copied or shown
+                raise StateMismatchError(f"the state of {self} must be nested less deeply than {shown(state)}") from error
             raise
         self._failed_state = None
 
@@ -278,7 +298,7 @@ class BlockIterator(DatasetIterator[T_co]):
 
 
 class StatelessIterator(BlockIterator[T_co]):
-    """The base of iterators whose position is their only parent's."""
+    """The base of iterators whose position is their only parent's. Who has more to restore overrides ``_return_to`` as well."""
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:
         super().__init__(parent)
@@ -292,6 +312,25 @@ class StatelessIterator(BlockIterator[T_co]):
 
     def _skip(self) -> None:
         skip_one(self._source)
+
+    def _mark(self) -> Any:
+        return self._source._mark()
+
+    def _return_to(self, mark: Any) -> None:
+        self._source._return_to(mark)
+
+    def _merged_state(self, states: Any) -> Any:
+        return self._source._merged_state(states)
+
+
+def merged_with_count(it: DatasetIterator[Any], states: Any, name: str) -> Any:
+    """``_merged_state`` of an iterator with one parent, whose own state is a count: all shards must be at the same."""
+    if isinstance(states, Mapping):
+        raise StateMismatchError(f"states of single datasets do not tell the {name} of {it}")
+    counts = {state_count(state, name, it) for state in states}
+    if len(counts) != 1:
+        raise StateMismatchError(f"{name} of {it} must be the same in all shards when their number changes, got {sorted(counts)}")
+    return {"parent": it._parent._merged_state([state_field(state, "parent", it) for state in states]), name: counts.pop()}
 
 
 class PlainIterator(DatasetIterator[T_co]):
@@ -340,18 +379,35 @@ def rewind(it: DatasetIterator[Any], state: Any) -> None:
         rewinding.is_active = False
 
 
+def marked(it: DatasetIterator[Any]) -> Any:
+    """Where ``it`` is, for ``return_to``; ``None`` for an iterator that has no state."""
+    try:
+        return it._mark()
+    except NotImplementedError:
+        return None
+
+
+def return_to(it: DatasetIterator[Any], mark: Any) -> None:
+    """As ``rewind``, with what ``marked`` gave."""
+    rewinding.is_active = True
+    try:
+        it._return_to(mark)
+    finally:
+        rewinding.is_active = False
+
+
 def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
     """The next ``n`` elements of ``it``, fewer only at the end, or the error that taking them one by one meets first.
 
     If it raises, ``it`` may be anywhere (its outermost user restores it).
     """
-    before = snapshot(it) if n > 1 else None
+    before = marked(it) if n > 1 else None
     if before is None:
         return it._take(n)
     try:
         return it._take(n)
     except Exception:
-        rewind(it, before)
+        return_to(it, before)
     elements: list[Any] = []
     while len(elements) < n:
         element = it._take(1)

@@ -17,9 +17,10 @@ from collections.abc import Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
+from gristmill.core.state import plain_counts, shown
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind, rewinding
 from gristmill.dataset.lookahead import Lookahead
-from gristmill.dataset.states import copied
+from gristmill.dataset.states import copied, given
 
 S = TypeVar("S")  # where in the elements a group begins, and what else decides how it is made
 G = TypeVar("G")  # a group in the making
@@ -172,12 +173,14 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
             return  # what is in memory has not been delivered yet
         at = self._position_in(state)
         skipped = state.get("skipped", [])
-        if not isinstance(skipped, list | tuple) or any([type(i) is not int or i < 0 for i in skipped]):
+        numbers = plain_counts(skipped)
+        if numbers is None:
             raise StateMismatchError(
-                f"skipped in the state of {self} must be a list of non-negative integers, got {skipped!r:.200}"
+                f"skipped in the state of {self} must be a list of non-negative integers, got {shown(skipped)}"
             )
-        self._source.set_state(copied(at.parent))
-        self._at, self._memory = at._replace(parent=copied(at.parent), skipped=tuple(skipped)), Memory(self._source)
+        parent = given(at.parent)
+        self._source.set_state(copied(parent))
+        self._at, self._memory = at._replace(parent=parent, skipped=tuple(numbers)), Memory(self._source)
 
     def _skip(self) -> None:
         memory = self._take_memory()

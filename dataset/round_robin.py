@@ -8,6 +8,8 @@ Guarantees:
 3. An error of a shard comes in its turn, after the elements before it, and again at every ``next`` until the state is set.
 4. An interrupt at any point leaves the iterator after its last delivered element; what had been fetched and not delivered is
    computed again. So does a fork, in the new process.
+5. A state of ``mp_prefetch`` in Grain before 0.2.16 counts elements that were delivered since its shards' states. They are
+   computed again and passed over when this is first asked for an element or its state, which then has the form of today.
 """
 
 from __future__ import annotations
@@ -16,15 +18,22 @@ import abc
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewinding, snapshot
+from gristmill.dataset.old_states import (
+    is_old_workers_state,
+    old_workers_state,
+    parse_old_workers_state,
+    refuse_old_interleave,
+)
 from gristmill.dataset.slicing import share_iterator, slice_pipeline
 from gristmill.dataset.stages.options import collected_options
-from gristmill.dataset.states import CycleState, Fetched, is_ours
+from gristmill.dataset.states import CycleState, Fetched, copied, given, is_ours
 
 T = TypeVar("T")
 
@@ -65,6 +74,8 @@ class RoundRobinIterator(BlockIterator[T]):
         self._next = 0  # the shard that gives the next element
         self._after: list[tuple[Sequence[Any], int] | None] = [None] * count  # where the state after its last element is
         self._exhausted = [0] * count  # as the state says it
+        # Where a shard is, in place of ``_after``, and how many of its elements from there on an old state calls delivered.
+        self._undropped: dict[int, tuple[tuple[Sequence[Any], int], int]] = {}
         self._initial_states: list[Any] | None = None
         # The rest describes running shards and is as it was computed, not as it was delivered.
         self._shards: Sequence[Shard] | None = None
@@ -93,7 +104,38 @@ class RoundRobinIterator(BlockIterator[T]):
         index, count = self._ctx.worker_index, self._ctx.worker_count  # this may itself be the share of a worker
         return [share_iterator(ds, self._ctx.options, index + i * count, self._count * count) for i, ds in enumerate(shares)]
 
+    def _drop_delivered(self) -> None:
+        """Passes over what an old state calls delivered."""
+        if not self._undropped:
+            return
+        try:
+            failure = self._drop()
+        except BaseException:
+            self._stop()
+            raise
+        if failure is not None:
+            raise failure()
+
+    def _drop(self) -> Callable[[], BaseException] | None:
+        while self._undropped:  # one by one: together they may be large
+            shard, (after, num) = next(iter(self._undropped.items()))
+            if not num:
+                self._after[shard] = after
+                del self._undropped[shard]
+            elif self._ready[shard]:
+                _, states, i = self._ready[shard].popleft()
+                self._undropped[shard] = (states, i), num - 1
+            elif self._failed[shard] is not None:
+                return self._failed[shard]
+            elif self._ended[shard]:
+                reason = f"iterations_to_skip of worker {shard} is larger by {num} than the number of its elements that follow"
+                return partial(StateMismatchError, f"{reason} its state: the state was taken with other data")
+            else:
+                self._fetch(shard)
+        return None
+
     def _take(self, n: int) -> list[Any]:
+        self._drop_delivered()
         before = self._next, [*self._after], [*self._exhausted]
         taken: list[tuple[int, Fetched]] = []
         try:
@@ -128,11 +170,17 @@ class RoundRobinIterator(BlockIterator[T]):
                     self._exhausted = [1] * self._count
                     self._rest()
                     break
-                self._exhausted[shard] = 1
-                self._next = (shard + 1) % self._count
+                self._pass_over(shard)
             else:
                 self._fetch(shard)
+                if self._ended[shard]:
+                    self._pass_over(shard)
         return None
+
+    def _pass_over(self, shard: int) -> None:
+        """Goes on to the next shard from one that has ended."""
+        self._exhausted[shard] = 1
+        self._next = (shard + 1) % self._count
 
     def _fetch(self, shard: int) -> None:
         """Gets something into one of the lists of ``shard``."""
@@ -146,8 +194,6 @@ class RoundRobinIterator(BlockIterator[T]):
             self._ready[shard].extend(fetched)
         elif fetched is None:
             self._ended[shard] = True
-            self._exhausted[shard] = 1
-            self._next = (shard + 1) % self._count
         else:
             self._failed[shard] = fetched
 
@@ -183,10 +229,15 @@ class RoundRobinIterator(BlockIterator[T]):
             self._run()
 
     def _state_of(self, shard: int) -> Any:
-        after = self._after[shard]
+        after = self._undropped[shard][0] if shard in self._undropped else self._after[shard]
         return None if after is None else after[0][after[1]]
 
     def get_state(self) -> Any:
+        try:
+            self._drop_delivered()
+        except Exception:  # the following ``next`` raises it, too
+            nums = [self._undropped[i][1] if i in self._undropped else 0 for i in range(self._count)]
+            return copied(old_workers_state(self._next, [self._state_of(i) for i in range(self._count)], nums))
         if None in self._after and self._initial_states is None:
             self._initial_states = [snapshot(it) for it in self._share_iterators()]
         states = []
@@ -210,6 +261,27 @@ class RoundRobinIterator(BlockIterator[T]):
     def _restore(self, state: Any) -> None:
         if rewinding.is_active and state == self.get_state():
             return  # that is where it is, and an error stays until somebody else sets the state
+        shares, nums = self._share_iterators(), [0] * self._count
+        if is_old_workers_state(state):
+            slot, values, nums = parse_old_workers_state(state, self, self._count)
+            values = [snapshot(it) if value is None else given(value) for it, value in zip(shares, values, strict=True)]
+            if None in values:
+                raise self._stateless()
+            cycle = CycleState(slot, self._count, list(range(self._count)), values, [0] * self._count)
+        else:
+            cycle = self._parse(state)
+        for it, value in zip(shares, cycle.states, strict=True):
+            if value is not None and is_ours(it):  # what users do with a state may take long or have effects
+                it.set_state(value)
+        self._next = cycle.slot
+        self._after = [_NOTHING if value is None else ([value], 0) for value in cycle.states]
+        self._undropped = {i: (([cycle.states[i]], 0), num) for i, num in enumerate(nums) if num}
+        # Grain may say "exhausted" of a shard that is not: all are asked, and the flag stays until one gives an element.
+        self._exhausted = cycle.exhausted
+        self._stop()
+
+    def _parse(self, state: Any) -> CycleState:
+        refuse_old_interleave(state, self)
         count = state_count(state, "next_index_in_datasets", self)
         if count != self._count:
             raise StateMismatchError(
@@ -221,19 +293,13 @@ class RoundRobinIterator(BlockIterator[T]):
             raise StateMismatchError(f"iterators_in_use_indices must be {list(range(count))}, got {cycle.indices!r:.200}")
         if cycle.future_states:
             raise StateMismatchError(f"future_states must be empty, got {state['future_states']!r:.200}")
-        for it, value in zip(self._share_iterators(), cycle.states, strict=True):
-            if value is not None and is_ours(it):  # what users do with a state may take long or have effects
-                it.set_state(value)
-        self._next = cycle.slot
-        self._after = [_NOTHING if value is None else ([value], 0) for value in cycle.states]
-        # Grain may say "exhausted" of a shard that is not: all are asked, and the flag stays until one gives an element.
-        self._exhausted = cycle.exhausted
-        self._stop()
+        return cycle
 
     def _has_gaps(self) -> bool:
         return any([it._has_gaps() for it in self._share_iterators()])
 
     def _get_next_index(self) -> int:
+        self._drop_delivered()
         shares = self._share_iterators()
         for it, state in zip(shares, self.get_state()["iterators_in_use_states"], strict=True):
             if state is not None:
@@ -253,14 +319,8 @@ class RoundRobinIterator(BlockIterator[T]):
         for it, own_index in zip(shares, self._indices_of_shares(index), strict=True):
             it._set_next_index(own_index)
         states = [it.get_state() for it in shares]
-        self._restore(
-            {
-                **self.get_state(),
-                "next_index_in_cycle": index % self._count,
-                "iterators_in_use_states": states,
-                "exhausted": [0] * self._count,
-            }
-        )
+        cycle = CycleState(index % self._count, self._count, list(range(self._count)), states, [0] * self._count)
+        self._restore(cycle.as_state())
 
     def _indices_of_shares(self, index: int) -> list[int]:
         """How many of the first ``index`` elements each share has, if all are of one length or the first ones longer by one."""
@@ -281,6 +341,7 @@ class RoundRobinIterator(BlockIterator[T]):
             raise
 
     def _skip_one(self) -> None:
+        self._drop_delivered()
         while True:
             shard = self._next
             if self._failed[shard] is not None and self._shards is not None:
@@ -295,7 +356,8 @@ class RoundRobinIterator(BlockIterator[T]):
             if self._ended[shard]:
                 if all(self._ended):
                     return
-                self._exhausted[shard] = 1
-                self._next = (shard + 1) % self._count
+                self._pass_over(shard)
             else:
                 self._fetch(shard)
+                if self._ended[shard]:
+                    self._pass_over(shard)

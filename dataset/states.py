@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-import operator
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from types import NoneType
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from gristmill.core.errors import StateMismatchError
-from gristmill.core.state import state_count, state_field
+from gristmill.core.state import plain_counts, plain_int, shown, state_count, state_list
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.old_states import refuse_old_interleave
+
+_DIGITS = re.compile("[0-9]{1,18}")
 
 Fetched: TypeAlias = tuple[Any, Sequence[Any], int]  # an element, states, and which of them is the one after it
 
@@ -59,6 +63,33 @@ def copied(state: Any) -> Any:
     return state if type(state) in (int, str, bool, float, bytes, NoneType) else copy.deepcopy(state)
 
 
+def is_same(state: Any, known: Any) -> bool:
+    """Whether ``state``, which somebody gave, is ``known``, which a ``get_state`` gave: 1.0 and ``True`` are equal to 1, too."""
+    return bool(state == known) and repr(state) == repr(known)
+
+
+def given(state: Any) -> Any:
+    """A copy of a state that somebody sets, as ``get_state`` may give it back: NumPy's numbers as built-in ones.
+
+    Raises:
+        StateMismatchError: it is nested too deeply to be one.
+    """
+    try:
+        return _given(state)
+    except RecursionError:
+        raise StateMismatchError(f"a state must be nested less deeply than {shown(state)}") from None
+
+
+def _given(state: Any) -> Any:
+    if type(state) is dict:
+        return {key: _given(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)([_given(value) for value in state])
+    if isinstance(state, np.integer | np.floating | np.bool_):
+        return state.item()
+    return copied(state)
+
+
 @dataclass
 class CycleState:
     """What an iterator that takes elements from several others in turn saves: whose turn it is, and where each of them is."""
@@ -87,29 +118,49 @@ class CycleState:
         Raises:
             StateMismatchError: they cannot be those of a cycle of this length.
         """
+        refuse_old_interleave(state, owner)
         slot = state_count(state, "next_index_in_cycle", owner)
         num_opened = state_count(state, "next_index_in_datasets", owner)
-        lists = [state_field(state, key, owner) for key in ("iterators_in_use_indices", "iterators_in_use_states", "exhausted")]
-        for key, values in zip(("iterators_in_use_indices", "iterators_in_use_states", "exhausted"), lists, strict=True):
-            if not isinstance(values, list | tuple) or len(values) != length:
-                raise StateMismatchError(
-                    f"{key} must be a list of {length}, {meaning} of {owner}, got {values!r:.200}: "
-                    "that must be the same when a state is restored"
-                )
-        indices, states, exhausted = lists
+        given_indices, given_states, given_flags = [
+            state_list(state, key, owner, length, meaning)
+            for key in ("iterators_in_use_indices", "iterators_in_use_states", "exhausted")
+        ]
         if slot >= max(1, length):
-            raise StateMismatchError(f"next_index_in_cycle must be below {length}, {meaning}, got {slot}")
-        if any([not isinstance(i, Integral) or i < 0 for i in indices]):
-            raise StateMismatchError(f"iterators_in_use_indices must be non-negative integers, got {indices!r:.200}")
-        if any([flag not in (0, 1) for flag in exhausted]):
-            raise StateMismatchError(f"exhausted must have only 0 and 1, got {exhausted!r:.200}")
-        future_states = _by_index(state.get("future_states", {}))
-        return cls(slot, num_opened, [*map(int, indices)], copied([*states]), [*map(int, exhausted)], copied(future_states))
+            raise StateMismatchError(
+                f"next_index_in_cycle in the state of {owner} must be below {length}, {meaning}, got {shown(slot)}"
+            )
+        indices = plain_counts(given_indices)
+        exhausted = plain_counts([int(flag) if isinstance(flag, bool | np.bool_) else flag for flag in given_flags])
+        if indices is None:
+            raise StateMismatchError(
+                f"iterators_in_use_indices in the state of {owner} must be non-negative integers, got {shown(given_indices)}"
+            )
+        if exhausted is None or any([flag > 1 for flag in exhausted]):
+            raise StateMismatchError(f"exhausted in the state of {owner} must have only 0 and 1, got {shown(given_flags)}")
+        future_states = states_by_index(state.get("future_states", {}), f"future_states in the state of {owner}")
+        return cls(slot, num_opened, indices, given(given_states), exhausted, future_states)
+
+    def of_datasets(self, num_datasets: int) -> list[dict[str, Any]]:
+        """Where each dataset is: whether it has ended, and its state; ``None`` at its beginning, or if it has ended."""
+        found: list[dict[str, Any]] = [{"exhausted": int(i < self.num_opened), "state": None} for i in range(num_datasets)]
+        for i, state in self.future_states.items():
+            if self.num_opened <= i < num_datasets:
+                found[i] = {"exhausted": int(state is None), "state": copied(state)}
+        for i, state, flag in zip(self.indices, self.states, self.exhausted, strict=True):
+            if state is not None and i < self.num_opened:
+                found[i] = {"exhausted": flag, "state": copied(state)}
+        return found
 
 
-def _by_index(states: Any) -> dict[int, Any]:
+def states_by_index(states: Any, name: str) -> dict[int, Any]:
     """States of datasets by their index, which JSON made text."""
-    try:
-        return {operator.index(int(i) if isinstance(i, str) else i): state for i, state in states.items()}
-    except (AttributeError, TypeError, ValueError):
-        raise StateMismatchError(f"future_states must be a mapping of dataset indices to states, got {states!r:.200}") from None
+    found: dict[int, Any] = {}
+    if isinstance(states, Mapping):
+        for key, state in states.items():
+            index = plain_int(int(key) if isinstance(key, str) and _DIGITS.fullmatch(key) else key)
+            if index is None or index < 0 or index in found:
+                break
+            found[index] = given(state)
+    if not isinstance(states, Mapping) or len(found) < len(states):
+        raise StateMismatchError(f"{name} must be a mapping of indices of datasets to states, got {shown(states)}")
+    return found

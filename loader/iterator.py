@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
-from gristmill.core.state import state_count, state_field, state_to_text
+from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
 from gristmill.dataset.checkpoint_files import read_checkpoint
 from gristmill.dataset.iterator import iterate, write_when_created
 from gristmill.dataset.next_index import get_next_index, set_next_index
@@ -120,14 +119,14 @@ class DataLoaderIterator(Iterator[Any]):
             state: what ``get_state`` returned; its text or the decoded mapping will do as well.
 
         Raises:
-            json.JSONDecodeError: the text is not JSON.
-            StateMismatchError: (a ``ValueError``) the state belongs to another loader; nothing has changed then.
+            StateTextError: (also a ``json.JSONDecodeError``) the text is not JSON; nothing has changed then, as with the others.
+            StateMismatchError: (a ``ValueError``) the state belongs to another loader, or is damaged.
             StateIndexError: (also an ``IndexError``) its position is outside the data.
         """
         if isinstance(state, bytes | bytearray | str):
-            state = json.loads(state)
+            state = state_from_text(state, "a DataLoader")
         if not isinstance(state, Mapping):
-            raise StateMismatchError(f"a DataLoader state must be a JSON object, got {state!r:.200}")
+            raise StateMismatchError(f"a DataLoader state must be a JSON object, got {shown(state)}")
         if self._loader._has_flat_map:
             if self._validate:
                 self._check_origin({**self._origin, **state})  # Grain writes none in this case
@@ -135,9 +134,9 @@ class DataLoaderIterator(Iterator[Any]):
             return
         missing = [key for key in _KEYS if key not in state]
         if missing:
-            raise StateKeyError(f"a DataLoader state must have the keys {missing}, found only {sorted(map(str, state))}")
-        if state["version"] != _VERSION:
-            raise StateMismatchError(f"the version of a DataLoader state must be {_VERSION}, got {state['version']!r}")
+            raise StateKeyError(f"a DataLoader state must have the keys {missing}, found only {shown(sorted(map(str, state)))}")
+        if plain_int(state["version"]) != _VERSION:
+            raise StateMismatchError(f"the version of a DataLoader state must be {_VERSION}, got {shown(state['version'])}")
         if self._validate:
             self._check_origin(state)
         self._set_position(*self._parse_position(state["last_seen_indices"], state["last_worker_index"]))
@@ -147,24 +146,30 @@ class DataLoaderIterator(Iterator[Any]):
         keys = [str(worker) for worker in range(count)]
         num_read = []
         for worker, key in enumerate(keys):
-            index = state_field(last_seen, key, "a DataLoader")
-            if type(index) is not int or (index - self._first_index(worker)) % self._step:
+            value = state_field(last_seen, key, "a DataLoader")
+            index = plain_int(value)
+            if index is None or (index - self._first_index(worker)) % self._step:
                 raise StateMismatchError(
-                    f"last_seen_indices[{key!r}] must be an index of worker {worker} of {count} in shard {shard.shard_index} of "
-                    f"{shard.shard_count}, got {index!r}"
+                    f"last_seen_indices[{key!r}] in the state of a DataLoader must be an index of worker {worker} of {count} in "
+                    f"shard {shard.shard_index} of {shard.shard_count}, got {shown(value)}"
                 )
             num_read.append((index - self._first_index(worker)) // self._step + 1)
             length = len(range(worker, self._loader._length, count))
             if not 0 <= num_read[-1] <= length:
                 raise StateIndexError(
-                    f"the number of elements that worker {worker} has read (last_seen_indices[{key!r}] is {index}) must be in "
-                    f"[0, {length}], the number of its elements, got {num_read[-1]}"
+                    f"last_seen_indices[{key!r}] in the state of a DataLoader is {index}: the number of elements that worker "
+                    f"{worker} has read must be in [0, {length}], the number of its elements, got {num_read[-1]}"
                 )
         if len(last_seen) != count:
-            raise StateMismatchError(f"last_seen_indices must have the keys {keys} alone, got {last_seen!r:.200}")
-        if type(last_worker) is not int or not -1 <= last_worker < count:
-            raise StateMismatchError(f"last_worker_index must be an integer in [-1, {count - 1}], got {last_worker!r:.200}")
-        return (last_worker + 1) % count, num_read
+            raise StateMismatchError(
+                f"last_seen_indices in the state of a DataLoader must have the keys {keys} alone, got {shown(last_seen)}"
+            )
+        last = plain_int(last_worker)
+        if last is None or not -1 <= last < count:
+            raise StateMismatchError(
+                f"last_worker_index in the state of a DataLoader must be in [-1, {count - 1}], got {shown(last_worker)}"
+            )
+        return (last + 1) % count, num_read
 
     def start_prefetch(self) -> None:
         """Begins to read ahead without waiting for it; may be called again."""
@@ -223,20 +228,26 @@ class DataLoaderIterator(Iterator[Any]):
 
     def _check_origin(self, state: Mapping[str, Any]) -> None:
         worker_count = self._loader.multiprocessing_options.num_workers
-        if state_count(state, "worker_count", "a DataLoader") != worker_count:
+        saved_count = state_count(state, "worker_count", "a DataLoader")
+        if saved_count != worker_count:
             raise StateMismatchError(
-                f"the state was taken with worker_count={state['worker_count']}, the DataLoader has worker_count={worker_count}"
+                f"the state was taken with worker_count={saved_count}, the DataLoader has worker_count={worker_count}"
             )
         advice = "Implement __repr__ so that it says the same in every run, if they are equal."
         sampler = repr(self._loader._sampler)
-        if state["sampler"] != sampler:
+        saved_sampler = state["sampler"]
+        if not isinstance(saved_sampler, str) or saved_sampler != sampler:
             raise StateMismatchError(
-                f"the state was taken with sampler {state['sampler']}, the DataLoader has {sampler}. {advice}"
+                f"the state was taken with sampler {_text(saved_sampler)}, the DataLoader has {_text(sampler)}. {advice}"
             )
         source = self._loader._source_text
         saved_source = state["data_source"]
         described = getattr(self._loader._source, "is_described_by", source.__eq__)
         if not isinstance(saved_source, str) or not described(saved_source):
             raise StateMismatchError(
-                f"the state was taken with data_source {saved_source!s:.1000}, the DataLoader has {source:.1000}. {advice}"
+                f"the state was taken with data_source {_text(saved_source)}, the DataLoader has {_text(source)}. {advice}"
             )
+
+
+def _text(value: Any) -> str:
+    return value[:1000] if isinstance(value, str) else shown(value)

@@ -126,6 +126,10 @@ class LegacyOperationIterator(StatelessIterator[Any]):
         self._records = None
         super()._restore(state)
 
+    def _return_to(self, mark: Any) -> None:
+        self._records = None
+        super()._return_to(mark)
+
     def _skip(self) -> None:
         self._records = None
         skip_one(self._source)

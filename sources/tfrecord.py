@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import struct
+import sys
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -73,9 +74,7 @@ class TFRecordFile:
         """
         data = self._bytes(offset, max(_BLOCK_BYTES, self._record_size), _HEADER.size)
         if not data:
-            size = self._file.seek(0, io.SEEK_END)
-            if offset > size:
-                raise StateIndexError(f"reader_offset must be at most {size}, the size of {self._path}, got {offset}")
+            self._check_end(offset)
             return [], [offset]
         records, begins, checksums = _complete_records(data)
         if not records:
@@ -96,6 +95,38 @@ class TFRecordFile:
                     raise self._damaged("length" if of_lengths[0] else "data", data, offset)
                 del records[num_good:], begins[num_good + 1 :]
         return records, [offset + begin for begin in begins]
+
+    def check_begin(self, offset: int) -> None:
+        """Raises ``StateIndexError`` if no record begins at ``offset``, which somebody else has got from somewhere."""
+        if not offset:
+            return
+        if offset > sys.maxsize:
+            raise StateIndexError(f"reader_offset must be at most the size of {self._path}, got {offset}")
+        header = self._bytes(offset, _HEADER.size, 0)
+        if not header:
+            self._check_end(offset)
+            return
+        if len(header) == _HEADER.size and self._is_header(header):
+            return
+        begin = 0
+        while begin < offset:
+            header = self._bytes(begin, _HEADER.size, 0)
+            if len(header) < _HEADER.size or (self._check_crc and not self._is_header(header)):
+                return  # the file is damaged before
+            begin += _HEADER.size + _HEADER.unpack(header)[0] + _FOOTER_SIZE
+        if begin > offset:
+            raise StateIndexError(
+                f"reader_offset must be where a record of {self._path} begins, got {offset}: the next one begins at {begin}"
+            )
+
+    def _check_end(self, offset: int) -> None:
+        size = self._file.seek(0, io.SEEK_END)
+        if offset > size:
+            raise StateIndexError(f"reader_offset must be at most {size}, the size of {self._path}, got {offset}")
+
+    @staticmethod
+    def _is_header(header: bytes) -> bool:
+        return bool(masked_crc32c([header[:8]])[0] == _HEADER.unpack(header)[1])
 
     def skip(self, offset: int) -> int:
         """The end of the record at ``offset``, whose data may be damaged, or of the file, if the record is cut off.

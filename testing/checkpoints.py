@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import itertools
 import json
 from typing import Any
 
-import numpy as np
-
-from gristmill.core import tree
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.map_dataset import ancestors
+from gristmill.testing.equality import are_equal, shape_of
 
 
 class _TheEnd:
@@ -62,7 +59,7 @@ def assert_equal_output_after_checkpoint(
     """
     elements, states = _record(ds, at_end)
     for step, state in enumerate(states):
-        spec, first_spec = _spec(state), _spec(states[0])
+        spec, first_spec = shape_of(state), shape_of(states[0])
         if spec != first_spec:
             raise AssertionError(f"the state at step {step} is like {spec}, the first one like {first_spec}")
     if not elements:
@@ -78,7 +75,7 @@ def assert_equal_output_after_checkpoint(
                         it.set_state(given)
                     _check_state(it, given, step, through_json)
                     _check_elements(it, elements[step:], given, step)
-                    if unchanged and not _are_equal(given, before):
+                    if unchanged and not are_equal(given, before):
                         raise AssertionError(f"at step {step} the restored state {before} was changed to {given}")
 
 
@@ -112,35 +109,12 @@ def _check_state(it: Any, given: Any, step: int, through_json: bool) -> None:
     got = it.get_state()
     if through_json:
         got = json.loads(json.dumps(got))
-    if not _are_equal(got, given):
+    if not are_equal(got, given):
         raise AssertionError(f"at step {step} state {given} was restored, and get_state() gives {got}")
 
 
 def _check_elements(it: Any, expected: list[Any], given: Any, step: int) -> None:
     got = itertools.islice(it, len(expected) + 1)
     for position, (x, y) in enumerate(itertools.zip_longest(expected, got, fillvalue=_THE_END), start=step):
-        if not _are_equal(x, y):
+        if not are_equal(x, y):
             raise AssertionError(f"restored at step {step} from state {given}, element {position} must be {x}, got {y}")
-
-
-def _spec(state: Any) -> Any:
-    leaves, structure = tree.flatten(state)
-    return structure, [(type(leaf).__name__, np.shape(leaf)) for leaf in leaves]
-
-
-def _are_equal(a: Any, b: Any) -> bool:
-    flatten = tree.flattener()
-    leaves, structure = flatten(a)
-    others, other_structure = flatten(b)
-    return bool(structure == other_structure) and all(map(_are_equal_leaves, leaves, others))
-
-
-def _are_equal_leaves(a: Any, b: Any) -> bool:
-    if dataclasses.is_dataclass(a) and type(a) is type(b):  # whose fields may be arrays
-        return all([_are_equal(getattr(a, field.name), getattr(b, field.name)) for field in dataclasses.fields(a)])
-    if not (hasattr(a, "dtype") or hasattr(b, "dtype")):
-        return type(a) is type(b) and bool(a == b or (a != a and b != b))  # NaN is NaN here
-    a, b = np.asarray(a), np.asarray(b)
-    if a.dtype == b.dtype == object:  # whose elements may be arrays
-        return a.shape == b.shape and all(map(_are_equal, a.flat, b.flat))
-    return bool(a.dtype == b.dtype) and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
-from gristmill.core.errors import StateIndexError, StateMismatchError
-from gristmill.core.state import state_count, state_field
+from gristmill.core.errors import StateIndexError
+from gristmill.core.state import state_count, state_field, state_flag
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, snapshot
-from gristmill.dataset.states import copied
+from gristmill.dataset.states import copied, given, is_same
 
 T = TypeVar("T")
 
@@ -115,19 +115,17 @@ class CacheDatasetIterator(BlockIterator[T]):
 
     def _restore(self, state: Any) -> None:
         position = state_count(state, "position", self)
-        is_complete = state_field(state, "cache_filled", self)
-        if is_complete not in (False, True):
-            raise StateMismatchError(f"cache_filled in the state of {self} must be true or false, got {is_complete!r:.200}")
+        is_complete = state_flag(state, "cache_filled", self)
         parent = state_field(state, "parent", self)
         now = copied(self._source.get_state())
         self._note_start(now)
-        is_in_memory = 0 < position <= len(self._elements) or (position == 0 and parent == self._start)
+        is_in_memory = 0 < position <= len(self._elements) or (position == 0 and is_same(parent, self._start))
         if is_in_memory and not is_complete and (rewinding.is_active or not self._is_complete):
             self._source.set_state(parent)  # the states before what is in memory are not
             del self._elements[position:]
             self._position, self._is_complete, self._shown = position, False, None
             return
-        if parent not in (now, self._start):
+        if not is_same(parent, now) and not is_same(parent, self._start):
             try:
                 self._source.set_state(parent)  # which refuses what is none of its states
             finally:
@@ -135,7 +133,7 @@ class CacheDatasetIterator(BlockIterator[T]):
         elif not self._is_complete:
             self._source.set_state(now)  # what has failed there is to be tried again
         self._position = position
-        self._shown = copied(parent), bool(is_complete)
+        self._shown = given(parent), is_complete
 
     def _skip(self) -> None:
         while self._position >= len(self._elements) and not self._is_complete:

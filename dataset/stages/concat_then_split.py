@@ -12,7 +12,7 @@ import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateMismatchError, as_int
-from gristmill.core.state import state_count, state_field
+from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, iterate
 from gristmill.dataset.map_dataset import MapDataset
@@ -227,23 +227,27 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
     def _position_in(self, state: Any) -> Position[Slices]:
         count = state_count(state, "elements_from_buffer_after_checkpoint", self)
         given = state_field(state, "remainder_slices", self)
-        slices = {name: state_field(given, name, self) for name in self._cut_names}
-        unknown = [name for name in given if name not in slices]
-        if unknown:
-            raise StateMismatchError(f"remainder_slices in the state of {self} has features {unknown}, which are not cut here")
-        for name, value in slices.items():
-            is_pair = isinstance(value, list | tuple) and len(value) == 2 and all([type(i) is int for i in value])
-            if not is_pair or not (-1 == value[0] == value[1] or 0 <= value[0] <= value[1]):
-                raise StateMismatchError(
-                    f"remainder_slices[{name!r}] in the state of {self} must be [start, stop], or [-1, -1], got {value!r:.200}"
-                )
+        slices = {name: self._slice_in(name, state_field(given, name, self)) for name in self._cut_names}
+        if not isinstance(given, Mapping) or len(given) > len(slices):
+            raise StateMismatchError(
+                f"remainder_slices in the state of {self} must be of the features {self._cut_names}, got {shown(given)}"
+            )
         starts = [start for start, _ in slices.values()]
         if min(starts, default=-1) < 0:
             if max(starts, default=-1) >= 0:
-                raise StateMismatchError(f"remainder_slices in the state of {self} must be of all features, or none, got {given}")
+                raise StateMismatchError(
+                    f"remainder_slices in the state of {self} must be of all features, or none, got {shown(given)}"
+                )
             return Position(state_field(state, "parent_state", self), None, count)
-        cut = {name: (start, stop) for name, (start, stop) in slices.items()}
-        return Position(state_field(state, "parent_state", self), cut, count)
+        return Position(state_field(state, "parent_state", self), slices, count)
+
+    def _slice_in(self, name: str, value: Any) -> tuple[int, int]:
+        start, stop = map(plain_int, value) if isinstance(value, list | tuple) and len(value) == 2 else (None, None)
+        if start is None or stop is None or not (-1 == start == stop or 0 <= start <= stop):
+            raise StateMismatchError(
+                f"remainder_slices[{name!r}] in the state of {self} must be [start, stop], or [-1, -1], got {shown(value)}"
+            )
+        return start, stop
 
 
 def _names(argument: str, names: Collection[str], length_struct: Mapping[str, int]) -> tuple[str, ...]:

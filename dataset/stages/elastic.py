@@ -186,6 +186,12 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
     def _restore(self, state: Any) -> None:
         self._iterator._restore(state)
 
+    def _mark(self) -> Any:
+        return self._iterator._mark()
+
+    def _return_to(self, mark: Any) -> None:
+        self._iterator._return_to(mark)
+
     def _merged_state(self, states: Any) -> Any:
         return self._iterator._merged_state(states)
 

@@ -173,6 +173,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
     _kind = "stateful"
     _stays_on_error = True
     _parameters: ClassVar = {"num_datasets": "_num_datasets", "cycle_length": "_cycle_length"}
+    _lacks_states = False  # one of the datasets is iterated by a plain Python iterator
     _opening: ReadAhead | None = None  # gives the datasets from ``_opening_index`` on
     _opening_index = 0
     _finalizer: Any = None
@@ -241,6 +242,16 @@ class InterleaveDatasetIterator(BlockIterator[T]):
 
     def _set_position(self, position: Any) -> None:
         self._slot, self._num_opened, self._indices, self._after, self._exhausted, self._future_states, self._ended = position
+
+    def _mark(self) -> Any:
+        if self._lacks_states:
+            self.get_state()  # raises, as long as there is no way back
+        return self._position()
+
+    def _return_to(self, mark: Any) -> None:
+        if mark != self._position():  # else what is open and ready stays so
+            self._forget()
+            self._set_position(mark)
 
     def _collect(self, n: int, taken: list[tuple[int, Fetched]]) -> BaseException | None:
         """Takes elements until there are ``n``, or the end, or an error, which is returned."""
@@ -349,6 +360,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
 
     def _add(self, index: int, it: DatasetIterator[Any]) -> _Open:
         self._open[index] = _Open(it)
+        self._lacks_states |= self._open[index].initial_state is None
         self._unstarted.append(it)
         self._parents = tuple([dataset.iterator for dataset in self._open.values()])
         return self._open[index]

@@ -88,6 +88,13 @@ class MapWithIndexDatasetIterator(BlockIterator[T]):
         self._parents[0].set_state(state_field(state, "parent", self))
         self._count = count
 
+    def _mark(self) -> Any:
+        return self._parents[0]._mark(), self._count
+
+    def _return_to(self, mark: Any) -> None:
+        parent, self._count = mark
+        self._parents[0]._return_to(parent)
+
     def _merged_state(self, states: Any) -> Any:
         return merged_with_count(self, states, "counter")
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError, add_note
 from gristmill.core.indices import Indices, as_ints
-from gristmill.core.state import state_count, state_field
+from gristmill.core.naming import without_addresses
+from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
@@ -54,7 +55,8 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def __repr__(self) -> str:
         lengths = [len(parent) for parent in self._parents]
-        return f"MixedMapDataset(parent_lengths={lengths}, selection_map={self._selection_map!r})"
+        text = without_addresses(repr(self._selection_map))  # a user's may have none of its own
+        return f"MixedMapDataset(parent_lengths={lengths}, selection_map={text})"
 
     def _block(self, indices: Indices) -> list[Any]:
         self._check_not_empty(self._length)
@@ -250,24 +252,20 @@ class MixedDatasetIterator(BlockIterator[T]):
     def _restore(self, state: Any) -> None:
         states = state_field(state, "parents", self)
         index = state_count(state, "index", self)
-        has_ended = state_field(state, "stop", self)
-        if has_ended not in (False, True):
-            raise StateMismatchError(f"stop in the state of {self} must be true or false, got {has_ended!r:.200}")
+        has_ended = state_flag(state, "stop", self)
         if self._names is not None:
             states = self._states_by_name(states)
-        elif not isinstance(states, list | tuple) or len(states) != len(self._parents):
-            raise StateMismatchError(
-                f"parents in the state of {self} must be a list of {len(self._parents)} states, got {states!r:.200}"
-            )
+        else:
+            states = state_list(state, "parents", self, len(self._parents), "the number of datasets")
         for parent, parent_state in zip(self._parents, states, strict=True):
             parent.set_state(parent_state)
         self._index = index
-        self._has_ended = bool(has_ended)
+        self._has_ended = has_ended
 
     def _states_by_name(self, states: Any) -> list[Any]:
         """The states of the components, those that are new at the beginning."""
         if not isinstance(states, Mapping):
-            raise StateMismatchError(f"parents in the state of {self} must be a mapping of names to states, got {states!r:.200}")
+            raise StateMismatchError(f"parents in the state of {self} must be a mapping of names to states, got {shown(states)}")
         by_name = {str(name): state for name, state in states.items()}
         assert self._names is not None
         return [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import weakref
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.options import ReadOptions
-from gristmill.core.state import state_field
+from gristmill.core.state import plain_int, shown, state_field
 from gristmill.dataset.filter_guard import FilterGuard
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
@@ -131,12 +130,11 @@ class PrefetchDatasetIterator(BlockIterator[T]):
 
     def _restore(self, state: Any) -> None:
         index = state_field(state, "next_index", self)
-        try:
-            position = operator.index(index)
-        except TypeError:
-            position = -1
-        if not 0 <= position <= self._length:
-            raise StateIndexError(f"next_index must be in [0, {self._length}], the length of the dataset, got {index!r:.200}")
+        position = plain_int(index)
+        if position is None or not 0 <= position <= self._length:
+            raise StateIndexError(
+                f"next_index in the state of {self} must be in [0, {self._length}], the length of the dataset, got {shown(index)}"
+            )
         self._stop_reading()
         self._next_index = position
 

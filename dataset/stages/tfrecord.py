@@ -86,6 +86,7 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
 
 class TFRecordDatasetIterator(FileIterator[bytes]):
     _place: list[int]  # the offsets of the records of the block, and of what follows it
+    _is_to_be_checked = False  # the place, which a state has given
 
     def __init__(self, path: str | os.PathLike[str], check_crc: bool, compression: Compression | None) -> None:
         super().__init__(path, [0])
@@ -96,7 +97,14 @@ class TFRecordDatasetIterator(FileIterator[bytes]):
         return TFRecordFile(self._path, check_crc=self._check_crc, compression=self._compression)
 
     def _read(self, file: TFRecordFile) -> tuple[list[bytes], list[int]]:
-        return file.read(self._place[-1])
+        return self._checked(file).read(self._place[-1])
+
+    def _checked(self, file: TFRecordFile) -> TFRecordFile:
+        """``file``, in which a record begins where a state said that one does."""
+        if self._is_to_be_checked:
+            file.check_begin(self._place[-1])
+            self._is_to_be_checked = False
+        return file
 
     def get_state(self) -> Any:
         return {"reader_offset": self._place[self._index]}
@@ -110,7 +118,8 @@ class TFRecordDatasetIterator(FileIterator[bytes]):
             self._index, self._is_at_end = i, False
         else:
             self._leave_block([offset])
+            self._is_to_be_checked = True
 
     def _skip(self) -> None:
         offset = self._place[self._index]
-        self._go_to(self._use_file(lambda file: file.skip(offset)))
+        self._go_to(self._use_file(lambda file: self._checked(file).skip(offset)))

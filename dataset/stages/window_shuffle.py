@@ -203,6 +203,8 @@ class WindowShuffleDatasetIterator(BlockIterator[T]):
             raise StateMismatchError(
                 f"pos_in_window in the state of {self} must be at most window_size = {self._window_size}, got {position}"
             )
+        if "parent_exhausted" in state and position == self._window_size:
+            number += 1  # Grain before 0.2.16 counted a window when it read the next one
         if rewinding.is_active and self._left is not None and (number, position) == (self._number, self._position):
             self._parents[0].set_state(copied(self._end))  # a step that failed before it took anything from the window
             return

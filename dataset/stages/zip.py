@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, TypeVar
 
-from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices
-from gristmill.core.state import state_field
+from gristmill.core.state import state_list
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -145,11 +144,7 @@ class ZipDatasetIterator(BlockIterator[T]):
         return {"parents": [parent.get_state() for parent in self._parents]}
 
     def _restore(self, state: Any) -> None:
-        states = state_field(state, "parents", self)
-        if not isinstance(states, list | tuple) or len(states) != len(self._parents):
-            raise StateMismatchError(
-                f"parents in the state of {self} must be a list of {len(self._parents)} states, got {states!r:.200}"
-            )
+        states = state_list(state, "parents", self, len(self._parents), "the number of datasets")
         for parent, parent_state in zip(self._parents, states, strict=True):
             parent.set_state(parent_state)
         if not (rewinding.is_active and states == self._end):

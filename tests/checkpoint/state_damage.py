@@ -1,0 +1,93 @@
+"""What may become of a state: other values, types, lengths and keys anywhere in it, parts of other states, and damaged text."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+_DEEP: Any = []
+for _ in range(50):
+    _DEEP = [_DEEP]
+
+JUNK: list[Any] = [
+    *(None, True, False, 0, 1, 2, 3, 5, -1, -2, 10**6, 2**31, 2**32, 2**63 - 1, 2**63, 2**64, 10**30, -(10**30)),
+    *(0.0, 1.0, 1.5, -0.5, 1e300, float("nan"), float("inf"), "", "0", "1", "next_index", "é\ud800"),
+    *([], [0], [1, 2], [-1, -1], [None], [[]], [True, 0], {}, {"0": 0}, {"next_index": 1}, {"parent": {}}, _DEEP),
+]
+
+
+def places(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to all parts of a state."""
+    yield path
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from places(value, (*path, key))
+    elif isinstance(state, list):
+        for i, value in enumerate(state):
+            yield from places(value, (*path, i))
+
+
+def part(state: Any, path: Sequence[Any]) -> Any:
+    for key in path:
+        state = state[key]
+    return state
+
+
+def damaged(state: Any, rng: Random, others: Sequence[Any]) -> Any:
+    """A copy of ``state`` with one to three changes; ``others`` are states to take parts from."""
+    state = copy.deepcopy(state)
+    for _ in range(rng.choice((1, 1, 1, 2, 3))):
+        path = rng.choice([*places(state)])
+        if not path:
+            if rng.random() < 0.9:
+                continue
+            return rng.choice([*JUNK, *others])
+        inner, key = part(state, path[:-1]), path[-1]
+        value = inner[key]
+        kinds = ["junk", "other", "delete", "swap"]
+        if type(value) is int:
+            kinds += ["count"] * 4
+        if isinstance(value, list):
+            kinds += ["lengthen", "shorten"]
+        kind = rng.choice(kinds)
+        if kind == "junk":
+            inner[key] = copy.deepcopy(rng.choice(JUNK))
+        elif kind == "other":
+            other = rng.choice(others)
+            inner[key] = copy.deepcopy(part(other, rng.choice([*places(other)])))
+        elif kind == "delete":
+            del inner[key]
+        elif kind == "swap":
+            another = rng.choice([*inner] if isinstance(inner, dict) else range(len(inner)))
+            inner[key], inner[another] = inner[another], value
+        elif kind == "count":
+            inner[key] = rng.choice((value + 1, value - 1, value + rng.randrange(20), -value, float(value), str(value)))
+        elif kind == "lengthen":
+            value.append(copy.deepcopy(rng.choice([*JUNK, *value])))
+        elif value:
+            del value[rng.randrange(len(value))]
+    return state
+
+
+def damaged_text(text: bytes, rng: Random) -> bytes:
+    """A copy of ``text`` with a byte changed, added or left out, or cut off, or something else."""
+    at = rng.randrange(len(text))
+    kind = rng.randrange(6)
+    if kind == 0:
+        return text[:at]
+    if kind == 1:
+        return text[:at] + bytes([rng.randrange(256)]) + text[at + 1 :]
+    if kind == 2:
+        return text[:at] + text[at + 1 :]
+    if kind == 3:
+        return text[:at] + rng.choice((b"\xff", b"\0", b"9", b"-", b"{", b'"', b".5")) + text[at:]
+    if kind == 4:
+        return text + rng.choice((b"}", b"\0", b"1", text))
+    return rng.choice((b"", b"null", b"3", b"[]", b'"x"', b"NaN", b"{}", b"\xff\xfe", b"[" * 100_000, b"1" * 5000))
+
+
+def as_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))

@@ -1,0 +1,88 @@
+"""What the assertions take for equal."""
+
+import copy
+import dataclasses
+from collections import namedtuple
+
+import numpy as np
+import pytest
+
+from gristmill.testing.equality import are_equal, shape_of
+
+Pair = namedtuple("Pair", "a b")
+
+
+@dataclasses.dataclass
+class Example:
+    image: np.ndarray
+    label: int
+
+
+class Opaque:
+    def __init__(self, value):
+        self.value = value
+
+
+class Blank:
+    __slots__ = ()
+
+
+VALUES = [
+    None,
+    True,
+    1,
+    1.0,
+    float("nan"),
+    np.int64(7),
+    np.float32(1),
+    "text",
+    b"text",
+    {1, 2},
+    [1],
+    (1,),
+    Pair(1, 2),
+    Pair(1, 3),
+    {"a": 1},
+    {"a": 1, 2: None},
+    np.arange(3),
+    np.arange(3.0),
+    np.array([1, np.nan]),
+    np.array(["2020-01-01", "NaT"], "datetime64[D]"),
+    np.array([(1, np.nan)], [("a", int), ("b", float)]),
+    np.array([np.arange(2), None, "x"], object),
+    Example(np.arange(3), 1),
+    Example(np.arange(3), 2),
+    Opaque([np.arange(3)]),
+    Opaque([np.arange(4)]),
+    np.random.default_rng(1),
+    np.random.default_rng(2),
+]
+
+
+@pytest.mark.parametrize("i", range(len(VALUES)))
+def test_a_value_equals_its_copy_and_no_other(i):
+    for j, other in enumerate(VALUES):
+        assert are_equal(VALUES[i], copy.deepcopy(other)) == (i == j)
+        assert are_equal({"x": [VALUES[i]]}, {"x": [copy.deepcopy(other)]}) == (i == j)
+
+
+def test_objects_without_anything_to_compare_are_equal():
+    assert are_equal(Blank(), Blank())
+    assert not are_equal(Blank(), object())
+
+
+def test_objects_in_a_circle():
+    circles = [Opaque(0), Opaque(0)]
+    for circle in circles:
+        circle.value = [circle]
+    assert are_equal(*circles)
+
+
+def test_order_of_keys_does_not_matter():
+    assert are_equal({"a": 1, "b": 2}, {"b": 2, "a": 1})
+
+
+def test_shapes_of_states():
+    assert shape_of({"a": 1, "b": [2, None]}) == shape_of({"a": 5, "b": [0, None]})
+    for other in ({"a": 1.0, "b": [2, None]}, {"a": 1, "b": [2]}, {"a": 1, "b": (2, None)}, {"a": None, "b": [2, None]}, {}):
+        assert shape_of({"a": 1, "b": [2, None]}) != shape_of(other)
