@@ -282,12 +282,12 @@ class BlockIterator(DatasetIterator[T_co]):
         raise StopIteration
 
     def set_state(self, state: Any) -> None:
-        before = snapshot(self)
+        before = marked(self)
         try:
             self._restore(state)
         except BaseException as error:
             if before is not None:
-                rewind(self, before)
+                return_to(self, before)
             if isinstance(error, RecursionError):  # where it is compared, copied or shown
                 raise StateMismatchError(f"the state of {self} must be nested less deeply than {shown(state)}") from error
             raise

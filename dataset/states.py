@@ -148,7 +148,7 @@ class CycleState:
                 found[i] = {"exhausted": int(state is None), "state": copied(state)}
         for i, state, flag in zip(self.indices, self.states, self.exhausted, strict=True):
             if state is not None and i < self.num_opened:
-                found[i] = {"exhausted": flag, "state": copied(state)}
+                found[i] = {"exhausted": flag, "state": None if flag else copied(state)}
         return found
 
 

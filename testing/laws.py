@@ -47,7 +47,7 @@ class Law:
             raise self.broken(f"{what} raised {type(error).__name__}: {error!s:.500}") from error
 
     def refuses(self, what: str, errors: tuple[type[Exception], ...], fn: Callable[..., Any], *args: Any) -> None:
-        """Whether ``fn(*args)`` raises one of ``errors``."""
+        """``fn(*args)`` must raise one of ``errors``."""
         try:
             got = self.run(what, fn, *args)
         except AssertionError as error:
@@ -60,7 +60,7 @@ class Law:
         self.check(are_equal(expected, got), f"{what} must be {expected!r:.300}, got {got!r:.300}")
 
 
-READABLE = Law("all that may be asked for is there", "Let nothing raise that a pipeline may do; try exactly this call by itself.")
+READABLE = Law("all that may be asked for is there", "A pipeline asks for it sooner or later: try exactly this by itself.")
 REPEATABLE = Law(
     "what comes back depends on what is asked for alone, not on what was asked for before",
     "Draw no random numbers but from a generator that is handed in, keep no position in the object, do not hand out memory "

@@ -15,7 +15,7 @@ from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.testing.laws import REPEATABLE, Law, check_answers, spread
 
 _METADATA = Law(
-    "sampler[index] is a RecordMetadata, whose rng is None or a numpy.random.Generator",
+    "sampler[index] is a RecordMetadata, whose index is an integer, and whose rng None or a numpy.random.Generator",
     "Return gristmill.RecordMetadata(index=..., record_key=..., rng=...).",
 )
 _INDICES = Law("metadata.index grows with the index", "Return RecordMetadata(index=index, ...) with the index asked for.")
@@ -100,6 +100,7 @@ def _check_metadata(sampler: Any, index: int, metadata: Any, num_records: int | 
     is_metadata = all([hasattr(metadata, name) for name in ("index", "record_key", "rng")])
     _METADATA.check(is_metadata, f"sampler[{index}] is {metadata!r:.200}")
     key, rng = metadata.record_key, metadata.rng
+    _METADATA.check(hasattr(type(metadata.index), "__index__"), f"sampler[{index}].index is {metadata.index!r:.200}")
     _METADATA.check(rng is None or isinstance(rng, np.random.Generator), f"sampler[{index}].rng is {rng!r:.200}")
     if num_records is not None:
         is_key = hasattr(type(key), "__index__") and 0 <= key < num_records

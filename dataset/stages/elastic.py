@@ -68,7 +68,6 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
     """
 
     _kind = "stateful"
-    _closes_anytime = True
 
     def __init__(
         self,
@@ -98,6 +97,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         self._ds = ds
         self._global_batch_size = size
         self._shard = shard_options
+        self._closes_anytime = isinstance(ds, MapDataset)
         self._iterator: BlockIterator[T]
         if isinstance(ds, MapDataset):
             args = ds, size, shard_options, read_options or ReadOptions(), multiprocessing_options or MultiprocessingOptions()

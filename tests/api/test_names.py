@@ -63,6 +63,10 @@ ALIASES = {
         f"python.{name}": [name]
         for name in ("MapOperation", "RandomMapOperation", "FilterOperation", "BatchOperation", "Operation")
     },
+    **{
+        f"testing.assert_{kind}_conforms": []
+        for kind in ("iter_dataset", "iterator", "map_dataset", "sampler", "source", "transform")
+    },
     "testing.assert_equal_output_after_checkpoint": [
         "experimental.assert_equal_output_after_checkpoint",
         "python.experimental.assert_equal_output_after_checkpoint",

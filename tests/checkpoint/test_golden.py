@@ -1,27 +1,28 @@
 """States and checkpoints that releases of Grain wrote restore here, and continue as they did there."""
 
-import importlib.util
-import itertools
 import json
 import shutil
-from pathlib import Path
 
 import orbax.checkpoint as ocp
 import pytest
+from golden_states import (
+    GOLDEN,
+    GRAINS_PIPELINES,
+    PROCESS_FILE,
+    file_content,
+    following,
+    has_workers,
+    made,
+    names,
+    plain,
+    set_state,
+    written_by,
+)
 
-import gristmill
 from gristmill.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
 from gristmill.core.errors import StateMismatchError
 
-GOLDEN = Path(__file__).parent / "golden"
-PROCESS_FILE = "process_0-of-1.json"
-
-_spec = importlib.util.spec_from_file_location("golden_pipelines", GOLDEN / "pipelines.py")
-golden_pipelines = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(golden_pipelines)
-
-PIPELINES = golden_pipelines.pipelines(gristmill)
-WRITTEN = {path.stem: json.loads(path.read_text()) for path in sorted(GOLDEN.glob("grain_*.json"))}
+WRITTEN = written_by("grain")
 NEWEST = "grain_0.2.18"
 SAVED = json.loads((GOLDEN / "orbax" / "expected.json").read_text())
 
@@ -33,7 +34,7 @@ REFUSED = {
     "grain_0.2.12": INTERLEAVED,
     "grain_0.2.15": INTERLEAVED,
 }
-CASES = [(release, name) for release, found in WRITTEN.items() for name in found if name != "written_by"]
+CASES = [(release, name) for release, found in WRITTEN.items() for name in names(found)]
 
 
 def cases(*, refused):
@@ -44,26 +45,7 @@ def cases(*, refused):
 
 @pytest.fixture
 def pipeline(request, monkeypatch):
-    monkeypatch.chdir(GOLDEN)  # where the files are that some read
-    built = PIPELINES[request.param]()
-    yield built
-    source = getattr(built, "_source", None)
-    if isinstance(source, gristmill.sources.SharedMemoryDataSource):
-        source.unlink()
-        source.close()
-
-
-def file_content(state):
-    return json.dumps(state, indent=4).encode()
-
-
-def set_state(it, state):
-    it.set_state(state if isinstance(it, gristmill.DatasetIterator) else file_content(state))
-
-
-def following(it, num):
-    """The rest, or ``num`` elements."""
-    return [golden_pipelines.plain(element) for element in itertools.islice(it, num)]
+    yield from made(request.param, monkeypatch)
 
 
 def is_same(name, state, elements, expected):
@@ -74,8 +56,8 @@ def is_same(name, state, elements, expected):
 
 
 def test_all_that_the_newest_release_writes_is_there():
-    assert set(WRITTEN[NEWEST]) == {"written_by", *PIPELINES}
-    assert {"grain_0.2.8", "grain_0.2.12", "grain_0.2.15", "grain_0.2.16"} < set(WRITTEN)
+    assert names(WRITTEN[NEWEST]) == list(GRAINS_PIPELINES)
+    assert list(WRITTEN) == ["grain_0.2.8", "grain_0.2.12", "grain_0.2.15", "grain_0.2.16", NEWEST]
 
 
 @cases(refused=False)
@@ -86,15 +68,14 @@ def test_states_restore(pipeline, release, request, tmp_path):
     used = iter(pipeline)
     for position, state in reversed(golden["states"]):
         expected = golden["elements"][position:]
-        num = len(expected) if "endless" in name else None
         (tmp_path / PROCESS_FILE).write_bytes(file_content(state))
         assert CheckpointHandler().restore(tmp_path, item=used) is used
-        elements = following(used, num)
+        elements = following(used, name, expected)
         assert is_same(name, state, elements, expected), f"{elements} follow state {position}, not {expected}"
-        if "worker" not in name:
-            with iter(PIPELINES[name]() if name == "elastic" else pipeline) as it:
+        if not has_workers(name):
+            with iter(GRAINS_PIPELINES[name]() if name == "elastic" else pipeline) as it:
                 set_state(it, state)
-                assert is_same(name, state, following(it, num), expected)
+                assert is_same(name, state, following(it, name, expected), expected)
     used.close()
 
 
@@ -109,7 +90,7 @@ def test_states_that_cannot_be_continued_are_refused(pipeline, release, request)
             assert it.get_state() == before
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES, indirect=True)
+@pytest.mark.parametrize("pipeline", GRAINS_PIPELINES, indirect=True)
 def test_what_we_write_is_the_same(pipeline, request, tmp_path):
     """Apart from the source in shared memory, that in Grain shows all its data, and from what tells flat maps apart."""
     name = request.node.callspec.params["pipeline"]
@@ -176,17 +157,17 @@ def test_what_grain_saved_with_orbax_restores(pipeline, way, request, tmp_path):
     shutil.copytree(GOLDEN / "orbax" / f"{way}-{name}", directory)  # Orbax may write there
     with iter(pipeline) as it:
         RESTORE[way](directory, it)
-        assert [golden_pipelines.plain(element) for element in it] == SAVED[f"{way}-{name}"]
+        assert [plain(element) for element in it] == SAVED[f"{way}-{name}"]
 
 
 def test_training_goes_on_in_a_directory_of_grain(tmp_path):
     directory = tmp_path / "saved"
     shutil.copytree(GOLDEN / "orbax" / "single-loader_operations", directory)
-    make = PIPELINES["loader_operations"]
+    make = GRAINS_PIPELINES["loader_operations"]
     with ocp.CheckpointManager(directory) as manager:
         it = manager.restore(4, args=CheckpointRestore(iter(make())))
         next(it)
         manager.save(5, args=CheckpointSave(it))
         manager.wait_until_finished()
         restored = manager.restore(5, args=CheckpointRestore(iter(make())))
-    assert [golden_pipelines.plain(x) for x in restored] == SAVED["single-loader_operations"][1:]
+    assert [plain(x) for x in restored] == SAVED["single-loader_operations"][1:]

@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
@@ -259,6 +259,7 @@ class TestFiles:
                 states = joined(its)
             assert Counter(seen) == Counter(x for file in files for x in file)
 
+    @settings(max_examples=100, deadline=None)
     @given(data=st.data())
     def test_batches_filters_and_files_of_every_kind(self, data):
         sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=6), "sizes")
@@ -309,7 +310,7 @@ class TestFiles:
     def test_fewer_files_than_shards(self):
         its = shards(interleave(numbers([2]), 3), 0, 3)
         assert [list(it) for it in its] == [[0, 1], [], []]
-        assert joined(its) == {"0": {"exhausted": 1, "state": {"next_index": 2}}}
+        assert joined(its) == {"0": {"exhausted": 1, "state": None}}
         for it in shards(interleave(numbers([2]), 3), 0, 2):
             it.set_shard_states(joined(its))
             assert list(it) == []
@@ -329,6 +330,28 @@ class TestFiles:
         with pytest.raises(StateMismatchError, match="must be a mapping"):
             its[1].set_shard_states([])
         assert next(its[1]) == 100
+
+    def test_a_dataset_that_has_ended_is_not_opened_again(self):
+        opened = []
+
+        class File(IterDataset):
+            def __init__(self, number):
+                super().__init__()
+                self._number = number
+
+            def __iter__(self):
+                opened.append(self._number)
+                return iter(MapDataset.range(100 * self._number, 100 * self._number + 2).to_iter_dataset(DIRECT))
+
+        ds = InterleaveIterDataset([File(k) for k in range(6)], cycle_length=2, num_make_iter_threads=0, iter_buffer_size=0)
+        its = shards(ds, 0, 2)
+        assert [[next(it) for _ in range(5)] for it in its] == [[0, 200, 1, 201, 400], [100, 300, 101, 301, 500]]
+        states = joined(its)
+        opened.clear()
+        (one,) = shards(ds, 0, 1)
+        one.set_shard_states(states)
+        assert list(one) == [401, 501]
+        assert opened == [4, 5]
 
     def test_a_state_of_another_shard_is_refused(self):
         ds = interleave(numbers([3, 3, 3]), 2)

@@ -148,6 +148,11 @@ class OnlyKeys(Right):
         return super().__getitem__(index).record_key
 
 
+class WithoutIndex(Right):
+    def __getitem__(self, index):
+        return RecordMetadata(None, super().__getitem__(index).record_key)
+
+
 class SeedInsteadOfGenerator(Right):
     def __getitem__(self, index):
         return RecordMetadata(index, super().__getitem__(index).record_key, 17)
@@ -202,6 +207,7 @@ WRONG = {
     HoldsALock: r"copy made by cloudpickle.*copying HoldsALock raised TypeError",
     WithAddress: r"the repr is the same.*has a memory address",
     OnlyKeys: r"sampler\[index\] is a RecordMetadata.*sampler\[0\] is 19",
+    WithoutIndex: r"sampler\[index\] is a RecordMetadata.*sampler\[0\].index is None",
     SeedInsteadOfGenerator: r"sampler\[index\] is a RecordMetadata.*sampler\[0\].rng is 17",
     IndexOfTheEpoch: r"metadata.index grows.*sampler\[9\].index is 9, sampler\[10\].index is 0",
     KeysPastTheEnd: r"keys of the source.*sampler\[19\].record_key is 20, and num_records 20",

@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-from pipelines import pipelines, plain
+from golden_pipelines import pipelines, plain
 
 HERE = Path(__file__).parent
 NEWEST = "0.2.18"
 NUM_OF_ENDLESS = 12
-# What is kept of other releases: all that ``DataLoader`` and ``mp_prefetch`` wrote, and what looks like something else today.
+# What is kept of other releases: ``DataLoader`` and ``mp_prefetch``, and what looks like something else today.
 OF_OTHERS = """
-    loader loader_operations loader_shared_memory loader_endless loader_workers_2 loader_workers_3 loader_dry_worker
-    loader_flat_map_workers workers_2 workers_3 workers_files workers_repeated workers_noted
-    nested mix interleave interleave_by_name interleave_all window_shuffle threads_2 threads_of_files
+    loader loader_operations loader_shared_memory loader_endless loader_workers_3 loader_dry_worker loader_flat_map_workers
+    workers_3 workers_files workers_repeated workers_noted nested mix interleave interleave_by_name interleave_all
+    window_shuffle threads_2 threads_of_files
 """
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import grain
 import orbax.checkpoint as ocp
 from absl import flags
-from pipelines import pipelines, plain
+from golden_pipelines import pipelines, plain
 
 HERE = Path(__file__).parent
 ORBAX = HERE / "orbax"

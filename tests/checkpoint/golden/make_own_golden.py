@@ -9,11 +9,12 @@ import os
 import tempfile
 from pathlib import Path
 
-import gristmill
-from gristmill.checkpoint import CheckpointHandler
+from golden_pipelines import plain
 from make_golden import HERE, NUM_OF_ENDLESS, positions, write_file
 from own_pipelines import pipelines
-from pipelines import plain
+
+import gristmill
+from gristmill.checkpoint import CheckpointHandler
 
 
 def files(it):

@@ -1,0 +1,58 @@
+"""What the tests of golden states share."""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import gristmill
+
+GOLDEN = Path(__file__).parent / "golden"
+PROCESS_FILE = "process_0-of-1.json"
+PIPELINE_FILE = "pipeline_0-of-1.json"
+
+sys.path.append(str(GOLDEN))
+from golden_pipelines import pipelines, plain  # noqa: E402
+from own_pipelines import pipelines as own_pipelines  # noqa: E402
+
+GRAINS_PIPELINES = pipelines(gristmill)
+PIPELINES = own_pipelines(gristmill)
+
+
+def written_by(library):
+    """The golden states of all releases of a library, oldest first."""
+    paths = {path.stem: path for path in GOLDEN.glob(f"{library}_*.json")}
+    releases = sorted(paths, key=lambda name: [int(part) for part in name.split("_")[1].split(".")])
+    return {release: json.loads(paths[release].read_text()) for release in releases}
+
+
+def names(found):
+    return [name for name in found if name != "written_by"]
+
+
+def made(name, monkeypatch):
+    """The pipeline, where the files are that some read; for a fixture."""
+    monkeypatch.chdir(GOLDEN)
+    built = PIPELINES[name]()
+    yield built
+    source = getattr(built, "_source", None)
+    if isinstance(source, gristmill.sources.SharedMemoryDataSource):
+        source.unlink()
+        source.close()
+
+
+def has_workers(name):
+    return "worker" in name
+
+
+def file_content(state):
+    return json.dumps(state, indent=4).encode()
+
+
+def set_state(it, state):
+    it.set_state(state if isinstance(it, gristmill.DatasetIterator) else file_content(state))
+
+
+def following(it, name, expected):
+    """The rest, of an endless pipeline as many elements as are expected."""
+    return [plain(element) for element in itertools.islice(it, len(expected) if "endless" in name else None)]

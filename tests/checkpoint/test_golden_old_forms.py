@@ -1,0 +1,221 @@
+"""States of ``mp_prefetch`` in Grain before 0.2.16, and of interleaves there. Real ones are in ``test_golden.py``."""
+
+import copy
+
+import pytest
+
+from gristmill import MapDataset, MultiprocessingOptions
+from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
+from gristmill.experimental import (
+    InterleaveIterDataset,
+    ThreadPrefetchIterDataset,
+    get_next_index,
+    multithread_prefetch,
+    set_next_index,
+)
+
+EVERYTHING = [0, 10, 2, 3, 5, 6, 8, 9, 11]  # of three workers
+
+
+def filtered():
+    return MapDataset.range(12).to_iter_dataset().filter(lambda v: v % 3 != 1 or v > 8)
+
+
+MAKE = {
+    "processes": lambda ds, count: ds.mp_prefetch(MultiprocessingOptions(count)),
+    "threads": lambda ds, count: multithread_prefetch(ds, count, 1),
+    "no_threads": lambda ds, count: multithread_prefetch(ds, count, 0),
+}
+
+
+@pytest.fixture(params=MAKE)
+def make(request):
+    return MAKE[request.param]
+
+
+def old(states, nums, last):
+    return {
+        "workers_state": {str(i): None if state is None else {"next_index": state} for i, state in enumerate(states)},
+        "iterations_to_skip": {str(i): num for i, num in enumerate(nums)},
+        "last_worker_index": last,
+    }
+
+
+def new(states, turn):
+    return {
+        "next_index_in_cycle": turn,
+        "next_index_in_datasets": 3,
+        "iterators_in_use_indices": [0, 1, 2],
+        "iterators_in_use_states": [{"next_index": state} for state in states],
+        "exhausted": [0, 0, 0],
+        "future_states": {},
+    }
+
+
+# State, the same as it is written today, and how many elements came before.
+STATES = [
+    (old([0, 0, 0], [0, 0, 0], -1), new([0, 0, 0], 0), 0),
+    (old([None, None, None], [0, 0, 0], -1), new([0, 0, 0], 0), 0),
+    (old([0, 0, 0], [1, 0, 0], 0), new([1, 0, 0], 1), 1),
+    (old([0, None, 0], [1, 1, 1], 2), new([1, 4, 1], 0), 3),
+    (old([1, 4, 0], [1, 0, 1], 0), new([2, 4, 1], 1), 4),
+    (old([0, 0, 0], [4, 1, 4], 2), new([4, 4, 4], 0), 9),
+]
+
+
+@pytest.mark.parametrize(("state", "today", "position"), STATES)
+def test_states_continue_and_become_those_of_today(make, state, today, position):
+    given = copy.deepcopy(state)
+    with iter(make(filtered(), 3)) as it:
+        for _ in range(2):
+            it.set_state(state)
+            assert list(it) == EVERYTHING[position:]
+        it.set_state(state)
+        assert it.get_state() == today
+        assert it.get_state() == today
+        assert list(it) == EVERYTHING[position:]
+        it.set_state(today)
+        assert list(it) == EVERYTHING[position:]
+    assert state == given
+
+
+def test_nothing_is_computed_before_it_is_asked_for():
+    computed = []
+    ds = MapDataset.range(10).to_iter_dataset().map(lambda v: computed.append(v) or v)
+    it = iter(multithread_prefetch(ds, 2, 0))
+    it.set_state(old([0, 1], [2, 0], 0))
+    assert computed == []
+    assert next(it) == 3
+    assert sorted(computed) == [0, 2, 3]
+    assert get_next_index(it) == 4
+
+
+def test_below_other_steps(make):
+    ds = make(filtered(), 3)
+    whole = ThreadPrefetchIterDataset(ds.map_with_index(lambda i, v: (i, v)).batch(2, batch_fn=list), prefetch_buffer_size=1)
+    with iter(whole) as it:
+        it.set_state({"parent": old([0, None, 0], [1, 1, 1], 2), "counter": 3})
+        assert list(it) == [[(3, 3), (4, 5)], [(5, 6), (6, 8)], [(7, 9), (8, 11)]]
+
+
+def test_indices_of_elements(make):
+    with iter(make(MapDataset.range(9).to_iter_dataset(), 2)) as it:
+        it.set_state(old([0, 1], [2, 0], 0))
+        assert get_next_index(it) == 3
+        it.set_state(old([0, 1], [2, 0], 0))
+        set_next_index(it, 7)
+        assert list(it) == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"last_worker_index": 3}, StateMismatchError, "last_worker_index .* -1, 2., got 3"),
+        ({"last_worker_index": True}, StateMismatchError, "last_worker_index .* got True"),
+        ({"workers_state": {"0": None, "1": None}}, StateMismatchError, "workers_state .*'0', '1', '2'.* got {'0': None, '1'"),
+        ({"workers_state": [None] * 3}, StateMismatchError, "workers_state .* got .None, None, None"),
+        ({"workers_state": {"0": None, "1": {"next_index": 5}, "2": None}}, StateIndexError, "next_index .* 0, 4.* got 5"),
+        ({"workers_state": {"0": None, "1": {"index": 0}, "2": None}}, StateKeyError, "next_index"),
+        ({"iterations_to_skip": {"0": 0, "1": -1, "2": 0}}, StateMismatchError, "iterations_to_skip .* got .0, -1, 0"),
+        ({"iterations_to_skip": {"0": 0, "1": 0, "2": 0, "3": 0}}, StateMismatchError, "iterations_to_skip .*'0', '1', '2'"),
+        ({"iterations_to_skip": None}, StateMismatchError, "iterations_to_skip .* got None"),
+    ],
+)
+def test_others_are_refused(make, changes, error, words):
+    with iter(make(filtered(), 3)) as it:
+        it.set_state(old([1, 4, 0], [0, 0, 0], 0))
+        before = it.get_state()
+        state = {**old([0, 0, 0], [1, 0, 0], 0), **changes}
+        with pytest.raises(error, match=words):
+            it.set_state(state)
+        assert it.get_state() == before
+        assert list(it) == [2, 3, 5, 6, 8, 9, 11]
+
+
+@pytest.mark.parametrize("key", ["iterations_to_skip", "last_worker_index"])
+def test_missing_keys(make, key):
+    with iter(make(filtered(), 3)) as it:
+        state = old([0, 0, 0], [1, 0, 0], 0)
+        del state[key]
+        with pytest.raises(StateKeyError, match=key):
+            it.set_state(state)
+
+
+def test_more_than_there_is(make):
+    """Data have become fewer: known when it is looked at. The state stays what it was, in effect."""
+    with iter(make(filtered(), 3)) as it:
+        it.set_state(old([0, 0, 0], [2, 3, 1], 0))
+        it.start_prefetch()
+        for _ in range(2):
+            state = it.get_state()
+            assert state["iterations_to_skip"] == {"0": 0, "1": 2, "2": 1}
+            with pytest.raises(StateMismatchError, match="iterations_to_skip of worker 1 is larger by 2"):
+                next(it)
+        with pytest.raises(StateMismatchError, match="larger by 2"):
+            it.skip_failed()
+        with pytest.raises(StateMismatchError, match="larger by 2"):
+            get_next_index(it)
+        it.set_state(state)
+        with pytest.raises(StateMismatchError, match="larger by 2"):
+            next(it)
+        it.set_state(old([0, 0, 0], [2, 1, 1], 1))
+        assert list(it) == [5, 6, 8, 9, 11]
+
+
+def test_an_error_of_what_was_delivered():
+    """It comes with ``next``, whoever asks for the state gets one that says the same as the restored one."""
+    is_broken = True
+
+    def read(v):
+        if is_broken and v == 3:
+            raise OSError("the disk is away")
+        return v
+
+    ds = multithread_prefetch(MapDataset.range(9).to_iter_dataset().map(read), 2, 1)
+    it = iter(ds.map(lambda v: v))
+    state = old([0, 0], [2, 2], 1)
+    it.set_state(state)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is away"):
+            next(it)
+        assert it.get_state() == old([2, 1], [0, 1], -1)
+    is_broken = False
+    it.set_state(it.get_state())
+    assert list(it) == [4, 5, 6, 7, 8]
+
+
+def test_states_of_a_closed_iterator(make):
+    it = iter(make(filtered(), 3))
+    state = old([0, 0, 0], [1, 1, 1], -1)
+    it.set_state(state)
+    it.close()
+    assert it.get_state() == state
+    with pytest.raises(ValueError, match="closed"):
+        next(it)
+
+
+INTERLEAVED = {
+    "prefetch_ds_iter_states": {"next_index": 2},
+    "next_index_in_cycle": 0,
+    "next_index_in_datasets": 2,
+    "iterators_in_use_indices": [0, 1],
+    "iterators_in_use_states": [{"next_index": 1}, {"next_index": 1}],
+}
+
+
+@pytest.mark.parametrize(
+    "ds",
+    [
+        InterleaveIterDataset([MapDataset.range(3), MapDataset.range(4)], cycle_length=2),
+        multithread_prefetch(MapDataset.range(7).to_iter_dataset(), 2, 1),
+    ],
+    ids=["interleave", "threads"],
+)
+def test_interleaves_are_refused(ds):
+    it = iter(ds)
+    next(it)
+    before = it.get_state()
+    with pytest.raises(StateMismatchError, match="written by Grain before 0.2.16"):
+        it.set_state(INTERLEAVED)
+    assert it.get_state() == before
+    assert len(list(it)) == 6
