@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from typing import Any, TypeVar
 
-from gristmill.core.errors import StateIndexError
-from gristmill.core.state import state_count, state_field, state_flag
+from gristmill.core.errors import StateIndexError, StateMismatchError
+from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, snapshot
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
 from gristmill.dataset.states import copied, given, is_same
 
 T = TypeVar("T")
@@ -23,8 +23,9 @@ class CacheIterDataset(IterDataset[T]):
     Every iterator has a cache of its own, filled as elements pass. It is complete when the parent has ended, which is not
     touched any more then. Going back within what is in memory computes nothing.
 
-    Order: the parent's. State: the parent's, the number of elements so far, and whether the cache is complete; no elements. A
-    new iterator that is restored computes those before its position again. Cost: a list's, and the memory of all elements.
+    Order: the parent's. State: the parent's, the number of elements so far, whether the cache is complete, and where
+    ``skip_failed`` has left out some, if it has; no elements. A new iterator that is restored computes those before its position
+    again. Cost: a list's, and the memory of all elements.
 
     Args:
         parent: the dataset; all its elements must fit in memory.
@@ -65,6 +66,9 @@ class CacheDatasetIterator(BlockIterator[T]):
         self._elements: list[Any] = []
         self._is_complete = False
         self._position = 0
+        # How many elements were before each one that was left out because it failed, and how many of these are left out already.
+        self._skipped: list[int] = []
+        self._num_skipped = 0
         self._start: Any = None  # the parent's state at the beginning, from the time it is first moved
         # What the state says of the parent and of the cache after a restore, which need not be how they are.
         self._shown: tuple[Any, bool] | None = None
@@ -90,17 +94,25 @@ class CacheDatasetIterator(BlockIterator[T]):
     def _read_until(self, stop: int) -> None:
         """Gets elements into memory until there are ``stop``, or all."""
         while len(self._elements) < stop and not self._is_complete:
-            n = min(stop - len(self._elements), _BLOCK)
             before = snapshot(self._source)
             self._note_start(before)
+            num_before_gap = self._num_before_gap()
+            n = min(stop - len(self._elements), _BLOCK, num_before_gap)
             try:
-                elements = pull(self._source, n)
+                elements = pull(self._source, n) if n else []
+                is_gap = not n and skip_one(self._source)
             except BaseException:
                 if before is not None:
                     rewind(self._source, before)
                 raise
             self._elements += elements
-            self._is_complete = len(elements) < n
+            self._num_skipped += is_gap
+            self._is_complete = len(elements) < n or (not n and not is_gap)
+
+    def _num_before_gap(self) -> int:
+        """How many elements come before the next one that is to be left out."""
+        gaps = self._skipped[self._num_skipped : self._num_skipped + 1]
+        return gaps[0] - len(self._elements) if gaps else _BLOCK
 
     def _note_start(self, state: Any) -> None:
         if self._start is None:
@@ -111,19 +123,26 @@ class CacheDatasetIterator(BlockIterator[T]):
             parent, is_complete = self._source.get_state(), self._is_complete
         else:
             parent, is_complete = copied(self._shown[0]), self._shown[1]
-        return {"parent": parent, "position": self._position, "cache_filled": is_complete}
+        state = {"parent": parent, "position": self._position, "cache_filled": is_complete}
+        return {**state, "skipped": [*self._skipped]} if self._skipped else state
 
     def _restore(self, state: Any) -> None:
         position = state_count(state, "position", self)
         is_complete = state_flag(state, "cache_filled", self)
         parent = state_field(state, "parent", self)
+        skipped = self._gaps_in(state, None if is_complete else position)
         now = copied(self._source.get_state())
         self._note_start(now)
+        if not self._is_of_memory(skipped, position):
+            self._source.set_state(copied(self._start))
+            now = copied(self._start)
+            self._elements, self._is_complete, self._skipped, self._num_skipped = [], False, skipped, 0
         is_in_memory = 0 < position <= len(self._elements) or (position == 0 and is_same(parent, self._start))
         if is_in_memory and not is_complete and (rewinding.is_active or not self._is_complete):
             self._source.set_state(parent)  # the states before what is in memory are not
             del self._elements[position:]
             self._position, self._is_complete, self._shown = position, False, None
+            self._skipped, self._num_skipped = skipped, len(skipped)
             return
         if not is_same(parent, now) and not is_same(parent, self._start):
             try:
@@ -132,8 +151,26 @@ class CacheDatasetIterator(BlockIterator[T]):
                 self._source.set_state(now)
         elif not self._is_complete:
             self._source.set_state(now)  # what has failed there is to be tried again
+        self._skipped = max(self._skipped[: self._num_skipped], skipped, key=len)  # what is in memory stays as it is
         self._position = position
         self._shown = given(parent), is_complete
+
+    def _gaps_in(self, state: Any, most: int | None) -> list[int]:
+        skipped = plain_counts(state.get("skipped", []))
+        if skipped is None or skipped != sorted(skipped) or (most is not None and max(skipped, default=0) > most):
+            allowed = "" if most is None else f" up to position, {most}"
+            raise StateMismatchError(
+                f"skipped in the state of {self} must be ascending non-negative integers{allowed}, got {shown(state['skipped'])}"
+            )
+        return skipped
+
+    def _is_of_memory(self, skipped: list[int], position: int) -> bool:
+        """Whether what is in memory came with the same elements left out."""
+        done = self._skipped[: self._num_skipped]
+        num = min(len(done), len(skipped))
+        if done[:num] != skipped[:num] or position > min(done[num:], default=position):
+            return False
+        return num == len(skipped) or not (self._is_complete or skipped[num] < len(self._elements))
 
     def _skip(self) -> None:
         while self._position >= len(self._elements) and not self._is_complete:
@@ -141,6 +178,13 @@ class CacheDatasetIterator(BlockIterator[T]):
                 self._read_until(len(self._elements) + 1)
             except Exception:
                 self._source._skip()
+                was_delivered = self._position > len(self._elements)  # before, and cannot be read again
+                later = [num - was_delivered for num in self._skipped[self._num_skipped :]]
+                self._skipped[self._num_skipped :] = [len(self._elements), *later]
+                self._num_skipped += 1
+                self._position -= was_delivered
+                if not was_delivered:
+                    self._shown = None
                 return
         if self._position < len(self._elements):
             self._position += 1

@@ -59,6 +59,7 @@ ALIASES = {
         f"checkpoint.{name}": [place + prefix + name for place in ("", "python.") for prefix in ("PyGrain", "Grain")]
         for name in ("CheckpointHandler", "CheckpointSave", "CheckpointRestore")
     },
+    "checkpoint.StateMismatchError": [],
     **{
         f"python.{name}": [name]
         for name in ("MapOperation", "RandomMapOperation", "FilterOperation", "BatchOperation", "Operation")

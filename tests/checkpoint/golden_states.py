@@ -16,7 +16,8 @@ from golden_pipelines import pipelines, plain  # noqa: E402
 from own_pipelines import pipelines as own_pipelines  # noqa: E402
 
 GRAINS_PIPELINES = pipelines(gristmill)
-PIPELINES = own_pipelines(gristmill)
+OWN_PIPELINES = own_pipelines(gristmill)
+PIPELINES = GRAINS_PIPELINES | OWN_PIPELINES
 
 
 def written_by(library):

@@ -5,8 +5,8 @@ import json
 import pytest
 from golden_states import (
     GRAINS_PIPELINES,
+    OWN_PIPELINES,
     PIPELINE_FILE,
-    PIPELINES,
     PROCESS_FILE,
     file_content,
     following,
@@ -35,7 +35,7 @@ def pipeline_file(library, description, crc32):
 
 
 def test_all_pipelines_are_there():
-    assert set(names(WRITTEN[NEWEST])) == set(PIPELINES)
+    assert set(names(WRITTEN[NEWEST])) == set(OWN_PIPELINES)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_checkpoints_restore(pipeline, version, request, tmp_path):
         (tmp_path / PROCESS_FILE).write_bytes(file_content(state))
         (tmp_path / PIPELINE_FILE).write_bytes(file_content(pipeline_file(library, golden["pipeline"], crc32)))
         expected = golden["elements"][position:]
-        for it in [used] if has_workers(name) else [used, iter(PIPELINES[name]())]:
+        for it in [used] if has_workers(name) else [used, iter(OWN_PIPELINES[name]())]:
             assert CheckpointHandler().restore(tmp_path, item=it) is it
             elements = following(it, name, expected)
             assert elements == expected, f"{elements} follow state {position}, not {expected}"
     used.close()
 
 
-@pytest.mark.parametrize("pipeline", PIPELINES, indirect=True)
+@pytest.mark.parametrize("pipeline", OWN_PIPELINES, indirect=True)
 def test_what_we_write_is_the_same(pipeline, request, tmp_path):
     """Another layout needs golden states of its own (``make_own_golden.py``), beside these, which must still restore."""
     name = request.node.callspec.params["pipeline"]
@@ -76,7 +76,7 @@ def test_what_we_write_is_the_same(pipeline, request, tmp_path):
     it.close()
 
 
-@pytest.mark.parametrize("name", [name for name in PIPELINES if name in GRAINS_PIPELINES])
+@pytest.mark.parametrize("name", [name for name in OWN_PIPELINES if name in GRAINS_PIPELINES])
 def test_elements_are_those_of_grain(name):
     (grains,) = [found for release, found in written_by("grain").items() if release == "grain_0.2.18"]
     assert WRITTEN[NEWEST][name]["elements"] == grains[name]["elements"]

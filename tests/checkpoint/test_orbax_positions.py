@@ -207,7 +207,7 @@ def test_the_handler_starts_reading(make, store, pipe):
     with iter(make(Source(path))) as it:
         assert select.select([reader], [], [], 0)[0] == []
         store.restore(0, it)
-        assert select.select([reader], [], [], 60)[0] == [reader]
+        assert select.select([reader], [], [], 30)[0] == [reader]
 
 
 @pytest.mark.parametrize("store", [Protocol], indirect=True)
@@ -222,4 +222,4 @@ def test_loading_does_not(make, store, pipe):
         assert children() <= before[1]
         assert select.select([reader], [], [], 0)[0] == []
         next(it)
-        assert select.select([reader], [], [], 60)[0] == [reader]
+        assert select.select([reader], [], [], 30)[0] == [reader]

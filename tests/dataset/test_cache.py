@@ -156,12 +156,74 @@ def test_an_element_that_failed_and_was_skipped_is_not_in_the_cache():
     assert list(it) == [3, 4, 0, 1, 3, 4]
 
     again = iter(MapDataset.range(5).map(fails_at_two).to_iter_dataset(DIRECT).cache())
-    again.set_state(state(4, 3, False))  # after 3, which is the third one
-    with pytest.raises(OSError, match="gone"):
-        next(again)
-    assert again.get_state() == state(4, 3, False)
-    again.skip_failed()
+    after_three = {**state(4, 3, False), "skipped": [2]}  # the third one that is there
+    again.set_state(after_three)
+    assert again.get_state() == after_three
     assert list(again) == [4]
+    assert again.get_state() == {**state(5, 4, True), "skipped": [2]}
+
+
+def test_what_cannot_be_computed_again_is_no_longer_counted():
+    """A state without ``skipped`` says that all elements before it were delivered."""
+
+    def fails_at_two(x):
+        if x == 2:
+            raise OSError("gone")
+        return x
+
+    it = iter(MapDataset.range(5).map(fails_at_two).to_iter_dataset(DIRECT).cache().repeat(2))
+    it.set_state({"parent": state(4, 4, False), "epoch": 0})
+    with pytest.raises(OSError, match="gone"):
+        next(it)
+    assert it.get_state()["parent"] == state(4, 4, False)
+    it.skip_failed()
+    assert list(it) == [4, 0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("skipped", [[5], [3, 2], [-1], [1.0], [True], 2, "2", None, {}])
+def test_wrong_places_of_skipped_elements_are_refused(skipped):
+    it = iter(MapDataset.range(9).to_iter_dataset(DIRECT).cache())
+    next(it)
+    with pytest.raises(StateMismatchError, match="skipped in the state of CacheDatasetIterator"):
+        it.set_state({**state(4, 4, False), "skipped": skipped})
+    assert list(it) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_states_of_iterators_that_left_out_other_elements():
+    """What is in memory is used only if it came with the same elements left out."""
+    bad = set()
+
+    def fail(x):
+        if x in bad:
+            raise OSError(x)
+        return x
+
+    ds = MapDataset.range(8).map(fail).to_iter_dataset(DIRECT).cache()
+    states = {}
+    for failing in [(), (2,), (2, 5), (5, 6), (0,), (7,)]:
+        bad.clear()
+        bad.update(failing)
+        it, delivered = iter(ds), []
+        for i in range(8):
+            try:
+                delivered.append(next(it))
+            except OSError:
+                it.skip_failed()
+            states[failing, i + 1] = it.get_state(), delivered[:]
+        assert list(it) == []
+        states[failing, 9] = it.get_state(), delivered[:]
+    bad.clear()
+    used = iter(ds)
+    for given, delivered in [*states.values(), *reversed(states.values())]:
+        fresh = iter(ds)
+        fresh.set_state(given)
+        rest = [x for x in range(8) if x not in delivered][len(given.get("skipped", [])) :]
+        assert list(fresh) == rest
+        used.set_state(given)
+        assert set(used) <= set(rest)  # what was left out since may stay so
+        again = iter(ds)
+        again.set_state(used.get_state())
+        assert list(again) == []
 
 
 def test_the_first_error_of_what_is_read_again_is_that_of_the_first_element():
@@ -182,7 +244,7 @@ def test_the_first_error_of_what_is_read_again_is_that_of_the_first_element():
             with pytest.raises(error):
                 next(it)
         it.skip_failed()
-    assert list(it) == [8]  # the seventh of those that do not fail
+    assert list(it) == [6, 7, 8]  # what was not delivered before
 
 
 class NoCopies:
