@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from gristmill.core.state import state_from_text, state_to_text
@@ -13,16 +15,17 @@ from gristmill.dataset.iterator import DatasetIterator
 class CheckpointHandler:
     """Saves and restores the position of iterators: one small JSON file per process, ``process_<i>-of-<n>.json``.
 
-    Works with Orbax's ``CheckpointManager``, ``Composite`` and ``Checkpointer``. The state is taken before ``save`` returns,
+    Works with Orbax's ``CheckpointManager``, ``Composite``, ``Checkpointer`` and ``AsyncCheckpointer``. The state is taken before ``save`` returns,
     so the iterator may go on while Orbax finishes the checkpoint.
     """
 
     def save(self, directory: Any, item: Any = None, args: Any = None) -> None:
         """Writes the position of ``item`` (or ``args.item``) into ``directory``."""
-        iterator = _iterator(item, args)
-        state = iterator.get_state()
-        text = state_to_text(state) if isinstance(iterator, DatasetIterator) else state.decode()
-        write_checkpoint(directory, text, _describe(iterator))
+        write_checkpoint(directory, *_position(item, args))
+
+    async def async_save(self, directory: Any, item: Any = None, args: Any = None) -> list[Any]:
+        """Takes the position of ``item`` (or ``args.item``) now; what it returns writes it, as soon as there is ``directory``."""
+        return [_Pending(functools.partial(write_checkpoint, directory, *_position(item, args)))]
 
     def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
         """Sets ``item`` (or ``args.item``) to the position in ``directory``, starts its read-ahead and returns it.
@@ -55,6 +58,23 @@ class CheckpointHandler:
     def typestr(cls) -> str:
         """The name under which Orbax notes the handler."""
         return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class _Pending:
+    """What Orbax waits for in the background, as for a future."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write = functools.cache(write)
+
+    def result(self, timeout: float | None = None) -> None:
+        self._write()
+
+
+def _position(item: Any, args: Any) -> tuple[str, dict[str, Any] | None]:
+    """The text of an iterator's state, and what describes its pipeline."""
+    iterator = _iterator(item, args)
+    state = iterator.get_state()
+    return state_to_text(state) if isinstance(iterator, DatasetIterator) else state.decode(), _describe(iterator)
 
 
 def _iterator(item: Any, args: Any) -> Any:

@@ -16,6 +16,7 @@ from gristmill.core.state import plain_counts, plain_int, shown, state_count, st
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.old_states import refuse_old_interleave
 
+_UNCHANGEABLE = frozenset((int, str, bool, float, bytes, NoneType))
 _DIGITS = re.compile("[0-9]{1,18}")
 
 Fetched: TypeAlias = tuple[Any, Sequence[Any], int]  # an element, states, and which of them is the one after it
@@ -45,7 +46,7 @@ def _advanced(state: Any, num: int) -> Any:
     if type(state) is int:
         return state + num
     if type(state) is dict:
-        return {key: _advanced(value, num) for key, value in state.items()}
+        return {key: value + num if type(value) is int else _advanced(value, num) for key, value in state.items()}
     return [_advanced(value, num) for value in state] if type(state) is list else state
 
 
@@ -56,11 +57,12 @@ def is_ours(it: DatasetIterator[Any]) -> bool:
 
 def copied(state: Any) -> Any:
     """A copy of a state, for whoever may change it."""
-    if type(state) is dict:
-        return {key: copied(value) for key, value in state.items()}
-    if type(state) in (list, tuple):
-        return type(state)([copied(value) for value in state])
-    return state if type(state) in (int, str, bool, float, bytes, NoneType) else copy.deepcopy(state)
+    kind = type(state)
+    if kind is dict:  # a call for each number would take most of the time
+        return {key: value if type(value) in _UNCHANGEABLE else copied(value) for key, value in state.items()}
+    if kind is list or kind is tuple:
+        return kind([value if type(value) in _UNCHANGEABLE else copied(value) for value in state])
+    return state if kind in _UNCHANGEABLE else copy.deepcopy(state)
 
 
 def is_same(state: Any, known: Any) -> bool:

@@ -10,8 +10,6 @@ STATES = 2_000
 ELEMENTS = 4_000
 
 
-
-
 def numbers(grain):
     return grain.MapDataset.range(10**7)
 

@@ -233,6 +233,25 @@ class TestCheckpointer:
             checkpointer.restore(tmp_path / "c", ocp.args.Composite(data=CheckpointRestore(it)))
         assert values(it, 2) == expected
 
+    @pytest.mark.parametrize("positional", [False, True])
+    def test_asynchronous_without_a_composite(self, make, tmp_path, positional):
+        it = iter(make())
+        values(it, 1)
+        with ocp.AsyncCheckpointer(CheckpointHandler()) as checkpointer:
+            if positional:
+                checkpointer.save(tmp_path / "c", it)
+            else:
+                checkpointer.save(tmp_path / "c", args=CheckpointSave(it))
+            expected = values(it, 2)
+            checkpointer.wait_until_finished()
+            restored = iter(make())
+            if positional:
+                assert checkpointer.restore(tmp_path / "c", restored) is restored
+            else:
+                assert checkpointer.restore(tmp_path / "c", args=CheckpointRestore(restored)) is restored
+        assert sorted(file.name for file in (tmp_path / "c").glob("p*")) == [FILE.replace("process", "pipeline"), FILE]
+        assert values(restored, 2) == expected
+
     def test_overwriting(self, tmp_path):
         it = iter(make_loader())
         with ocp.Checkpointer(CheckpointHandler()) as checkpointer:
