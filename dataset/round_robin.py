@@ -117,21 +117,21 @@ class RoundRobinIterator(BlockIterator[T]):
             raise failure()
 
     def _drop(self) -> Callable[[], BaseException] | None:
-        while self._undropped:  # one by one: together they may be large
-            shard, (after, num) = next(iter(self._undropped.items()))
-            if not num:
-                self._after[shard] = after
-                del self._undropped[shard]
-            elif self._ready[shard]:
-                _, states, i = self._ready[shard].popleft()
-                self._undropped[shard] = (states, i), num - 1
-            elif self._failed[shard] is not None:
-                return self._failed[shard]
-            elif self._ended[shard]:
-                reason = f"iterations_to_skip of worker {shard} is larger by {num} than the number of its elements that follow"
-                return partial(StateMismatchError, f"{reason} its state: the state was taken with other data")
-            else:
-                self._fetch(shard)
+        while self._undropped:
+            for shard, (after, num) in [*self._undropped.items()]:  # of each in turn, so that all compute meanwhile
+                if not num:
+                    self._after[shard] = after
+                    del self._undropped[shard]
+                elif self._ready[shard]:
+                    _, states, i = self._ready[shard].popleft()
+                    self._undropped[shard] = (states, i), num - 1
+                elif self._failed[shard] is not None:
+                    return self._failed[shard]
+                elif self._ended[shard]:
+                    reason = f"iterations_to_skip of worker {shard} is larger by {num} than the number of its elements that"
+                    return partial(StateMismatchError, f"{reason} follow its state: the state was taken with other data")
+                else:
+                    self._fetch(shard)
         return None
 
     def _take(self, n: int) -> list[Any]:

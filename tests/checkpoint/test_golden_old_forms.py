@@ -1,4 +1,4 @@
-"""States of ``mp_prefetch`` in Grain before 0.2.16, and of interleaves there. Real ones are in ``test_golden.py``."""
+"""States of ``mp_prefetch``, window shuffles and interleaves in Grain before 0.2.16. Real ones are in ``test_golden.py``."""
 
 import copy
 
@@ -9,6 +9,7 @@ from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchE
 from gristmill.experimental import (
     InterleaveIterDataset,
     ThreadPrefetchIterDataset,
+    WindowShuffleIterDataset,
     get_next_index,
     multithread_prefetch,
     set_next_index,
@@ -148,7 +149,7 @@ def test_more_than_there_is(make):
         it.start_prefetch()
         for _ in range(2):
             state = it.get_state()
-            assert state["iterations_to_skip"] == {"0": 0, "1": 2, "2": 1}
+            assert state["iterations_to_skip"] == {"0": 0, "1": 2, "2": 0}
             with pytest.raises(StateMismatchError, match="iterations_to_skip of worker 1 is larger by 2"):
                 next(it)
         with pytest.raises(StateMismatchError, match="larger by 2"):
@@ -192,6 +193,31 @@ def test_states_of_a_closed_iterator(make):
     assert it.get_state() == state
     with pytest.raises(ValueError, match="closed"):
         next(it)
+
+
+@pytest.mark.parametrize(
+    ("start", "number", "position", "is_last", "num"),
+    [
+        (0, 0, 0, False, 0),
+        (0, 0, 3, False, 3),
+        (0, 0, 5, False, 5),
+        (5, 1, 1, False, 6),
+        (5, 1, 5, False, 10),
+        (10, 2, 2, True, 12),
+    ],
+)
+def test_windows_were_counted_when_the_next_one_was_read(start, number, position, is_last, num):
+    ds = WindowShuffleIterDataset(MapDataset.range(12).to_iter_dataset(), window_size=5, seed=3)
+    it = iter(ds)
+    it.set_state(
+        {
+            "parent_window_start_state": {"next_index": start},
+            "window_index": number,
+            "pos_in_window": position,
+            "parent_exhausted": is_last,
+        }
+    )
+    assert list(it) == list(ds)[num:]
 
 
 INTERLEAVED = {

@@ -99,12 +99,38 @@ def test_a_damaged_state_is_refused_or_one_to_continue_from(name):
     rng = random.Random(name)
     it = iter(make())
     for _ in range(2 if name in SLOW else NUM_DAMAGED):
+        if name in VARYING:  # what it has in memory decides what becomes of a state that cannot be
+            it = iter(make())
         state = rng.choice(states)
         it.set_state(state)
         if check_refused_or_a_state(make, it, damaged(state, rng, others)):
             undisturbed = iter(make())
             undisturbed.set_state(state)
             assert continued(it) == continued(undisturbed)
+
+
+OLD = [
+    {
+        "workers_state": {"0": {"next_index": 4}, "1": None},
+        "iterations_to_skip": {"0": 1, "1": 2},
+        "last_worker_index": 0,
+    },
+    {
+        "prefetch_ds_iter_states": [{"next_index": 4}, None],
+        "next_index_in_datasets": 2,
+        "next_index_in_cycle": 0,
+        "iterators_in_use_indices": [0, 1],
+    },
+]
+
+
+@pytest.mark.parametrize("name", ["multithread_prefetch", "multithread_prefetch_0", "interleave", "repeat_shares"])
+def test_a_damaged_state_of_an_old_form(name):
+    rng = random.Random(name)
+    it = iter(PIPELINES[name]())
+    for _ in range(60):
+        it.set_state(states_of(name)[1])
+        check_refused_or_a_state(PIPELINES[name], it, damaged(rng.choice(OLD), rng, states_of_others()))
 
 
 @pytest.mark.slow
@@ -115,7 +141,9 @@ def test_many_damaged_states(seed):
     for name, make in PIPELINES.items():
         rng = random.Random(f"{name} {seed}")
         it = iter(make())
-        for _ in range(40):
+        for _ in range(25):
+            if name in VARYING:
+                it = iter(make())
             it.set_state(rng.choice(states_of(name)))
             check_refused_or_a_state(make, it, damaged(rng.choice(states_of(name)), rng, others))
 
@@ -158,6 +186,8 @@ def test_other_kinds_of_numbers_are_refused_by_name(name):
             for wrong in (float(value), value + 0.5, str(value), [value], None, value if type(value) is bool else value == 1):
                 if type(wrong) is type(value):
                     wrong = int(value)
+                if type(wrong) is bool and "exhausted" in path:  # as Grain has it in some releases
+                    continue
                 changed = copy.deepcopy(state)
                 part(changed, path[:-1])[path[-1]] = wrong
                 with pytest.raises(StateMismatchError) as refusal:

@@ -216,6 +216,28 @@ def test_a_state_of_another_pipeline_is_refused_or_has_the_same_layout(name, sav
     assert following(it) == following(opened(ALL[name], 1))
 
 
+@pytest.mark.parametrize("saver", [(0, 2), (1, 2), (0, 3), (2, 3), (0, 1)])
+@pytest.mark.parametrize("taker", [(0, 2), (1, 2), (0, 3), (2, 3), (0, 1)])
+def test_shards_that_only_the_loader_knows(saver, taker, tmp_path, opened):
+    """They are not in the state; a number that is none of the shard's tells some of them apart, the description all."""
+    sampler = index_sampler(12, num_epochs=1)
+    it = opened(lambda: loader(sampler=sampler, shard=Shard(*saver)), 2)
+    other = opened(lambda: loader(sampler=sampler, shard=Shard(*taker)), 1)
+    before = other.get_state()
+    HANDLER.save(tmp_path, it)
+    if saver == taker:
+        assert following(HANDLER.restore(tmp_path, other)) == following(it)
+        return
+    with pytest.raises(StateMismatchError, match=r"(length|shard_options) of DataLoader"):
+        HANDLER.restore(tmp_path, other)
+    assert other.get_state() == before
+    if saver[1] == taker[1]:
+        (tmp_path / "pipeline_0-of-1.json").unlink()
+        with pytest.raises(StateMismatchError, match=f"in shard {taker[0]} of {taker[1]}"):
+            HANDLER.restore(tmp_path, other)
+        assert other.get_state() == before
+
+
 @pytest.fixture(scope="module")
 def saved_by_workers(tmp_path_factory):
     root = tmp_path_factory.mktemp("workers")

@@ -1,10 +1,21 @@
 import json
+import pickle
 
 import numpy as np
 import pytest
 
-from gristmill.core.errors import StateKeyError, StateMismatchError
-from gristmill.core.state import process_file_name, state_count, state_field, state_to_text
+from gristmill.core.errors import StateKeyError, StateMismatchError, StateTextError
+from gristmill.core.state import (
+    plain_counts,
+    process_file_name,
+    shown,
+    state_count,
+    state_field,
+    state_flag,
+    state_from_text,
+    state_list,
+    state_to_text,
+)
 
 
 def test_state_field():
@@ -17,14 +28,54 @@ def test_state_field():
 
 
 def test_state_count():
-    for value in (0, 7, np.int64(7), True):
+    for value in (0, 7, np.int64(7)):
         assert state_count({"n": value}, "n", "owner") == value
         assert type(state_count({"n": value}, "n", "owner")) is int
-    for wrong in (-1, 1.0, "1", None, [1]):
+    for wrong in (-1, 1.0, "1", None, [1], True, np.bool_(True), np.float64(1), 10**30 * -1):
         with pytest.raises(StateMismatchError, match="n in the state of owner must be a non-negative integer, got"):
             state_count({"n": wrong}, "n", "owner")
     with pytest.raises(StateKeyError):
         state_count({}, "n", "owner")
+
+
+def test_state_flag():
+    for value in (True, False, np.bool_(True)):
+        assert state_flag({"x": value}, "x", "owner") is bool(value)
+    for wrong in (0, 1, 1.0, "true", None, []):
+        with pytest.raises(StateMismatchError, match="x in the state of owner must be true or false, got"):
+            state_flag({"x": wrong}, "x", "owner")
+
+
+def test_state_list():
+    assert state_list({"x": (1, None)}, "x", "owner", 2, "the number of parents") == [1, None]
+    for wrong in ([1], [1, 2, 3], {"0": 1}, "ab", None, 2):
+        with pytest.raises(StateMismatchError, match="x in the state of owner must be a list of 2, the number of parents, got"):
+            state_list({"x": wrong}, "x", "owner", 2, "the number of parents")
+
+
+def test_plain_counts():
+    assert plain_counts([np.int32(3), 0, 10**30]) == [3, 0, 10**30]
+    assert all(type(count) is int for count in plain_counts((np.uint8(3), 4)))
+    for wrong in ([1, -1], [1.0], [True], ["1"], [None], 3, None, {1: 2}, "12"):
+        assert plain_counts(wrong) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1,]", b"\xff", b"{\0", "[" * 100_000, "1" * 5000])
+def test_text_that_is_no_json(text):
+    with pytest.raises(StateTextError, match="the state of owner must be JSON text, got") as caught:
+        state_from_text(text, "owner")
+    assert isinstance(caught.value, json.JSONDecodeError)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert type(again) is StateTextError
+    assert str(caught.value)[:30] == str(again)[:30]
+
+
+def test_what_is_shown_is_short_and_never_fails():
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    for value in (deep, 10**5000, "x" * 10**6, None):
+        assert len(shown(value)) <= 200
 
 
 def test_a_long_state_does_not_flood_the_message():

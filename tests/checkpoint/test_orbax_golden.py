@@ -1,0 +1,69 @@
+"""Checkpoints that Grain saved with Orbax restore here, and continue as they did there."""
+
+import json
+import shutil
+
+import orbax.checkpoint as ocp
+import pytest
+from golden_states import GOLDEN, GRAINS_PIPELINES, made, plain
+
+from gristmill.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
+
+SAVED = json.loads((GOLDEN / "orbax" / "expected.json").read_text())
+
+
+@pytest.fixture
+def pipeline(request, monkeypatch):
+    yield from made(request.param, monkeypatch)
+
+
+def from_manager(directory, it):
+    with ocp.CheckpointManager(directory) as manager:
+        assert manager.latest_step() == 4
+        assert manager.restore(4, args=CheckpointRestore(it)) is it
+
+
+def from_composite(directory, it):
+    with ocp.CheckpointManager(directory) as manager:
+        restored = manager.restore(4, args=ocp.args.Composite(model=ocp.args.JsonRestore(), data=CheckpointRestore(it)))
+    assert restored["model"] == {"step": 4, "weights": [0.25, -1.5]}
+    assert restored["data"] is it
+
+
+def from_checkpointables(directory, it):
+    ocp.v1.load_checkpointables(directory / "4", {"data": it})
+
+
+def from_directory(directory, it):
+    assert ocp.Checkpointer(CheckpointHandler()).restore(directory / "4", item=it) is it
+
+
+RESTORE = {
+    "single": from_manager,
+    "composite": from_composite,
+    "checkpointables": from_checkpointables,
+    "directly": from_directory,
+}
+
+
+@pytest.mark.parametrize(("pipeline", "way"), [saved.split("-")[::-1] for saved in SAVED], indirect=["pipeline"], ids=list(SAVED))
+def test_what_grain_saved_with_orbax_restores(pipeline, way, request, tmp_path):
+    name = request.node.callspec.params["pipeline"]
+    directory = tmp_path / "saved"
+    shutil.copytree(GOLDEN / "orbax" / f"{way}-{name}", directory)  # Orbax may write there
+    with iter(pipeline) as it:
+        RESTORE[way](directory, it)
+        assert [plain(element) for element in it] == SAVED[f"{way}-{name}"]
+
+
+def test_training_goes_on_in_a_directory_of_grain(tmp_path):
+    directory = tmp_path / "saved"
+    shutil.copytree(GOLDEN / "orbax" / "single-loader_operations", directory)
+    make = GRAINS_PIPELINES["loader_operations"]
+    with ocp.CheckpointManager(directory) as manager:
+        it = manager.restore(4, args=CheckpointRestore(iter(make())))
+        next(it)
+        manager.save(5, args=CheckpointSave(it))
+        manager.wait_until_finished()
+        restored = manager.restore(5, args=CheckpointRestore(iter(make())))
+    assert [plain(x) for x in restored] == SAVED["single-loader_operations"][1:]
