@@ -282,11 +282,13 @@ class InterleaveDatasetIterator(BlockIterator[T]):
                     self._unstarted.pop().start_prefetch()
                 dataset.fetch(-(-(n - len(taken)) // self._cycle_length))
             elif isinstance(dataset.failure, StopIteration):
+                was_vacant = self._exhausted[slot]  # as a state said
                 self._after[slot] = [copied(snapshot(dataset.iterator))], 0  # it may have left out elements at its end
                 self._exhausted[slot] = 1
                 self._ended.add(self._indices[slot])
                 self._close_dataset(self._indices[slot])
-                self._pass_on()
+                if not was_vacant:
+                    self._pass_on()
             else:
                 failure, dataset.failure = dataset.failure, None
                 return failure
@@ -297,7 +299,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         after = self._after[slot]
         if after is None or after is _SKIPPED or not self._exhausted[slot]:
             return after is None or after is _SKIPPED
-        return self._num_opened < self._num_datasets or self._indices[slot] in self._ended
+        return self._indices[slot] in self._ended
 
     def _pass_on(self) -> None:
         self._slot = (self._slot + 1) % self._cycle_length
@@ -434,10 +436,9 @@ class InterleaveDatasetIterator(BlockIterator[T]):
             )
         if any([i >= max(1, cycle.num_opened) for i in cycle.indices]):
             raise StateMismatchError(f"iterators_in_use_indices must be numbers of opened datasets, got {cycle.indices!r:.200}")
-        # Grain may say "exhausted" of a dataset that is not: if none is left that could take its place, it is asked again.
-        is_last = cycle.num_opened >= self._num_datasets
+        # Grain may say "exhausted" of a dataset that is not: all are asked before another takes the place.
         slots = list(zip(cycle.indices, cycle.states, cycle.exhausted, strict=True))
-        running = [(i, s) for i, s, flag in slots if s is not None and (is_last or not flag)]
+        running = [(i, s) for i, s, _ in slots if s is not None]
         if len(dict(running)) < len(running):
             raise StateMismatchError(f"iterators_in_use_indices must be different datasets, got {cycle.indices!r:.200}")
         # On the way back from an error they are opened when their turn comes: opening one may fail, too.

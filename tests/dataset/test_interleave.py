@@ -1278,3 +1278,31 @@ def test_a_forked_process_goes_on_from_the_state():
 )
 def test_exit_is_silent(ending):
     run_script(f"ds = InterleaveIterDataset(MapDataset.range(50).map(make), cycle_length=3, make_iter_buffer_size=3)\n{ending}")
+
+
+@pytest.mark.parametrize(
+    ("slot", "num_opened", "indices", "states", "exhausted", "expected"),
+    [  # as Grain 0.2.18 wrote them in the second epoch of a RepeatIterDataset, where flags of the first one stay
+        (1, 2, [0, 1], [1, 0], [1, 1], [10, 1, 11, 12, 20, 13, 21, 14, 22, 23, 30, 31, 40, 32, 41]),
+        (0, 2, [0, 1], [1, 1], [1, 1], [1, 11, 12, 20, 13, 21, 14, 22, 23, 30, 31, 40, 32, 41]),
+        (0, 2, [0, 1], [2, 3], [1, 1], [20, 13, 21, 14, 22, 23, 30, 31, 40, 32, 41]),
+        (1, 3, [2, 1], [1, 3], [0, 1], [13, 21, 14, 22, 23, 30, 31, 40, 32, 41]),
+        (1, 3, [2, 1], [2, 4], [0, 1], [14, 22, 23, 30, 31, 40, 32, 41]),
+    ],
+)
+def test_a_dataset_that_is_wrongly_said_to_have_ended_goes_on(slot, num_opened, indices, states, exhausted, expected):
+    lengths = (2, 5, 4, 3, 2)
+    ds = InterleaveIterDataset([MapDataset.range(10 * i, 10 * i + n) for i, n in enumerate(lengths)], cycle_length=2)
+    it = iter(ds)
+    it.set_state(
+        {
+            "next_index_in_cycle": slot,
+            "next_index_in_datasets": num_opened,
+            "iterators_in_use_indices": indices,
+            "iterators_in_use_states": [{"next_index": i} for i in states],
+            "exhausted": exhausted,
+            "future_states": {},
+        }
+    )
+    assert it.get_state()["exhausted"] == exhausted
+    assert list(it) == expected
