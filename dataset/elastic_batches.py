@@ -110,7 +110,8 @@ class BatchesIterator(BlockIterator[Any]):
         end = self._length + self._global_batch_size  # some of Grain's shards go on for a step when others have ended
         if position is None or not 0 <= position < end:
             raise StateIndexError(
-                f"global_next_index must be in [0, {end}), for a dataset of length {self._length}, got {shown(value)}"
+                f"global_next_index in the state of {self} must be in [0, {end}), for a dataset of length {self._length}, "
+                f"got {shown(value)}"
             )
         self._move(position)
 

@@ -290,9 +290,11 @@ class RoundRobinIterator(BlockIterator[T]):
             )
         cycle = CycleState.parse(state, self, count, "the number of workers")
         if cycle.indices != list(range(count)):
-            raise StateMismatchError(f"iterators_in_use_indices must be {list(range(count))}, got {cycle.indices!r:.200}")
+            raise StateMismatchError(
+                f"iterators_in_use_indices in the state of {self} must be {list(range(count))}, got {cycle.indices!r:.200}"
+            )
         if cycle.future_states:
-            raise StateMismatchError(f"future_states must be empty, got {state['future_states']!r:.200}")
+            raise StateMismatchError(f"future_states in the state of {self} must be empty, got {state['future_states']!r:.200}")
         return cycle
 
     def _has_gaps(self) -> bool:

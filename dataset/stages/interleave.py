@@ -432,15 +432,20 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         cycle = CycleState.parse(state, self, self._cycle_length, "the cycle length")
         if cycle.num_opened > self._num_datasets:
             raise StateMismatchError(
-                f"next_index_in_datasets must be at most {self._num_datasets}, the number of datasets, got {cycle.num_opened}"
+                f"next_index_in_datasets in the state of {self} must be at most {self._num_datasets}, the number of datasets, "
+                f"got {cycle.num_opened}"
             )
         if any([i >= max(1, cycle.num_opened) for i in cycle.indices]):
-            raise StateMismatchError(f"iterators_in_use_indices must be numbers of opened datasets, got {cycle.indices!r:.200}")
+            raise StateMismatchError(
+                f"iterators_in_use_indices in the state of {self} must be numbers of opened datasets, got {cycle.indices!r:.200}"
+            )
         # Grain may say "exhausted" of a dataset that is not: all are asked before another takes the place.
         slots = list(zip(cycle.indices, cycle.states, cycle.exhausted, strict=True))
         running = [(i, s) for i, s, _ in slots if s is not None]
         if len(dict(running)) < len(running):
-            raise StateMismatchError(f"iterators_in_use_indices must be different datasets, got {cycle.indices!r:.200}")
+            raise StateMismatchError(
+                f"iterators_in_use_indices in the state of {self} must be different datasets, got {cycle.indices!r:.200}"
+            )
         # On the way back from an error they are opened when their turn comes: opening one may fail, too.
         opened = {} if rewinding.is_active else {i: self._open_at(i, s) for i, s in running}
         self._forget()

@@ -137,7 +137,7 @@ def test_a_state_of_grain_past_the_end_is_the_end():
 def test_wrong_positions_change_nothing(position):
     it = make()
     next(it)
-    with pytest.raises(ValueError, match=r"global_next_index must be in \[0, 20\)"):
+    with pytest.raises(ValueError, match=r"global_next_index in the state of .* must be in \[0, 20\)"):
         it.set_state({"global_next_index": position})
     assert it.get_state() == {"global_next_index": 4}
     assert plain(it) == [[4, 6], [8, 10], [12, 14]]

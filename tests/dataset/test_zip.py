@@ -142,7 +142,7 @@ def test_states_that_do_not_fit():
     it = iter(ZipIterDataset([numbers(4), numbers(4)]))
     next(it)
     for parents in ([{"next_index": 2}], [{"next_index": 2}] * 3, {"0": {"next_index": 2}}, None):
-        with pytest.raises(StateMismatchError, match="list of 2 states"):
+        with pytest.raises(StateMismatchError, match="list of 2, the number of datasets, got"):
             it.set_state({"parents": parents})
     with pytest.raises(StateMismatchError, match="next_index"):
         it.set_state({"parents": [{"next_index": 3}, {"next_index": 99}]})
