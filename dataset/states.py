@@ -103,12 +103,13 @@ class CycleState:
     exhausted: list[int]  # 1: it has ended
     future_states: dict[int, Any] = field(default_factory=dict)  # of datasets that will be opened, by index
 
-    def as_state(self) -> dict[str, Any]:
+    def as_state(self, *, owns_states: bool = False) -> dict[str, Any]:
+        """The state that is saved; ``states`` are copied into it unless nobody else has them."""
         return {
             "next_index_in_cycle": self.slot,
             "next_index_in_datasets": self.num_opened,
             "iterators_in_use_indices": [*self.indices],
-            "iterators_in_use_states": copied(self.states),
+            "iterators_in_use_states": self.states if owns_states else copied(self.states),
             "exhausted": [*self.exhausted],
             "future_states": copied(self.future_states),
         }

@@ -207,7 +207,9 @@ _is_exiting = False
 
 
 def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
-    """A pool that runs the task: a parked one if there is one that does, otherwise new processes.
+    """A pool that runs the task: a parked one if there is one that does, otherwise new processes, which are parked, too.
+
+    So it is lost to nobody if the caller is interrupted before it has it; whoever wants to use it says ``unpark``.
 
     Args:
         luggage: what the workers load.
@@ -220,14 +222,18 @@ def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
     """
     for pool in [*_parked]:
         if pool.owner() is owner and unpark(pool):  # before it is looked at: nobody closes it meanwhile
-            if pool.runs(luggage, count):
+            try:
+                is_fit = pool.runs(luggage, count)
+            finally:
+                _park(pool)
+            if is_fit:
                 return pool
-            _park(pool)
     pool = WorkerPool(luggage, count)
     pool.owner = weakref.ref(owner)
-    _live.add(pool)
     try:
+        _live.add(pool)
         _start_keeper()
+        park(pool)
     except BaseException:
         pool.close()
         raise
@@ -241,7 +247,8 @@ def park(pool: WorkerPool) -> None:
 
 
 def _park(pool: WorkerPool) -> None:
-    _parked.append(pool)
+    if pool not in _parked:
+        _parked.append(pool)
     _wake.put(None)
 
 
@@ -296,6 +303,7 @@ def _end_parked_pools() -> None:
         with _lock:
             if not _live:
                 _keeper = None
+                _wake.put(None)  # there is another keeper if this one's start was interrupted
                 return
 
 

@@ -33,7 +33,7 @@ from gristmill.dataset.map_dataset import MapDataset
 from gristmill.dataset.readahead import ReadAhead
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.stated_blocks import StatedBlocks
-from gristmill.dataset.states import CycleState, Fetched, copied
+from gristmill.dataset.states import CycleState, Fetched, LinearStates, copied
 
 T = TypeVar("T")
 
@@ -409,9 +409,14 @@ class InterleaveDatasetIterator(BlockIterator[T]):
 
     def get_state(self) -> Any:
         self._open_slots()
-        states = [None if after is None or after is _SKIPPED else self._state_of(after) for after in self._after]
+        states = [None if after is None or after is _SKIPPED else self._own_state_of(after) for after in self._after]
         cycle = CycleState(self._slot, self._num_opened, self._indices, states, self._exhausted, self._future_states)
-        return cycle.as_state()
+        return cycle.as_state(owns_states=True)
+
+    def _own_state_of(self, after: tuple[Sequence[Any], int]) -> Any:
+        """One that nobody else has; ``LinearStates`` makes a new one every time."""
+        state = self._state_of(after)
+        return state if type(after[0]) is LinearStates else copied(state)
 
     def _state_of(self, after: tuple[Sequence[Any], int]) -> Any:
         state = after[0][after[1]]

@@ -70,7 +70,6 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 
 
 class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
-    _pool: WorkerPool | None = None
     _resting: WorkerPool | None = None  # the pool that was used last, if nobody else has taken it over
     _finalizer: Any = None
 
@@ -78,22 +77,41 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
         super().__init__(ds, options.num_workers, sequential_slice=sequential_slice)
         self._options = options
         self._init_fn = init_fn
+        self._held: list[WorkerPool] = []  # the pool that is in use; the finalizer has the list, too
 
     def __str__(self) -> str:
         return f"MultiprocessPrefetchIterator(multiprocessing_options={self._options})"
 
+    @property
+    def _pool(self) -> WorkerPool | None:
+        return next(iter(self._held), None)
+
     def _open(self) -> Sequence[Shard]:
+        if self._finalizer is None:
+            finalizer = weakref.finalize(self, _park_all, self._held)
+            finalizer.atexit = False
+            self._finalizer = finalizer
         pool = self._pool
-        if pool is None or pool.is_closed:
-            self._let_go()
+        while pool is None or pool.is_closed:
+            self._held.clear()
             pool, self._resting = self._resting, None
-            if pool is None or not unpark(pool):
+            if pool is None:
                 pool = self._hire()
-            self._finalizer = weakref.finalize(self, park, pool)
-            self._finalizer.atexit = False
-            self._pool = pool
+            try:
+                if unpark(pool):
+                    self._held.append(pool)
+                else:
+                    pool = None
+            except BaseException:
+                self._park_unless_held(pool)
+                raise
         numbers = [None if self._sequential_slice else worker_slice(i, self._count) for i in range(self._count)]
         return [ProcessShard(pool, i, self._count, numbers[i]) for i in range(self._count)]
+
+    def _park_unless_held(self, pool: WorkerPool | None) -> None:
+        """After an interrupt: nobody else would end it."""
+        if pool is not None and pool not in self._held:
+            park(pool)
 
     def _hire(self) -> WorkerPool:
         options = self._ctx.options
@@ -110,28 +128,33 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
         return hire(luggage, self._count, self._ds)
 
     def _rest(self) -> None:
-        pool = self._let_go()
+        pool = self._pool
         if pool is not None:
-            self._resting = pool
-            park(pool)
-
-    def _let_go(self) -> WorkerPool | None:
-        pool, self._pool = self._pool, None
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        return pool
+            try:
+                self._held.remove(pool)
+                self._resting = pool
+                park(pool)
+            except BaseException:
+                self._park_unless_held(pool)
+                raise
 
     def __del__(self) -> None:
         pass  # the finalizer parks the processes, where close would end them and wait for that
 
     def close(self) -> None:
         super().close()
-        pool = self._let_go()
+        pool = self._pool
         if pool is None and self._resting is not None and unpark(self._resting):
             pool = self._resting
         if pool is not None:
             pool.close()
+        self._held.clear()
         self._reset()
+
+
+def _park_all(held: list[WorkerPool]) -> None:
+    while held:
+        park(held.pop())
 
 
 class ProcessShard(Shard):
