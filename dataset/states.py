@@ -33,7 +33,7 @@ class LinearStates(Sequence[Any]):
         return self._num
 
     def __getitem__(self, i: Any) -> Any:
-        return _advanced(self._before, range(self._num)[i] + 1)
+        return _advanced(self._before, 1 + (i if 0 <= i < self._num else range(self._num)[i]))
 
     @classmethod
     def between(cls, before: Any, after: Any, num: int) -> LinearStates | None:
@@ -59,7 +59,11 @@ def copied(state: Any) -> Any:
     """A copy of a state, for whoever may change it."""
     kind = type(state)
     if kind is dict:  # a call for each number would take most of the time
-        return {key: value if type(value) in _UNCHANGEABLE else copied(value) for key, value in state.items()}
+        copies = state.copy()
+        for key, value in state.items():
+            if type(value) not in _UNCHANGEABLE:
+                copies[key] = copied(value)
+        return copies
     if kind is list or kind is tuple:
         return kind([value if type(value) in _UNCHANGEABLE else copied(value) for value in state])
     return state if kind in _UNCHANGEABLE else copy.deepcopy(state)

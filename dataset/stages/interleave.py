@@ -414,9 +414,9 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         return cycle.as_state(owns_states=True)
 
     def _own_state_of(self, after: tuple[Sequence[Any], int]) -> Any:
-        """One that nobody else has; ``LinearStates`` makes a new one every time."""
-        state = self._state_of(after)
-        return state if type(after[0]) is LinearStates else copied(state)
+        """One that nobody else has."""
+        states, i = after
+        return states[i] if type(states) is LinearStates else copied(self._state_of(after))  # ``LinearStates`` makes a new one
 
     def _state_of(self, after: tuple[Sequence[Any], int]) -> Any:
         state = after[0][after[1]]
