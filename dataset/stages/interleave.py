@@ -269,9 +269,9 @@ class InterleaveDatasetIterator(BlockIterator[T]):
                     num_vacant += 1
                     self._pass_on()
                 continue
-            num_vacant = 0
             dataset = self._dataset(slot)
             if dataset.ready:
+                num_vacant = 0
                 fetched = dataset.ready.popleft()
                 taken.append((self._indices[slot], fetched))
                 self._after[slot] = fetched[1], fetched[2]
@@ -288,6 +288,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
                 self._ended.add(self._indices[slot])
                 self._close_dataset(self._indices[slot])
                 if not was_vacant:
+                    num_vacant = 0
                     self._pass_on()
             else:
                 failure, dataset.failure = dataset.failure, None

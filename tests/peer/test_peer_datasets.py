@@ -697,7 +697,7 @@ def test_random_datasets():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_random_datasets():
-    check_equal(random_specs("many", 3000))
+    check_equal(random_specs("many", 2000))
 
 
 @pytest.mark.slow

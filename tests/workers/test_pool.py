@@ -64,13 +64,19 @@ def owner():
     return Owner()
 
 
+def hired_at_once(*args):
+    pool = hire(*args)
+    assert unpark(pool)
+    return pool
+
+
 @pytest.fixture
 def hired(owner):
     pools, tasks = [], {}
 
     def start(function, count=1, of=owner, environment=None):
         task = tasks.setdefault(function, task_of(function))
-        pools.append(hire(Luggage(task, OPTIONS, environment or {}), count, of))
+        pools.append(hired_at_once(Luggage(task, OPTIONS, environment or {}), count, of))
         return pools[-1]
 
     yield start
@@ -212,7 +218,7 @@ class TestTasks:
 
         picky = Picky()
         picky.x = 1
-        pool = hire(Luggage(picky, OPTIONS, {}), 1, owner)
+        pool = hired_at_once(Luggage(picky, OPTIONS, {}), 1, owner)
         try:
             for _ in range(2):  # a new start finds the same
                 pool.worker(0).start(None)
@@ -288,7 +294,7 @@ class TestReuse:
         made = task_of(task)
 
         def pool():
-            return hire(Luggage(made, options, {}), 1, owner)
+            return hired_at_once(Luggage(made, options, {}), 1, owner)
 
         first = pool()
         try:
