@@ -160,16 +160,10 @@ class SparseBatchesIterator(BatchesIterator):
         return [batch for _, batch in steps]
 
     def _skip(self) -> None:
-        """What fails counts as an element, so that shards that fail and shards that do not go on at the same place."""
-        presence = _presence(self._ds)
-        num, position = 0, self._position
-        while num < self._global_batch_size and position < self._length:
-            try:
-                num += bool(presence[position])
-            except Exception:
-                num += 1
-            position += 1
-        self._move(position)
+        steps = _Steps(self._ds, self._global_batch_size, self._shard, self._read_options, self._position).__iter__()
+        steps._skip()
+        self._move(steps.position)
+        steps.close()
 
     def _move(self, position: int) -> None:
         self._stop()
@@ -186,6 +180,7 @@ class _Steps(IterDataset[tuple[int, list[int]]]):
         super().__init__()
         self._name = str(next(node for node in ancestors(ds) if node._drops))
         self._presence = _presence(ds).to_iter_dataset(read_options)
+        self._length = len(ds)
         self._size = size
         self._shard = shard
         self._start = start
@@ -195,17 +190,20 @@ class _Steps(IterDataset[tuple[int, list[int]]]):
         del sequential_slice
         self._slice = sl
 
-    def __iter__(self) -> DatasetIterator[Any]:
+    def __iter__(self) -> _StepsIterator:
         presence = iterate(self._presence)
         presence._set_next_index(self._start)
-        return _StepsIterator(presence, self._name, self._size, self._shard, self._slice)
+        return _StepsIterator(presence, self._length, self._name, self._size, self._shard, self._slice)
 
 
 class _StepsIterator(BlockIterator[Any]):
     _kind = "stateful"
 
-    def __init__(self, presence: DatasetIterator[bool], name: str, size: int, shard: ShardOptions, sl: slice) -> None:
+    def __init__(
+        self, presence: DatasetIterator[bool], length: int, name: str, size: int, shard: ShardOptions, sl: slice
+    ) -> None:
         super().__init__(presence)
+        self._length = length  # of the dataset
         self._guard = FilterGuard(name)
         self._size = size
         self._shard = shard
@@ -218,14 +216,18 @@ class _StepsIterator(BlockIterator[Any]):
             position, indices = self._next_step()
             if len(indices) < self._size:
                 break
-            if self._num_steps % self._slice.step == self._slice.start:
+            if self._is_next_own():
                 steps.append((position, indices[self._shard.shard_index :: self._shard.shard_count]))
             self._num_steps += 1
         return steps
 
+    def _is_next_own(self) -> bool:
+        """Whether the next step is one of this worker's."""
+        return bool(self._num_steps % self._slice.step == self._slice.start)
+
     def _next_step(self) -> tuple[int, list[int]]:
         presence = self._parents[0]
-        position, indices = presence._get_next_index(), list[int]()
+        position, indices = self.position, list[int]()
         while len(indices) < self._size:
             is_present = presence._take(self._size - len(indices))
             if not is_present:
@@ -249,8 +251,24 @@ class _StepsIterator(BlockIterator[Any]):
         self._parents[0].set_state(state_field(state, "parent", self))
         self._num_steps = state_count(state, "num_steps", self)
 
+    @property
+    def position(self) -> int:
+        """The index in the dataset after the last step."""
+        return self._parents[0]._get_next_index()
+
     def _skip(self) -> None:
-        raise NotImplementedError(f"{self} is skipped by what it works for")
+        """What fails counts as an element, so that shards that fail and shards that do not go on at the same place."""
+        presence, is_own = self._parents[0], False
+        while not is_own and self.position < self._length:
+            num = 0
+            while num < self._size and self.position < self._length:
+                try:
+                    num += presence._take(1) == [True]
+                except Exception:  # what it is does not matter here: this is called to move past it
+                    presence._skip()
+                    num += 1
+            is_own = self._is_next_own()
+            self._num_steps += 1
 
 
 def _presence(ds: MapDataset[Any]) -> MapDataset[bool]:

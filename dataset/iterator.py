@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gristmill.core.errors import StateMismatchError, stop_iteration_error
 from gristmill.core.options import DatasetOptions
-from gristmill.core.state import shown, state_count, state_field, state_from_text, state_to_text
+from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.checkpoint_files import read_checkpoint, write_checkpoint
 from gristmill.dataset.description import describe
 from gristmill.dataset.graph import as_parents, only_parent
@@ -321,16 +321,6 @@ class StatelessIterator(BlockIterator[T_co]):
 
     def _merged_state(self, states: Any) -> Any:
         return self._source._merged_state(states)
-
-
-def merged_with_count(it: DatasetIterator[Any], states: Any, name: str) -> Any:
-    """``_merged_state`` of an iterator with one parent, whose own state is a count: all shards must be at the same."""
-    if isinstance(states, Mapping):
-        raise StateMismatchError(f"states of single datasets do not tell the {name} of {it}")
-    counts = {state_count(state, name, it) for state in states}
-    if len(counts) != 1:
-        raise StateMismatchError(f"{name} of {it} must be the same in all shards when their number changes, got {sorted(counts)}")
-    return {"parent": it._parent._merged_state([state_field(state, "parent", it) for state in states]), name: counts.pop()}
 
 
 class PlainIterator(DatasetIterator[T_co]):

@@ -6,6 +6,7 @@ Source: the rule of proportions is the tree of ratios of Grain's mixtures: compo
 
 from __future__ import annotations
 
+import abc
 import math
 import sys
 from bisect import bisect_right
@@ -75,9 +76,9 @@ class BlockSelectionMap(DatasetSelectionMap):
 
     _limit: int  # up to this magnitude of an index all arithmetic of ``_of_array`` stays within int64
 
+    @abc.abstractmethod
     def _of_array(self, indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
         """Components and indices in them of ``indices`` [n], both [n]."""
-        raise NotImplementedError
 
 
 class SelectionWithProportionsMap(BlockSelectionMap):

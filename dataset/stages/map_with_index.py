@@ -6,12 +6,11 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
-from gristmill.core.state import state_count, state_field
+from gristmill.dataset.counting import CountingIterator
 from gristmill.dataset.element_spec import transformed_spec
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, merged_with_count, skip_one
+from gristmill.dataset.iterator import DatasetIterator, iterate
 from gristmill.dataset.map_dataset import BlockMapDataset
-from gristmill.dataset.next_index import check_no_gaps
 from gristmill.transforms.base import MapWithIndex, transform_function
 
 T = TypeVar("T")
@@ -59,14 +58,13 @@ class MapWithIndexIterDataset(IterDataset[T]):
         return MapWithIndexDatasetIterator(iterate(self._parent), self._fn, self._transform)
 
 
-class MapWithIndexDatasetIterator(BlockIterator[T]):
-    _kind = "one_to_one"
+class MapWithIndexDatasetIterator(CountingIterator[T]):
+    _count_key = "counter"
 
     def __init__(self, parent: DatasetIterator[Any], fn: Any, transform: Any) -> None:
         super().__init__(parent)
         self._fn = fn
         self._transform = transform
-        self._count = 0  # elements that arrived, in this worker
 
     def __str__(self) -> str:
         return f"MapWithIndexDatasetIterator(transform={transform_name(self._transform)})"
@@ -79,33 +77,3 @@ class MapWithIndexDatasetIterator(BlockIterator[T]):
         result = [None if x is None else fn(first + i * step, x) for i, x in enumerate(elements)]
         self._count += len(elements)
         return result
-
-    def get_state(self) -> Any:
-        return {"parent": self._parents[0].get_state(), "counter": self._count}
-
-    def _restore(self, state: Any) -> None:
-        count = state_count(state, "counter", self)
-        self._parents[0].set_state(state_field(state, "parent", self))
-        self._count = count
-
-    def _mark(self) -> Any:
-        return self._parents[0]._mark(), self._count
-
-    def _return_to(self, mark: Any) -> None:
-        parent, self._count = mark
-        self._parents[0]._return_to(parent)
-
-    def _merged_state(self, states: Any) -> Any:
-        return merged_with_count(self, states, "counter")
-
-    def _get_next_index(self) -> int:
-        return self._count
-
-    def _set_next_index(self, index: int) -> None:
-        check_no_gaps(self)
-        self._parents[0]._set_next_index(index)
-        self._count = index
-
-    def _skip(self) -> None:
-        skip_one(self._parents[0])
-        self._count += 1

@@ -7,13 +7,12 @@ from typing import Any, ClassVar, TypeVar
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.seeds import RngPool
-from gristmill.core.state import state_count, state_field
+from gristmill.dataset.counting import CountingIterator
 from gristmill.dataset.element_spec import transformed_spec
 from gristmill.dataset.graph import random_seed
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, merged_with_count, skip_one
+from gristmill.dataset.iterator import DatasetIterator, iterate
 from gristmill.dataset.map_dataset import BlockMapDataset
-from gristmill.dataset.next_index import check_no_gaps
 from gristmill.transforms.base import RandomMap, transform_function
 
 T = TypeVar("T")
@@ -63,16 +62,15 @@ class RandomMapIterDataset(IterDataset[T]):
         return RandomMapDatasetIterator(iterate(self._parent), self._fn, self._rng_pool, self._transform)
 
 
-class RandomMapDatasetIterator(BlockIterator[T]):
+class RandomMapDatasetIterator(CountingIterator[T]):
     _parameters: ClassVar = {"seed": "_rng_pool._seed"}
-    _kind = "one_to_one"
+    _count_key = "index_for_rng"
 
     def __init__(self, parent: DatasetIterator[Any], fn: Any, rng_pool: RngPool, transform: Any) -> None:
         super().__init__(parent)
         self._fn = fn
         self._rng_pool = rng_pool
         self._transform = transform
-        self._count = 0  # elements that arrived, in this worker
 
     def __str__(self) -> str:
         return f"RandomMapDatasetIterator(transform={transform_name(self._transform)})"
@@ -85,36 +83,6 @@ class RandomMapDatasetIterator(BlockIterator[T]):
         result = _random_map(self._fn, elements, streams, self._rng_pool)
         self._count += len(elements)
         return result
-
-    def get_state(self) -> Any:
-        return {"parent": self._parents[0].get_state(), "index_for_rng": self._count}
-
-    def _restore(self, state: Any) -> None:
-        count = state_count(state, "index_for_rng", self)
-        self._parents[0].set_state(state_field(state, "parent", self))
-        self._count = count
-
-    def _mark(self) -> Any:
-        return self._parents[0]._mark(), self._count
-
-    def _return_to(self, mark: Any) -> None:
-        parent, self._count = mark
-        self._parents[0]._return_to(parent)
-
-    def _merged_state(self, states: Any) -> Any:
-        return merged_with_count(self, states, "index_for_rng")
-
-    def _get_next_index(self) -> int:
-        return self._count
-
-    def _set_next_index(self, index: int) -> None:
-        check_no_gaps(self)
-        self._parents[0]._set_next_index(index)
-        self._count = index
-
-    def _skip(self) -> None:
-        skip_one(self._parents[0])
-        self._count += 1
 
 
 def _random_map(fn: Any, elements: list[Any], streams: Any, pool: RngPool) -> list[Any]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
+from gristmill.dataset.elastic_batches import _Steps
 from gristmill.experimental import (
     DatasetOptions,
     ElasticIterator,
@@ -163,6 +164,22 @@ class TestFilter:
         assert plain(first) == [[9, 13], [17, 21]]
         assert plain(second) == [[11, 15], [19, 23]]
         first.close(), second.close()
+
+    def test_a_worker_skips_up_to_its_own_step(self):
+        def fail(x):
+            if x == 7:
+                raise OSError(x)
+            return x
+
+        steps = _Steps(MapDataset.range(40).map(fail).filter(lambda x: x % 2), 4, ShardOptions(0, 1), DIRECT, 0)
+        steps.set_slice(slice(1, None, 2))
+        it = iter(steps)
+        with pytest.raises(OSError):
+            next(it)
+        it.skip_failed()
+        assert it.position == 16
+        assert list(it) == [(32, [25, 27, 29, 31])]
+        assert it.position == 40
 
     def test_endless_and_repeated(self):
         ds = MapDataset.range(5).shuffle(seed=1).filter(lambda x: x != 2).repeat()
