@@ -7,11 +7,13 @@ code that imports ``grain`` itself.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gristmill import checkpoint as checkpoint
     from gristmill import constants as constants
+    from gristmill import diagnostics as diagnostics
     from gristmill import multiprocessing as multiprocessing
     from gristmill import samplers as samplers
     from gristmill import sharding as sharding
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
     from gristmill.core.config import config as config
     from gristmill.core.version import __version__ as __version__
     from gristmill.core.version import __version_info__ as __version_info__
+    from gristmill.diagnostics import diagnose as diagnose
+    from gristmill.diagnostics import observe as observe
+    from gristmill.diagnostics import start_telemetry as start_telemetry
+    from gristmill.diagnostics import stop_telemetry as stop_telemetry
+    from gristmill.diagnostics import visualize as visualize
     from gristmill.install import install_as_grain as install_as_grain
     from gristmill.loader import DataLoaderIterator as DataLoaderIterator
     from gristmill.python import *  # noqa: F403  (every name of the legacy surface is reachable from here too)
@@ -31,6 +38,7 @@ _MODULES = frozenset(
     {
         "checkpoint",
         "constants",
+        "diagnostics",
         "experimental",
         "multiprocessing",
         "python",
@@ -55,8 +63,13 @@ _NAMES = {
     "__version__": "gristmill.core.version",
     "__version_info__": "gristmill.core.version",
     "config": "gristmill.core.config",
+    "diagnose": "gristmill.diagnostics",
     "install_as_grain": "gristmill.install",
     "load": "gristmill.loader",
+    "observe": "gristmill.diagnostics",
+    "start_telemetry": "gristmill.diagnostics",
+    "stop_telemetry": "gristmill.diagnostics",
+    "visualize": "gristmill.diagnostics",
 }
 
 
@@ -79,3 +92,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     legacy = [name for name in dir(importlib.import_module("gristmill.python")) if not name.startswith("_")]
     return sorted({*globals(), *_MODULES, *_NAMES, *legacy})
+
+
+if os.environ.keys() & {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"}:
+    importlib.import_module("gristmill.diagnostics.prometheus").start_from_environment()

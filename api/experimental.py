@@ -25,6 +25,7 @@ from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator, ThreadPrefetchIterDataset
 from gristmill.dataset.stages.window_shuffle import WindowShuffleIterDataset, WindowShuffleMapDataset
 from gristmill.dataset.stages.zip import ZipIterDataset, ZipMapDataset
+from gristmill.diagnostics import get_execution_summary
 from gristmill.testing import assert_equal_output_after_checkpoint
 from gristmill.transforms import FlatMap as FlatMapTransform
 from gristmill.transforms import MapWithIndex as MapWithIndexTransform
@@ -67,6 +68,7 @@ __all__ = [
     "batch_and_pad",
     "device_put",
     "get_element_spec",
+    "get_execution_summary",
     "get_next_index",
     "index_shuffle",
     "multithread_prefetch",

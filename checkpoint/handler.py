@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from gristmill.core.state import state_from_text, state_to_text
+from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.checkpoint_files import read_checkpoint, write_checkpoint
 from gristmill.dataset.description import describe
 from gristmill.dataset.iterator import DatasetIterator
@@ -82,7 +82,7 @@ def _iterator(item: Any, args: Any) -> Any:
     if iterator is None:
         raise ValueError("there is no iterator to save or restore: pass it as item, or as args=CheckpointSave(iterator)")
     if not hasattr(iterator, "get_state"):
-        raise TypeError(f"item must be an iterator with get_state and set_state, got {iterator!r:.200}: pass iter(loader)")
+        raise TypeError(f"item must be an iterator with get_state and set_state, got {shown(iterator)}: pass iter(loader)")
     return iterator
 
 

@@ -78,6 +78,8 @@ _OPTIONS = {
     "py_traceback_filtering": _Option(
         str, "auto", choices=("auto", "off", "tracebackhide", "quiet_remove_frames", "remove_frames")
     ),
+    "stall_seconds": _Option(int, 0, minimum=0),
+    "debug_report_seconds": _Option(int, 60, minimum=1),
     "py_relay_sigterm_to_main": _Option(bool, False),
     "enable_multiprocess_worker_profiling": _Option(bool, False),
     "num_threads_computing_num_records": _Option(int, 64, minimum=1),

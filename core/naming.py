@@ -38,6 +38,12 @@ def without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
+def one_line(text: str, limit: int) -> str:
+    """``text``, of which the lines are joined and what is longer than ``limit`` is left out."""
+    text = re.sub(r"\s*\n\s*", " ", text)
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 def _function_name(fn: Any) -> str:
     name = getattr(fn, "__name__", None) or without_addresses(repr(fn))
     code = getattr(fn, "__code__", None)

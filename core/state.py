@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 
 from gristmill.core.errors import StateKeyError, StateMismatchError, StateTextError
+from gristmill.core.naming import one_line
 from gristmill.core.sharding import process_index_and_count
 
 _MAX_SHOWN = 200
 
 
 def shown(value: Any) -> str:
-    """A part of a state in an error message: its ``repr``, shortened, whatever it is."""
+    """A part of a state, or an argument, in an error message: its ``repr``, on one line and shortened, whatever it is."""
     try:
-        return repr(value)[:_MAX_SHOWN]
+        return one_line(repr(value), _MAX_SHOWN)
     except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
         return f"a {type(value).__name__}"
 

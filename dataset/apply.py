@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gristmill.core.state import shown
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
 
 
@@ -35,6 +36,6 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
             case _:
                 raise NotImplementedError(
                     "transformations must be Batch, Map, RandomMap, MapWithIndex, FlatMap or Filter objects, "
-                    f"got {transform!r:.200} of type {type(transform).__name__}; use ds.map(...) and the like for plain functions"
+                    f"got {shown(transform)} of type {type(transform).__name__}; use ds.map(...) and the like for plain functions"
                 )
     return ds

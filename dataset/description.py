@@ -56,6 +56,17 @@ def source_text(source: Any) -> str:
     return _text(source)
 
 
+def complete_repr(value: Any) -> str:
+    """``repr(value)``; of a dataset, whose ``repr`` is for people and may be abbreviated, all of it on one line.
+
+    States and checkpoints have it, for other processes and later versions to compare.
+    """
+    from gristmill.dataset.map_dataset import MapDataset
+
+    is_chain = isinstance(value, MapDataset) and type(value).__repr__ is MapDataset.__repr__
+    return description_text(describe(value)) if is_chain else repr(value)
+
+
 def check_description(saved: Any, own: Any, place: str = "the last stage") -> None:
     """Compares two descriptions.
 
@@ -95,4 +106,4 @@ def as_json(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    return without_addresses(repr(value))[:_MAX_TEXT]
+    return without_addresses(complete_repr(value))[:_MAX_TEXT]

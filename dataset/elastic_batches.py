@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
@@ -48,10 +48,13 @@ class BatchesIterator(BlockIterator[Any]):
     def __str__(self) -> str:
         return f"ElasticIterator(global_batch_size={self._global_batch_size}, shard_options={self._shard})"
 
+    def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
+        return () if self._running is None else (self._running,)
+
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
-        if self._running is not None:
-            self._running._share_context(ctx)
+        for it in self._inner_iterators():
+            it._share_context(ctx)
 
     @property
     def _num_left(self) -> int:

@@ -7,6 +7,7 @@ import inspect
 from typing import Any
 
 from gristmill.core.naming import transform_name
+from gristmill.core.state import shown
 from gristmill.dataset.graph import DatasetNode
 
 
@@ -35,7 +36,7 @@ def get_element_spec(ds: Any) -> Any:
         ShapeDtypeStruct(shape=(None,), dtype=<class 'numpy.int64'>)
     """
     if not isinstance(ds, DatasetNode):
-        raise TypeError(f"ds must be a MapDataset or IterDataset, got {ds!r:.200} of type {type(ds).__name__}")
+        raise TypeError(f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}")
     return ds._element_spec
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from gristmill.core.seeds import check_seed, derive_seed
+from gristmill.core.state import shown
 
 S = TypeVar("S")
 
@@ -83,7 +84,7 @@ def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
     found = (parents,) if isinstance(parents, kinds) else tuple(parents) if isinstance(parents, Iterable) else None
     if found is None or not all([isinstance(p, kinds) for p in found]):
         names = " or ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"parents must be a {names} or a sequence of them, got {parents!r:.200}")
+        raise TypeError(f"parents must be a {names} or a sequence of them, got {shown(parents)}")
     return found
 
 

@@ -75,6 +75,14 @@ class IterDataset(DatasetNode, Generic[T_co], metaclass=IterDatasetMeta):
     def __iter__(self) -> DatasetIterator[T_co]:
         """Returns an iterator at the beginning."""
 
+    def __repr__(self) -> str:
+        from gristmill.dataset.display import chain_text
+
+        return chain_text(self)
+
+    def __str__(self) -> str:
+        return type(self).__name__ if type(self).__repr__ is IterDataset.__repr__ else repr(self)
+
     def apply(self, transformations: Transformation | Transformations) -> IterDataset[Any]:
         """Returns a dataset with the given transformations applied in order.
 

@@ -12,8 +12,11 @@ here, once. The guarantees:
 from __future__ import annotations
 
 import abc
+import contextlib
+import functools
+import sys
 import threading
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -23,6 +26,7 @@ from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.checkpoint_files import read_checkpoint, write_checkpoint
 from gristmill.dataset.description import describe
 from gristmill.dataset.graph import as_parents, only_parent
+from gristmill.dataset.watching import watcher
 from gristmill.transforms.batching import Allocate
 
 T_co = TypeVar("T_co", covariant=True)
@@ -35,6 +39,7 @@ class IteratorContext:
     options: DatasetOptions = field(default_factory=DatasetOptions)
     worker_index: int = 0
     worker_count: int = 1
+    joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
 
 
 class ComponentContext(IteratorContext):
@@ -45,6 +50,7 @@ class ComponentContext(IteratorContext):
 
     def __init__(self, outer: IteratorContext, options: DatasetOptions | None = None) -> None:
         self.outer = outer
+        self.joined = outer.joined
         self._own = options or DatasetOptions()
 
     @property  # looked up when used: the outer pipeline may get options after its parts were made
@@ -94,6 +100,8 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
             for ctx in contexts[1:]:
                 shared.options = shared.options.merge(ctx.options)
             self._share_context(shared)
+        else:
+            self._share_context(IteratorContext())
 
     @property
     def _parent(self) -> DatasetIterator[Any]:
@@ -102,14 +110,21 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
     @property
     def _ctx(self) -> IteratorContext:
         if self._own_ctx is None:
-            self._own_ctx = IteratorContext()
+            self._share_context(IteratorContext())
+        assert self._own_ctx is not None
         return self._own_ctx
 
     def _share_context(self, ctx: IteratorContext) -> None:
         if self._own_ctx is not ctx:
             self._own_ctx = ctx
+            if ctx.joined is not None:
+                ctx.joined(self)
             for parent in self._parents:
                 parent._share_context(ctx)
+
+    def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
+        """Iterators that this one runs besides its parents, as far as there are any at the moment."""
+        return ()
 
     def __iter__(self) -> DatasetIterator[T_co]:
         return self
@@ -142,6 +157,14 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def __repr__(self) -> str:
+        from gristmill.dataset.display import chain_text
+
+        return chain_text(self)
+
+    def __str__(self) -> str:
+        return type(self).__name__ if type(self).__repr__ is DatasetIterator.__repr__ else repr(self)
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset")
@@ -271,11 +294,15 @@ class BlockIterator(DatasetIterator[T_co]):
         try:
             block = self._take(1)
         except BaseException as error:
-            if before is not None:
-                return_to(self, before)
+            try:
+                explain = explainer(error)
+            finally:
+                if before is not None:
+                    return_to(self, before)
             self._failed_state = snapshot(self)
             if isinstance(error, StopIteration):
-                raise stop_iteration_error(str(self)) from error
+                raise explain(stop_iteration_error(str(self))) from error
+            explain(error)
             raise
         if block:
             return block[0]
@@ -362,11 +389,14 @@ def snapshot(it: DatasetIterator[Any]) -> Any:
 
 def rewind(it: DatasetIterator[Any], state: Any) -> None:
     """Takes ``it`` back to ``state`` after a step that failed: where it is again, errors may stay as they are."""
-    rewinding.is_active = True
     try:
-        it._restore(state)
+        _tell_before_rewinding(sys.exc_info()[1])
     finally:
-        rewinding.is_active = False
+        rewinding.is_active = True
+        try:
+            it._restore(state)
+        finally:
+            rewinding.is_active = False
 
 
 def marked(it: DatasetIterator[Any]) -> Any:
@@ -384,6 +414,28 @@ def return_to(it: DatasetIterator[Any], mark: Any) -> None:
         it._return_to(mark)
     finally:
         rewinding.is_active = False
+
+
+def explainer(error: BaseException) -> Callable[[BaseException], BaseException]:
+    """What tells of an error, or of what takes its place, where ``error`` came up, and returns it. Of an interrupt, nothing.
+
+    To be called as long as the iterators are where the error met them.
+    """
+    if isinstance(error, Exception):
+        with contextlib.suppress(ImportError):  # the interpreter is about to end
+            from gristmill.dataset import failures  # loaded with the first failure: it knows all kinds of stages
+
+            return functools.partial(failures.explain, failures.located(error))
+    return lambda error: error
+
+
+def _tell_before_rewinding(error: BaseException | None) -> None:
+    """Adds to an error that is being handled where it came up, while the iterators are where it met them."""
+    if isinstance(error, Exception):
+        with contextlib.suppress(ImportError):  # as in ``explainer``
+            from gristmill.dataset import failures
+
+            failures.tell_before_rewinding(error)
 
 
 def pull(it: DatasetIterator[Any], n: int) -> list[Any]:

@@ -12,7 +12,6 @@ import numpy as np
 from gristmill.core.errors import stop_iteration_error
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.options import ReadOptions
-from gristmill.dataset.description import describe, description_text
 from gristmill.dataset.graph import DatasetNode, as_parents, spec_of_first_parent
 
 if TYPE_CHECKING:
@@ -181,8 +180,12 @@ class MapDataset(DatasetNode, Generic[T_co], metaclass=MapDatasetMeta):
         return self.to_iter_dataset().__iter__()
 
     def __repr__(self) -> str:
-        # Without addresses: a DataLoader whose source is a dataset writes it into its states, for other processes to compare.
-        return description_text(describe(self))
+        from gristmill.dataset.display import chain_text
+
+        return chain_text(self)
+
+    def __str__(self) -> str:
+        return type(self).__name__ if type(self).__repr__ is MapDataset.__repr__ else repr(self)
 
     def _block(self, indices: Indices) -> list[Any]:
         """The elements at ``indices``: as many, in the same order, ``None`` where there is none.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gristmill.core.errors import StateIndexError, as_int
+from gristmill.core.state import shown
 from gristmill.dataset.iterator import DatasetIterator, rewind, snapshot
 
 
@@ -82,7 +83,7 @@ def check_no_gaps(stage: DatasetIterator[Any]) -> None:
 def _checked(ds_iter: Any) -> Any:
     if not hasattr(ds_iter, "_get_next_index"):
         raise TypeError(
-            f"ds_iter must be an iterator of a dataset, got {ds_iter!r:.200} of type {type(ds_iter).__name__}; "
+            f"ds_iter must be an iterator of a dataset, got {shown(ds_iter)} of type {type(ds_iter).__name__}; "
             "make one with iter(ds)"
         )
     return ds_iter

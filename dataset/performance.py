@@ -16,6 +16,7 @@ import numpy as np
 from gristmill.core.cgroup import available_memory, usable_cpus
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.core.state import shown
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, iterate
 from gristmill.dataset.map_dataset import MapDataset, ancestors
@@ -88,7 +89,7 @@ def pick_performance_config(
         (8, 20)
     """
     if not isinstance(ds, MapDataset | IterDataset):
-        raise TypeError(f"ds must be a MapDataset or IterDataset, got {ds!r:.200} of type {type(ds).__name__}")
+        raise TypeError(f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}")
     for node in ancestors(ds):
         if isinstance(node, DatasetIterator):
             raise TypeError(f"ds must not be an iterator, which would be moved, got {node}: pass the dataset that it reads")

@@ -82,6 +82,11 @@ class PullAhead:
         self._thread = start_thread(self._work, "gristmill-prefetch", self._end)
         self._is_started = True
 
+    @property
+    def num_ready(self) -> int:
+        """How many elements could be taken without waiting."""
+        return len(self._ready)
+
     def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
         """Waits until ``n`` elements are ready, or all before an error or the end; what is ready, and what follows.
 

@@ -75,6 +75,14 @@ class ReadAhead:
     def is_here(self) -> bool:
         return self._process_id == os.getpid()
 
+    @property
+    def num_ready(self) -> int:
+        """How many elements could be taken without waiting."""
+        num, ready = len(self._block), self._ready
+        while (block := ready.get(self._taken + num)) is not None and block[0]:
+            num += len(block[0])
+        return num
+
     def take(self, n: int) -> list[Any]:
         """The next elements, at least one and at most ``n``; waits for them. Not to be called at the end."""
         if not self._block:

@@ -34,6 +34,7 @@ from gristmill.dataset.old_states import (
 from gristmill.dataset.slicing import share_iterator, slice_pipeline
 from gristmill.dataset.stages.options import collected_options
 from gristmill.dataset.states import CycleState, Fetched, copied, given, is_ours
+from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")
 
@@ -85,6 +86,7 @@ class RoundRobinIterator(BlockIterator[T]):
         # Made for each ``raise``: an error that was raised refers to the frames it came through, this iterator's and the
         # user's, and would keep alive all that is in them.
         self._failed: list[Callable[[], BaseException] | None] = [None] * count
+        watch_if_tracked(self, self._ctx.options)
 
     @abc.abstractmethod
     def _open(self) -> Sequence[Shard]:

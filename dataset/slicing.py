@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gristmill.core.options import DatasetOptions
@@ -100,6 +101,9 @@ class PipelineEditor(abc.ABC):
                 return {key: replaced(x) for key, x in value.items()}
             return value
 
+        return self._copied(ds, replaced)
+
+    def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
         return ds._over(replaced)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.core.errors import add_note
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.graph import DatasetNode
+from gristmill.dataset import watching
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, snapshot
 from gristmill.dataset.slicing import share_iterator, slice_pipeline, worker_slice
@@ -26,6 +25,7 @@ class PipelineTask:
     sequential_slice: bool
 
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
+        watching.is_worker = True
         if self.init_fn is not None:
             self.init_fn(index, count)
         ds = slice_pipeline(self.dataset, index, count, sequential=self.sequential_slice)
@@ -74,13 +74,9 @@ class PipelineProducer:
         return self._blocks.take(n)
 
     def annotate(self, error: BaseException, state: Any) -> None:
-        stage, traceback = "", error.__traceback__
-        while traceback is not None:
-            owner = traceback.tb_frame.f_locals.get("self")
-            if isinstance(owner, DatasetIterator | DatasetNode):
-                stage = f" by {owner}"
-            traceback = traceback.tb_next
-        add_note(error, f"Raised in worker {self._index} of {self._count}{stage}, {place(state, self._numbers)}.")
+        from gristmill.dataset.failures import tell_in_worker
+
+        tell_in_worker(error, f"worker {self._index} of {self._count}", place(state, self._numbers))
 
 
 def place(state: Any, numbers: slice | None) -> str:

@@ -15,7 +15,8 @@ from gristmill.core.errors import as_int
 from gristmill.core.naming import transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
-from gristmill.dataset.description import as_json, source_text
+from gristmill.core.state import shown
+from gristmill.dataset.description import as_json, complete_repr, source_text
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.stages.flat_map import check_max_fan_out
 from gristmill.loader.iterator import DataLoaderIterator
@@ -85,7 +86,7 @@ class DataLoader:
     ) -> None:
         for name, value in (("data_source", data_source), ("sampler", sampler)):
             if not hasattr(value, "__getitem__"):
-                raise TypeError(f"{name} must have __getitem__, got {value!r:.100} of type {type(value).__name__}")
+                raise TypeError(f"{name} must have __getitem__, got {shown(value):.100} of type {type(value).__name__}")
         if worker_count is None:
             worker_count = os.cpu_count() or 1
         worker_count = as_int("worker_count", worker_count, minimum=0)
@@ -129,7 +130,7 @@ class DataLoader:
 
     def __repr__(self) -> str:
         return (
-            f"DataLoader(data_source={self._source!r:.200}, sampler={self._sampler!r}, "
+            f"DataLoader(data_source={complete_repr(self._source):.200}, sampler={self._sampler!r}, "
             f"operations=[{', '.join(map(transform_name, self._operations))}], shard_options={self._shard!r}, "
             f"worker_count={self._multiprocessing_options.num_workers}, read_options={self._read_options!r})"
         )
@@ -173,13 +174,13 @@ class DataLoader:
     def _source_text(self) -> str:
         """What stands for the source in a state."""
         source = self._source
-        return str(type(source)) if isinstance(source, list | tuple | np.ndarray) else repr(source)
+        return str(type(source)) if isinstance(source, list | tuple | np.ndarray) else complete_repr(source)
 
 
 def _as_iterable(operations: Any) -> Iterable[Any]:
     if not isinstance(operations, Iterable):
         raise TypeError(
-            f"operations must be a sequence of transformations, got {operations!r:.200} of type {type(operations).__name__}"
+            f"operations must be a sequence of transformations, got {shown(operations)} of type {type(operations).__name__}"
         )
     return operations
 
@@ -195,7 +196,7 @@ def _as_operation(position: int, operation: Any) -> Any:
     if is_class or (operation_kind(operation) is None and not callable(operation)):
         raise TypeError(
             f"operations[{position}] must be a transformation (an instance of Map, RandomMap, FlatMap, Filter, Batch, …) or an "
-            f"operation on an iterator of records, got {operation!r:.200} of type {type(operation).__name__}"
+            f"operation on an iterator of records, got {shown(operation)} of type {type(operation).__name__}"
         )
     return operation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ class DataLoaderIterator(Iterator[Any]):
 
     def __init__(self, data_loader: DataLoader, state: dict[str, Any] | None = None, validate_state: bool = True) -> None:
         if not hasattr(data_loader, "_dataset"):
-            raise TypeError(f"data_loader must be a DataLoader, got {data_loader!r:.200} of type {type(data_loader).__name__}")
+            raise TypeError(f"data_loader must be a DataLoader, got {shown(data_loader)} of type {type(data_loader).__name__}")
         self._loader = data_loader
         self._validate = validate_state
         self._iterator = iterate(data_loader._dataset)
@@ -49,7 +50,16 @@ class DataLoaderIterator(Iterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        return self._iterator.__next__()
+        try:
+            return self._iterator.__next__()
+        except StopIteration:
+            raise
+        except Exception as error:
+            with contextlib.suppress(ImportError):  # at the end of the interpreter
+                from gristmill.dataset.tracebacks import filter_traceback
+
+                filter_traceback(error)
+            raise
 
     def __enter__(self) -> DataLoaderIterator:
         return self

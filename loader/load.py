@@ -7,6 +7,7 @@ from typing import Any
 
 from gristmill.core.options import ReadOptions
 from gristmill.core.sharding import NoSharding, ShardOptions
+from gristmill.core.state import shown
 from gristmill.loader.data_loader import DataLoader
 from gristmill.samplers import IndexSampler
 from gristmill.transforms import Batch, Transformations
@@ -47,9 +48,9 @@ def load(
         [array([5, 6]), array([7])]
     """
     if not hasattr(source, "__len__"):
-        raise TypeError(f"source must have __len__ and __getitem__, got {source!r:.100} of type {type(source).__name__}")
+        raise TypeError(f"source must have __len__ and __getitem__, got {shown(source):.100} of type {type(source).__name__}")
     if not isinstance(transformations, Iterable):
-        raise TypeError(f"transformations must be a sequence of transformations, got {transformations!r:.200}")
+        raise TypeError(f"transformations must be a sequence of transformations, got {shown(transformations)}")
     operations = list(transformations)
     if batch_size is not None:
         operations.append(Batch(batch_size, drop_remainder))

@@ -11,6 +11,7 @@ from typing import Any
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions
+from gristmill.core.state import shown
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator
 from gristmill.testing.checkpoints import assert_equal_output_after_checkpoint
@@ -103,7 +104,7 @@ def assert_iter_dataset_conforms(
     """
     for name, value in (("ds", ds), ("failing", failing)):
         if not isinstance(value, IterDataset) and value is not None:
-            raise TypeError(f"{name} must be an IterDataset, got {value!r:.200} of type {type(value).__name__}")
+            raise TypeError(f"{name} must be an IterDataset, got {shown(value)} of type {type(value).__name__}")
     max_elements = as_int("max_elements", max_elements, minimum=1)
     unused = copied(ds)
     elements, count = _check_iterators(ds, max_elements, states_vary)

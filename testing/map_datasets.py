@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.core.errors import as_int
+from gristmill.core.state import shown
 from gristmill.dataset.iterator import iterate
 from gristmill.dataset.map_dataset import MapDataset, read
 from gristmill.testing.laws import BLOCKS, Law, check_answers, spread
@@ -52,7 +53,7 @@ def assert_map_dataset_conforms(
         >>> assert_map_dataset_conforms(Squares().shuffle(seed=1).batch(3))
     """
     if not isinstance(ds, MapDataset):
-        raise TypeError(f"ds must be a MapDataset, got {ds!r:.200} of type {type(ds).__name__}")
+        raise TypeError(f"ds must be a MapDataset, got {shown(ds)} of type {type(ds).__name__}")
     max_elements = as_int("max_elements", max_elements, minimum=1)
     length = _LENGTH.run("len(ds)", len, ds)
     indices = spread(length, max_elements)
@@ -75,7 +76,7 @@ def _elements(ds: MapDataset[Any], indices: list[int]) -> list[Any]:
 def _check_slice(ds: MapDataset[Any], sl: slice, max_elements: int) -> None:
     what = f"ds[{sl}]"
     part, indices = _SLICES.run(what, ds.__getitem__, sl), range(len(ds))[sl]
-    _SLICES.check(isinstance(part, MapDataset), f"{what} is {part!r:.200} of type {type(part).__name__}")
+    _SLICES.check(isinstance(part, MapDataset), f"{what} is {shown(part)} of type {type(part).__name__}")
     _SLICES.equal(f"len({what})", len(indices), len(part))
     for i in spread(len(indices), max_elements):
         _SLICES.equal(f"{what}[{i}]", ds[indices[i]], part[i])

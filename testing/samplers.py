@@ -12,6 +12,7 @@ import numpy as np
 
 from gristmill.core.errors import as_int
 from gristmill.core.sharding import NoSharding, ShardOptions
+from gristmill.core.state import shown
 from gristmill.testing.laws import REPEATABLE, Law, check_answers, spread
 
 _METADATA = Law(
@@ -63,7 +64,7 @@ def assert_sampler_conforms(
         >>> assert_sampler_conforms(shuffled(ShardOptions(0, 1)), 10, make_shard=shuffled)
     """
     if not hasattr(sampler, "__getitem__"):
-        raise TypeError(f"sampler must have __getitem__, got {sampler!r:.200} of type {type(sampler).__name__}")
+        raise TypeError(f"sampler must have __getitem__, got {shown(sampler)} of type {type(sampler).__name__}")
     max_indices = as_int("max_indices", max_indices, minimum=1)
     shard = getattr(sampler, "_shard_options", NoSharding())
     length = _length(sampler, max_indices * shard.shard_count)

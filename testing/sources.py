@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gristmill.core.errors import as_int
+from gristmill.core.state import shown
 from gristmill.sources.base import RandomAccessDataSource
 from gristmill.sources.reading import read_keys
 from gristmill.testing.laws import BLOCKS, Law, check_answers, spread
@@ -54,7 +55,7 @@ def assert_source_conforms(
         AssertionError: broken law: what comes back depends on what is asked for alone, ... Found: source[2] must...
     """
     if not isinstance(source, RandomAccessDataSource):
-        raise TypeError(f"source must have __len__ and __getitem__, got {source!r:.200} of type {type(source).__name__}")
+        raise TypeError(f"source must have __len__ and __getitem__, got {shown(source)} of type {type(source).__name__}")
     max_records = as_int("max_records", max_records, minimum=1)
     length = _LENGTH.run("len(source)", len, source)
     check_answers(

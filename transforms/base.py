@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gristmill.core.errors import as_int
+from gristmill.core.state import shown
 
 
 class Map(abc.ABC):
@@ -133,7 +134,7 @@ def transform_function(transform: Any, kind: type, method: str) -> Callable[...,
     if callable(transform):
         return transform
     raise TypeError(
-        f"transform must be callable or an instance of {kind.__name__}, got {transform!r:.200} of type {type(transform).__name__}"
+        f"transform must be callable or an instance of {kind.__name__}, got {shown(transform)} of type {type(transform).__name__}"
     )
 
 

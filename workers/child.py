@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gristmill.core.errors import add_note
@@ -32,12 +32,14 @@ from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoder
 from gristmill.workers.flags import set_flags
 from gristmill.workers.messages import (
+    CALL,
     COMMAND,
     END,
     ERROR,
     HEADER,
     MAX_INLINE,
     OUTPUTS,
+    REPORT,
     SKIPPED,
     START,
     STARTED,
@@ -86,6 +88,7 @@ class _Connection:
         self._bytes_ahead = 0
         self._generation = 0
         self.start: tuple[Any, bool] | None = None  # state, and whether to skip an element
+        self.calls: list[bytes] = []  # functions that nobody has called yet
 
     def receive(self, *, wait: bool) -> None:
         """Obeys the commands that are there."""
@@ -109,6 +112,8 @@ class _Connection:
                 self._generation = generation
                 self._ahead.clear()
                 self._num_ahead = self._bytes_ahead = 0
+            elif kind == CALL:
+                self.calls.append(body)
             else:
                 for slot in unpack_slots(body):
                     self._arena.free(slot)
@@ -150,8 +155,11 @@ class _Connection:
         )
 
 
-class _Worker:
+class Worker:
+    """Runs a producer. Who watches it from outside (see ``WorkerProcess.call``) may replace its parts by others that count."""
+
     def __init__(self, connection: _Connection, encoder: Encoder, producer: Producer) -> None:
+        self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
         self._connection = connection
         self._encoder = encoder
         self._producer = producer
@@ -160,6 +168,7 @@ class _Worker:
         while True:
             while self._connection.start is None:
                 self._connection.receive(wait=True)
+                self._obey()
             (state, skip), self._connection.start = self._connection.start, None
             self._connection.send(STARTED, b"", [])
             try:
@@ -189,9 +198,11 @@ class _Worker:
                 seconds = time.perf_counter() - began
                 if num:
                     num_bytes, state = len(payload), states[num - 1]
+                    self._send_report(False)
                     connection.send(OUTPUTS, payload, slots, num)
                 stop = failure or stop
             if isinstance(stop, StopIteration):
+                self._send_report(True)
                 connection.send(END, b"", [])
                 return
             if stop is not None:
@@ -202,12 +213,25 @@ class _Worker:
             elif seconds < _QUICK_SECONDS and 2 * num_bytes <= _MAX_BLOCK_BYTES:
                 size = min(2 * size, _MAX_BLOCK)
             connection.receive(wait=False)
+            self._obey()
+
+    def _obey(self) -> None:
+        while self._connection.calls:
+            with contextlib.suppress(Exception):  # elements are what matters
+                pickle.loads(self._connection.calls.pop(0))(self)
+
+    def _send_report(self, is_last: bool) -> None:
+        if self.report is not None:
+            content = self.report(is_last)
+            if content is not None:
+                self._connection.send(REPORT, content, [])
 
     def _report(self, error: BaseException, state: Any) -> None:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
             raise error
         with contextlib.suppress(Exception):  # it shows objects of users
             self._producer.annotate(error, state)
+        self._send_report(True)
         self._connection.send(ERROR, encode_error(error), [])
 
 
@@ -247,7 +271,7 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
             if isinstance(error, Exception):
                 add_note(error, f"Raised in worker {index} of {count}, when it was started.")
             producer = _Failed(error)
-        _Worker(channel, encoder, producer).run()
+        Worker(channel, encoder, producer).run()
     except _Disconnected:
         pass
     except SystemExit as error:

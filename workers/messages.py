@@ -19,6 +19,7 @@ END = 2  # there are no more elements
 ERROR = 3  # what the next element raises
 SKIPPED = 4  # the state after an element that was skipped
 STARTED = 5  # the last start has been noticed
+REPORT = 6  # whatever somebody who watches the worker has it say
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 
 HEADER = struct.Struct("<BBxxIII")  # kind, whether the bytes are in the last slot, generation, slots, bytes
@@ -26,6 +27,7 @@ SLOT = struct.Struct("<QQ")
 
 START = 1  # from a pickled state on
 TAKEN = 2  # the consumer has taken a message; slots follow that may be used again
+CALL = 3  # a pickled function follows, to be called with what runs in the worker
 COMMAND = struct.Struct("<BxxxII")  # kind, generation, bytes
 
 MAX_INLINE = 1 << 14

@@ -145,6 +145,7 @@ class WorkerPool:
         self.parked_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.workers: list[WorkerProcess] = []
+        self.on_start: Callable[[WorkerProcess], None] | None = None  # told of every process that takes another one's place
         self._count = count
         self._is_closed = False
         self._fds: list[int] = []
@@ -170,6 +171,8 @@ class WorkerPool:
         if not worker.is_alive():
             worker.stop(time.monotonic())
             worker = self.workers[index] = self._new_worker(index)
+            if self.on_start is not None:
+                self.on_start(worker)
         return worker
 
     def runs(self, luggage: Luggage, count: int) -> bool:

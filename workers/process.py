@@ -27,10 +27,12 @@ from typing import Any
 from gristmill.workers.arena import ArenaReader, Slot, open_memory
 from gristmill.workers.codec import decode
 from gristmill.workers.messages import (
+    CALL,
     COMMAND,
     HEADER,
     NOT_STARTED,
     OUTPUTS,
+    REPORT,
     SLOT,
     START,
     STARTED,
@@ -67,8 +69,10 @@ class WorkerProcess:
     """
 
     def __init__(self, index: int, count: int, luggage: int, environment: Mapping[str, str]) -> None:
+        self.index = index
         self.usable = True
         self.generation = 0
+        self.last_report = b""  # what the worker said last of itself, if somebody watches it
         self._has_answered = False
         self._answer_by: float | None = None  # until then it should notice the last start
         self._received = bytearray()
@@ -115,6 +119,11 @@ class WorkerProcess:
         self._send(COMMAND.pack(START, self.generation, len(body)) + body)
         self.usable = True
 
+    def call(self, function: bytes) -> None:
+        """Has the worker call a pickled function with its ``Worker``, soon, between two messages."""
+        self._send(COMMAND.pack(CALL, self.generation, len(function)) + function)
+        self.usable = True
+
     def receive(self) -> tuple[int, Any]:
         """Waits for the next message since ``start``: its kind and its content.
 
@@ -125,11 +134,14 @@ class WorkerProcess:
             WorkerBusy: it does not answer to ``start``; another one should take over.
         """
         message = self._next_message()
-        while message.generation != self.generation or message.kind == STARTED:
+        while message.generation != self.generation or message.kind in (STARTED, REPORT):
+            if message.kind == REPORT:
+                data = message.payload
+                self.last_report = bytes(self._reader.look(message.slots[-1]) if data is None else data)
+            self._to_return += message.slots
             if message.generation == self.generation:
                 self._has_answered, self._answer_by = True, None
                 self._return_slots()
-            self._to_return += message.slots
             self.usable = True
             message = self._next_message()
         slots, data = message.slots, message.payload

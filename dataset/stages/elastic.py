@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
+from gristmill.core.state import shown
 from gristmill.dataset.elastic_batches import BatchesIterator, SparseBatchesIterator
 from gristmill.dataset.elastic_files import FilesIterator
 from gristmill.dataset.element_spec import batched_spec
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, IteratorContext, iterate
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, IteratorContext, iterate
 from gristmill.dataset.map_dataset import MapDataset, ancestors
 from gristmill.dataset.stages.batch import batch_function
 
@@ -79,7 +80,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         multiprocessing_options: MultiprocessingOptions | None = None,
     ) -> None:
         if not isinstance(ds, MapDataset | IterDataset):
-            raise TypeError(f"ds must be a MapDataset or IterDataset, got {ds!r:.200} of type {type(ds).__name__}")
+            raise TypeError(f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}")
         if not isinstance(shard_options, ShardOptions):
             raise TypeError(f"shard_options must be a ShardOptions, got {shard_options!r:.200}")
         for name, value, kind in (
@@ -107,6 +108,8 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
             raise NotImplementedError("multiprocessing_options needs a MapDataset: the state of workers cannot be divided anew")
         else:
             self._iterator = FilesIterator(ds, self._batch_size, shard_options)
+        self._ctx.options = self._iterator._ctx.options
+        self._iterator._share_context(self._ctx)
 
     def __str__(self) -> str:
         return f"ElasticIterator(global_batch_size={self._global_batch_size}, shard_options={self._shard})"
@@ -170,9 +173,13 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
             )
         return self._iterator
 
+    def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
+        return (self._iterator,) if "_iterator" in vars(self) else ()
+
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
-        self._iterator._share_context(ctx)
+        for it in self._inner_iterators():
+            it._share_context(ctx)
 
     def _take(self, n: int) -> list[Any]:
         return self._iterator._take(n)

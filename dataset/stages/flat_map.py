@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
-from gristmill.core.state import state_count, state_field
+from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -57,7 +57,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         super().__init__(parent)
         if not isinstance(transform, FlatMap):
             raise TypeError(
-                f"transform must be an instance of FlatMap, got {transform!r:.200} of type {type(transform).__name__}; "
+                f"transform must be an instance of FlatMap, got {shown(transform)} of type {type(transform).__name__}; "
                 "use ds.flat_map(..., max_fan_out=...) for plain functions"
             )
         self._transform = transform

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.core.state import shown
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import (
     BlockIterator,
@@ -84,7 +85,7 @@ class InterleaveIterDataset(IterDataset[T]):
             if not isinstance(datasets, Sequence):
                 raise TypeError(
                     "datasets must be a sequence of datasets, or a MapDataset whose elements are datasets, "
-                    f"got {datasets!r:.200} of type {type(datasets).__name__}"
+                    f"got {shown(datasets)} of type {type(datasets).__name__}"
                 )
             datasets = [_check_dataset(ds, i) for i, ds in enumerate(datasets)]
         self._datasets = datasets
@@ -119,7 +120,7 @@ class InterleaveIterDataset(IterDataset[T]):
 
 def _check_dataset(ds: Any, index: int) -> Any:
     if not isinstance(ds, MapDataset | IterDataset):
-        raise TypeError(f"datasets[{index}] must be a MapDataset or IterDataset, got {ds!r:.200} of type {type(ds).__name__}")
+        raise TypeError(f"datasets[{index}] must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}")
     return ds
 
 
@@ -128,7 +129,7 @@ class _Opener:
 
     def __init__(self, datasets: Any, buffer_size: int) -> None:
         self.datasets = datasets
-        self.ctx = ComponentContext(IteratorContext())
+        self.ctx = ComponentContext(IteratorContext(joined=None))
         self._buffer_size = buffer_size
 
     def open(self, index: int) -> DatasetIterator[Any]:
@@ -137,8 +138,10 @@ class _Opener:
             ds = MapDataset.range(0)
         _check_dataset(ds, index)
         it = iterate(ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds)
+        if isinstance(ds, IterDataset):
+            it = ThreadPrefetchDatasetIterator(it, self._buffer_size)
         it._share_context(ComponentContext(self.ctx, it._ctx.options))
-        return ThreadPrefetchDatasetIterator(it, self._buffer_size) if isinstance(ds, IterDataset) else it
+        return it
 
     def open_ahead(self, indices: range) -> list[DatasetIterator[Any]]:
         iterators = [self.open(i) for i in indices]
@@ -179,13 +182,12 @@ class InterleaveDatasetIterator(BlockIterator[T]):
     _finalizer: Any = None
 
     def __init__(self, opener: _Opener, cycle_length: int, num_threads: int, num_ahead: int) -> None:
-        super().__init__()
         self._opener = opener
+        super().__init__()
         self._num_datasets = len(opener.datasets)
         self._cycle_length = cycle_length
         self._num_threads = num_threads
         self._num_ahead = num_ahead
-        self._share_context(IteratorContext())
         # Where this is, as the state says it.
         self._slot = 0  # whose turn it is
         self._num_opened = 0  # datasets that have been put into slots
@@ -209,8 +211,11 @@ class InterleaveDatasetIterator(BlockIterator[T]):
             return (datasets,)
         return [iterate(ds) for ds in datasets[:_NUM_DESCRIBED]]
 
+    def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
+        return [dataset.iterator for dataset in [*self._open.values()]]
+
     def _share_context(self, ctx: IteratorContext) -> None:
-        self._own_ctx = ctx
+        super()._share_context(ctx)
         self._opener.ctx.outer = ctx  # the datasets keep options of their own, which do not get out
 
     def _take(self, n: int) -> list[Any]:

@@ -42,7 +42,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         if not hasattr(selection_map, "__getitem__") or not hasattr(selection_map, "__len__"):
             raise TypeError(
                 "selection_map must be a DatasetSelectionMap, or have its __len__ and __getitem__, "
-                f"got {selection_map!r:.200} of type {type(selection_map).__name__}"
+                f"got {shown(selection_map)} of type {type(selection_map).__name__}"
             )
         self._selection_map = selection_map
         self._length = len(selection_map)
@@ -113,11 +113,11 @@ def concatenate(datasets: Sequence[MapDataset[Any]]) -> MixedMapDataset[Any]:
 
 def _as_datasets(datasets: Any, *kinds: type) -> list[Any]:
     if not isinstance(datasets, Sequence) or isinstance(datasets, str | bytes):
-        raise TypeError(f"datasets must be a list of datasets, got {datasets!r:.200} of type {type(datasets).__name__}")
+        raise TypeError(f"datasets must be a list of datasets, got {shown(datasets)} of type {type(datasets).__name__}")
     for i, ds in enumerate(datasets):
         if not isinstance(ds, kinds):
             names = " or ".join([kind.__name__ for kind in kinds])
-            raise TypeError(f"datasets[{i}] must be a {names}, got {ds!r:.200} of type {type(ds).__name__}")
+            raise TypeError(f"datasets[{i}] must be a {names}, got {shown(ds)} of type {type(ds).__name__}")
     return list(datasets)
 
 

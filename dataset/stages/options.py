@@ -8,6 +8,7 @@ from gristmill.core.options import DatasetOptions
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")
 
@@ -45,6 +46,7 @@ class WithOptionsIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         it = iterate(self._parent)
         it._ctx.options = self.options.merge(it._ctx.options)
+        watch_if_tracked(it, it._ctx.options)
         return it
 
 

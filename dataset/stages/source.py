@@ -8,6 +8,7 @@ import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.indices import Indices, as_ints
+from gristmill.core.state import shown
 from gristmill.dataset.description import source_text
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -28,7 +29,7 @@ class SourceMapDataset(BlockMapDataset[T]):
         super().__init__()
         if not hasattr(source, "__getitem__"):
             raise TypeError(
-                f"source must have __getitem__ and __len__ (a list, an array, a data source), got {source!r:.100} "
+                f"source must have __getitem__ and __len__ (a list, an array, a data source), got {shown(source):.100} "
                 f"of type {type(source).__name__}"
             )
         self._source = source

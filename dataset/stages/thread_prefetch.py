@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from gristmill.core.errors import as_int
+from gristmill.core.state import shown
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, rewinding, skip_one, snapshot
@@ -264,7 +265,7 @@ class ForeignIterator(DatasetIterator[T]):
         super().__init__()
         missing = [name for name in ("__next__", "get_state", "set_state") if not hasattr(iterator, name)]
         if missing:
-            raise TypeError(f"parent must be an iterator with get_state and set_state, got {iterator!r:.200} without {missing}")
+            raise TypeError(f"parent must be an iterator with get_state and set_state, got {shown(iterator)} without {missing}")
         self._iterator = iterator
 
     def __next__(self) -> T:

@@ -64,6 +64,9 @@ ALIASES = {
         f"python.{name}": [name]
         for name in ("MapOperation", "RandomMapOperation", "FilterOperation", "BatchOperation", "Operation")
     },
+    **{f"diagnostics.{name}": [name] for name in ("diagnose", "observe", "visualize", "start_telemetry", "stop_telemetry")},
+    **{f"diagnostics.{name}": [] for name in ("Diagnosis", "ExecutionSummary", "Snapshot", "StageSummary", "View")},
+    "diagnostics.get_execution_summary": ["experimental.get_execution_summary", "python.experimental.get_execution_summary"],
     **{
         f"testing.assert_{kind}_conforms": []
         for kind in ("iter_dataset", "iterator", "map_dataset", "sampler", "source", "transform")
@@ -125,6 +128,7 @@ NOT_IN_PYTHON = [
 MODULES = [
     "checkpoint",
     "constants",
+    "diagnostics",
     "experimental",
     "multiprocessing",
     "samplers",

@@ -16,6 +16,8 @@ DEFAULTS = {
     "py_debug_mode": False,
     "py_dataset_visualization_output_dir": None,
     "py_traceback_filtering": "auto",
+    "stall_seconds": 0,
+    "debug_report_seconds": 60,
     "py_relay_sigterm_to_main": False,
     "enable_multiprocess_worker_profiling": False,
     "num_threads_computing_num_records": 64,

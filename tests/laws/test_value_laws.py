@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import pytest
-from entry import nodes, plain
+from entry import add_ten, nodes, plain
 from stage_table import ITER_ENTRIES, MAP_ENTRIES
 
 from gristmill.dataset.map_dataset import ancestors
@@ -58,11 +58,15 @@ def test_texts(entry):
     it = iter(ds)
     for node in ancestors(ds):
         assert type(node).__name__ in str(node) or "ReindexMapDataset" in str(node)
-        assert repr(node)
-        assert not re.search(r"0x[0-9a-f]{6,}", str(node))
-    for node in nodes(it):
-        assert not re.search(r"0x[0-9a-f]{6,}", str(node))
+        assert not re.search(r"0x[0-9a-f]{6,}", str(node) + repr(node))
         assert "\n" not in str(node)
+    for node in nodes(it):
+        assert not re.search(r"0x[0-9a-f]{6,}", str(node) + repr(node))
+        assert "\n" not in str(node)
+    assert all([type(node).__name__ in repr(it) for node in nodes(it)])
+    if ds.parents:
+        head, *lines = repr(ds.map(add_ten)).splitlines()
+        assert re.match("(Map|Iter)Dataset.*:$", head) and len(lines) > len(ds.parents)
     it.close()
 
 

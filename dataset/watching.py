@@ -1,0 +1,49 @@
+"""Where a pipeline that is to be observed meets what observes it (``gristmill.diagnostics``).
+
+Stages know nothing of it. The context that the iterators of a pipeline share tells it of every one that joins; whether there
+is anybody to tell is looked up when a context is made, once for each pipeline.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from gristmill.core.config import config
+from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
+
+# Told of the observer of every new pipeline when it is first used; pipelines are observed as long as there is somebody here.
+exporters: list[Callable[[Any], None]] = []
+is_worker = False  # worker processes observe what the process asks for that they work for
+
+
+def watcher() -> Callable[[Any], None] | None:
+    """What is to be told of the iterators of a new pipeline; ``None`` if nobody observes it."""
+    wanted = (
+        exporters
+        or config.py_debug_mode
+        or config.py_dataset_visualization_output_dir is not None
+        or config.stall_seconds
+    )
+    return _new_watcher() if wanted and not is_worker else None
+
+
+def watch_if_tracked(it: Any, options: DatasetOptions) -> None:
+    """Lets the pipeline that ends in ``it`` be observed if its options say so."""
+    ctx = it._ctx
+    if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING and ctx.joined is None and not is_worker:
+        ctx.joined = _new_watcher()
+        ctx.joined(it)
+
+
+def _new_watcher() -> Callable[[Any], None]:
+    # By name: it is above this package, and only here because it is asked for.
+    observer: Any = importlib.import_module("gristmill.diagnostics.automatic").automatic_observer()
+    adopt: Callable[[Any], None] = observer.adopt
+    return adopt
+
+
+def observed_by(it: Any) -> Any:
+    """The observer of an iterator; ``None`` if there is none."""
+    return getattr(it, "_observed", (None,))[0]

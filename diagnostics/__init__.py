@@ -1,0 +1,18 @@
+"""Where a pipeline's time goes: summaries, verdicts, reports, traces and metrics of pipelines that are observed from outside."""
+
+from gristmill.diagnostics.graph import visualize
+from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary
+from gristmill.diagnostics.verdict import Diagnosis
+from gristmill.diagnostics.view import View, diagnose, get_execution_summary, observe
+
+__all__ = [
+    "Diagnosis",
+    "ExecutionSummary",
+    "Snapshot",
+    "StageSummary",
+    "View",
+    "diagnose",
+    "get_execution_summary",
+    "observe",
+    "visualize",
+]

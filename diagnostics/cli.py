@@ -1,0 +1,233 @@
+"""``python -m gristmill``: pipelines and checkpoints from a command line."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from gristmill.diagnostics import cli_run, cli_state
+from gristmill.diagnostics.cli_target import CommandError
+
+_PROG = "python -m gristmill"
+_INTERRUPTED = 130
+
+_PIPELINE = """\
+PIPELINE is module:attribute or path/to/file.py:attribute. The attribute is a MapDataset, an
+IterDataset or a DataLoader, or what makes one when it is called without arguments.
+"""
+_ABOUT = f"""\
+Looks at pipelines and checkpoints.
+
+{_PIPELINE}"""
+_EPILOG = f"""\
+examples:
+  {_PROG} inspect input_pipeline:train_ds
+  {_PROG} head train.py:make_dataset -n 2
+  {_PROG} diagnose train.py:make_dataset --consumer-ms 50 --html report.html
+  {_PROG} bench train.py:make_dataset --seconds 3
+  {_PROG} state checkpoints/1000 --pipeline train.py:make_dataset
+  {_PROG} diagnose --help
+
+exit codes:
+  0    done
+  1    the pipeline raised an error (its traceback is on stderr), or the checkpoint is damaged or
+       does not fit the pipeline
+  2    there is no pipeline, file or option of that name
+  130  interrupted
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns the code to exit with.
+
+    Args:
+        argv: the arguments, by default those of the process.
+
+    Raises:
+        SystemExit: the arguments are wrong, or help was asked for.
+    """
+    try:
+        try:
+            return _run(_parser().parse_args(argv))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # who reads this has seen enough; nothing is to be written at exit either
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _run(args: argparse.Namespace) -> int:
+    with contextlib.closing(args.command(args)) as lines:
+        while True:
+            try:
+                line = next(lines)
+            except StopIteration as end:
+                return int(end.value)
+            except CommandError as error:
+                _say(f"{_PROG}: {error}", sys.stderr)
+                return error.code
+            except Exception as error:
+                traceback.print_exception(type(error), error, _from_the_users_code(error.__traceback__))
+                return 1
+            _say(line, sys.stdout)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """Prints a text, whatever is in it and whatever can be shown there."""
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+
+
+def _from_the_users_code(tb: TracebackType | None) -> TracebackType | None:
+    """A traceback without the calls that led to the user's code; nothing if there is none of it."""
+    ours = str(Path(__file__).parent)
+    while tb is not None:
+        file = tb.tb_frame.f_code.co_filename
+        if not file.startswith((ours, "<frozen importlib")) and Path(file).parent.name != "importlib":
+            return tb
+        tb = tb.tb_next
+    return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROG, description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    command = _command(
+        commands,
+        "inspect",
+        "show the stages, the lengths and what elements look like",
+        "Shows the stages of a pipeline, its length, and what its elements look like, as far as sources and\n"
+        "transformations say it. Nothing is read without --run.",
+        ["inspect input_pipeline:train_ds", "inspect train.py:make_dataset --run --output graph.svg"],
+    )
+    command.set_defaults(command=cli_run.inspect)
+    _add_pipeline(command)
+    command.add_argument("--run", action="store_true", help="read the first element, to show what elements look like")
+    command.add_argument("--output", metavar="FILE", help="write the graph there, too: .svg, .html, .dot, .json or .txt")
+
+    command = _command(
+        commands,
+        "head",
+        "show the first elements",
+        "Shows the first elements: containers indented, arrays with dtype, shape and a few values.",
+        ["head input_pipeline:train_ds", "head train.py:make_dataset -n 1 --skip 1000", "head train.py:loader --spec-only"],
+    )
+    command.set_defaults(command=cli_run.head)
+    _add_pipeline(command)
+    command.add_argument("-n", dest="num", metavar="N", type=_count, default=5, help="how many (default: 5)")
+    command.add_argument("--skip", metavar="N", type=_count, default=0, help="leave out the first N, unread where possible")
+    command.add_argument("--spec-only", action="store_true", help="show what they look like, without values")
+
+    command = _command(
+        commands,
+        "diagnose",
+        "say what makes a pipeline slow, and what to do about it",
+        "Runs a pipeline for a while and says whether it is bound by reading, by a transformation, by transport\n"
+        "between processes or by the consumer, what to change, and where the time of each stage went.",
+        ["diagnose train.py:make_dataset", "diagnose train.py:loader --consumer-ms 50 --html report.html --trace trace.json"],
+    )
+    command.set_defaults(command=cli_run.diagnosis)
+    _add_pipeline(command)
+    command.add_argument("--seconds", metavar="S", type=_positive, default=5.0, help="how long (default: 5)")
+    command.add_argument(
+        "--consumer-ms",
+        metavar="MS",
+        type=_seconds,
+        default=0.0,
+        help="wait after each element, as a training step would",
+    )
+    command.add_argument("--html", metavar="FILE", help="write a report with pictures, for a browser")
+    command.add_argument(
+        "--trace", metavar="FILE", help="run it for up to a second more, and write all calls for https://ui.perfetto.dev"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+    command = _command(
+        commands,
+        "bench",
+        "measure how fast a pipeline is",
+        "Measures elements and bytes per second, the median of some runs in a row, and how long the consumer waits\n"
+        "for an element. The pipeline runs as in a program, unobserved; a short one begins anew at its end.",
+        ["bench train.py:make_dataset", "bench train.py:make_dataset --seconds 2 --repeat 5 --json"],
+    )
+    command.set_defaults(command=cli_run.bench)
+    _add_pipeline(command)
+    command.add_argument("--seconds", metavar="S", type=_positive, default=5.0, help="how long each run takes (default: 5)")
+    command.add_argument("--warmup", metavar="S", type=_seconds, default=1.0, help="how long before the first one (default: 1)")
+    command.add_argument("--repeat", metavar="N", type=_at_least_one, default=3, help="how many runs (default: 3)")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+    command = _command(
+        commands,
+        "state",
+        "say where a checkpoint stands, and whether it fits a pipeline",
+        "Says which library wrote a checkpoint, of which pipeline, and where that stands. PATH is the directory of\n"
+        "an iterator's checkpoint, one of Orbax with such an item, a file process_<i>-of-<n>.json, or any file with\n"
+        "a state. With --pipeline: whether it would be restored there, and the first difference otherwise. That\n"
+        "restores it in a new iterator, from which nothing is read.",
+        ["state checkpoints/1000", "state checkpoints/1000/data --pipeline train.py:make_dataset"],
+    )
+    command.set_defaults(command=cli_state.state)
+    command.add_argument("path", metavar="PATH", help="a checkpoint, or a file of one")
+    command.add_argument("--pipeline", metavar="PIPELINE", help="what it is to fit, as module:attribute or file.py:attribute")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, title: str, about: str, examples: list[str]
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=title,
+        description=about,
+        epilog="\n".join(["examples:", *[f"  {_PROG} {example}" for example in examples], "", f"exit codes: see {_PROG} --help"]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _add_pipeline(command: argparse.ArgumentParser) -> None:
+    command.add_argument("pipeline", metavar="PIPELINE", help="module:attribute or path/to/file.py:attribute")
+
+
+def _count(text: str) -> int:
+    number = int(text) if text.isdecimal() else -1
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 on, got {text!r}")
+    return number
+
+
+def _at_least_one(text: str) -> int:
+    if not _count(text):
+        raise argparse.ArgumentTypeError("must be at least 1, got 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number from 0 on, got {text!r}")
+    return number
+
+
+def _positive(text: str) -> float:
+    if not _seconds(text):
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return float(text)

@@ -1,0 +1,237 @@
+"""Where a state stands, in words. It says it by itself; the description beside it, if there is one, knows lengths."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gristmill.core.state import plain_int, shown
+from gristmill.dataset.display import abbreviated
+from gristmill.diagnostics.cli_loader import loader_lines
+from gristmill.diagnostics.cli_words import count_text, epoch_text, number_text, of_length, own_form
+
+Description = Mapping[str, Any]
+
+_MAX_PARTS = 16
+_NOWHERE: Description = {}
+
+
+def position_lines(state: Any, description: Any) -> list[str]:
+    """Returns what a state says, a line for each place that it names.
+
+    Args:
+        state: decoded.
+        description: of its pipeline (see ``dataset.description``); of another form if there is none.
+
+    Example:
+        >>> position_lines({"parent": {"next_index": 7}, "epoch": 1}, None)
+        ['in epoch 2', '  next index: 7']
+    """
+    return list(_lines(state, description if isinstance(description, Mapping) else _NOWHERE, None))
+
+
+def _lines(state: Any, stage: Any, share: tuple[int, int] | None) -> Iterator[str]:
+    if isinstance(state, Mapping):
+        for key, (owners, words) in _FORMS.items():
+            if key in state:
+                yield from words(state, _owner(stage, owners), share)
+                return
+    yield "nothing: not begun, or at its end" if state is None else own_form(state)
+
+
+def _owner(stage: Any, names: tuple[str, ...]) -> Description:
+    """The first stage upstream of those names, to which a part of a state belongs."""
+    while isinstance(stage, Mapping):
+        if stage.get("stage") in names:
+            return stage
+        parents = stage.get("parents")
+        stage = parents[0] if isinstance(parents, list) and len(parents) == 1 else None
+    return _NOWHERE
+
+
+def _parent(stage: Description, i: int = 0) -> Description:
+    parents = stage.get("parents")
+    found = parents[i] if isinstance(parents, list) and 0 <= i < len(parents) else None
+    return found if isinstance(found, Mapping) else _NOWHERE
+
+
+def _indented(lines: Iterator[str]) -> Iterator[str]:
+    return ("  " + line for line in lines)
+
+
+def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
+    dataset = stage if stage.get("stage") == "DataLoader" else _parent(stage)
+    index, length = plain_int(state["next_index"]), plain_int(dataset.get("length"))
+    if length is None or index is None:
+        yield f"next index: {number_text(state['next_index'])}"
+    elif length >= sys.maxsize:
+        yield f"next index: {index:,} in {dataset.get('stage')}, without end{_epoch(index, dataset, share)}"
+    elif share is not None:
+        own = len(range(share[0], length, share[1]))
+        yield f"next index: {index:,} of about {own:,} in its share of {dataset.get('stage')}{_epoch(index, dataset, share)}"
+    else:
+        ratio = f" ({100 * index // length}%)" if length else ""
+        yield f"next index: {index:,} of {length:,} in {dataset.get('stage')}{ratio}{_epoch(index, dataset, share)}"
+
+
+def _epoch(index: int, stage: Description, share: tuple[int, int] | None) -> str:
+    """The epoch, if the stages after ``repeat`` give an element for each or batches."""
+    if share is not None:
+        index = index * share[1] + share[0]
+    while stage.get("stage") != "RepeatMapDataset":
+        parent = _parent(stage)
+        if stage.get("stage") == "BatchMapDataset":
+            index *= plain_int(stage.get("batch_size")) or 0
+        elif not parent or parent.get("length") != stage.get("length"):
+            return ""
+        stage = parent
+    return epoch_text(index, plain_int(_parent(stage).get("length")), plain_int(stage.get("num_epochs")))
+
+
+def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
+    states, indices = state.get("iterators_in_use_states"), state.get("iterators_in_use_indices")
+    ended = state.get("exhausted")
+    if not isinstance(states, list) or not isinstance(indices, list) or len(states) != len(indices):
+        yield own_form(state)
+        return
+    is_interleave = stage.get("stage") == "InterleaveDatasetIterator"
+    what = "dataset" if is_interleave else "worker" if stage else "part"
+    turn = plain_int(state["next_index_in_cycle"])
+    next_one = indices[turn] if turn is not None and 0 <= turn < len(indices) else "?"
+    yield f"next: {what} {next_one}"
+    if is_interleave:
+        yield f"opened: {of_length(state.get('next_index_in_datasets'), stage.get('num_datasets'), 'dataset')}"
+    for i in abbreviated([*range(len(states))], _MAX_PARTS, lambda num: f"… {num} more …"):
+        if isinstance(i, str):
+            yield i
+            continue
+        has_ended = isinstance(ended, list) and i < len(ended) and plain_int(ended[i])
+        yield f"{what} {number_text(indices[i])}{', ended' if has_ended else ''}:"
+        number = plain_int(indices[i]) or 0
+        if is_interleave:
+            below = _NOWHERE if share is not None else _parent(stage, number)  # a share has some of the datasets only
+            yield from _indented(_lines(states[i], below, None))
+        else:
+            yield from _indented(_lines(states[i], _parent(stage), (number, len(states)) if stage else None))
+
+
+def _old_workers(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
+    states, skips, last = state["workers_state"], state.get("iterations_to_skip"), plain_int(state.get("last_worker_index"))
+    if not isinstance(states, Mapping) or not isinstance(skips, Mapping):
+        yield own_form(state)
+        return
+    yield f"next: worker {'?' if last is None or not states else (last + 1) % len(states)}"
+    for key, inner in states.items():
+        yield f"worker {key}: {count_text(skips.get(key), 'element')} after"
+        own = (int(key), len(states)) if stage and str(key).isdecimal() else None
+        yield from _indented(_lines(inner, _parent(stage), own))
+
+
+def _components(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
+    states, named = state["parents"], stage.get("components")
+    if "index" in state:
+        yield f"mixed: {count_text(state['index'], 'element')}{', ended' if state.get('stop') else ''}"
+    items = list(states.items()) if isinstance(states, Mapping) else list(enumerate(states)) if isinstance(states, list) else []
+    if not items:
+        yield own_form(state)
+    for item in abbreviated(items, _MAX_PARTS, lambda num: f"… {num} more …"):
+        if isinstance(item, str):
+            yield item
+            continue
+        key, inner = item
+        below = (
+            named.get(key, _NOWHERE) if isinstance(named, Mapping) else _parent(stage, key) if isinstance(key, int) else _NOWHERE
+        )
+        yield f"dataset {key}:"
+        yield from _indented(_lines(inner, below, share))
+
+
+def _above(key: str, words: Callable[[Any, Description], str]) -> Callable[..., Iterator[str]]:
+    """The words of a stage, and those of its only parent, whose state is at ``key``."""
+
+    def lines(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
+        yield words(state, stage)
+        yield from _indented(_lines(state.get(key), _parent(stage), share))
+
+    return lines
+
+
+def _plain(words: Callable[[Any], str]) -> Callable[..., Iterator[str]]:
+    """The words of a state that needs no description."""
+    return lambda state, stage, share: iter([words(state)])
+
+
+def _window(state: Any, stage: Description) -> str:
+    delivered = of_length(state.get("pos_in_window"), stage.get("window_size"), "element")
+    return f"window {number_text(state.get('window_index'))}: {delivered} delivered, of those from here on:"
+
+
+def _concat(state: Any, stage: Description) -> str:
+    return f"packed: {count_text(state.get('elements_from_buffer_after_checkpoint'), 'row')} delivered, of those from here on:"
+
+
+def _bins(state: Any, stage: Description) -> str:
+    return f"packed: {count_text(state.get('counter'), 'row')} delivered, {number_text(state['next_row'])} of them from here on:"
+
+
+def _cache(state: Any, stage: Description) -> str:
+    progress = "cached" if state["cache_filled"] else "being cached"
+    return f"{progress}: {count_text(state.get('position'), 'element')} delivered, of those from here on:"
+
+
+def _limit(state: Any, stage: Description) -> str:
+    return f"limited: {of_length(state['count_elements_read'], stage.get('count'), 'element')}"
+
+
+def _repeat(state: Any, stage: Description) -> str:
+    number, num_epochs = plain_int(state["epoch"]), plain_int(stage.get("num_epochs"))
+    if number is None:
+        return f"in epoch {shown(state['epoch'])}"
+    return f"in epoch {number + 1:,}{'' if num_epochs is None else f' of {num_epochs:,}'}"
+
+
+def _rebatch(state: Any, stage: Description) -> str:
+    return f"rebatched: {count_text(state['batch_idx'], 'row')} delivered, of the batch from here on:"
+
+
+def _flat_map(state: Any, stage: Description) -> str:
+    return f"flat-mapped: {count_text(state['next_index_in_buffer'], 'item')} delivered, of the element from here on:"
+
+
+def _counted(what: str, key: str) -> Callable[[Any, Description], str]:
+    return lambda state, stage: f"{what}: {count_text(state[key], 'element')}"
+
+
+def _elastic(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
+    index, count = plain_int(state["shard_index"]), plain_int(state.get("shard_count"))
+    yield f"shard {number_text(state['shard_index'])} of {number_text(state.get('shard_count'))}"
+    yield from _indented(_lines(state.get("parent"), _parent(stage), (index or 0, count or 1)))
+
+
+def _row(state: Any) -> str:
+    return f"row group {number_text(state['row_group'])}, row {number_text(state.get('index_within_row_group'))}"
+
+
+# What tells a form of state: the stages that it may belong to, and its words. The first key that is there decides.
+_FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
+    "last_seen_indices": (("DataLoader",), loader_lines),
+    "workers_state": (("RoundRobinIterator",), _old_workers),
+    "next_index_in_cycle": (("RoundRobinIterator", "InterleaveDatasetIterator", "DataLoader"), _cycle),
+    "parents": (("MixedDatasetIterator", "ZipDatasetIterator"), _components),
+    "parent_window_start_state": (("WindowShuffleDatasetIterator",), _above("parent_window_start_state", _window)),
+    "remainder_slices": (("ConcatThenSplitDatasetIterator",), _above("parent_state", _concat)),
+    "cache_filled": (("CacheDatasetIterator",), _above("parent", _cache)),
+    "count_elements_read": (("LimitDatasetIterator",), _above("parent", _limit)),
+    "epoch": (("RepeatDatasetIterator",), _above("parent", _repeat)),
+    "batch_idx": (("RebatchDatasetIterator",), _above("parent", _rebatch)),
+    "next_index_in_buffer": (("FlatMapDatasetIterator", "FlatMap"), _above("parent", _flat_map)),
+    "next_row": (("BinPackDatasetIterator",), _above("parent", _bins)),
+    "index_for_rng": (("RandomMapDatasetIterator",), _above("parent", _counted("random map", "index_for_rng"))),
+    "counter": (("MapWithIndexDatasetIterator",), _above("parent", _counted("map with index", "counter"))),
+    "shard_index": (("ElasticIterator",), _elastic),
+    "next_index": (("PrefetchDatasetIterator", "DataLoader"), _next_index),
+    "global_next_index": ((), _plain(lambda state: f"next index of all shards: {number_text(state['global_next_index'])}")),
+    "row_group": ((), _plain(_row)),
+    "reader_offset": ((), _plain(lambda state: f"at byte {number_text(state['reader_offset'])} of the file")),
+}

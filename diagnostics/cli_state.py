@@ -1,0 +1,199 @@
+"""The command ``state``: what a checkpoint says, and whether it fits a pipeline."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import zlib
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.naming import one_line
+from gristmill.core.state import shown, state_from_text
+from gristmill.dataset.description import check_description, describe
+from gristmill.dataset.display import joined
+from gristmill.dataset.iterator import DatasetIterator
+from gristmill.diagnostics.cli_position import position_lines
+from gristmill.diagnostics.cli_run import Lines, opened
+from gristmill.diagnostics.cli_target import CommandError, load_pipeline
+
+_PROCESS_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
+_DATASET_FILE = re.compile(r"shard_state_(\d+)\.json")  # of an ElasticIterator of Grain
+_STEP = re.compile(r"(?:.*_)?\d+")
+_MAX_LINE = 300
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What the files of one process say.
+
+    Args:
+        path: of the state.
+        text: the state.
+        library: what wrote it; ``None`` if nothing says so.
+        description: of the pipeline, if there is one.
+        problem: what is wrong with the files, if something is.
+    """
+
+    path: Path
+    text: bytes
+    library: str | None = None
+    description: Any = None
+    problem: str | None = None
+
+
+def state(args: Namespace) -> Lines:
+    """Where a checkpoint stands."""
+    pipeline = None if args.pipeline is None else load_pipeline(args.pipeline)
+    try:
+        items = [[_read(path) for path in paths] for paths in _files(Path(args.path))]
+    except OSError as error:
+        raise CommandError(str(error)) from error
+    code = 0
+    for i, item in enumerate(items):
+        if i:
+            yield ""
+        code = max(code, (yield from _heading(item)))
+        for k, saved in enumerate(item):
+            yield ""
+            is_new = saved.description not in [None, *[other.description for other in item[:k]]]
+            code = max(code, (yield from _process(saved, is_new)))
+        if pipeline is not None:
+            yield ""
+            code = max(code, (yield from _verdict(item, args.pipeline, pipeline)))
+    return code
+
+
+def _heading(item: list[_Saved]) -> Lines:
+    path = item[0].path
+    found = _PROCESS_FILE.fullmatch(path.name)
+    yield f"checkpoint  {path if found is None and len(item) == 1 else path.parent}"
+    yield f"written by  {', '.join(dict.fromkeys([saved.library or 'not noted: Grain, or a state by itself' for saved in item]))}"
+    if found is None:
+        return 0
+    missing = [name for k in range(int(found[2])) if not path.with_name(name := f"process_{k}-of-{found[2]}.json").exists()]
+    yield f"processes   {found[2]}{', MISSING: ' if missing else ''}{', '.join(missing)}"
+    return int(bool(missing))
+
+
+def _process(saved: _Saved, shows_pipeline: bool) -> Lines:
+    yield f"{saved.path.name}  {len(saved.text):,} bytes{'' if saved.problem is None else '  DAMAGED'}"
+    if saved.problem is not None:
+        yield f"  {saved.problem}"
+    try:
+        yield from ["  " + line for line in position_lines(state_from_text(saved.text, saved.path.name), saved.description)]
+        if shows_pipeline:
+            yield "  of the pipeline"
+            yield from ["    " + line for line in _stage_lines(saved.description)]
+    except (ValueError, RecursionError) as error:  # no JSON, or nested without end
+        yield f"  {_message(error)}"
+        return 1
+    return int(saved.problem is not None)
+
+
+def _verdict(item: list[_Saved], name: str, pipeline: Any) -> Lines:
+    """Whether a pipeline, as a single process makes it, would go on from one of the files, or from all together."""
+    differences = [_difference(pipeline, functools.partial(_restore, saved)) for saved in item]
+    for saved, difference in zip(item, differences, strict=True):
+        where = f" from {saved.path.name}" if len(item) > 1 else ""
+        yield f"{name} {f'would go on{where}' if difference is None else f'would refuse to go on{where}: {difference}'}"
+    if len(item) > 1 and None not in differences and _difference(pipeline, functools.partial(_merge, item)) is None:
+        yield f"{name} would go on from all of them together"
+        return 0
+    return int(None not in differences)
+
+
+def _difference(pipeline: Any, restore: Callable[[Any], None]) -> str | None:
+    """Why a state cannot be restored in a new iterator; ``None`` if it can."""
+    with opened(pipeline) as it:
+        try:
+            restore(it)
+        except Exception as error:
+            return _message(error)
+    return None
+
+
+def _restore(saved: _Saved, it: Any) -> None:
+    own = describe(it) if isinstance(it, DatasetIterator) else it._describe()
+    if saved.description is not None and own is not None:
+        check_description(saved.description, own)
+    if saved.problem is not None:
+        raise StateMismatchError(saved.problem)
+    it.set_state(state_from_text(saved.text, it))
+
+
+def _merge(item: list[_Saved], it: Any) -> None:
+    """As a checkpoint of another number of processes is restored."""
+    states = [state_from_text(saved.text, it) for saved in item]
+    numbers = [_DATASET_FILE.fullmatch(saved.path.name) for saved in item]
+    it.set_state(it._merged_state({found[1]: value for found, value in zip(numbers, states, strict=True) if found} or states))
+
+
+def _files(path: Path) -> Iterator[list[Path]]:
+    """The files with states of each item in a checkpoint."""
+    if path.is_file():
+        is_description = path.name.startswith("pipeline_")
+        state_file = path.with_name(path.name.replace("pipeline_", "process_", 1))
+        yield [state_file if is_description and state_file.is_file() else path]
+        return
+    if not path.is_dir():
+        raise CommandError(f"there is no file or directory {path}")
+    directories = [path]
+    for _ in range(3):  # the item itself, a step with items, or a run with steps
+        found = [files for files in map(_states_in, directories) if files]
+        if found:
+            yield from found
+            return
+        below = sorted(x for directory in directories for x in directory.iterdir() if x.is_dir())
+        steps = [x for x in below if _STEP.fullmatch(x.name) and (x.name.isdecimal() or (x / "_CHECKPOINT_METADATA").exists())]
+        directories = [max(steps, key=_number_at_end)] if steps else below
+    raise CommandError(f"there is no process_<i>-of-<n>.json in {path}, in its items or in those of its last step")
+
+
+def _states_in(directory: Path) -> list[Path]:
+    for form in (_PROCESS_FILE, _DATASET_FILE):
+        files = [path for path in directory.iterdir() if form.fullmatch(path.name)]
+        if files:
+            return sorted(files, key=lambda path: [*map(int, re.findall(r"\d+", path.name))][::-1])
+    return []
+
+
+def _number_at_end(path: Path) -> int:
+    return int(re.findall(r"\d+", path.name)[-1])
+
+
+def _read(path: Path) -> _Saved:
+    text = path.read_bytes()
+    pipeline_file = path.with_name(path.name.replace("process_", "pipeline_", 1))
+    if pipeline_file == path or not pipeline_file.exists():
+        return _Saved(path, text)
+    try:
+        noted = json.loads(pipeline_file.read_bytes())
+        library, crc32, description = noted["library"], noted["state_crc32"], noted["pipeline"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        return _Saved(path, text, problem=f"{pipeline_file.name} cannot be read: {error!r}")
+    problem = None
+    if crc32 != zlib.crc32(text):
+        problem = f"its checksum is {zlib.crc32(text)}, {pipeline_file.name} says {shown(crc32)}"
+    return _Saved(path, text, str(library), description, problem)
+
+
+def _stage_lines(description: Any) -> list[str]:
+    """The stages of a description, the sources first, with what is noted of them."""
+    if not isinstance(description, dict):
+        return [shown(description)]
+    above = description.get("components", description.get("parents", []))
+    parts = above.values() if isinstance(above, dict) else above if isinstance(above, list) else []
+    branches = [_stage_lines(part) for part in parts]
+    parameters = [f"{key}={value}" for key, value in description.items() if key not in ("stage", "parents", "components")]
+    text = one_line(f"{description.get('stage')}({', '.join(parameters)})", _MAX_LINE)
+    return [*(branches[0] if len(branches) == 1 else joined(branches)), text]
+
+
+def _message(error: BaseException) -> str:
+    return one_line(str(error) or type(error).__name__, 4 * _MAX_LINE)

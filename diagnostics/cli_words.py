@@ -1,0 +1,42 @@
+"""Parts of the sentences about states."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from gristmill.core.state import plain_int, shown
+
+
+def own_form(state: Any) -> str:
+    """A state that nothing is known about."""
+    return f"in a form of its own: {shown(state)}"
+
+
+def number_text(value: Any) -> str:
+    """``1,000``; of what should be a number and is none, its ``repr``."""
+    number = plain_int(value)
+    return shown(value) if number is None else f"{number:,}"
+
+
+def count_text(value: Any, what: str) -> str:
+    """``1,000 elements``."""
+    return f"{number_text(value)} {what}{'' if plain_int(value) == 1 else 's'}"
+
+
+def of_length(value: Any, length: Any, what: str) -> str:
+    """``12 of 100 elements (12%)``."""
+    number, total = plain_int(value), plain_int(length)
+    if number is None or total is None:
+        return count_text(value, what)
+    if total >= sys.maxsize:
+        return f"{count_text(number, what)}, without end"
+    return f"{number:,} of {count_text(total, what)}" + (f" ({100 * number // total}%)" if total else "")
+
+
+def epoch_text(index: int, size: int | None, num_epochs: int | None) -> str:
+    """``, in epoch 2 of 3``; nothing if the size of an epoch is not known."""
+    if not size:
+        return ""
+    epoch = index // size if num_epochs is None else min(index // size, num_epochs - 1)
+    return f", in epoch {epoch + 1:,}{'' if num_epochs is None else f' of {num_epochs:,}'}"

@@ -1,0 +1,106 @@
+"""The graph of a pipeline as a text, for Graphviz, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gristmill.dataset.display import joined
+from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
+
+_UNKNOWN = "(not known before the first element)"
+
+
+def graph_text(graph: Graph, specs: Mapping[int, str] | None = None) -> str:
+    """Returns the graph as a text that is read from the sources down, with the look of the elements after every stage.
+
+    What several branches lead to stands below them; a stage with several consumers is drawn once.
+
+    Args:
+        graph: of ``graph_of``.
+        specs: what was seen of the elements, by the numbers of the stages.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> from gristmill.diagnostics.graph import graph_of
+        >>> print(graph_text(graph_of(MapDataset.range(4).batch(2, drop_remainder=True))))
+        Grain Dataset graph:
+        <BLANKLINE>
+        RangeMapDataset(start=0, stop=4, step=1)
+          ││
+          ││
+          ││
+          ╲╱
+        int64[]
+        <BLANKLINE>
+          ││
+          ││  BatchMapDataset(batch_size=2, drop_remainder=True)
+          ││
+          ╲╱
+        int64[2]
+    """
+    lines = ["Grain Dataset graph:", "", *_text_lines(graph.with_specs(specs or {}).by_id, graph.stages[0].id, set())]
+    return "\n".join([line.rstrip() for line in lines]).rstrip()
+
+
+def _text_lines(stages: Mapping[int, Stage], output: int, drawn: set[int]) -> list[str]:
+    chain: list[Stage] = []
+    above: tuple[int, ...] = (output,)
+    while len(above) == 1 and above[0] not in drawn:
+        chain.append(stages[above[0]])
+        drawn.add(above[0])
+        above = chain[-1].inputs
+    if len(above) == 1:
+        lines = [f"{stages[above[0]].name}  (as above)", ""]
+    else:
+        lines = joined([_text_lines(stages, stage, drawn) for stage in above])
+    for stage in chain[::-1]:
+        name = f"  ││  {stage.name}" if stage.inputs else "  ││"
+        lines += [] if stage.inputs else [stage.name]
+        lines += ["  ││", name, "  ││", "  ╲╱", stage.spec or _UNKNOWN, ""]
+    return lines
+
+
+def graph_dot(graph: Graph, notes: Notes = None, weights: Weights = None) -> str:
+    """Returns the graph in the language of Graphviz.
+
+    Args:
+        graph: of ``graph_of``.
+        notes: lines to show with stages, by their numbers.
+        weights: how strongly to colour stages, from 0 to 1.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> from gristmill.diagnostics.graph import graph_of
+        >>> print(graph_dot(graph_of(MapDataset.range(4))))
+        digraph pipeline {
+          node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];
+          s0 [label="RangeMapDataset(start=0, stop=4, step=1)\\nint64[]"];
+        }
+    """
+    lines = ["digraph pipeline {", '  node [shape=box, style="rounded,filled", fillcolor=white, fontname="sans-serif"];']
+    for stage in graph.stages[::-1]:
+        label = "\n".join([stage.name, *([stage.spec] if stage.spec else []), *(notes or {}).get(stage.id, ())])
+        colour = f', fillcolor="0.06 {0.7 * weights[stage.id]:.2f} 1.00"' if weights and stage.id in weights else ""
+        lines.append(f"  s{stage.id} [label={json.dumps(label, ensure_ascii=False)}{colour}];")
+        lines += [f"  s{i} -> s{stage.id};" for i in stage.inputs]
+    return "\n".join([*lines, "}"])
+
+
+def graph_json(graph: Graph, notes: Notes = None, weights: Weights = None) -> str:
+    """Returns the graph as JSON: ``{"stages": [{"id": 0, "name": …, "inputs": […], "spec": …, "length": …}, …]}``.
+
+    Args:
+        graph: of ``graph_of``.
+        notes: lines about stages, by their numbers: ``"notes"``.
+        weights: ``"weight"``.
+    """
+    stages: list[dict[str, Any]] = []
+    for stage in graph.stages:
+        stages.append({**vars(stage), "inputs": list(stage.inputs)})
+        if notes is not None:
+            stages[-1]["notes"] = list(notes.get(stage.id, ()))
+        if weights is not None:
+            stages[-1]["weight"] = weights.get(stage.id)
+    return json.dumps({"stages": stages}, indent=2, ensure_ascii=False)

@@ -1,0 +1,21 @@
+"""How many measurements there were of each size."""
+
+from __future__ import annotations
+
+
+class Histogram:
+    """How many whole numbers there were of each size: zeros, ones, twos, 3 to 4, 5 to 8, …, as far as ``2**64``."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * 66
+        self.total = 0  # of the numbers
+
+    def add(self, number: int, times: int = 1) -> None:
+        self.counts[(number - 1).bit_length() + 1 if number else 0] += times
+        self.total += number * times
+
+    def add_all(self, other: Histogram) -> None:
+        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total

@@ -1,0 +1,40 @@
+"""How much of the machine processes want and get."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from pathlib import Path
+
+from gristmill.core.cgroup import available_memory
+
+
+def cpu_demand_ns() -> int:
+    """The CPU time that this process has had or has waited for so far, with all threads that are still there.
+
+    What it has waited for, because other processes had the CPUs, only Linux tells.
+    """
+    times = os.times()
+    return int((times.user + times.system) * 1e9) + _waited_ns()
+
+
+def _waited_ns() -> int:
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):  # the thread has ended
+                total += int((task / "schedstat").read_text().split()[1])
+    return total
+
+
+def free_memory() -> float:
+    """The bytes that this process may still take, by its control group and by what the machine has; infinite if unknown."""
+    free = available_memory()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return min(free, int(line.split()[1]) * 1024.0)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return min(free, float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+    return free if free else math.inf

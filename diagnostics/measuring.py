@@ -1,0 +1,82 @@
+"""What is measured in addition, of pipelines whose metrics are exported.
+
+As with all that is counted, a call that is timed stands for those before it that were not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
+from gristmill.diagnostics.histogram import Histogram
+from gristmill.diagnostics.probe import Cell, Lanes, Probe, clock
+from gristmill.diagnostics.spec_text import element_nbytes
+
+_SHARE = 50  # what is dear to measure may take this fraction of the time
+
+Method = Callable[[Any, Any], list[Any]]
+
+
+def measured(original: Method, stage: Any, probe: Probe, lanes: Lanes) -> Method:
+    """``original``, a method of ``stage``, which measures reads of a source, or how many elements are ready for the consumer.
+
+    A block that is read at once counts as reads of equal time, each of the size of the first one.
+    """
+    if probe.source is not None:
+        return _reading(original, probe.number, lanes)
+    if isinstance(stage, PrefetchDatasetIterator) and stage._num_threads and stage._buffer_size:
+        return _taking(original, probe.number, lanes)
+    return original
+
+
+def _reading(original: Method, number: int, lanes: Lanes) -> Method:
+    size = _now_and_then(element_nbytes)
+
+    def read(ds: Any, indices: Any) -> list[Any]:
+        began = clock()
+        elements = original(ds, indices)
+        spent = clock() - began
+        num = len(elements)
+        if num:
+            lane = lanes.lane
+            cell = lane.cell(number)
+            cell.bytes_read += num * lane.weight * size(elements[0])
+            _histogram(cell).add(spent // num, num * lane.weight)
+        return elements
+
+    return read
+
+
+def _taking(original: Method, number: int, lanes: Lanes) -> Method:
+    num_ready = _now_and_then(lambda it: 0 if it._read_ahead is None else it._read_ahead.num_ready)
+
+    def take(it: Any, n: int) -> list[Any]:
+        lane = lanes.lane
+        if lane.is_timing:
+            _histogram(lane.cell(number)).add(num_ready(it), lane.weight)
+        return original(it, n)
+
+    return take
+
+
+def _histogram(cell: Cell) -> Histogram:
+    if cell.histogram is None:
+        cell.histogram = Histogram()
+    return cell.histogram
+
+
+def _now_and_then(measure: Callable[[Any], int]) -> Callable[[Any], int]:
+    """``measure``, or what it said a moment ago if asking it again would take more than its share of the time."""
+    number = ask_at = 0
+
+    def ask(argument: Any) -> int:
+        nonlocal number, ask_at
+        now = clock()
+        if now >= ask_at:
+            number = measure(argument)
+            ended = clock()
+            ask_at = ended + _SHARE * (ended - now)
+        return number
+
+    return ask

@@ -1,0 +1,443 @@
+"""What is counted while an observed pipeline runs, and the functions that count it.
+
+A stage's method (``_take`` of an iterator, ``_block`` of a map dataset) is shadowed, on the one object that is observed, by a
+function that calls it and adds up. Nothing here grows with the length of a run:
+
+1. Every thread has a ``Lane`` of its own, so nothing is locked and nothing is lost, however many threads read. A lane has one
+   ``Cell`` for each stage, and a timeline whose resolution halves whenever it is full.
+2. ``lane.inner`` is how long the calls took that the call in progress has made: what is left of its own time is the stage's.
+3. One call in some is timed where calls take less than 0.4 ms and are not for blocks, and stands for those before it, which
+   are only counted. So the cost stays below a few per cent.
+4. What is dear (how large an element is, what it looks like, the timeline) is looked at now and then, when ``attend_at`` says so.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gristmill.dataset.graph import DatasetNode
+from gristmill.dataset.iterator import BlockIterator
+from gristmill.dataset.map_dataset import BlockMapDataset, ancestors
+from gristmill.diagnostics.histogram import Histogram
+from gristmill.diagnostics.spec_text import element_nbytes, spec_text
+
+clock = time.perf_counter_ns
+
+_ATTEND_NS = 20_000_000
+_FIRST_MARK_NS = 50_000_000  # the timeline's first resolution
+_MAX_MARKS = 400
+_MAX_LANES = 64
+_NEVER = 1 << 62
+_MIN_BLOCK = 8  # elements, for which a call is always timed
+_NUM_TIMED = 200  # the first calls of a thread are all timed
+_DEAR_NS = 400_000  # a call that takes so long may be timed every time
+_MAX_LEFT = 20
+_COUNTING = 1  # modes of a lane: what is called is counted alone,
+_TIMING = 2  # or timed as well; None: no call is in progress
+
+
+class Cell:
+    """What one thread has counted of one stage. Times in nanoseconds."""
+
+    __slots__ = (
+        *("attend_at", "bytes_read", "elements", "errors", "histogram"),
+        *("least", "most", "own", "sampled", "sampled_bytes", "stood_for"),
+    )
+
+    def __init__(self) -> None:
+        self.elements = self.errors = 0
+        self.stood_for = 0  # elements for which those stand whose calls were timed
+        self.own = 0  # in the stage itself, its parents' calls excluded
+        self.least, self.most = _NEVER, 0  # own time per element
+        self.sampled = self.sampled_bytes = 0
+        self.attend_at = 0
+        self.bytes_read = 0  # if reads are measured,
+        self.histogram: Histogram | None = None  # and their times, or whatever else is measured of the stage
+
+    def add(self, other: Cell) -> None:
+        self.elements += other.elements
+        self.errors += other.errors
+        self.stood_for += other.stood_for
+        self.own += other.own
+        self.least, self.most = min(self.least, other.least), max(self.most, other.most)
+        self.sampled += other.sampled
+        self.sampled_bytes += other.sampled_bytes
+        self.bytes_read += other.bytes_read
+        if other.histogram is not None:
+            self.histogram = self.histogram or Histogram()
+            self.histogram.add_all(other.histogram)
+
+
+class Lane:
+    """What happens in one thread."""
+
+    def __init__(self, name: str, thread: threading.Thread) -> None:
+        self.name = name
+        self.ident = thread.ident
+        self.thread = weakref.ref(thread)
+        self.inner = 0
+        self.mode: int | None = None
+        self.weight = 1  # how many calls the one in progress stands for
+        self.left = 0  # calls that need not be timed
+        self.skipped = 0  # and were not
+        self._untimed_after = _NUM_TIMED  # calls
+        self._random = 1
+        self.cells: list[Cell] = []
+        self.began = clock()
+        self.marks: list[tuple[int, list[int]]] = []  # time, own time of each stage until then
+        self.mark_at = self.began + _FIRST_MARK_NS
+        self.mark_ns = _FIRST_MARK_NS
+        self.events: deque[tuple[int, int, int, int]] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        thread = self.thread()
+        return thread is None or not thread.is_alive()
+
+    @property
+    def is_timing(self) -> bool:
+        """Whether the call in progress is not one of those that are only counted."""
+        return self.mode is not _COUNTING
+
+    def plan(self, spent: int) -> None:
+        """After a call that took this long: how many of the next ones are to be counted alone."""
+        if self._untimed_after:
+            self._untimed_after -= 1
+        elif self.events is None and spent < _DEAR_NS:
+            most = min(_MAX_LEFT, _DEAR_NS // (spent + 1))
+            self._random = (1103515245 * self._random + 12345) & 0x7FFFFFFF
+            self.left = (self._random >> 8) % (2 * most + 1)
+
+    def __enter__(self) -> None:
+        """A call that is only counted."""
+        self.left -= 1
+        self.skipped += 1
+        self.mode = _COUNTING
+
+    def __exit__(self, *exception: object) -> None:
+        self.mode = None
+
+    def record(self, max_events: int) -> None:
+        """Remembers single calls from now on."""
+        if self.events is None:
+            self.events = deque(maxlen=max_events)
+            self.left = 0
+            for cell in self.cells:
+                cell.attend_at = 0
+
+    def cell(self, number: int) -> Cell:
+        while len(self.cells) <= number:
+            self.cells.append(Cell())
+        return self.cells[number]
+
+    def attend(self, cell: Cell, probe: Probe, began: int, ended: int, elements: list[Any]) -> None:
+        """Looks at one of the elements, and at the time."""
+        if self.events is None:
+            cell.attend_at = ended + _ATTEND_NS
+        else:
+            self.events.append((began, ended, probe.number, len(elements)))
+        if ended >= probe.sample_at:
+            for element in elements:
+                if element is not None:
+                    probe.sample_at = ended + _ATTEND_NS
+                    probe.look_at(element)
+                    cell.sampled += 1
+                    cell.sampled_bytes += element_nbytes(element)
+                    break
+        if ended >= self.mark_at:
+            self.mark(ended)
+
+    def mark(self, now: int) -> None:
+        self.marks.append((now, [cell.own for cell in self.cells]))
+        if len(self.marks) >= _MAX_MARKS:
+            del self.marks[:-1:2]
+            self.mark_ns *= 2
+        self.mark_at = now + self.mark_ns
+
+    def absorb(self, other: Lane) -> None:
+        """Continues where a thread that has ended stopped."""
+        for number, cell in enumerate(other.cells):
+            self.cell(number).add(cell)
+        if self.events is not None and other.events is not None:
+            self.events.extend(other.events)
+
+
+class Lanes(threading.local):
+    """``lanes.lane`` is the calling thread's."""
+
+    def __init__(self, known: list[Lane], max_events: Callable[[], int]) -> None:
+        thread = threading.current_thread()
+        self.lane = Lane(thread.name, thread)
+        if max_events():
+            self.lane.record(max_events())
+        if len(known) >= _MAX_LANES:
+            _merge_ended(known)
+        known.append(self.lane)
+
+
+def _merge_ended(known: list[Lane]) -> None:
+    """Puts the numbers of threads that have ended into one lane."""
+    over = [lane for lane in known if lane.is_over]
+    if len(over) > 1:
+        for lane in over[1:]:
+            known.remove(lane)  # first: whoever adds all of them up at this moment notices
+            over[0].absorb(lane)
+        over[0].name = "threads that have ended"
+        over[0].marks.clear()
+
+
+class Probe:
+    """One stage of an observed pipeline; stages in the same place of several equal components have one probe."""
+
+    def __init__(self, number: int, stage: Any, category: str, inputs: list[Probe]) -> None:
+        self.number = number
+        self.name = _name(stage)
+        self.kind = type(stage).__name__
+        self.source = _source_name(stage) if category == "read" else None  # the class of what is read
+        self.category = category  # "read", "preprocessing" or "prefetch"
+        self.inputs = inputs
+        self.components: list[Probe] = []  # the outputs of pipelines that this stage opens by itself
+        self.takes_indices = not hasattr(stage, "__next__")
+        self.drops = category != "prefetch" and (getattr(stage, "_drops", False) or getattr(stage, "_kind", "") == "dropping")
+        self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
+        self.sample_at = 0
+        self.spec = ""
+
+    def look_at(self, element: Any) -> None:
+        if not self.spec:
+            self.spec = spec_text(element)
+
+    def has_shape_of(self, stage: Any, category: str) -> bool:
+        return self.kind == type(stage).__name__ and self.category == category
+
+
+def _source_name(stage: Any) -> str | None:
+    source = getattr(stage, "_source", None)
+    while isinstance(source, DatasetNode):  # in place of a source
+        source = next((getattr(node, "_source", None) for node in ancestors(source) if not node._parents), None)
+    return None if source is None else type(source).__name__
+
+
+def _unknown() -> None:
+    return None
+
+
+def _name(stage: Any) -> str:
+    try:
+        return str(stage)
+    except Exception:  # a user's, or one whose constructor has not ended
+        return type(stage).__name__
+
+
+class Output:
+    """What the consumer sees: how long it waits for each output."""
+
+    def __init__(self, on_attend: Callable[[int], None], on_end: Callable[[], None]) -> None:
+        self.began = 0  # of the call in progress; 0: there is none
+        self.thread: int | None = None  # that is in it
+        self.first: int | None = None  # when the first call began,
+        self.last = 0  # and the last one ended
+        self.waited = 0
+        self.waited_in_vain = 0  # of that, in calls that gave nothing
+        self.elements = 0
+        self.delays = [0] * (65 << 3)  # [8 * k + i]: those of more than 2**(k-1) and at most 2**k, in eighths of that
+        self.attend_at = 0
+        self.is_profiling: Callable[[], bool] = _never
+        self.annotates = False
+        self.switch: Callable[[bool], None] = _ignore
+        self.on_end = on_end  # called when there is nothing more
+        self._on_attend = on_attend
+
+    @property
+    def powers(self) -> list[int]:
+        """[k]: how many delays were more than ``2**(k-1)`` and at most ``2**k``."""
+        return [sum(self.delays[place : place + 8]) for place in range(0, len(self.delays), 8)]
+
+    def failed(self, began: int, ended: int) -> None:
+        self.began, self.last = 0, ended
+        self.waited += ended - began
+        self.waited_in_vain += ended - began
+
+    def start(self, began: int) -> None:
+        self.first = began
+        self.thread = threading.get_ident()
+
+    def attend(self, ended: int) -> None:
+        self.attend_at = ended + _ATTEND_NS
+        self.thread = threading.get_ident()
+        self._on_attend(ended)
+
+    def percentile(self, share: float) -> float:
+        """The delay in nanoseconds that this share of the outputs did not exceed, to about 6 %; 0 if there were none."""
+        left = share * sum(self.delays)
+        for place, num in enumerate(self.delays):
+            left -= num
+            if num and left <= 0:
+                bits, eighth = place >> 3, place & 7
+                return (8.5 + eighth) * 2.0 ** (bits - 4) if bits > 3 else float(2**bits)
+        return 0.0
+
+
+def _never() -> bool:
+    return False
+
+
+def _ignore(is_on: bool) -> None:
+    pass
+
+
+def counting(
+    original: Callable[[Any, Any], list[Any]],
+    owner: Callable[[], Any],
+    probe: Probe,
+    lanes: Lanes,
+    *,
+    is_sparse: bool = False,
+    unobserved: Callable[[Any], list[Any]] | None = None,
+    output: Output | None = None,
+) -> Callable[[Any], list[Any]]:
+    """Returns ``original`` of the object that ``owner`` gives, which counts.
+
+    Args:
+        original: a stage's method.
+        owner: gives the stage; it does not keep an iterator alive, which would then be closed later than it is now.
+        probe: the stage's.
+        lanes: the observer's.
+        is_sparse: ``None`` in a block is no element.
+        unobserved: what to call instead where calls are not timed, of a map dataset from which an iterator reads.
+        output: for the last stage.
+    """
+    number = probe.number
+    is_prefetch = probe.category == "prefetch"  # all of its time is that of what it waits for, be it computed here or elsewhere
+    is_bypassed = probe.takes_indices and unobserved is None  # where calls are not timed
+
+    def timed(lane: Lane, argument: Any, size: int) -> list[Any]:
+        mode, weight, outer = lane.mode, lane.weight, lane.inner
+        if size >= _MIN_BLOCK:
+            lane.weight = 1
+        elif mode is None:
+            if lane.left:
+                with lane:
+                    return run(argument)
+            lane.weight = lane.skipped + 1
+            lane.skipped = 0
+        lane.mode = _TIMING
+        lane.inner = 0
+        began = clock()
+        try:
+            elements = original(owner(), argument)
+        except BaseException as error:
+            lane.cell(number).errors += not isinstance(error, StopIteration)
+            raise
+        finally:
+            ended = clock()
+            own = ended - began
+            if mode is None:
+                lane.plan(own)
+            lane.inner, inner = outer + own, lane.inner
+            if not is_prefetch:
+                own -= inner
+            cell = lane.cell(number)
+            cell.own += own * lane.weight
+            stands_for = lane.weight
+            lane.weight, lane.mode = weight, mode
+        num = _number_of(elements) if is_sparse else len(elements)
+        if num:
+            cell.stood_for += num * stands_for
+            cell.elements += num * stands_for if is_bypassed else num
+            own //= num
+            if own < cell.least:
+                cell.least = own
+            if own > cell.most:
+                cell.most = own
+        if ended >= cell.attend_at:
+            lane.attend(cell, probe, began, ended, elements)
+        return elements
+
+    def run(argument: Any) -> list[Any]:
+        lane = lanes.lane
+        size = argument if takes_number else len(argument)
+        if lane.mode is not _COUNTING or size >= _MIN_BLOCK:
+            return timed(lane, argument, size)
+        elements = original(owner(), argument) if unobserved is None else unobserved(argument)
+        num = _number_of(elements) if is_sparse else len(elements)
+        try:
+            lane.cells[number].elements += num
+        except IndexError:
+            lane.cell(number).elements += num
+        return elements
+
+    takes_number = not probe.takes_indices
+    return run if output is None else _taking(timed, original, owner, number, lanes, output)
+
+
+def place_of(stage: Any) -> str:
+    """The attribute of an observed stage that has the function which counts."""
+    if isinstance(stage, BlockIterator):
+        return "_take"
+    return "_block" if isinstance(stage, BlockMapDataset) else "_counted"
+
+
+def _number_of(elements: list[Any]) -> int:
+    return len([True for x in elements if x is not None])
+
+
+def _taking(
+    timed: Callable[[Lane, Any, int], list[Any]],
+    original: Callable[[Any, Any], list[Any]],
+    owner: Callable[[], Any],
+    number: int,
+    lanes: Lanes,
+    output: Output,
+) -> Callable[[Any], list[Any]]:
+    """For the last stage: also takes the time that the consumer waits."""
+    delays, is_profiling = output.delays, output.is_profiling
+    place = place_of(owner())
+
+    def take(n: int) -> list[Any]:
+        lane = lanes.lane
+        if is_profiling() is not output.annotates:
+            output.switch(not output.annotates)  # which puts another function in the place of this one
+            next_elements: list[Any] = getattr(owner(), place)(n)
+            return next_elements
+        output.began = began = clock()
+        try:
+            if lane.left and n < _MIN_BLOCK:
+                lane.left -= 1
+                lane.skipped += 1
+                lane.mode = _COUNTING
+                try:
+                    elements = original(owner(), n)
+                finally:
+                    lane.mode = None
+                lane.cell(number).elements += len(elements)
+            else:
+                if output.first is None:
+                    output.start(began)
+                elements = timed(lane, n, n)
+        except BaseException as error:
+            output.failed(began, clock())
+            if isinstance(error, StopIteration):
+                output.on_end()
+            raise
+        output.last = ended = clock()
+        output.began = 0
+        if elements:
+            delay = ended - began
+            bits = (delay - 1).bit_length()
+            delays[bits << 3 | delay - 1 >> bits - 4 & 7 if bits > 3 else bits << 3] += 1
+            output.elements += len(elements)
+            output.waited += delay
+        else:
+            output.failed(began, ended)
+            output.on_end()
+        if ended >= output.attend_at:
+            output.attend(ended)
+        return elements
+
+    return take

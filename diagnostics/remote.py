@@ -1,0 +1,353 @@
+"""Observing what happens in worker processes.
+
+A worker that is told to observes its own share of the pipeline as the consumer observes the rest, and sends what it has counted
+along with its outputs: as often as costs it 2 % of its time, and before what comes last. Nobody waits for the numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gristmill.diagnostics.load import cpu_demand_ns
+from gristmill.diagnostics.probe import Cell, Probe, clock
+from gristmill.diagnostics.stacks import show_stacks_when_asked
+
+_SHARE = 50  # a report may take this fraction of the time between two of them
+
+
+@dataclass
+class StageRecord:
+    """What was counted of one stage, in one process or several."""
+
+    name: str
+    kind: str
+    category: str
+    source: str | None
+    spec: str
+    inputs: list[int]  # places in the list of records
+    cell: Cell
+    drops: bool = False  # it may leave elements out
+
+    @property
+    def form(self) -> tuple[str, tuple[int, ...]]:
+        return self.kind, tuple(self.inputs)
+
+
+@dataclass
+class LaneRecord:
+    """What happened in one thread."""
+
+    process: str
+    name: str
+    began: int
+    marks: list[tuple[int, list[int]]]
+    events: list[tuple[int, int, int, int]]
+
+
+@dataclass
+class WorkerReport:
+    """What a worker says of itself. Times in nanoseconds."""
+
+    index: int
+    process_id: int
+    records: list[StageRecord]
+    root: int | None
+    lanes: list[LaneRecord] = field(default_factory=list)
+    began: int = 0
+    now: int = 0
+    encoding: int = 0  # how long it took to make messages of elements
+    waiting: int = 0  # how long there was no room for more outputs
+    cpu: int = 0
+    token: bytes = b""  # of the group that asked for it
+
+
+def records_of(observer: Any) -> list[StageRecord]:
+    """What an observer has counted in this process, by the numbers of its probes."""
+    probes = [*observer.probes]
+    cells = [observer.cell(probe) for probe in probes]
+    for probe in probes:
+        if probe.category == "prefetch" and probe.inputs and probe.inputs[0].takes_indices:
+            _complete(cells, probe.inputs[0])
+    return [
+        StageRecord(
+            probe.name,
+            probe.kind,
+            probe.category,
+            probe.source,
+            probe.spec,
+            [x.number for x in [*probe.inputs, *probe.components]],
+            cells[probe.number],
+            probe.drops,
+        )
+        for probe in probes
+    ]
+
+
+def _complete(cells: list[Cell], top: Probe) -> None:
+    """Adds what is still to be stood for, in proportion: all elements were counted where an iterator reads, not before that."""
+    whole, part = cells[top.number].elements, cells[top.number].stood_for
+    if whole == part or not part:
+        return
+    seen = {top.number}
+    todo = [*top.inputs]
+    while todo:
+        probe = todo.pop()
+        if probe.number not in seen:
+            seen.add(probe.number)
+            cells[probe.number].elements = round(cells[probe.number].elements * whole / part)
+            todo += probe.inputs
+    for number in seen:
+        cells[number].own = round(cells[number].own * whole / part)
+
+
+def lanes_of(observer: Any, process: str) -> list[LaneRecord]:
+    lanes = []
+    for lane in [*observer.lanes]:
+        now = [cell.own for cell in lane.cells]
+        marks = [*lane.marks, (clock(), now)]
+        lanes.append(LaneRecord(process, lane.name, lane.began, marks, [*lane.events] if lane.events is not None else []))
+    return lanes
+
+
+class WorkerGroup:
+    """The workers of one stage, seen from the consumer."""
+
+    def __init__(self, observer: Any) -> None:
+        self._observer = weakref.ref(observer)
+        self._token = os.urandom(8)  # workers that had others to report to begin anew
+        self._pool: Any = None
+        self._workers: list[Any] = []
+        self._latest: dict[int, bytes] = {}  # what each worker said last
+        self._past: dict[int, WorkerReport] = {}  # of processes that others have taken the place of, by worker
+        self.waited = 0  # for messages
+        self.received = 0  # waited, and made elements of them
+        self.num_restarts = 0
+
+    def attach(self, pool: Any) -> None:
+        """Observes the workers of ``pool`` from now on."""
+        if pool is None or pool is self._pool:
+            return
+        workers, self._pool, self._workers = self._workers, pool, []
+        for worker in workers:
+            self._keep(worker)
+        pool.on_start = self._restarted
+        for worker in pool.workers:
+            self._watch(worker)
+
+    def update(self) -> None:
+        """Tells the workers what is wanted of them now."""
+        for worker in self._workers:
+            if worker.is_alive():
+                worker.call(self._start())
+
+    def _start(self) -> bytes:
+        observer = self._observer()
+        settings = (0, False) if observer is None else (observer.max_events, observer.measures)
+        return pickle.dumps(_Start(self._token, *settings))
+
+    def stop(self) -> None:
+        pool = self._pool
+        if pool is None:
+            return
+        pool.on_start = None
+        for worker in pool.workers:
+            vars(worker).pop("_next_message", None)
+            vars(worker).pop("receive", None)
+            if not pool.is_closed and worker.is_alive():
+                worker.call(pickle.dumps(_stop))
+
+    def _restarted(self, worker: Any) -> None:
+        self.num_restarts += 1
+        self._watch(worker)
+
+    def _watch(self, worker: Any) -> None:
+        for other in [*self._workers]:
+            if other.index == worker.index:
+                self._workers.remove(other)  # first: nobody is to count it twice
+                self._keep(other)
+        self._workers.append(worker)
+        index = worker.index
+        worker_of: Callable[[], Any] = weakref.ref(worker)
+
+        def next_message() -> Any:
+            began = clock()
+            try:
+                return type(worker_of())._next_message(worker_of())
+            finally:
+                self.waited += clock() - began
+
+        def receive() -> Any:
+            began = clock()
+            try:
+                return type(worker_of()).receive(worker_of())
+            finally:
+                self.received += clock() - began
+                self._latest[index] = worker_of().last_report
+
+        vars(worker)["_next_message"] = next_message
+        vars(worker)["receive"] = receive
+        worker.call(self._start())
+
+    def _keep(self, worker: Any) -> None:
+        report = self._report_of(worker)
+        self._latest.pop(worker.index, None)
+        if report is not None:
+            self._past[report.index] = _added(self._past.get(report.index), report)
+
+    @property
+    def decoding(self) -> int:
+        return max(0, self.received - self.waited)
+
+    def reports(self) -> list[WorkerReport]:
+        """One of every worker, what those before it in its place have counted included."""
+        reports = dict(self._past)
+        for worker in [*self._workers]:
+            report = self._report_of(worker)
+            if report is not None:
+                reports[report.index] = _added(self._past.get(report.index), report)
+        return [reports[index] for index in sorted(reports)]
+
+    def _report_of(self, worker: Any) -> WorkerReport | None:
+        data = self._latest.get(worker.index)
+        report: WorkerReport | None = pickle.loads(data) if data else None
+        return report if report is not None and report.token == self._token else None
+
+    @property
+    def processes(self) -> list[Any]:
+        return [*self._workers]
+
+
+def _added(before: WorkerReport | None, report: WorkerReport) -> WorkerReport:
+    if before is None:
+        return report
+    report.encoding += before.encoding
+    report.waiting += before.waiting
+    report.cpu += before.cpu
+    report.began = min(report.began, before.began)
+    merge(report.records, before.records)
+    return report
+
+
+def merge(records: list[StageRecord], others: list[StageRecord]) -> None:
+    """Adds what was counted of the same stages elsewhere; stages that are not the same are left out."""
+    for record, other in zip(records, others, strict=False):
+        if record.form == other.form:
+            record.cell.add(other.cell)
+            record.spec = record.spec or other.spec
+
+
+class _Start:
+    """Called in a worker: begins to observe it."""
+
+    def __init__(self, token: bytes, max_events: int, measures: bool) -> None:
+        self._token = token
+        self._max_events = max_events
+        self._measures = measures
+
+    def __call__(self, worker: Any) -> None:
+        if worker.report is None or worker.report.__self__.token != self._token:
+            _stop(worker)
+            worker.report = _Reporter(worker, self._token, self._measures).report
+            show_stacks_when_asked()
+        if self._max_events:
+            worker.report.__self__.record(self._max_events)
+
+
+def _stop(worker: Any) -> None:
+    if worker.report is not None:
+        worker.report.__self__.stop()
+        worker.report = None
+
+
+class _Reporter:
+    """In a worker: observes what runs there."""
+
+    def __init__(self, worker: Any, token: bytes, measures: bool) -> None:
+        from gristmill.diagnostics.observer import Observer
+
+        self.token = token
+        self._observer = Observer()
+        self._observer.measures = measures
+        self.record = self._observer.record
+        self._worker = worker
+        self._producer = worker._producer
+        self._began = clock()
+        self._cpu_began = cpu_demand_ns()
+        self._next = 0
+        self._encoding = self._waiting = 0
+        vars(self._producer)["start"] = self._start
+        vars(worker._encoder)["encode"] = self._encode
+        vars(worker._connection)["receive"] = self._receive
+        self._join()
+
+    def stop(self) -> None:
+        for owner, name in (
+            (self._producer, "start"),
+            (self._worker._encoder, "encode"),
+            (self._worker._connection, "receive"),
+        ):
+            vars(owner).pop(name, None)
+        self._observer.stop()
+
+    def _join(self) -> None:
+        it = getattr(self._producer, "_iterator", None)
+        if it is not None and it._ctx.joined != self._observer.adopt:
+            it._ctx.joined = self._observer.adopt
+            if self._observer.root is None:
+                self._observer.adopt(it)
+            else:
+                self._observer.adopt_again(it)
+            self._observer.prepare()
+
+    def _start(self, state: Any, *, skip: bool) -> Any:
+        # The first element is made after this, so it is observed.
+        producer = self._producer
+        result = type(producer).start(producer, state, skip=skip)
+        self._join()
+        return result
+
+    def _encode(self, elements: Any, states: Any) -> Any:
+        began = clock()
+        try:
+            return type(self._worker._encoder).encode(self._worker._encoder, elements, states)
+        finally:
+            self._encoding += clock() - began
+
+    def _receive(self, *, wait: bool) -> None:
+        began = clock()
+        try:
+            type(self._worker._connection).receive(self._worker._connection, wait=wait)
+        finally:
+            if wait:
+                self._waiting += clock() - began
+
+    def report(self, is_last: bool) -> bytes | None:
+        began = clock()
+        if began < self._next and not is_last:
+            return None
+        observer = self._observer
+        root = observer.root
+        task = self._producer
+        report = WorkerReport(
+            getattr(task, "_index", 0),
+            os.getpid(),
+            records_of(observer),
+            None if root is None else root.number,
+            lanes_of(observer, f"worker {getattr(task, '_index', 0)}"),
+            self._began,
+            began,
+            self._encoding,
+            self._waiting,
+            cpu_demand_ns() - self._cpu_began,
+            self.token,
+        )
+        data = pickle.dumps(report)
+        ended = clock()
+        self._next = ended + _SHARE * (ended - began)
+        return data
+

@@ -1,0 +1,176 @@
+"""A watchdog: says what ``next`` waits for when it waits for long.
+
+One thread looks after all pipelines that are watched, as long as there are some. A ``next`` that takes longer than its limit is
+logged, as a warning of the logger ``gristmill``, and again each time it has taken twice as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gristmill.dataset.graph import DatasetNode
+from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
+from gristmill.dataset.worker_task import place
+from gristmill.diagnostics.probe import clock
+from gristmill.diagnostics.stacks import stack_text, worker_stacks
+
+_log = logging.getLogger("gristmill")
+
+
+class _Watch:
+    def __init__(self, observer: Any, seconds: float) -> None:
+        self.observer = weakref.ref(observer)
+        self.limit = seconds * 1e9
+        self.call = 0  # that was reported last, by its beginning,
+        self.next_limit = self.limit  # and when to do so again
+
+
+_watches: list[_Watch] = []
+_changed = threading.Event()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
+
+
+def check_seconds(seconds: Any) -> float:
+    if isinstance(seconds, bool | str) or not hasattr(seconds, "__float__"):
+        raise TypeError(f"stall_seconds must be a number of seconds, got {seconds!r:.200}")
+    if not seconds >= 0:
+        raise ValueError(f"stall_seconds must not be negative, got {seconds}")
+    return float(seconds)
+
+
+def watch(observer: Any, seconds: float) -> _Watch:
+    """Watches a pipeline until its observer is gone, or ``unwatch``."""
+    global _thread
+    watched = _Watch(observer, seconds)
+    with _lock:
+        _watches.append(watched)
+        if _thread is None:
+            _thread = threading.Thread(target=_run, name="gristmill-stalls", daemon=True)
+            _thread.start()
+    _changed.set()
+    return watched
+
+
+def unwatch(watched: _Watch) -> None:
+    with _lock, contextlib.suppress(ValueError):
+        _watches.remove(watched)
+    _changed.set()
+
+
+@contextlib.contextmanager
+def watching(observer: Any, seconds: float) -> Iterator[None]:
+    watched = watch(observer, seconds)
+    try:
+        yield
+    finally:
+        unwatch(watched)
+
+
+def _run() -> None:
+    global _thread
+    while True:
+        with _lock:
+            _watches[:] = [watched for watched in _watches if watched.observer() is not None]
+            if not _watches:
+                _thread = None
+                return
+            watches = [*_watches]
+        _changed.wait(min([watched.limit for watched in watches]) / 1e9 / 4)
+        _changed.clear()
+        for watched in watches:
+            try:
+                _look(watched)
+            except Exception:
+                _log.warning("the watchdog of a pipeline failed", exc_info=True)
+
+
+def _look(watched: _Watch) -> None:
+    observer = watched.observer()
+    if observer is None:
+        return
+    began = observer.output.began
+    if not began:
+        return
+    if began != watched.call:
+        watched.call, watched.next_limit = began, watched.limit
+    waited = clock() - began
+    if waited >= watched.next_limit:
+        watched.next_limit = 2 * waited
+        text = stall_text(observer, waited / 1e9)
+        if observer.output.began == began:
+            _log.warning("%s", text)
+
+
+def stall_text(observer: Any, seconds: float) -> str:
+    """What an observed pipeline waits for at the moment."""
+    output = observer.output
+    root = observer.root
+    where = _innermost(sys._current_frames().get(output.thread))
+    lines = [
+        f"next() of {root.name if root else 'a pipeline'} has waited {seconds:.1f} s for output {output.elements}"
+        + (f", in {where}." if where else ".")
+        + _awaited_worker(sys._current_frames().get(output.thread))
+    ]
+    library = library_folders()
+    for lane in [*observer.lanes]:
+        if lane.is_over:
+            continue
+        frame = sys._current_frames().get(lane.ident)
+        place = _innermost(frame)
+        if place and (lane.ident == output.thread or _is_in_user_code(frame, library)):
+            lines.append(f"Thread {lane.name}, in {place}:\n{stack_text(lane.ident, library)}".rstrip())
+    for group in observer.groups.values():
+        for worker in group.processes:
+            stacks = worker_stacks(worker.process_id)
+            state = "" if worker.is_alive() else ", which has ended"
+            lines.append(f"Worker {worker.index} (process {worker.process_id}){state}:\n{stacks}".rstrip())
+    return "\n".join(lines)
+
+
+def _awaited_worker(frame: FrameType | None) -> str:
+    """Which worker a thread waits for, and where that is in the pipeline."""
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, MultiprocessPrefetchIterator) and owner._shards is not None:
+            shard: Any = owner._shards[owner._next]
+            return f" It waits for worker {owner._next}, {place(shard._state, shard._numbers)}."
+        frame = frame.f_back
+    return ""
+
+
+def library_folders() -> tuple[str, ...]:
+    """Where the files of this package lie."""
+    names = [name for name in sys.modules if name.startswith("gristmill.")]
+    files = [getattr(sys.modules[name], "__file__", None) for name in names]
+    return tuple({str(Path(file).parent) + "/" for file in files if file} | {threading.__file__})
+
+
+def _innermost(frame: FrameType | None) -> str:
+    """The innermost stage that a thread is in, and the elements that it computes."""
+    elements = ""
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, DatasetIterator | DatasetNode):
+            indices = frame.f_locals.get("indices")
+            if indices is not None and len(indices):
+                first, last = int(indices[0]), int(indices[-1])
+                elements = f", element {first}" if first == last else f", elements {first} to {last}"
+            return f"{owner}{elements}"
+        frame = frame.f_back
+    return ""
+
+
+def _is_in_user_code(frame: FrameType | None, library: tuple[str, ...]) -> bool:
+    while frame is not None and frame.f_code.co_filename.startswith(library):
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,412 @@
+"""Where the time of a pipeline went, stage by stage."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from gristmill.diagnostics.probe import Cell
+from gristmill.diagnostics.remote import StageRecord, WorkerReport, lanes_of, merge, records_of
+
+_WIDTH = 30  # of a cell of the table
+_HEIGHT = 5
+_HEADING_WIDTH = 10
+_TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us"))
+_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """What one stage did. Times are in nanoseconds, and those of all threads and worker processes together.
+
+    Args:
+        id: its number; the last stage is 0, parents are numbered depth first.
+        name: the stage as text.
+        inputs: the numbers of its parents.
+        wait_time_ratio: which share of the time that the consumer waited is due to it; in [0, 1], 1 for all stages together.
+        total_processing_time_ns: the time spent in it, without that of its parents.
+        min_processing_time_ns: the least of that for one element; 0 without elements.
+        max_processing_time_ns: the most.
+        num_produced_elements: its outputs so far; computed, where they are computed ahead.
+        output_spec: what its output looks like.
+        is_output: whether it is the last stage.
+        is_prefetch: whether others compute its elements ahead: then the time in it is mostly waiting for them.
+        bytes_consumed: size of its inputs, estimated.
+        bytes_produced: size of its outputs, estimated.
+        category: ``"read"``, ``"preprocessing"`` or ``"prefetch"``.
+        place: ``"consumer"``, ``"threads"`` or ``"workers"``: where it runs.
+        kept_ratio: outputs for each input, where the stage may leave some out; else ``None``.
+        buffered: elements that are ready at the moment, of a prefetching stage; else ``None``.
+        num_errors: calls that raised.
+    """
+
+    id: int
+    name: str
+    inputs: tuple[int, ...]
+    wait_time_ratio: float
+    total_processing_time_ns: int
+    min_processing_time_ns: int
+    max_processing_time_ns: int
+    num_produced_elements: int
+    output_spec: str
+    is_output: bool
+    is_prefetch: bool
+    bytes_consumed: int
+    bytes_produced: int
+    category: str
+    place: str
+    kept_ratio: float | None = None
+    buffered: int | None = None
+    num_errors: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a prefetching stage holds, as far as its inputs and outputs tell."""
+        return max(0, self.bytes_consumed - self.bytes_produced)
+
+
+@dataclass(frozen=True)
+class ExecutionSummary(Mapping[int, StageSummary]):
+    """The stages of a pipeline by their ids; ``str`` is a table, the stage with the largest share of waiting first.
+
+    Args:
+        nodes: the stages.
+        elapsed_ns: time since the first ``next``, of which
+        waited_ns: the consumer has waited so long.
+    """
+
+    nodes: dict[int, StageSummary]
+    elapsed_ns: int = 0
+    waited_ns: int = 0
+
+    def __getitem__(self, key: int) -> StageSummary:
+        return self.nodes[key]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def bottleneck(self) -> StageSummary | None:
+        """The stage with the largest share of waiting; ``None`` before there is any."""
+        most = max(self.nodes.values(), key=lambda node: node.wait_time_ratio, default=None)
+        return most if most is not None and most.wait_time_ratio else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        nodes = {str(key): {**asdict(node), "inputs": list(node.inputs)} for key, node in self.nodes.items()}
+        return {"nodes": nodes, "elapsed_ns": self.elapsed_ns, "waited_ns": self.waited_ns}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        bottleneck = self.bottleneck
+        rows = [_row(node, node is bottleneck) for node in sorted(self.nodes.values(), key=lambda node: -node.wait_time_ratio)]
+        return aligned(_HEADINGS, rows)
+
+
+_HEADINGS = (
+    *("id", "name", "inputs", "percent wait time", "total processing time", "min processing time", "max processing time"),
+    *("avg processing time", "num produced elements", "kept", "bytes produced", "memory usage", "output"),
+)
+
+
+def _row(node: StageSummary, is_bottleneck: bool) -> list[str]:
+    num = node.num_produced_elements
+    times = [node.total_processing_time_ns, node.min_processing_time_ns, node.max_processing_time_ns]
+    texts = [time_text(t) if num else "N/A" for t in [*times, times[0] // max(num, 1)]]
+    return [
+        f"> {node.id}" if is_bottleneck else f"  {node.id}",
+        node.name,
+        ", ".join(map(str, node.inputs)) or "-",
+        f"{node.wait_time_ratio:.2%}" if not node.is_prefetch or node.wait_time_ratio else "N/A",
+        *texts,
+        str(num),
+        "-" if node.kept_ratio is None else f"{node.kept_ratio:.1%}",
+        size_text(node.bytes_produced),
+        size_text(node.memory_bytes) if node.is_prefetch else "N/A",
+        node.output_spec or "-",
+    ]
+
+
+def aligned(headings: tuple[str, ...], rows: list[list[str]]) -> str:
+    """A table as text; long cells go over several lines."""
+    cells = [[textwrap.wrap(text, _HEADING_WIDTH) for text in headings], *[[_wrapped(text) for text in row] for row in rows]]
+    widths = [max(len(line) for row in cells for line in row[i]) for i in range(len(headings))]
+    rule = "+".join(["-" * (width + 2) for width in widths])
+    lines: list[str] = []
+    for row in cells:
+        for k in range(max(map(len, row))):
+            texts = [cell[k] if k < len(cell) else "" for cell in row]
+            lines.append("|".join([f" {text:<{width}} " for text, width in zip(texts, widths, strict=True)]).rstrip())
+        if row is cells[0]:
+            lines.append(rule)
+    return "\n".join(lines)
+
+
+def _wrapped(text: str) -> list[str]:
+    start = text[: len(text) - len(text.lstrip())]
+    lines = textwrap.wrap(text.strip(), _WIDTH) or [""]
+    if len(lines) > _HEIGHT:
+        lines = [*lines[: _HEIGHT - 1], lines[_HEIGHT - 1][: _WIDTH - 3] + "..."]
+    return [start + line for line in lines]
+
+
+def time_text(nanoseconds: float) -> str:
+    """A time in the largest unit of which there is one: ``971ns``, ``1.07ms``."""
+    for size, unit in _TIMES:
+        if nanoseconds >= size:
+            return f"{nanoseconds / size:.2f}{unit}"
+    return f"{int(nanoseconds)}ns"
+
+
+def size_text(num_bytes: float) -> str:
+    """A size in the largest unit of which there is one: ``640 bytes``, ``1.25 KiB``."""
+    for size, unit in _SIZES:
+        if num_bytes >= size:
+            return f"{num_bytes / size:.2f} {unit}"
+    return f"{int(num_bytes)} bytes"
+
+
+@dataclass(frozen=True)
+class ThreadTimeline:
+    """What one thread did when.
+
+    Args:
+        process: ``"main"``, or ``"worker 0"`` and so on.
+        thread: its name.
+        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all processes on Linux).
+        marks: times, and the time that each stage (by its id) has taken in this thread until then.
+        events: single calls, if they are recorded: begin, end, id of the stage, number of elements.
+    """
+
+    process: str
+    thread: str
+    began_ns: int
+    marks: list[tuple[int, dict[int, int]]]
+    events: list[tuple[int, int, int, int]]
+
+
+@dataclass(frozen=True)
+class WorkerLoad:
+    """How the worker processes of one stage spent their time, added up, in nanoseconds.
+
+    Args:
+        stage: the id of the stage.
+        num_workers: how many have reported.
+        num_restarts: how many processes have taken the place of others.
+        lifetime_ns: since they are observed.
+        encoding_ns: making messages of outputs.
+        room_ns: waiting until there was room for more outputs, because the consumer had not taken those before.
+        cpu_ns: of CPUs.
+        decoding_ns: making outputs of messages, in the consumer.
+    """
+
+    stage: int
+    num_workers: int
+    num_restarts: int
+    lifetime_ns: int
+    encoding_ns: int
+    room_ns: int
+    cpu_ns: int
+    decoding_ns: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that is known of an observed pipeline at one moment.
+
+    Args:
+        summary: its stages.
+        num_elements: outputs that the consumer has got.
+        delay_ns: how long it waited for them: those that 50, 95 and 99 % of the outputs did not exceed.
+        threads: all threads of all processes.
+        workers: of each stage that has some.
+    """
+
+    summary: ExecutionSummary
+    num_elements: int
+    delay_ns: dict[int, float]
+    threads: list[ThreadTimeline]
+    workers: list[WorkerLoad]
+
+    @property
+    def elements_per_second(self) -> float:
+        return self.num_elements / (self.summary.elapsed_ns / 1e9) if self.summary.elapsed_ns else 0.0
+
+    @property
+    def starved_ratio(self) -> float:
+        """The share of the time that the consumer spent in ``next``."""
+        return self.summary.waited_ns / self.summary.elapsed_ns if self.summary.elapsed_ns else 0.0
+
+
+def take_snapshot(observer: Any) -> Snapshot:
+    """What an observer has counted so far, its workers included."""
+    records = records_of(observer)
+    places: dict[int, str] = {}
+    transport: dict[int, int] = {}
+    timelines = [(lane, 0) for lane in lanes_of(observer, "main")]
+    loads = []
+    for number, group in [*observer.groups.items()]:
+        reports = group.reports()
+        offset = len(records)
+        root = _add_workers(records, reports, places)
+        if root is not None:
+            records[number].inputs.append(root)
+            transport[number] = sum([report.encoding for report in reports]) + group.decoding
+            timelines += [(lane, offset) for report in reports for lane in report.lanes]
+            loads.append(
+                WorkerLoad(
+                    number,
+                    len(reports),
+                    group.num_restarts,
+                    sum([report.now - report.began for report in reports]),
+                    sum([report.encoding for report in reports]),
+                    sum([report.waiting for report in reports]),
+                    sum([report.cpu for report in reports]),
+                    group.decoding,
+                )
+            )
+    output = observer.output
+    delays = {percent: output.percentile(percent / 100) for percent in (50, 95, 99)}
+    if observer.root is None:
+        return Snapshot(ExecutionSummary({}), 0, delays, [], [])
+    order = _ids(records, observer.root.number)
+    threads = [
+        ThreadTimeline(
+            lane.process,
+            lane.name,
+            lane.began,
+            [(t, {order[i + offset]: own for i, own in enumerate(owns) if i + offset in order}) for t, owns in lane.marks],
+            [(a, b, order[i + offset], n) for a, b, i, n in lane.events if i + offset in order],
+        )
+        for lane, offset in timelines
+    ]
+    summary = _summary(observer, records, order, places, transport)
+    loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
+    return Snapshot(summary, output.elements, delays, threads, loads)
+
+
+def summarize(observer: Any) -> ExecutionSummary:
+    """The stages of an observed pipeline."""
+    return take_snapshot(observer).summary
+
+
+def _summary(
+    observer: Any, records: list[StageRecord], order: dict[int, int], places: dict[int, str], transport: dict[int, int]
+) -> ExecutionSummary:
+    ratios = _ratios(records, observer.root.number, transport)
+    depths = {probe.number: probe.depth() for probe in observer.probes if probe.category == "prefetch"}
+    nodes = {}
+    for number, id_ in order.items():
+        record = records[number]
+        cell, inputs = record.cell, [records[i] for i in record.inputs if i in order]
+        num_inputs = sum([x.cell.elements for x in inputs])
+        nodes[id_] = StageSummary(
+            id_,
+            record.name,
+            tuple([order[i] for i in record.inputs if i in order]),
+            ratios[number],
+            cell.own,
+            cell.least if cell.most or cell.elements else 0,
+            cell.most,
+            cell.elements,
+            record.spec,
+            number == observer.root.number,
+            record.category == "prefetch",
+            sum([_num_bytes(x.cell) for x in inputs]),
+            _num_bytes(cell),
+            record.category,
+            places.get(number, _place(records, order, number)),
+            min(1.0, cell.elements / num_inputs) if record.drops and num_inputs else None,
+            depths.get(number),
+            cell.errors,
+        )
+    output = observer.output
+    return ExecutionSummary(nodes, output.last - output.first if output.first is not None else 0, output.waited)
+
+
+def _num_bytes(cell: Cell) -> int:
+    return cell.sampled_bytes * cell.elements // cell.sampled if cell.sampled else 0
+
+
+def _add_workers(records: list[StageRecord], reports: list[WorkerReport], places: dict[int, str]) -> int | None:
+    """Appends the stages that run in workers, added up; returns the place of the last one."""
+    reports = [report for report in reports if report.root is not None]
+    if not reports:
+        return None
+    first, *others = reports
+    for other in others:
+        if other.root == first.root:
+            merge(first.records, other.records)
+    offset = len(records)
+    for record in first.records:
+        places[len(records)] = "workers"
+        record.inputs = [offset + i for i in record.inputs]
+        records.append(record)
+    assert first.root is not None
+    return offset + first.root
+
+
+def _ids(records: list[StageRecord], root: int) -> dict[int, int]:
+    """The ids of what the output is made of: depth first, the output is 0."""
+    ids: dict[int, int] = {}
+    todo = [root]
+    while todo:
+        number = todo.pop()
+        if number not in ids:
+            ids[number] = len(ids)
+            todo.extend(reversed(records[number].inputs))
+    return ids
+
+
+def _place(records: list[StageRecord], order: Mapping[int, int], number: int) -> str:
+    """Whether a stage runs in the thread of the consumer: only what is not behind a prefetching stage does."""
+    behind: set[int] = set()
+    for other in order:
+        if records[other].category == "prefetch":
+            behind.update(_ids(records, other).keys() - {other})
+    return "threads" if number in behind else "consumer"
+
+
+def _ratios(records: list[StageRecord], root: int, transport: Mapping[int, int]) -> dict[int, float]:
+    """Each stage's share of waiting: a prefetching stage hands its own on to what it waits for, in proportion to their times.
+
+    What workers and their consumer need to hand elements over stays with the stage that does so.
+    """
+    ratios = dict.fromkeys(_ids(records, root), 0.0)
+
+    def share_out(tops: list[int], whole: float, own: int | None) -> None:
+        members, todo = dict.fromkeys(tops), list(tops)
+        while todo:
+            number = todo.pop()
+            if records[number].category == "prefetch":
+                continue
+            for i in records[number].inputs:
+                if i not in members:
+                    members[i] = None
+                    todo.append(i)
+        times = {i: records[i].cell.own for i in members}
+        total = sum(times.values()) + (transport.get(own, 0) if own is not None else 0)
+        if not total:
+            return
+        for i, spent in times.items():
+            ratios[i] += whole * spent / total
+        if own is not None:
+            ratios[own] = whole * transport.get(own, 0) / total
+        for i in members:
+            if records[i].category == "prefetch" and records[i].inputs and ratios[i]:
+                part, before = ratios[i], ratios[i]
+                ratios[i] = 0.0
+                share_out(records[i].inputs, part, i)
+                if not any([ratios[j] for j in _ids(records, i)]):
+                    ratios[i] = before  # nothing is known of what it waits for
+
+    share_out([root], 1.0, None)
+    return {number: round(ratio, 4) for number, ratio in ratios.items()} if any(ratios.values()) else ratios

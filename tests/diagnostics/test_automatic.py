@@ -1,0 +1,100 @@
+"""What options of the process switch on: debug mode and visualisation mode."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+import gristmill
+from gristmill import MapDataset, MultiprocessingOptions
+from gristmill.diagnostics import get_execution_summary
+from gristmill.experimental import InterleaveIterDataset
+
+
+@pytest.fixture
+def logged(caplog):
+    caplog.set_level(logging.INFO, logger="gristmill")
+    return lambda title: [record.getMessage() for record in caplog.records if record.getMessage().startswith(title)]
+
+
+SUMMARY, GRAPH = "Grain Dataset Execution Summary:", "Grain Dataset graph:"
+
+
+def double(x):
+    return 2 * x
+
+
+def pipelines():
+    ds = MapDataset.range(20).shuffle(seed=1).map(double).to_iter_dataset().batch(2)
+    return {
+        "chain": ds,
+        "workers": ds.mp_prefetch(MultiprocessingOptions(num_workers=2)),
+        "interleave": InterleaveIterDataset([ds, ds, ds], cycle_length=2),
+        "zip": MapDataset.range(20).zip(MapDataset.range(20).map(double)).to_iter_dataset(),
+    }
+
+
+@pytest.mark.parametrize("name", list(pipelines()))
+def test_debug_mode_reports_at_the_end(name, logged):
+    """``update`` takes effect without parsed flags; only the real output reports, once."""
+    with gristmill.config.override(py_debug_mode=True):
+        num = len(list(pipelines()[name]))
+    (text,) = logged(SUMMARY)
+    assert "percent" in text and f" {num} " in text.replace("|", " ")
+    assert not logged(GRAPH)
+
+
+def test_debug_mode_reports_when_an_iterator_is_dropped(logged):
+    with gristmill.config.override(py_debug_mode=True):
+        it = iter(pipelines()["chain"])
+    next(it)
+    assert not logged(SUMMARY)
+    assert get_execution_summary(it)[0].num_produced_elements == 1
+    del it
+    assert len(logged(SUMMARY)) == 1
+
+
+def test_debug_mode_reports_from_time_to_time(logged, monkeypatch):
+    from gristmill.diagnostics import probe
+
+    now = [1]
+    monkeypatch.setattr(probe, "clock", lambda: now[0])
+    monkeypatch.setattr("gristmill.diagnostics.automatic.clock", lambda: now[0])
+    with gristmill.config.override(py_debug_mode=True, debug_report_seconds=60):
+        it = iter(MapDataset.range(200).to_iter_dataset())
+    for _ in range(130):
+        next(it)
+        now[0] += 10**9
+    assert len(logged(SUMMARY)) == 2
+
+
+@pytest.mark.parametrize("name", list(pipelines()))
+def test_exactly_one_graph(name, logged):
+    with gristmill.config.override(py_dataset_visualization_output_dir="", py_debug_mode=True):
+        list(pipelines()[name])
+    (text,) = logged(GRAPH)
+    for stage in ("RangeMapDataset(start=0, stop=20, step=1)", "MapMapDataset(transform=double @ "):
+        assert stage in text
+    assert len(logged(SUMMARY)) == 1
+
+
+def test_graphs_in_a_folder(tmp_path):
+    with gristmill.config.override(py_dataset_visualization_output_dir=str(tmp_path)):
+        for _ in range(2):
+            assert len(list(pipelines()["chain"])) == 10
+    assert len(list(tmp_path.glob("*.svg"))) == len(list(tmp_path.glob("*.html"))) == 2
+    stages = json.loads(sorted(tmp_path.glob("*.json"))[0].read_text())
+    assert "int64[2]" in json.dumps(stages)
+
+
+def test_off_costs_nothing():
+    """No observer is made, and none of its modules is imported."""
+    script = (
+        "import sys, gristmill\n"
+        "list(gristmill.MapDataset.range(9).map(str).to_iter_dataset().batch(2))\n"
+        "it = iter(gristmill.load([1, 2], num_epochs=1)); list(it)\n"
+        "print([m for m in sys.modules if m.startswith('gristmill.diagnostics')], it._iterator._ctx.joined)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "[] None\n"

@@ -1,0 +1,189 @@
+"""What binds a pipeline: right on pipelines that are bound by far in one way."""
+
+import time
+
+import numpy as np
+import pytest
+
+from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.diagnostics import diagnose, observe, verdict
+from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, WorkerLoad
+
+SECONDS = 0.6
+
+
+class SlowStorage:
+    """A read waits for 5 ms."""
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, key):
+        time.sleep(0.005)
+        return np.full(10, key)
+
+    def __repr__(self):
+        return "SlowStorage()"
+
+
+def compute(x):
+    total = 0
+    for i in range(30_000):
+        total += i
+    return x
+
+
+def many_objects(x):
+    return {str(i): [i] for i in range(3000)}
+
+
+def with_workers(ds):
+    return ds.to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=1))
+
+
+PIPELINES = {
+    "source": lambda: MapDataset.source(SlowStorage()).map(np.sum).to_iter_dataset(ReadOptions(2, 8)).batch(4),
+    "source in workers": lambda: with_workers(MapDataset.source(SlowStorage()).map(np.sum)),
+    "transform": lambda: MapDataset.range(64).map(str).map(compute).to_iter_dataset().map(len),
+    "transform of an iterator": lambda: MapDataset.range(64).to_iter_dataset().map(compute).map(str),
+    "transform in workers": lambda: with_workers(MapDataset.range(64).map(compute).map(str)),
+    "transport": lambda: with_workers(MapDataset.source([many_objects(0)] * 64).map(lambda x: x)),
+    "consumer": lambda: MapDataset.range(64).map(str).to_iter_dataset(),
+    "consumer with workers": lambda: with_workers(MapDataset.range(64).map(str)),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_what_binds_it(name):
+    bound_by = name.partition(" ")[0]
+    consumer = (lambda x: time.sleep(0.005)) if bound_by == "consumer" else None
+    diagnosis = diagnose(PIPELINES[name](), SECONDS, consumer=consumer)
+    assert diagnosis.bound_by == bound_by, diagnosis
+    assert diagnosis.sentence.startswith("Bound by ") and diagnosis.recommendations
+    assert diagnosis.ceiling_per_second > diagnosis.elements_per_second > 0
+    assert str(diagnosis).startswith(diagnosis.sentence)
+    stage = {
+        "source": "SourceMapDataset(source=SlowStorage)",
+        "transform": "compute @",
+        "transport": "MultiprocessPrefetchIterator",
+        "consumer": "",
+    }[bound_by]
+    assert stage in (diagnosis.stage or "") and stage in diagnosis.sentence
+    assert (diagnosis.starved_ratio < 0.5) == (bound_by == "consumer")
+
+
+def test_iterators_are_set_back():
+    it = iter(MapDataset.range(100).map(compute).to_iter_dataset())
+    assert [next(it) for _ in range(3)] == [0, 1, 2]
+    assert diagnose(it, 0.05).bound_by == "transform"
+    assert next(it) == 3
+
+
+def test_one_element_is_enough_to_run():
+    diagnosis = diagnose(MapDataset.range(1).map(compute).to_iter_dataset(), 0.1)
+    assert diagnosis.snapshot.num_elements > 1
+
+
+def test_wrong_arguments():
+    ds = MapDataset.range(3)
+    with pytest.raises(ValueError, match="seconds must be positive and finite, got 0"):
+        diagnose(ds, 0)
+    with pytest.raises(TypeError, match="seconds must be a number"):
+        diagnose(ds, "5")
+    with pytest.raises(TypeError, match="consumer must be a callable"):
+        diagnose(ds, consumer=3)
+    with pytest.raises(TypeError, match="iterator of a dataset"):
+        diagnose([1, 2])
+    with pytest.raises(ValueError, match="no elements"):
+        diagnose(MapDataset.range(3).filter(lambda x: False), 0.1)
+
+
+def test_too_little_to_tell():
+    it = iter(MapDataset.range(3))
+    with observe(it) as view:
+        assert view.diagnosis().bound_by == "unknown"
+        next(it)
+        assert "Too little to tell" in view.report()
+
+
+def stage(id_, category, place, own, ratio, inputs=(), num_bytes=0, name="stage"):
+    return StageSummary(
+        id_,
+        f"{name}{id_}",
+        inputs,
+        ratio,
+        own,
+        1,
+        own,
+        1000,
+        "",
+        id_ == 0,
+        category == "prefetch",
+        0,
+        num_bytes * 1000,
+        category,
+        place,
+    )
+
+
+def snapshot_of(*stages, waited=1.0, workers=()):
+    nodes = {node.id: node for node in stages}
+    second = 10**9
+    return Snapshot(ExecutionSummary(nodes, second, int(waited * second)), 1000, {50: 1, 95: 2, 99: 3}, [], list(workers))
+
+
+def threaded(ratio_of_reads):
+    return snapshot_of(
+        stage(0, "prefetch", "consumer", 10**9, 0.0, (1,)),
+        stage(1, "preprocessing", "threads", 10**8, 1 - ratio_of_reads, (2,)),
+        stage(2, "read", "threads", 4 * 10**9, ratio_of_reads, num_bytes=10**6),
+    )
+
+
+def in_workers(waiting_for_room=0, cpu=0, num=2):
+    load = WorkerLoad(0, num, 0, num * 10**9, 10**6, waiting_for_room, cpu, 10**6)
+    return snapshot_of(
+        stage(0, "prefetch", "consumer", 10**9, 0.0, (1,), num_bytes=10**6),
+        stage(1, "preprocessing", "workers", num * 10**9 - waiting_for_room, 1.0),
+        workers=[load],
+    )
+
+
+def advice(monkeypatch, snapshot, *, cpus, cpu_ns=0, memory=10**10, reads=None, workers=None):
+    monkeypatch.setattr(verdict, "usable_cpus", lambda: cpus)
+    monkeypatch.setattr(verdict, "free_memory", lambda: float(memory))
+    options = MultiprocessingOptions(workers) if workers else None
+    return verdict.diagnosis_of(snapshot, verdict.Settings(reads, options), cpu_ns).recommendations
+
+
+def test_reads_that_wait_get_threads(monkeypatch):
+    texts = advice(monkeypatch, threaded(0.9), cpus=8, cpu_ns=10**8, reads=ReadOptions(16, 500))
+    assert "ReadOptions(num_threads=64, prefetch_buffer_size=500)" in texts[0]
+    # Within the memory that is there: an element has 1 MB.
+    texts = advice(monkeypatch, threaded(0.9), cpus=8, cpu_ns=10**8, reads=ReadOptions(16, 500), memory=10**8)
+    assert "ReadOptions(num_threads=50, prefetch_buffer_size=50)" in texts[0]
+    texts = advice(monkeypatch, threaded(0.9), cpus=8, cpu_ns=10**8, reads=ReadOptions(16, 500), memory=10**7)
+    assert "limited by memory" in texts[0]
+
+
+def test_computing_gets_processes_within_the_quota(monkeypatch):
+    texts = advice(monkeypatch, threaded(0.1), cpus=8, cpu_ns=10**9, reads=ReadOptions())
+    assert "num_workers=8" in texts[0]
+    texts = advice(monkeypatch, threaded(0.1), cpus=1, cpu_ns=10**9, reads=ReadOptions())
+    assert len(texts) == 1 and "busy" in texts[0] and "num_workers" not in texts[0]
+    texts = advice(monkeypatch, in_workers(cpu=2 * 10**9), cpus=6, workers=2)
+    assert "num_workers=6" in texts[0]
+    texts = advice(monkeypatch, in_workers(cpu=2 * 10**9), cpus=2, workers=2)
+    assert "All 2 CPUs" in texts[0]
+    # The outputs of 6 workers, two of each, would not fit.
+    texts = advice(monkeypatch, in_workers(cpu=2 * 10**9), cpus=6, workers=2, memory=1.7e7)
+    assert "num_workers=4" in texts[0]
+
+
+def test_workers_that_have_nothing_to_do(monkeypatch):
+    idle = in_workers(waiting_for_room=3 * 10**9, cpu=10**9, num=4)
+    idle = Snapshot(
+        ExecutionSummary(idle.summary.nodes, 10**9, 10**7), idle.num_elements, idle.delay_ns, idle.threads, idle.workers
+    )
+    texts = advice(monkeypatch, idle, cpus=8, workers=4)
+    assert "num_workers=1 would do instead of 4" in texts[1]

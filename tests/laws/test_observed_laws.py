@@ -1,0 +1,72 @@
+"""Observing changes nothing: elements, states, errors and ends are those of the pipeline that is not observed."""
+
+import gc
+import weakref
+
+import pytest
+from entry import plain
+from stage_table import ITER_ENTRIES, MAP_ENTRIES
+
+from gristmill.core.options import ReadOptions
+from gristmill.dataset.iterator import iterate
+from gristmill.diagnostics import observe
+
+DIRECT = ReadOptions(num_threads=0)
+
+
+def iterator_of(entry):
+    ds = entry.make()
+    return iterate(ds.to_iter_dataset(DIRECT) if hasattr(ds, "to_iter_dataset") else ds)
+
+
+def steps(it):
+    """Every element with the state after it."""
+    found = []
+    for x in it:
+        found.append((plain(x), it.get_state()))
+    return found
+
+
+EVERY = [pytest.param(entry, id=f"{type(entry).__name__}-{entry.name}") for entry in [*MAP_ENTRIES, *ITER_ENTRIES]]
+
+
+@pytest.mark.parametrize("entry", EVERY)
+def test_elements_and_states_are_the_same(entry):
+    it = iterator_of(entry)
+    start = it.get_state()
+    expected = steps(it)
+    with observe(iterator_of(entry)) as view:
+        observed = view.iterator
+        found = steps(observed)
+        if not getattr(entry, "states_vary", False):
+            assert found == expected
+        assert [x for x, _ in found] == [x for x, _ in expected]
+        if len(expected) > 1:  # backwards, while it is observed
+            observed.set_state(found[0][1])
+            assert [x for x, _ in steps(observed)] == [x for x, _ in expected[1:]]
+        observed.set_state(start)
+        if expected:
+            assert plain(next(observed)) == expected[0][0]
+    assert [plain(x) for x in observed] == [x for x, _ in expected[1:]]  # and when it is no more
+    summary = view.summary()
+    assert summary[0].is_output
+    if expected:
+        assert summary[0].num_produced_elements >= len(expected)
+        assert sum([node.wait_time_ratio for node in summary.values()]) == pytest.approx(1, abs=0.01)
+    it.close()
+    observed.close()
+
+
+@pytest.mark.parametrize("entry", EVERY)
+def test_nothing_is_left_of_it(entry):
+    it = iterator_of(entry)
+    before, cls = set(vars(it)), type(it)
+    with observe(it):
+        next(it, None)
+    assert not {"_take", "_counted", "_observed", "_unobserved", "_share_iterators"} & (set(vars(it)) - before)
+    assert type(it) is cls and it._ctx.joined is None
+    ref = weakref.ref(it)
+    it.close()
+    del it
+    gc.collect()
+    assert ref() is None
