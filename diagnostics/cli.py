@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import math
 import os
 import sys
@@ -27,6 +28,14 @@ _ABOUT = f"""\
 Looks at pipelines and checkpoints.
 
 {_PIPELINE}"""
+_CODES = """\
+exit codes:
+  0    done
+  1    the pipeline raised an error (its traceback is on stderr), or the checkpoint is damaged or
+       does not fit the pipeline
+  2    there is no such pipeline, file or option, or a file cannot be written
+  130  interrupted
+"""
 _EPILOG = f"""\
 examples:
   {_PROG} inspect input_pipeline:train_ds
@@ -36,13 +45,7 @@ examples:
   {_PROG} state checkpoints/1000 --pipeline train.py:make_dataset
   {_PROG} diagnose --help
 
-exit codes:
-  0    done
-  1    the pipeline raised an error (its traceback is on stderr), or the checkpoint is damaged or
-       does not fit the pipeline
-  2    there is no pipeline, file or option of that name
-  130  interrupted
-"""
+{_CODES}"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BrokenPipeError:  # who reads this has seen enough; nothing is to be written at exit either
         with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            pass
         return 0
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -91,10 +94,10 @@ def _say(text: str, stream: TextIO) -> None:
 
 def _from_the_users_code(tb: TracebackType | None) -> TracebackType | None:
     """A traceback without the calls that led to the user's code; nothing if there is none of it."""
-    ours = str(Path(__file__).parent)
+    ours = (Path(__file__).parent, Path(importlib.__file__).parent)
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename
-        if not file.startswith((ours, "<frozen importlib")) and Path(file).parent.name != "importlib":
+        if Path(file).parent not in ours and not file.startswith("<frozen importlib"):
             return tb
         tb = tb.tb_next
     return None
@@ -136,32 +139,26 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "diagnose",
         "say what makes a pipeline slow, and what to do about it",
-        "Runs a pipeline for a while and says whether it is bound by reading, by a transformation, by transport\n"
-        "between processes or by the consumer, what to change, and where the time of each stage went.",
+        "Runs a pipeline for a while and says whether it is bound by reading, by a transformation, by\n"
+        "transport between processes or by the consumer, what to change, and where the time went.",
         ["diagnose train.py:make_dataset", "diagnose train.py:loader --consumer-ms 50 --html report.html --trace trace.json"],
     )
     command.set_defaults(command=cli_run.diagnosis)
     _add_pipeline(command)
-    command.add_argument("--seconds", metavar="S", type=_positive, default=5.0, help="how long (default: 5)")
+    command.add_argument("--seconds", metavar="S", type=_positive, default=5.0, help="how long to run it (default: 5)")
     command.add_argument(
-        "--consumer-ms",
-        metavar="MS",
-        type=_seconds,
-        default=0.0,
-        help="wait after each element, as a training step would",
+        "--consumer-ms", metavar="MS", type=_seconds, default=0.0, help="wait so many milliseconds after each element"
     )
     command.add_argument("--html", metavar="FILE", help="write a report with pictures, for a browser")
-    command.add_argument(
-        "--trace", metavar="FILE", help="run it for up to a second more, and write all calls for https://ui.perfetto.dev"
-    )
+    command.add_argument("--trace", metavar="FILE", help="run it for a second more, and write all calls for ui.perfetto.dev")
     command.add_argument("--json", action="store_true", help="print JSON")
 
     command = _command(
         commands,
         "bench",
         "measure how fast a pipeline is",
-        "Measures elements and bytes per second, the median of some runs in a row, and how long the consumer waits\n"
-        "for an element. The pipeline runs as in a program, unobserved; a short one begins anew at its end.",
+        "Measures elements and bytes per second, the median of some runs in a row, and how long the consumer\n"
+        "waits for an element. The pipeline runs as in a program, unobserved; a short one begins anew at its end.",
         ["bench train.py:make_dataset", "bench train.py:make_dataset --seconds 2 --repeat 5 --json"],
     )
     command.set_defaults(command=cli_run.bench)
@@ -175,15 +172,15 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "state",
         "say where a checkpoint stands, and whether it fits a pipeline",
-        "Says which library wrote a checkpoint, of which pipeline, and where that stands. PATH is the directory of\n"
-        "an iterator's checkpoint, one of Orbax with such an item, a file process_<i>-of-<n>.json, or any file with\n"
-        "a state. With --pipeline: whether it would be restored there, and the first difference otherwise. That\n"
-        "restores it in a new iterator, from which nothing is read.",
+        "Says which library wrote a checkpoint, of which pipeline, and where that stands. PATH is the\n"
+        "directory of an iterator's checkpoint, one of Orbax with such an item, a file\n"
+        "process_<i>-of-<n>.json, or any file with a state. With --pipeline: whether that would go on from\n"
+        "there, and the first difference otherwise; a new iterator is restored for it, and nothing is read.",
         ["state checkpoints/1000", "state checkpoints/1000/data --pipeline train.py:make_dataset"],
     )
     command.set_defaults(command=cli_state.state)
     command.add_argument("path", metavar="PATH", help="a checkpoint, or a file of one")
-    command.add_argument("--pipeline", metavar="PIPELINE", help="what it is to fit, as module:attribute or file.py:attribute")
+    command.add_argument("--pipeline", metavar="PIPELINE", help="module:attribute or path/to/file.py:attribute")
     return parser
 
 
@@ -194,7 +191,7 @@ def _command(
         name,
         help=title,
         description=about,
-        epilog="\n".join(["examples:", *[f"  {_PROG} {example}" for example in examples], "", f"exit codes: see {_PROG} --help"]),
+        epilog="\n".join(["examples:", *[f"  {_PROG} {example}" for example in examples], "", _CODES]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

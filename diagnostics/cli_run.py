@@ -209,11 +209,14 @@ class _Endless:
         clock, take, append = time.perf_counter_ns, self._it.__next__, delays.append
         start = before = clock()
         deadline = start + int(seconds * 1e9)
-        num = len(delays)
+        num, num_at_end = len(delays), -1
         while before < deadline or len(delays) == num:
             try:
                 take()
             except StopIteration:
+                if num_at_end == len(delays):
+                    raise CommandError("the pipeline has elements only once: it gives none when it begins anew", code=1) from None
+                num_at_end = len(delays)
                 self._begin()
                 take = self._it.__next__
                 continue

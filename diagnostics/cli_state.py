@@ -25,7 +25,8 @@ from gristmill.diagnostics.cli_target import CommandError, load_pipeline
 _PROCESS_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
 _DATASET_FILE = re.compile(r"shard_state_(\d+)\.json")  # of an ElasticIterator of Grain
 _STEP = re.compile(r"(?:.*_)?\d+")
-_MAX_LINE = 300
+_MAX_LINE = 120  # a stage is shown on one line if it is not longer
+_MAX_MESSAGE = 1000
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,12 @@ def _stage_lines(description: Any) -> list[str]:
     above = description.get("components", description.get("parents", []))
     parts = above.values() if isinstance(above, dict) else above if isinstance(above, list) else []
     branches = [_stage_lines(part) for part in parts]
+    name = str(description.get("stage"))
     parameters = [f"{key}={value}" for key, value in description.items() if key not in ("stage", "parents", "components")]
-    text = one_line(f"{description.get('stage')}({', '.join(parameters)})", _MAX_LINE)
-    return [*(branches[0] if len(branches) == 1 else joined(branches)), text]
+    text = f"{name}({', '.join(parameters)})"
+    lines = [text] if len(text) <= _MAX_LINE else [name, *["  " + text for text in parameters]]
+    return [*(branches[0] if len(branches) == 1 else joined(branches)), *[one_line(line, _MAX_MESSAGE) for line in lines]]
 
 
 def _message(error: BaseException) -> str:
-    return one_line(str(error) or type(error).__name__, 4 * _MAX_LINE)
+    return one_line(str(error) or type(error).__name__, _MAX_MESSAGE)

@@ -262,6 +262,8 @@ class Observer:
                 if probe.number < len(lane.cells):
                     total.add(lane.cells[probe.number])
             if lanes == self.lanes:  # none was made part of another one meanwhile
+                if probe is self.root:
+                    total.elements = self.output.elements
                 return total
 
 

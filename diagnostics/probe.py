@@ -245,6 +245,7 @@ class Output:
         self.waited = 0
         self.waited_in_vain = 0  # of that, in calls that gave nothing
         self.elements = 0
+        self.unrecorded = 0  # delays, which the next one of their kind stands for
         self.delays = [0] * (65 << 3)  # [8 * k + i]: those of more than 2**(k-1) and at most 2**k, in eighths of that
         self.attend_at = 0
         self.is_profiling: Callable[[], bool] = _never
@@ -406,8 +407,9 @@ def _taking(
             next_elements: list[Any] = getattr(owner(), place)(n)
             return next_elements
         output.began = began = clock()
+        is_counted = lane.left and n < _MIN_BLOCK
         try:
-            if lane.left and n < _MIN_BLOCK:
+            if is_counted:
                 lane.left -= 1
                 lane.skipped += 1
                 lane.mode = _COUNTING
@@ -415,7 +417,6 @@ def _taking(
                     elements = original(owner(), n)
                 finally:
                     lane.mode = None
-                lane.cell(number).elements += len(elements)
             else:
                 if output.first is None:
                     output.start(began)
@@ -429,10 +430,17 @@ def _taking(
         output.began = 0
         if elements:
             delay = ended - began
-            bits = (delay - 1).bit_length()
-            delays[bits << 3 | delay - 1 >> bits - 4 & 7 if bits > 3 else bits << 3] += 1
             output.elements += len(elements)
             output.waited += delay
+            if is_counted and delay < _DEAR_NS:
+                output.unrecorded += 1
+            else:
+                bits = (delay - 1).bit_length()
+                times = 1
+                if delay < _DEAR_NS:
+                    times += output.unrecorded
+                    output.unrecorded = 0
+                delays[bits << 3 | delay - 1 >> bits - 4 & 7 if bits > 3 else bits << 3] += times
         else:
             output.failed(began, ended)
             output.on_end()

@@ -893,7 +893,7 @@ class TestErrors:
         for _ in range(2):
             with pytest.raises(TypeError, match="cannot pickle") as caught:
                 next(it)
-            (note,) = caught.value.__notes__
+            note, _ = caught.value.__notes__  # the other one is about frames that are left out
             assert "MapMapDataset" in note and "lambda" in note and "FilterIterDataset" not in note
         assert started() == set()
 
@@ -928,7 +928,7 @@ class TestErrors:
             return x
 
         error = self.check(numbers(6).map(fail).mp_prefetch(workers(2)), range(3), Frozen, "7", [4, 5])
-        assert "Raised in worker 1 of 2" in error.__notes__[-1]
+        assert "Raised in worker 1 of 2" in error.__notes__[0]
 
     def test_in_the_init_function(self):
         def fail(index, count):
@@ -938,7 +938,7 @@ class TestErrors:
         for _ in range(2):
             with pytest.raises(LookupError, match="no device") as caught:
                 next(it)
-            assert caught.value.__notes__ == ["Raised in worker 0 of 2, when it was started."]
+            assert caught.value.__notes__[0] == "Raised in worker 0 of 2, when it was started."
 
     def test_states_of_users_that_cannot_be_pickled(self):
         from gristmill import DatasetIterator

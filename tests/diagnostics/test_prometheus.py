@@ -301,7 +301,7 @@ def test_starting_again_moves_it_and_keeps_what_was_counted(port):
     assert len(watching.exporters) == 1
 
 
-def test_a_registry_of_the_user(caplog):
+def test_a_registry_of_the_user():
     mine = CollectorRegistry(auto_describe=True)
     assert start_telemetry(0, registry=mine) is mine
     try:
@@ -444,9 +444,9 @@ OFF = """
 @pytest.mark.parametrize(
     "variables",
     [
-        {},
         {"PYGRAIN_PROMETHEUS_PORT": "9431"},
         {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY": "false"},
+        {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY": "true", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY": "false"},
         {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY": "true", "PYGRAIN_PROMETHEUS_PORT": "0"},
     ],
 )
