@@ -6,6 +6,7 @@ A message says which parameter is wrong, what it got, what is allowed and, where
 from __future__ import annotations
 
 import json
+import math
 import operator
 from typing import Any
 
@@ -62,6 +63,30 @@ def as_int(name: str, value: Any, *, minimum: int | None = None, maximum: int | 
             allowed = {0: "a non-negative integer", 1: "a positive integer"}.get(minimum or 0, f"at least {minimum}")
         raise ValueError(f"{name} must be {allowed}, got {number}")
     return number
+
+
+def as_seconds(name: str, value: Any, *, minimum: float = 0.0) -> float:
+    """Returns ``value``, a time, as a ``float``.
+
+    Args:
+        name: the parameter's name, for the message.
+        value: any real number.
+        minimum: what it must not be less than.
+
+    Raises:
+        TypeError: ``value`` is not a number.
+        ValueError: it is too small, infinite or not a number.
+
+    Example:
+        >>> as_seconds("seconds", 2)
+        2.0
+    """
+    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r:.200} of type {type(value).__name__}")
+    seconds = float(value)
+    if not minimum <= seconds < math.inf:
+        raise ValueError(f"{name} must be a finite number of seconds, at least {minimum:g}, got {value}")
+    return seconds
 
 
 def add_note(error: BaseException, note: str) -> None:

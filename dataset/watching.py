@@ -25,6 +25,7 @@ def watcher() -> Callable[[Any], None] | None:
         or config.py_debug_mode
         or config.py_dataset_visualization_output_dir is not None
         or config.stall_seconds
+        or config.enable_multiprocess_worker_profiling
     )
     return _new_watcher() if wanted and not is_worker else None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from typing import Any
 
 from gristmill.core.config import config
 from gristmill.dataset.watching import exporters

@@ -1,6 +1,6 @@
 """What is measured in addition, of pipelines whose metrics are exported.
 
-As with all that is counted, a call that is timed stands for those before it that were not.
+These calls are among those that are timed; each stands for the ones before it that were not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Method = Callable[[Any, Any], list[Any]]
 
 
 def measured(original: Method, stage: Any, probe: Probe, lanes: Lanes) -> Method:
-    """``original``, a method of ``stage``, which measures reads of a source, or how many elements are ready for the consumer.
+    """``original`` of ``stage``, which measures reads of a source, or how many elements are ready for the consumer.
 
     A block that is read at once counts as reads of equal time, each of the size of the first one.
     """
@@ -49,15 +49,19 @@ def _reading(original: Method, number: int, lanes: Lanes) -> Method:
 
 
 def _taking(original: Method, number: int, lanes: Lanes) -> Method:
-    num_ready = _now_and_then(lambda it: 0 if it._read_ahead is None else it._read_ahead.num_ready)
+    num_ready = _now_and_then(_num_ready)
 
     def take(it: Any, n: int) -> list[Any]:
         lane = lanes.lane
-        if lane.is_timing:
-            _histogram(lane.cell(number)).add(num_ready(it), lane.weight)
+        _histogram(lane.cell(number)).add(num_ready(it), lane.weight)
         return original(it, n)
 
     return take
+
+
+def _num_ready(it: PrefetchDatasetIterator[Any]) -> int:
+    ahead = it._read_ahead  # which another thread may close
+    return 0 if ahead is None else ahead.num_ready
 
 
 def _histogram(cell: Cell) -> Histogram:

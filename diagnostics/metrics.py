@@ -153,6 +153,8 @@ class Metrics:
             pipeline.look()  # before it is counted, perhaps for the last time
         for pipeline in self._live:
             try:
+                if pipeline.is_over:
+                    pipeline.observer.output.settle()
                 self._count(pipeline, {} if pipeline.is_over else gauges)
             except Exception:
                 _log.debug("the metrics of a pipeline could not be read", exc_info=True)

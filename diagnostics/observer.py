@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from gristmill.core.config import config
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.map_dataset import BlockMapDataset, ancestors
@@ -164,7 +165,14 @@ class Observer:
                 self._assign_tree(it, opener.components[-1])
 
     def _new_tree(self, stage: Any) -> Probe:
-        return self._new_probe(stage, _category(stage), [self._new_tree(x) for x in _inputs(stage)])
+        known: dict[int, Probe] = {}  # what several stages draw from has one probe
+
+        def probe_of(node: Any) -> Probe:
+            if id(node) not in known:
+                known[id(node)] = self._new_probe(node, _category(node), [probe_of(x) for x in _inputs(node)])
+            return known[id(node)]
+
+        return probe_of(stage)
 
     def _assign_tree(self, it: DatasetIterator[Any], probe: Probe) -> None:
         self._assign(it, probe)
@@ -198,15 +206,15 @@ class Observer:
         probe.name = _text(it)
         if probe.category == "prefetch":
             probe.depth = partial(_num_ready, weakref.ref(it))
+            probe.waits = _waits(it)
         original: Method = type(it)._take if isinstance(it, BlockIterator) else _next_of_user
-        if self.measures:
-            original = measured(original, it, probe, self._local)
         if self.output.annotates:
             original = annotated(original, probe, "__next__")
+        timed = measured(original, it, probe, self._local) if self.measures else original
         output = self.output if probe is self.root else None
         if output is not None and self.on_end:
             weakref.finalize(it, self._end)
-        _shadow(it, counting(original, weakref.ref(it), probe, self._local, output=output))
+        _shadow(it, counting(original, weakref.ref(it), probe, self._local, timed_original=timed, output=output))
         if isinstance(it, PrefetchDatasetIterator):
             self._change_reads(it, probe)
         if isinstance(it, InterleaveDatasetIterator):
@@ -215,6 +223,8 @@ class Observer:
             vars(it)["_share_iterators"] = partial(self._shares, weakref.ref(it), probe)
         elif isinstance(it, MultiprocessPrefetchIterator):
             group = self.groups.setdefault(probe.number, WorkerGroup(self))
+            if config.enable_multiprocess_worker_profiling:
+                self.on_attend.append(lambda now: group.update_profiler())
             vars(it)["_open"] = partial(_open_workers, weakref.ref(it), group)
             if it._pool is not None:
                 group.attach(it._pool)
@@ -264,6 +274,7 @@ class Observer:
             if lanes == self.lanes:  # none was made part of another one meanwhile
                 if probe is self.root:
                     total.elements = self.output.elements
+                    total.own += self.output.waited_itself
                 return total
 
 
@@ -301,14 +312,15 @@ class _MapObserver(PipelineEditor):
         probe = self._probes[id(ds)]
         probe.name = _text(ds)
         original: Method = type(ds)._block if isinstance(ds, BlockMapDataset) else _items_of_user
-        if self._observer.measures:
-            original = measured(original, ds, probe, self._observer._local)
+        lanes = self._observer._local
         if self._observer.output.annotates:
             original = annotated(original, probe, "__getitem__", is_read_ahead=ds is self._read)
+        timed = measured(original, ds, probe, lanes) if self._observer.measures else original
         owner = itertools.repeat(new).__next__  # threads that read ahead know nothing else of it
         unobserved = ds._block if ds is self._read else None
         is_sparse = id(ds) in self._sparse
-        _shadow(new, counting(original, owner, probe, self._observer._local, is_sparse=is_sparse, unobserved=unobserved))
+        count = counting(original, owner, probe, lanes, timed_original=timed, is_sparse=is_sparse, unobserved=unobserved)
+        _shadow(new, count)
         return new
 
 
@@ -329,10 +341,17 @@ def _fits(probe: Probe, stage: Any) -> bool:
     """Whether a stage and everything upstream have the same form as those of a probe."""
     inputs = _inputs(stage)
     return (
-        probe.has_shape_of(stage, _category(stage))
-        and len(inputs) == len(probe.inputs)
-        and all(map(_fits, probe.inputs, inputs))
+        probe.has_shape_of(stage, _category(stage)) and len(inputs) == len(probe.inputs) and all(map(_fits, probe.inputs, inputs))
     )
+
+
+def _waits(it: Any) -> bool:
+    """Whether the elements of a prefetching stage are computed by others."""
+    if isinstance(it, PrefetchDatasetIterator):
+        return bool(it._num_threads and it._buffer_size)
+    if isinstance(it, ThreadPrefetchDatasetIterator | MultithreadPrefetchIterator):
+        return it._buffer_size > 0
+    return True
 
 
 def _num_ready(owner: Callable[[], Any]) -> int | None:
@@ -384,7 +403,7 @@ def _restore(it: DatasetIterator[Any]) -> None:
         it.__class__ = getattr(type(it), "_observed_class")  # noqa: B009
 
 
-def _observed_class(cls: type) -> type:
+def _observed_class(cls: Any) -> type:
     """A class with counting methods in place of those that Python looks up in the class alone."""
 
     def next_element(self: Any) -> Any:
@@ -392,14 +411,15 @@ def _observed_class(cls: type) -> type:
 
     def item(self: Any, index: Any) -> Any:
         if isinstance(index, slice):
-            return cls.__getitem__(self, index)  # type: ignore[attr-defined]
+            return cls.__getitem__(self, index)
         return vars(self)["_counted"]([index])[0]
 
     methods: dict[str, Any] = {"__next__": next_element} if issubclass(cls, DatasetIterator) else {"__getitem__": item}
     if issubclass(cls, BlockIterator):
         methods = {"__next__": BlockIterator.__next__}  # without a short way past ``_take``
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls)(cls.__name__, (cls,), {**methods, **names, "_observed_class": cls})
+    observed: type = type(cls)(cls.__name__, (cls,), {**methods, **names, "_observed_class": cls})
+    return observed
 
 
 def _next_of_user(it: Any, n: int) -> list[Any]:

@@ -7,7 +7,7 @@ function that calls it and adds up. Nothing here grows with the length of a run:
    ``Cell`` for each stage, and a timeline whose resolution halves whenever it is full.
 2. ``lane.inner`` is how long the calls took that the call in progress has made: what is left of its own time is the stage's.
 3. One call in some is timed where calls take less than 0.4 ms and are not for blocks, and stands for those before it, which
-   are only counted. So the cost stays below a few per cent.
+   are only counted. So the cost stays below a few per cent. Where that misses long calls after all, all are timed from then on.
 4. What is dear (how large an element is, what it looks like, the timeline) is looked at now and then, when ``attend_at`` says so.
 """
 
@@ -30,13 +30,14 @@ clock = time.perf_counter_ns
 
 _ATTEND_NS = 20_000_000
 _FIRST_MARK_NS = 50_000_000  # the timeline's first resolution
-_MAX_MARKS = 400
+_MAX_MARKS = 200
 _MAX_LANES = 64
 _NEVER = 1 << 62
 _MIN_BLOCK = 8  # elements, for which a call is always timed
 _NUM_TIMED = 200  # the first calls of a thread are all timed
 _DEAR_NS = 400_000  # a call that takes so long may be timed every time
 _MAX_LEFT = 20
+_MISSED_SHARE = 0.02
 _COUNTING = 1  # modes of a lane: what is called is counted alone,
 _TIMING = 2  # or timed as well; None: no call is in progress
 
@@ -99,11 +100,6 @@ class Lane:
         thread = self.thread()
         return thread is None or not thread.is_alive()
 
-    @property
-    def is_timing(self) -> bool:
-        """Whether the call in progress is not one of those that are only counted."""
-        return self.mode is not _COUNTING
-
     def plan(self, spent: int) -> None:
         """After a call that took this long: how many of the next ones are to be counted alone."""
         if self._untimed_after:
@@ -112,6 +108,11 @@ class Lane:
             most = min(_MAX_LEFT, _DEAR_NS // (spent + 1))
             self._random = (1103515245 * self._random + 12345) & 0x7FFFFFFF
             self.left = (self._random >> 8) % (2 * most + 1)
+
+    def time_all(self) -> None:
+        """From now on no call is counted alone: some of those that were took too long."""
+        self._untimed_after = _NEVER
+        self.left = 0
 
     def __enter__(self) -> None:
         """A call that is only counted."""
@@ -202,6 +203,7 @@ class Probe:
         self.category = category  # "read", "preprocessing" or "prefetch"
         self.inputs = inputs
         self.components: list[Probe] = []  # the outputs of pipelines that this stage opens by itself
+        self.waits = False  # for elements that other threads or processes compute
         self.takes_indices = not hasattr(stage, "__next__")
         self.drops = category != "prefetch" and (getattr(stage, "_drops", False) or getattr(stage, "_kind", "") == "dropping")
         self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
@@ -245,6 +247,8 @@ class Output:
         self.waited = 0
         self.waited_in_vain = 0  # of that, in calls that gave nothing
         self.elements = 0
+        self.waited_itself = 0  # of that, in the last stage, in calls that were only counted
+        self.missed = 0  # in calls that took long, and were only counted, so that nobody knows in which stage
         self.unrecorded = 0  # delays, which the next one of their kind stands for
         self.delays = [0] * (65 << 3)  # [8 * k + i]: those of more than 2**(k-1) and at most 2**k, in eighths of that
         self.attend_at = 0
@@ -263,6 +267,12 @@ class Output:
         self.began, self.last = 0, ended
         self.waited += ended - began
         self.waited_in_vain += ended - began
+        self.settle()
+
+    def settle(self) -> None:
+        """Where there may be no next one: the delays that are not recorded count as what most are like."""
+        self.delays[self.delays.index(max(self.delays))] += self.unrecorded
+        self.unrecorded = 0
 
     def start(self, began: int) -> None:
         self.first = began
@@ -298,6 +308,7 @@ def counting(
     probe: Probe,
     lanes: Lanes,
     *,
+    timed_original: Callable[[Any, Any], list[Any]],
     is_sparse: bool = False,
     unobserved: Callable[[Any], list[Any]] | None = None,
     output: Output | None = None,
@@ -309,17 +320,19 @@ def counting(
         owner: gives the stage; it does not keep an iterator alive, which would then be closed later than it is now.
         probe: the stage's.
         lanes: the observer's.
+        timed_original: ``original``, or what measures more, where calls are timed.
         is_sparse: ``None`` in a block is no element.
         unobserved: what to call instead where calls are not timed, of a map dataset from which an iterator reads.
         output: for the last stage.
     """
     number = probe.number
     is_prefetch = probe.category == "prefetch"  # all of its time is that of what it waits for, be it computed here or elsewhere
+    waits = probe.waits  # few calls do for long
     is_bypassed = probe.takes_indices and unobserved is None  # where calls are not timed
 
     def timed(lane: Lane, argument: Any, size: int) -> list[Any]:
         mode, weight, outer = lane.mode, lane.weight, lane.inner
-        if size >= _MIN_BLOCK:
+        if size >= _MIN_BLOCK or waits:
             lane.weight = 1
         elif mode is None:
             if lane.left:
@@ -331,7 +344,7 @@ def counting(
         lane.inner = 0
         began = clock()
         try:
-            elements = original(owner(), argument)
+            elements = timed_original(owner(), argument)
         except BaseException as error:
             lane.cell(number).errors += not isinstance(error, StopIteration)
             raise
@@ -363,7 +376,7 @@ def counting(
     def run(argument: Any) -> list[Any]:
         lane = lanes.lane
         size = argument if takes_number else len(argument)
-        if lane.mode is not _COUNTING or size >= _MIN_BLOCK:
+        if lane.mode is not _COUNTING or size >= _MIN_BLOCK or waits:
             return timed(lane, argument, size)
         elements = original(owner(), argument) if unobserved is None else unobserved(argument)
         num = _number_of(elements) if is_sparse else len(elements)
@@ -374,7 +387,7 @@ def counting(
         return elements
 
     takes_number = not probe.takes_indices
-    return run if output is None else _taking(timed, original, owner, number, lanes, output)
+    return run if output is None else _taking(timed, original, owner, waits, lanes, output)
 
 
 def place_of(stage: Any) -> str:
@@ -392,7 +405,7 @@ def _taking(
     timed: Callable[[Lane, Any, int], list[Any]],
     original: Callable[[Any, Any], list[Any]],
     owner: Callable[[], Any],
-    number: int,
+    waits: bool,
     lanes: Lanes,
     output: Output,
 ) -> Callable[[Any], list[Any]]:
@@ -432,9 +445,15 @@ def _taking(
             delay = ended - began
             output.elements += len(elements)
             output.waited += delay
+            if is_counted and waits:
+                output.waited_itself += delay
             if is_counted and delay < _DEAR_NS:
                 output.unrecorded += 1
             else:
+                if is_counted and not waits:
+                    output.missed += delay
+                    if output.missed > _MISSED_SHARE * output.waited:
+                        lane.time_all()
                 bits = (delay - 1).bit_length()
                 times = 1
                 if delay < _DEAR_NS:

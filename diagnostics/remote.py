@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from gristmill.core.config import config
+from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.load import cpu_demand_ns
 from gristmill.diagnostics.probe import Cell, Probe, clock
 from gristmill.diagnostics.stacks import show_stacks_when_asked
+from gristmill.diagnostics.worker_profiles import ProfiledWorkers, serve_profiles
 
 _SHARE = 50  # a report may take this fraction of the time between two of them
 
@@ -32,6 +35,7 @@ class StageRecord:
     inputs: list[int]  # places in the list of records
     cell: Cell
     drops: bool = False  # it may leave elements out
+    waits: bool = False  # for elements that others compute
 
     @property
     def form(self) -> tuple[str, tuple[int, ...]]:
@@ -64,6 +68,7 @@ class WorkerReport:
     waiting: int = 0  # how long there was no room for more outputs
     cpu: int = 0
     token: bytes = b""  # of the group that asked for it
+    profiler_port: int | None = None  # where it serves profiles
 
 
 def records_of(observer: Any) -> list[StageRecord]:
@@ -83,6 +88,7 @@ def records_of(observer: Any) -> list[StageRecord]:
             [x.number for x in [*probe.inputs, *probe.components]],
             cells[probe.number],
             probe.drops,
+            probe.waits,
         )
         for probe in probes
     ]
@@ -122,6 +128,7 @@ class WorkerGroup:
         self._token = os.urandom(8)  # workers that had others to report to begin anew
         self._pool: Any = None
         self._workers: list[Any] = []
+        self._profiled = ProfiledWorkers()
         self._latest: dict[int, bytes] = {}  # what each worker said last
         self._past: dict[int, WorkerReport] = {}  # of processes that others have taken the place of, by worker
         self.waited = 0  # for messages
@@ -147,14 +154,20 @@ class WorkerGroup:
 
     def _start(self) -> bytes:
         observer = self._observer()
-        settings = (0, False) if observer is None else (observer.max_events, observer.measures)
-        return pickle.dumps(_Start(self._token, *settings))
+        max_events, measures = (0, False) if observer is None else (observer.max_events, observer.measures)
+        return pickle.dumps(_Start(self._token, max_events, measures, config.enable_multiprocess_worker_profiling))
+
+    def update_profiler(self) -> None:
+        """Lets the profiler of this process know of the workers that serve profiles."""
+        reports = [self._report_of(worker) for worker in self._workers if worker.is_alive()]
+        self._profiled.update({x.process_id: x.profiler_port for x in reports if x is not None and x.profiler_port is not None})
 
     def stop(self) -> None:
         pool = self._pool
         if pool is None:
             return
         pool.on_start = None
+        self._profiled.update({})
         for worker in pool.workers:
             vars(worker).pop("_next_message", None)
             vars(worker).pop("receive", None)
@@ -244,16 +257,20 @@ def merge(records: list[StageRecord], others: list[StageRecord]) -> None:
 class _Start:
     """Called in a worker: begins to observe it."""
 
-    def __init__(self, token: bytes, max_events: int, measures: bool) -> None:
+    def __init__(self, token: bytes, max_events: int, measures: bool, serves_profiles: bool) -> None:
         self._token = token
         self._max_events = max_events
         self._measures = measures
+        self._serves_profiles = serves_profiles
 
     def __call__(self, worker: Any) -> None:
         if worker.report is None or worker.report.__self__.token != self._token:
             _stop(worker)
-            worker.report = _Reporter(worker, self._token, self._measures).report
+            reporter = _Reporter(worker, self._token, self._measures)
+            worker.report = reporter.report
             show_stacks_when_asked()
+            if self._serves_profiles:
+                reporter.profiler_port = serve_profiles()
         if self._max_events:
             worker.report.__self__.record(self._max_events)
 
@@ -273,6 +290,8 @@ class _Reporter:
         self.token = token
         self._observer = Observer()
         self._observer.measures = measures
+        annotate_while_profiling(self._observer)
+        self.profiler_port: int | None = None
         self.record = self._observer.record
         self._worker = worker
         self._producer = worker._producer
@@ -345,9 +364,9 @@ class _Reporter:
             self._waiting,
             cpu_demand_ns() - self._cpu_began,
             self.token,
+            self.profiler_port,
         )
         data = pickle.dumps(report)
         ended = clock()
         self._next = ended + _SHARE * (ended - began)
         return data
-

@@ -40,14 +40,6 @@ _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-def check_seconds(seconds: Any) -> float:
-    if isinstance(seconds, bool | str) or not hasattr(seconds, "__float__"):
-        raise TypeError(f"stall_seconds must be a number of seconds, got {seconds!r:.200}")
-    if not seconds >= 0:
-        raise ValueError(f"stall_seconds must not be negative, got {seconds}")
-    return float(seconds)
-
-
 def watch(observer: Any, seconds: float) -> _Watch:
     """Watches a pipeline until its observer is gone, or ``unwatch``."""
     global _thread

@@ -367,10 +367,10 @@ def _ids(records: list[StageRecord], root: int) -> dict[int, int]:
 
 
 def _place(records: list[StageRecord], order: Mapping[int, int], number: int) -> str:
-    """Whether a stage runs in the thread of the consumer: only what is not behind a prefetching stage does."""
+    """Whether a stage runs in the thread of the consumer: what is behind a stage that waits does not."""
     behind: set[int] = set()
     for other in order:
-        if records[other].category == "prefetch":
+        if records[other].waits:
             behind.update(_ids(records, other).keys() - {other})
     return "threads" if number in behind else "consumer"
 

@@ -150,25 +150,19 @@ def rate_text(per_second: float | None) -> str:
     return f"{per_second:,.{digits}f} elements/s"
 
 
-def _segment(summary: ExecutionSummary, top: int) -> list[StageSummary]:
-    """The stages that run where ``top`` does: not those behind other prefetching stages."""
-    found: dict[int, StageSummary] = {}
-    todo = [top]
-    while todo:
-        node = summary[todo.pop()]
-        if node.id not in found:
-            found[node.id] = node
-            if not node.is_prefetch:
-                todo.extend(node.inputs)
-    return [*found.values()]
-
-
 def _segments(summary: ExecutionSummary) -> dict[int | None, list[StageSummary]]:
-    """What runs together, by the prefetching stage behind which it runs; ``None`` is the consumer's thread."""
-    segments: dict[int | None, list[StageSummary]] = {None: _segment(summary, 0)}
+    """What runs together, by the prefetching stage that waits for it; ``None`` is the consumer's thread."""
+    segments: dict[int | None, list[StageSummary]] = {None: [x for x in summary.values() if x.place == "consumer"]}
     for node in summary.values():
-        if node.is_prefetch and node.inputs:
-            segments[node.id] = [x for top in node.inputs for x in _segment(summary, top)]
+        behind = [summary[i] for i in node.inputs]
+        if node.is_prefetch and any([x.place != node.place or x.place != "consumer" for x in behind]):
+            found: dict[int, StageSummary] = {}
+            while behind:
+                x = behind.pop()
+                if x.id not in found:
+                    found[x.id] = x
+                    behind += [] if x.is_prefetch else [summary[i] for i in x.inputs]
+            segments[node.id] = [*found.values()]
     return segments
 
 
@@ -188,8 +182,7 @@ def _ceiling_without(snapshot: Snapshot, stage: StageSummary) -> float | None:
     elif stage.is_prefetch:
         left = now * (1 - stage.wait_time_ratio * snapshot.starved_ratio)
     else:
-        mates = next(x for key, x in _segments(summary).items() if key is not None and stage in x)
-        work = _work(mates)
+        work = next((_work(x) for key, x in _segments(summary).items() if key is not None and stage in x), 0.0)
         left = now * (1 - stage.total_processing_time_ns / work) if work else now
     longest = max(left, own_thread)
     return 1e9 / longest if longest > 0 else None
@@ -202,16 +195,14 @@ def _ceiling_without_consumer(snapshot: Snapshot, machine: Machine) -> float | N
         times.append((load.lifetime_ns - load.room_ns) / max(1, load.num_workers))
     threads = len([line for line in snapshot.threads if line.process == "main"]) - 1
     for key, stages in _segments(summary).items():
-        if key is not None and stages[0].place == "threads" and threads > 0:
+        if key is not None and stages and stages[0].place == "threads" and threads > 0:
             is_reading = max(stages, key=lambda x: x.total_processing_time_ns).category == "read"
             times.append(_work(stages) / (threads if is_reading else min(threads, machine.cpus)))
     longest = max(times) / snapshot.num_elements
     return 1e9 / longest if longest > 0 else None
 
 
-def _recommendations(
-    bound_by: str, stage: StageSummary, snapshot: Snapshot, settings: Settings, machine: Machine
-) -> list[str]:
+def _recommendations(bound_by: str, stage: StageSummary, snapshot: Snapshot, settings: Settings, machine: Machine) -> list[str]:
     if bound_by == "unknown":
         return ["Observe it for longer."]
     if bound_by == "consumer":
@@ -251,7 +242,9 @@ def _for_transport(stage: StageSummary, snapshot: Snapshot) -> list[str]:
             f"Send less: an output has {size_text(size)}. Smaller types (uint8 instead of float32, converted on the accelerator) "
             "and cropping before mp_prefetch() help; lists of arrays cost more than one array."
         )
-    texts.append("Without worker processes nothing has to be handed over: threads may be enough for transforms that release the GIL.")
+    texts.append(
+        "Without worker processes nothing has to be handed over: threads may be enough for transforms that release the GIL."
+    )
     return texts
 
 
@@ -301,9 +294,7 @@ def _more_threads(reads: ReadOptions, stage: StageSummary, machine: Machine) -> 
     return f"Let more threads read: to_iter_dataset(ReadOptions(num_threads={threads}, prefetch_buffer_size={buffer}))."
 
 
-def _workers(
-    num: int, stage: StageSummary, options: MultiprocessingOptions | None, snapshot: Snapshot, machine: Machine
-) -> str:
+def _workers(num: int, stage: StageSummary, options: MultiprocessingOptions | None, snapshot: Snapshot, machine: Machine) -> str:
     output = snapshot.summary[0]
     size = output.bytes_produced / max(1, output.num_produced_elements)
     ahead = 1 + (options.per_worker_buffer_size if options is not None else 1)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from os import PathLike
 from typing import Any, Self
 
 from gristmill.core.config import config
+from gristmill.core.errors import as_seconds
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.map_dataset import MapDataset
 from gristmill.dataset.watching import observed_by
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.files import write_text
 from gristmill.diagnostics.load import cpu_demand_ns
 from gristmill.diagnostics.observer import Observer
-from gristmill.diagnostics.stalls import check_seconds, watching
+from gristmill.diagnostics.stalls import watching
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, take_snapshot, time_text
 from gristmill.diagnostics.trace import trace_json
 from gristmill.diagnostics.verdict import Diagnosis, diagnosis_of, run, settings_of
@@ -67,17 +67,14 @@ def diagnose(pipeline: Any, seconds: float = 5.0, *, consumer: Callable[[Any], A
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: ``seconds`` is not positive, or the pipeline has no elements.
+        ValueError: ``seconds`` is less than a millisecond, or the pipeline has no elements.
 
     Example:
         >>> ds = MapDataset.range(1000).map(lambda x: sum(range(5000))).to_iter_dataset()
         >>> diagnose(ds, seconds=0.2).bound_by
         'transform'
     """
-    if isinstance(seconds, str) or not hasattr(seconds, "__float__"):
-        raise TypeError(f"seconds must be a number, got {seconds!r:.200}")
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"seconds must be positive and finite, got {seconds}")
+    seconds = as_seconds("seconds", seconds, minimum=0.001)
     if consumer is not None and not callable(consumer):
         raise TypeError(f"consumer must be a callable of an element, got {consumer!r:.200}")
     is_new = isinstance(pipeline, MapDataset | IterDataset | DataLoader)
@@ -153,7 +150,7 @@ class View:
         self._observer: Observer = Observer() if before is None else before
         self._settings = settings_of(self._it)
         self._trace = trace
-        self._stall_seconds = check_seconds(config.stall_seconds if stall_seconds is None else stall_seconds)
+        self._stall_seconds = as_seconds("stall_seconds", config.stall_seconds if stall_seconds is None else stall_seconds)
         self._stack = contextlib.ExitStack()
         self._cpu_began = cpu_demand_ns()
         self._cpu_ns: int | None = None

@@ -15,9 +15,9 @@ import pytest
 import gristmill
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.diagnostics.cli import _parser, main
-from gristmill.diagnostics.cli_elements import element_lines
-from gristmill.diagnostics.cli_position import position_lines
-from gristmill.diagnostics.cli_target import load_pipeline
+from gristmill.diagnostics.cli.elements import element_lines
+from gristmill.diagnostics.cli.position import position_lines
+from gristmill.diagnostics.cli.target import load_pipeline
 
 CHECKPOINTS = Path(__file__).parents[1] / "checkpoint"
 GOLDEN = CHECKPOINTS / "golden"
@@ -704,7 +704,20 @@ class TestProcesses:
         assert (process.returncode, process.stderr) == (0, "")
         assert process.stdout.startswith("elements/s")
 
-    def test_closed_pipe(self, tmp_path):
+    @pytest.mark.parametrize("args", [["head", "cli_pipelines:many", "-n", "1000000000"], ["--help"]], ids=["head", "help"])
+    def test_closed_pipe(self, args, tmp_path):
+        (tmp_path / "cli_pipelines.py").write_text(PIPELINES + "\nmany = grain.MapDataset.range(10**9)\n")
+        reader, writer = os.pipe()
+        os.close(reader)
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+        command = [sys.executable, "-m", "gristmill", *args]
+        with os.fdopen(writer, "w") as output:
+            process = subprocess.run(
+                command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path, env=environment
+            )
+        assert (process.returncode, process.stderr) == (0, "")
+
+    def test_pipe_that_is_closed_later(self, tmp_path):
         (tmp_path / "cli_pipelines.py").write_text(PIPELINES + "\nmany = grain.MapDataset.range(10**9)\n")
         process = start("head", "cli_pipelines:many", "-n", "1000000000", cwd=tmp_path)
         assert process.stdout.readline() == "0: int[]  0\n"

@@ -273,6 +273,44 @@ def test_rare_long_calls_are_not_missed(monkeypatch):
     assert by_kind(view.summary())["MapMapDataset"].total_processing_time_ns == 10_000 * 10_000
 
 
+def test_rare_long_elements_are_not_missed(monkeypatch):
+    """Elements that take long now and then: as soon as that matters, every call is timed."""
+    clock = Clock()
+    monkeypatch.setattr(probe, "clock", clock)
+    spent = 0
+
+    def uneven(x):
+        nonlocal spent
+        nanoseconds = 10_000_000 if x % 501 == 500 else 1000
+        clock.now += nanoseconds
+        spent += nanoseconds
+        return x
+
+    it = iter(MapDataset.range(30_000).to_iter_dataset(DIRECT).map(uneven).map(lambda x: x))
+    with observe(it) as view:
+        assert len(list(it)) == 30_000
+    found = by_kind(view.summary())
+    assert view.summary()[1].total_processing_time_ns == pytest.approx(spent, rel=0.06)
+    assert found["MapDatasetIterator"].num_produced_elements == 30_000
+
+
+def test_all_waiting_for_threads_is_counted():
+    blocks = threading.Semaphore(0)
+
+    def uneven(x):
+        if x % 300 == 299:
+            assert blocks.acquire(timeout=30)
+        return x
+
+    it = iter(MapDataset.range(3000).map(uneven).to_iter_dataset(ReadOptions(num_threads=1, prefetch_buffer_size=8)))
+    with observe(it) as view:
+        for x in it:
+            if x % 300 == 280:  # the next ones are about to be waited for
+                threading.Timer(0.01, blocks.release).start()
+    summary = view.summary()
+    assert summary[0].total_processing_time_ns == pytest.approx(summary.waited_ns, rel=0.05)
+
+
 def test_delays_of_the_consumer(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(probe, "clock", clock)

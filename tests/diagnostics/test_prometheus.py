@@ -210,6 +210,14 @@ def test_gauges_are_those_of_pipelines_in_use(registry):
     assert values[f"{NEXT}_count",] == 1
 
 
+def test_a_pipeline_that_is_left_early_is_counted_to_its_last_element(registry):
+    it = iter(grain.MapDataset.range(1000).to_iter_dataset())
+    for _ in range(333):
+        next(it)
+    del it
+    assert scraped(registry)[f"{NEXT}_count",] == 333
+
+
 def test_a_pipeline_may_have_a_name(registry):
     it = iter(grain.MapDataset.range(5).to_iter_dataset())
     observed_by(it).name = "train"
@@ -504,7 +512,8 @@ def test_without_the_package():
 def test_workers_and_other_children_serve_nothing():
     number = free_port()
     script = """
-    import multiprocessing, os
+    import multiprocessing, os, warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # of a fork where there are threads
     def state(_):
         import gristmill
         from gristmill.dataset import watching

@@ -1,7 +1,9 @@
 """The watchdog: what it says of a ``next`` that does not come back, and when it is silent."""
 
 import logging
+import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -63,16 +65,13 @@ def stop_at_seven(path):
 
     def wait(x):
         if x == 7:
-            with open(path, "rb") as pipe:
-                pipe.read()
+            Path(path).read_bytes()
         return x
 
     return wait
 
 
 def test_a_worker_that_does_not_come_back(messages, tmp_path):
-    import os
-
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     ds = MapDataset.range(10).to_iter_dataset().map(stop_at_seven(str(pipe)))
@@ -92,8 +91,6 @@ def test_a_worker_that_does_not_come_back(messages, tmp_path):
 
 
 def test_where_a_worker_is_stuck(messages, tmp_path):
-    import os
-
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     ds = MapDataset.range(10).to_iter_dataset().map(stop_at_seven(str(pipe)))

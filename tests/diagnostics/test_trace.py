@@ -2,15 +2,22 @@
 
 import gzip
 import json
+import time
 
+import numpy as np
 import pytest
 
+import gristmill
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.diagnostics import observe
 
 
 def add_one(x):
     return x + 1
+
+
+def large(x):
+    return np.full(100_000, x % 1000, np.uint16)
 
 
 def events_of(view, tmp_path):
@@ -85,3 +92,25 @@ def test_stages_in_a_profile_of_jax(tmp_path):
     names = {event.get("name") for event in events}
     assert {"PrefetchDatasetIterator.__next__", "MapMapDataset.__getitem__", "RangeMapDataset.__getitem__"} <= names
     assert "Prefetch._getitem" in names
+
+
+@pytest.mark.slow
+def test_workers_in_a_profile_of_jax(tmp_path):
+    jax = pytest.importorskip("jax")
+    ds = MapDataset.range(10**6).map(add_one).to_iter_dataset().map(large).mp_prefetch(MultiprocessingOptions(num_workers=2))
+    with gristmill.config.override(enable_multiprocess_worker_profiling=True):
+        it = iter(ds)
+        deadline = time.monotonic() + 60
+        while not (it._observed[0].groups and len(it._observed[0].groups[0]._profiled._known) == 2):
+            next(it)
+            assert time.monotonic() < deadline
+        options = jax.profiler.ProfileOptions()
+        options.advanced_configuration = {"profile_subprocesses": True}
+        with jax.profiler.trace(tmp_path, profiler_options=options):
+            for _ in range(200):
+                next(it)
+        it.close()
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    profile = path.read_bytes()
+    assert b"MultiprocessPrefetchIterator.__next__" in profile  # of this process
+    assert b"MapDatasetIterator.__next__" in profile and b"Prefetch._getitem" in profile  # of workers only

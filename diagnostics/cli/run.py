@@ -21,8 +21,8 @@ from gristmill.dataset.display import abbreviated, length_text, stage_length
 from gristmill.dataset.iterator import iterate, snapshot
 from gristmill.dataset.map_dataset import MapDataset
 from gristmill.dataset.next_index import set_next_index
-from gristmill.diagnostics.cli_elements import element_lines
-from gristmill.diagnostics.cli_target import CommandError, load_pipeline
+from gristmill.diagnostics.cli.elements import element_lines
+from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.files import write_text
 from gristmill.diagnostics.graph import graph_of, visualize
 from gristmill.diagnostics.graph_texts import graph_text

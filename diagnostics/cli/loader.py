@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.core.sharding import ShardOptions, even_split
 from gristmill.core.state import plain_int
 from gristmill.dataset.display import abbreviated
-from gristmill.diagnostics.cli_words import epoch_text, of_length, own_form
+from gristmill.diagnostics.cli.words import epoch_text, of_length, own_form
 
 _MAX_WORKERS = 16
 

@@ -18,9 +18,9 @@ from gristmill.core.state import shown, state_from_text
 from gristmill.dataset.description import check_description, describe
 from gristmill.dataset.display import joined
 from gristmill.dataset.iterator import DatasetIterator
-from gristmill.diagnostics.cli_position import position_lines
-from gristmill.diagnostics.cli_run import Lines, opened
-from gristmill.diagnostics.cli_target import CommandError, load_pipeline
+from gristmill.diagnostics.cli.position import position_lines
+from gristmill.diagnostics.cli.run import Lines, opened
+from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 
 _PROCESS_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
 _DATASET_FILE = re.compile(r"shard_state_(\d+)\.json")  # of an ElasticIterator of Grain

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from gristmill.diagnostics import cli_run, cli_state
-from gristmill.diagnostics.cli_target import CommandError
+from gristmill.diagnostics.cli import run, state
+from gristmill.diagnostics.cli.target import CommandError
 
 _PROG = "python -m gristmill"
 _INTERRUPTED = 130
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except BrokenPipeError:  # who reads this has seen enough; nothing is to be written at exit either
         with contextlib.suppress(OSError):
-            pass
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "transformations say it. Nothing is read without --run.",
         ["inspect input_pipeline:train_ds", "inspect train.py:make_dataset --run --output graph.svg"],
     )
-    command.set_defaults(command=cli_run.inspect)
+    command.set_defaults(command=run.inspect)
     _add_pipeline(command)
     command.add_argument("--run", action="store_true", help="read the first element, to show what elements look like")
     command.add_argument("--output", metavar="FILE", help="write the graph there, too: .svg, .html, .dot, .json or .txt")
@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "Shows the first elements: containers indented, arrays with dtype, shape and a few values.",
         ["head input_pipeline:train_ds", "head train.py:make_dataset -n 1 --skip 1000", "head train.py:loader --spec-only"],
     )
-    command.set_defaults(command=cli_run.head)
+    command.set_defaults(command=run.head)
     _add_pipeline(command)
     command.add_argument("-n", dest="num", metavar="N", type=_count, default=5, help="how many (default: 5)")
     command.add_argument("--skip", metavar="N", type=_count, default=0, help="leave out the first N, unread where possible")
@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         "transport between processes or by the consumer, what to change, and where the time went.",
         ["diagnose train.py:make_dataset", "diagnose train.py:loader --consumer-ms 50 --html report.html --trace trace.json"],
     )
-    command.set_defaults(command=cli_run.diagnosis)
+    command.set_defaults(command=run.diagnosis)
     _add_pipeline(command)
     command.add_argument("--seconds", metavar="S", type=_positive, default=5.0, help="how long to run it (default: 5)")
     command.add_argument(
@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         "waits for an element. The pipeline runs as in a program, unobserved; a short one begins anew at its end.",
         ["bench train.py:make_dataset", "bench train.py:make_dataset --seconds 2 --repeat 5 --json"],
     )
-    command.set_defaults(command=cli_run.bench)
+    command.set_defaults(command=run.bench)
     _add_pipeline(command)
     command.add_argument("--seconds", metavar="S", type=_positive, default=5.0, help="how long each run takes (default: 5)")
     command.add_argument("--warmup", metavar="S", type=_seconds, default=1.0, help="how long before the first one (default: 1)")
@@ -178,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
         "there, and the first difference otherwise; a new iterator is restored for it, and nothing is read.",
         ["state checkpoints/1000", "state checkpoints/1000/data --pipeline train.py:make_dataset"],
     )
-    command.set_defaults(command=cli_state.state)
+    command.set_defaults(command=state.state)
     command.add_argument("path", metavar="PATH", help="a checkpoint, or a file of one")
     command.add_argument("--pipeline", metavar="PIPELINE", help="module:attribute or path/to/file.py:attribute")
     return parser
