@@ -95,4 +95,4 @@ def __dir__() -> list[str]:
 
 
 if os.environ.keys() & {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"}:
-    importlib.import_module("gristmill.diagnostics.prometheus").start_from_environment()
+    importlib.import_module("gristmill.diagnostics.metrics.prometheus").start_from_environment()

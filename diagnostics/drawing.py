@@ -10,10 +10,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 
 from gristmill.dataset.display import abbreviated, length_text
 from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
+from gristmill.diagnostics.html_text import safe
 
 _MAX_INPUTS = 12  # drawn side by side
 _LINE_LENGTH = 46  # characters
@@ -245,15 +245,15 @@ def _drawn(box: _Box, *, is_output: bool) -> str:
     frame = f'x="{left:.1f}" y="{box.y:.1f}" width="{box.width:.1f}" height="{box.height:.1f}" rx="{6 if box.inputs else 16}"'
     if box.id is None:
         middle = f'x="{box.x:.1f}" y="{box.y + box.height / 2 + 4:.1f}" text-anchor="middle"'
-        return f'<rect class="gm-more" {frame}/><text {middle}>{_safe(box.title)}</text>'
+        return f'<rect class="gm-more" {frame}/><text {middle}>{safe(box.title)}</text>'
     parts = [
-        f'<g class="gm-stage" data-id="{box.id}"><title>{_safe(box.tooltip)}</title>',
+        f'<g class="gm-stage" data-id="{box.id}"><title>{safe(box.tooltip)}</title>',
         f'<rect class="gm-box{" gm-output" if is_output else ""}" {frame}/>',
     ]
     if box.weight:
         parts.append(f'<rect class="gm-heat" {frame} fill-opacity="{0.45 * min(1, box.weight):.2f}"/>')
     y = box.y + 3 + _TITLE_HEIGHT
-    parts.append(f'<text class="gm-title" x="{left + _PADDING:.1f}" y="{y:.1f}">{_safe(box.title)}</text>')
+    parts.append(f'<text class="gm-title" x="{left + _PADDING:.1f}" y="{y:.1f}">{safe(box.title)}</text>')
     parts.append(f'<text class="gm-id" x="{right - _PADDING:.1f}" y="{y:.1f}" text-anchor="end">{box.id}</text>')
     y += 2
     for kind, lines in (("gm-parameters", box.parameters), ("gm-note", box.notes), ("gm-spec", box.spec)):
@@ -263,13 +263,8 @@ def _drawn(box: _Box, *, is_output: bool) -> str:
             y += _RULE_HEIGHT
         for line in lines:
             y += _LINE_HEIGHT
-            parts.append(f'<text class="{kind}" x="{left + _PADDING:.1f}" y="{y:.1f}">{_safe(line)}</text>')
+            parts.append(f'<text class="{kind}" x="{left + _PADDING:.1f}" y="{y:.1f}">{safe(line)}</text>')
     return "".join([*parts, "</g>"])
-
-
-def _safe(text: str) -> str:
-    """``text`` in XML, which has no control characters."""
-    return escape(re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", text))
 
 
 def graph_html(graph: Graph, notes: Notes = None, weights: Weights = None) -> str:
@@ -285,7 +280,7 @@ def graph_html(graph: Graph, notes: Notes = None, weights: Weights = None) -> st
         cells = [str(stage.id), stage.name, ", ".join(map(str, stage.inputs)), length_text(stage.length), stage.spec or ""]
         if notes is not None:
             cells.append("; ".join(notes.get(stage.id, ())))
-        rows.append(f"<tr>{''.join([f'<td>{_safe(cell)}</td>' for cell in cells])}</tr>")
+        rows.append(f"<tr>{''.join([f'<td>{safe(cell)}</td>' for cell in cells])}</tr>")
     titles = ["", "stage", "inputs", "length", "elements", *(["notes"] if notes is not None else [])]
     head = "".join([f"<th>{title}</th>" for title in titles])
     return _PAGE.format(svg=graph_svg(graph, notes, weights), head=head, rows="\n".join(rows))

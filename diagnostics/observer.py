@@ -33,7 +33,7 @@ from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIte
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.diagnostics.annotations import annotated
-from gristmill.diagnostics.measuring import Method, measured
+from gristmill.diagnostics.metrics.measuring import Method, measured
 from gristmill.diagnostics.probe import Cell, Lane, Lanes, Output, Probe, counting, place_of
 from gristmill.diagnostics.remote import WorkerGroup
 

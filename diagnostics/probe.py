@@ -23,7 +23,7 @@ from typing import Any
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.iterator import BlockIterator
 from gristmill.dataset.map_dataset import BlockMapDataset, ancestors
-from gristmill.diagnostics.histogram import Histogram
+from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 
 clock = time.perf_counter_ns

@@ -71,7 +71,7 @@ def _memory_files(process_id: int) -> list[tuple[Path, str]]:
     found = []
     try:
         for path in Path(f"/proc/{process_id}/fd").iterdir():
-            target = os.readlink(path)
+            target = str(path.readlink())
             if target.startswith("/memfd:"):
                 found.append((path, target.removeprefix("/memfd:").removesuffix(" (deleted)")))
     except OSError:

@@ -63,6 +63,11 @@ class StageSummary:
     num_errors: int = 0
 
     @property
+    def mean_processing_time_ns(self) -> float:
+        """The time spent in it for one of its outputs."""
+        return self.total_processing_time_ns / max(1, self.num_produced_elements)
+
+    @property
     def memory_bytes(self) -> int:
         """What a prefetching stage holds, as far as its inputs and outputs tell."""
         return max(0, self.bytes_consumed - self.bytes_produced)

@@ -53,7 +53,7 @@ class Diagnosis:
         delays = ", ".join([f"p{percent} {time_text(delay)}" for percent, delay in self.delay_ns.items()])
         lines = [
             self.sentence,
-            f"{rate_text(self.elements_per_second)}; the consumer waited {self.starved_ratio:.0%} of the time (for one: {delays})",
+            f"{rate_text(self.elements_per_second)}; the consumer waited {self.starved_ratio:.0%} of the time (each: {delays})",
             *[f"- {text}" for text in self.recommendations],
         ]
         return "\n".join(lines)
@@ -234,7 +234,7 @@ def _for_transport(stage: StageSummary, snapshot: Snapshot) -> list[str]:
         texts.append(
             f"Call batch() before mp_prefetch(): an output of {size_text(size)} costs more to hand over than to make."
             if size
-            else "Let the workers give arrays: Python objects (lists, strings, dictionaries of many small values) are pickled one "
+            else "Let the workers give arrays: Python objects (lists, strings, dictionaries of many values) are pickled one "
             "by one, arrays go through shared memory."
         )
     else:
@@ -256,7 +256,7 @@ def _for_stage(stage: StageSummary, snapshot: Snapshot, settings: Settings, mach
     if machine.is_busy:
         texts.append(
             f"All {cpus} CPUs that this process may use are busy: only cheaper work helps, or more CPUs. "
-            f"{stage.name} takes {time_text(stage.total_processing_time_ns / max(1, stage.num_produced_elements))} for an element."
+            f"{stage.name} takes {time_text(stage.mean_processing_time_ns)} for an element."
         )
     elif stage.place == "workers":
         lifetime = sum([load.lifetime_ns for load in snapshot.workers]) or 1

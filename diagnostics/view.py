@@ -213,7 +213,7 @@ class View:
 
     def save_html(self, path: str | PathLike[str]) -> None:
         """Writes a report with drawings, one file that needs nothing else, to look at in a browser."""
-        from gristmill.diagnostics.report_html import report_html
+        from gristmill.diagnostics.report import report_html
 
         write_text(path, report_html(self.diagnosis()))
 

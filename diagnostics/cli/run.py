@@ -106,7 +106,7 @@ def diagnosis(args: Namespace) -> Lines:
     found = diagnose(pipeline, args.seconds, consumer=consumer)
     yield json.dumps(_as_data(found), indent=2) if args.json else f"{found}\n\n{found.snapshot.summary}"
     if args.html is not None:
-        from gristmill.diagnostics.report_html import report_html
+        from gristmill.diagnostics.report import report_html
 
         _write("--html", args.html, report_html(found))
     if args.trace is not None:

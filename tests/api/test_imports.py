@@ -20,7 +20,7 @@ def run(script: str) -> list[str]:
 
 
 HEAVY = {
-    *("absl", "array_record", "etils", "jax", "jaxlib", "orbax", "pandas", "pyarrow"),
+    *("absl", "array_record", "etils", "jax", "jaxlib", "orbax", "pandas", "prometheus_client", "pyarrow"),
     *("tensorflow", "tensorflow_datasets", "torch"),
 }
 TOUCH = {

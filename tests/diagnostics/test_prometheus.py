@@ -19,9 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 import gristmill as grain
 from gristmill.dataset import watching
 from gristmill.dataset.watching import observed_by
-from gristmill.diagnostics import metrics, prometheus
-from gristmill.diagnostics.histogram import Histogram
-from gristmill.diagnostics.prometheus import start_telemetry, stop_telemetry
+from gristmill.diagnostics.metrics import prometheus, totals
+from gristmill.diagnostics.metrics.histogram import Histogram
+from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
 
 NEXT = "grain_python_dataset_next_duration_ns"
 READY = "grain_python_dataset_prefetch_buffer_ready_count"
@@ -146,11 +146,11 @@ def test_each_power_of_two_is_the_upper_limit_of_its_bucket():
     counted = Histogram()
     for value in values:
         counted.add(value)
-    shown, total = prometheus._buckets(metrics.READY, [*counted.counts, counted.total])
+    shown, total = prometheus._buckets(totals.READY, [*counted.counts, counted.total])
     assert total == sum(values)
     assert shown[:6] == [("0.0", 5), ("1.0", 6), ("2.0", 7), ("4.0", 9), ("8.0", 11), ("16.0", 12)]
     assert shown[-1] == ("+Inf", len(values))
-    shown, _ = prometheus._buckets(metrics.NEXT, [*counted.counts, counted.total])
+    shown, _ = prometheus._buckets(totals.NEXT, [*counted.counts, counted.total])
     assert shown[-2:] == [("2.199023255552e+12", len(values) - 1), ("+Inf", len(values))]
 
 
@@ -260,7 +260,7 @@ def test_memory_does_not_grow_with_the_number_of_pipelines(registry):
     assert most < 40
     assert registry.get_sample_value(f"{NEXT}_count") == 2 * sum(range(3, 153))
     names = {labels[0] for family, labels in known._totals if "pipeline" in family.labels}
-    assert len(names) == len(known._forms) == metrics._MAX_NAMES  # of 150 that differ
+    assert len(names) == len(known._forms) == totals._MAX_NAMES  # of 150 that differ
 
 
 def test_a_source_in_the_place_of_a_source_counts_once(registry):
@@ -487,7 +487,7 @@ def test_a_taken_port_or_nonsense_does_not_stop_the_import():
 def test_without_the_package():
     block = "import sys; sys.modules['prometheus_client'] = None\n"
     script = """
-    from gristmill.diagnostics.prometheus import start_telemetry
+    from gristmill.diagnostics.metrics.prometheus import start_telemetry
     try:
         start_telemetry()
     except ImportError as error:
@@ -517,7 +517,7 @@ def test_workers_and_other_children_serve_nothing():
     def state(_):
         import gristmill
         from gristmill.dataset import watching
-        from gristmill.diagnostics import prometheus
+        from gristmill.diagnostics.metrics import prometheus
         prometheus.start_telemetry(1)  # does nothing in a worker
         return prometheus._active is None and not watching.exporters and not [
             t for t in threading.enumerate() if t is not threading.main_thread() and not t.name.startswith("gristmill")
@@ -526,7 +526,7 @@ def test_workers_and_other_children_serve_nothing():
     print(list(ds))
     if not (child := os.fork()):
         from gristmill.dataset import watching
-        from gristmill.diagnostics import prometheus
+        from gristmill.diagnostics.metrics import prometheus
         grain.MapDataset.range(4)[0]
         os._exit(watching.exporters != [] or prometheus._active is not None)
     print(os.waitpid(child, 0)[1])

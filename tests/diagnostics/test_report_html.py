@@ -10,7 +10,7 @@ import pytest
 
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset import MapDataset
-from gristmill.diagnostics.report_html import report_html
+from gristmill.diagnostics.report import report_html
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, ThreadTimeline
 from gristmill.diagnostics.verdict import Diagnosis
 from gristmill.diagnostics.view import observe

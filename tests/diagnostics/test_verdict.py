@@ -86,7 +86,7 @@ def test_one_element_is_enough_to_run():
 
 def test_wrong_arguments():
     ds = MapDataset.range(3)
-    with pytest.raises(ValueError, match="seconds must be a finite number of seconds, at least 0.001, got 0"):
+    with pytest.raises(ValueError, match=r"seconds must be a finite number of seconds, at least 0\.001, got 0"):
         diagnose(ds, 0)
     with pytest.raises(TypeError, match="seconds must be a number"):
         diagnose(ds, "5")

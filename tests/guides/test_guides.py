@@ -1,4 +1,4 @@
-"""The code of the guides runs from top to bottom and prints what its comments say."""
+"""The code of the guides runs from top to bottom and prints what its comments say; their pictures are there."""
 
 import contextlib
 import io
@@ -7,8 +7,21 @@ from pathlib import Path
 
 import pytest
 
-GUIDES = sorted((Path(__file__).parents[2] / "docs/guides").glob("*.md"))
+import gristmill
+
+ROOT = Path(__file__).parents[2]
+GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+PICTURES = sorted((ROOT / "docs/guides/pictures").iterdir())
 _REMARK = re.compile(r"(?:^|  )# (.*)$")
+_FILE = re.compile(r"\]\(([^)#\s]+)[^)]*\)|src(?:set)?=\"([^\"]+)\"")
+_PLACE_ON_A_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|work|Users|usr|tmp/tmp)\w*/")
+
+
+@pytest.fixture(autouse=True)
+def _options(monkeypatch):
+    """What a guide sets is not set afterwards."""
+    monkeypatch.setitem(vars(gristmill.config), "_updates", {})
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
@@ -26,3 +39,37 @@ def test_blocks_print_what_they_say(guide, tmp_path, monkeypatch):
         assert printed.getvalue().splitlines() == said, block
         num_checked += len(said)
     assert num_checked > 5
+
+
+def _files(page):
+    """What a page refers to in this repository."""
+    names = [name or source for name, source in _FILE.findall(page.read_text()) if "://" not in name]
+    return [(page.parent / name).resolve() for name in names]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_what_a_page_refers_to_is_there(page):
+    assert [file for file in _files(page) if not file.exists()] == []
+
+
+def test_pictures_are_small_and_are_shown():
+    shown = {file for page in PAGES for file in _files(page)}
+    assert PICTURES
+    for picture in PICTURES:
+        assert picture in shown
+        assert picture.stat().st_size < 300_000
+        if picture.suffix == ".svg":
+            assert not _PLACE_ON_A_MACHINE.search(picture.read_text())
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+def test_texts_were_made_and_name_no_machine(guide):
+    text = guide.read_text()
+    assert not _PLACE_ON_A_MACHINE.search(text)
+    assert "```text\n```" not in text
+
+
+def test_the_readme_finds_a_bottleneck(capsys):
+    (block,) = re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    exec(block, {"__name__": "readme"})
+    assert capsys.readouterr().out.startswith("Bound by the transform MapMapDataset(transform=tokenize")

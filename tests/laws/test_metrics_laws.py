@@ -6,7 +6,7 @@ from stage_table import ITER_ENTRIES, MAP_ENTRIES
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.iterator import iterate
-from gristmill.diagnostics.prometheus import start_telemetry, stop_telemetry
+from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
 
 
 def iterator_of(entry):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
-from gristmill.diagnostics.histogram import Histogram
+from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.probe import Cell, Lanes, Probe, clock
 from gristmill.diagnostics.spec_text import element_nbytes
 

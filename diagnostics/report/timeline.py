@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gristmill.diagnostics.report_text import safe, swatch
+from gristmill.diagnostics.html_text import safe, swatch
 from gristmill.diagnostics.summary import StageSummary, ThreadTimeline
 
 WAITING = "waiting"  # the colour of stages whose elements others compute: their time is that of waiting

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gristmill.core.errors import as_int, missing_package
 from gristmill.dataset import watching
-from gristmill.diagnostics.metrics import FAMILIES, Family, Key, Metrics
+from gristmill.diagnostics.metrics.totals import FAMILIES, Family, Key, Metrics
 from gristmill.workers import boot
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from gristmill.diagnostics.drawing import graph_svg
 from gristmill.diagnostics.graph import Graph, Stage
-from gristmill.diagnostics.report_style import NUM_COLOURS, STYLE
-from gristmill.diagnostics.report_text import safe, shortened, swatch
-from gristmill.diagnostics.report_timeline import WAITING, short_name, timeline_html
+from gristmill.diagnostics.html_text import safe, shortened, swatch
+from gristmill.diagnostics.report.style import NUM_COLOURS, STYLE
+from gristmill.diagnostics.report.timeline import WAITING, short_name, timeline_html
 from gristmill.diagnostics.summary import ExecutionSummary, StageSummary, WorkerLoad, size_text
 from gristmill.diagnostics.verdict import Diagnosis
 
@@ -226,7 +226,14 @@ def _row(node: StageSummary, is_bottleneck: bool, longest: int, colour: str) -> 
 def _workers(summary: ExecutionSummary, loads: list[WorkerLoad]) -> str:
     if not loads:
         return ""
-    titles = ["Stage", "Workers", "CPU", "No room for outputs", "Making messages", "Reading messages, in the consumer"]
+    titles = [
+        "Stage",
+        "Workers",
+        "CPU wanted",
+        "No room for outputs",
+        "Making messages",
+        "Reading messages, in the consumer",
+    ]
     rows = []
     for load in loads:
         whole = max(load.lifetime_ns, 1)

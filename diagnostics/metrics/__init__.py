@@ -1,0 +1,1 @@
+"""Numbers of all pipelines of a process, for Prometheus."""

@@ -1,0 +1,232 @@
+"""Makes the pictures of observing.md, and the texts after its marks ``<!-- text: name -->``.
+
+The blocks of the guide are run in a folder of their own, and what comes out is what is shown. The screenshots need a browser:
+
+    pip install -e '.[test]' playwright && playwright install chromium
+    python docs/guides/make_pictures.py
+
+Without it the screenshots that are there stay.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gristmill.diagnostics import ExecutionSummary
+from gristmill.diagnostics.drawing import graph_svg
+from gristmill.diagnostics.graph import Graph, Stage
+
+GUIDE = Path(__file__).with_name("observing.md")
+PICTURES = GUIDE.with_name("pictures")
+WIDTH = 1280  # of the browser
+MARGIN = 16
+SCREENSHOTS = (  # file, what of it, name of the picture
+    ("report.html", "section", "verdict"),
+    ("report.html", "body", "report"),
+    ("workers.html", ".times", "timeline"),
+)
+
+ERROR = """\
+import gristmill as grain
+
+
+def parse(record):
+    return bytes.fromhex(record)
+
+
+records = grain.MapDataset.source(["00ff", "7f7f", "0g00", "10ab"]).seed(7).shuffle().repeat(3)
+parsed = records.map(parse).to_iter_dataset()
+for element in parsed.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)):
+    pass
+"""
+
+STALL = """\
+import logging
+import sys
+import time
+
+import gristmill as grain
+
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(name)s: %(message)s")
+
+
+def ask_server(key):
+    if key == 37:
+        time.sleep(3)
+    return key
+
+
+def load(key):
+    return ask_server(key)
+
+
+def load_all(ds):
+    with iter(ds) as it, grain.observe(it, stall_seconds=2):
+        for element in it:
+            pass
+
+
+ds = grain.MapDataset.range(100).map(load)
+"""
+STALL_THREADS = STALL + "load_all(ds.to_iter_dataset(grain.ReadOptions(num_threads=2)))\n"
+STALL_WORKERS = STALL + (
+    "ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=0))\n"
+    "load_all(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))\n"
+)
+
+WORKERS = """\
+import itertools
+import time
+
+import numpy as np
+
+import gristmill as grain
+
+
+class Store:
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, key):
+        time.sleep(0.004)
+        return np.full((64, 64), key % 256, np.uint8)
+
+
+def decode(image):
+    for _ in range(3000):
+        image = image[::-1].copy()
+    return image
+
+
+images = grain.MapDataset.source(Store()).map(decode)
+batches = images.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)).batch(16)
+it = iter(batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))
+with it, grain.observe(it) as view:
+    for step, batch in enumerate(itertools.islice(it, 80)):
+        time.sleep(0.04 if step < 40 else 0)
+    view.save_html("workers.html")
+"""
+
+
+def run_guide(folder: Path) -> dict[str, Any]:
+    """Runs the blocks of the guide in ``folder``, the first one as ``train.py``; returns what they have defined.
+
+    As ``bar`` the progress bar is what could be seen of it at the end.
+    """
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (folder / "train.py").write_text(blocks[0])
+    module = ModuleType("observing")
+    seen = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(seen):
+        for block in blocks:
+            exec(compile(block, folder / "train.py", "exec"), vars(module))
+    return {**vars(module), "bar": re.split("[\r\n]", seen.getvalue().strip())[-1]}
+
+
+def output_of(folder: Path, *arguments: str) -> str:
+    """What a command of Python prints, errors too, without the places of files on this machine."""
+    result = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    lines: list[str] = []
+    for line in result.stdout.replace(f"{folder}{os.sep}", "").splitlines():
+        cut = "  …" if line.startswith(f'  File "{os.sep}') else line
+        if cut == line or lines[-1] != cut:
+            lines.append(cut)
+    return "\n".join(lines)
+
+
+def command(folder: Path, name: str, *options: str) -> str:
+    """A command about the pipeline, and what it prints."""
+    words = ["-m", "gristmill", name, "train.py:make_dataset", *options]
+    return f"$ python {' '.join(words)}\n{output_of(folder, *words)}"
+
+
+def output_of_program(folder: Path, program: str) -> str:
+    (folder / "train.py").write_text(program)
+    return output_of(folder, "train.py")
+
+
+def heat(summary: ExecutionSummary) -> str:
+    """A picture of the stages, with the share of the time that the consumer waited for each."""
+    stages = [Stage(i, node.name, node.inputs, node.output_spec) for i, node in sorted(summary.items())]
+    waited = summary.waited_ns / summary.elapsed_ns
+    shares = {i: waited * node.wait_time_ratio for i, node in summary.items()}
+    notes = {i: [f"waited for {share:.1%} of the time"] for i, share in shares.items() if share >= 0.0005}
+    return graph_svg(Graph(tuple(stages)), notes, {i: 0.6 * share for i, share in shares.items()})
+
+
+def insert(texts: dict[str, str]) -> None:
+    """Puts the texts after their marks in the guide."""
+    guide = GUIDE.read_text()
+    for name, text in texts.items():
+        mark = f"<!-- text: {name} -->\n```text\n"
+        before, found, after = guide.partition(mark)
+        assert found, f"there is no mark for {name} in {GUIDE.name}"
+        lines = "\n".join([line.rstrip() for line in text.strip("\n").splitlines()])
+        guide = f"{before}{mark}{lines}\n```{after.partition('```')[2]}"
+    GUIDE.write_text(guide)
+
+
+def take_screenshots(folder: Path, chromium: str | None) -> None:
+    """Shows the reports in a browser, light and dark."""
+    try:
+        from PIL import Image
+        from playwright.sync_api import sync_playwright
+    except ImportError as error:
+        print(f"The screenshots stay as they are: {error}. What they need: see --help.")
+        return
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium)
+        for scheme in ("light", "dark"):
+            page = browser.new_page(color_scheme=scheme, viewport={"width": WIDTH, "height": 800})
+            for report, part, name in SCREENSHOTS:
+                page.goto((folder / report).as_uri())
+                box = page.locator(part).first.bounding_box()
+                clip = {"x": box["x"] - MARGIN, "y": box["y"] - MARGIN}
+                clip |= {"width": box["width"] + 2 * MARGIN, "height": box["height"] + 2 * MARGIN}
+                picture = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip)))
+                picture.quantize(128).save(PICTURES / f"{name}-{scheme}.png", optimize=True)
+        browser.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chromium", help="another browser than playwright's own")
+    chromium = parser.parse_args().chromium
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary, "my", "project").resolve()
+        folder.mkdir(parents=True)
+        with contextlib.chdir(folder):
+            names = run_guide(folder)
+        before, after = names["before"], names["after"]
+        (PICTURES / "before.svg").write_text(heat(before.snapshot.summary))
+        (PICTURES / "after.svg").write_text(heat(after.snapshot.summary))
+        (PICTURES / "mixture.svg").write_text((folder / "mixture.svg").read_text())
+        texts = {
+            "before": str(before),
+            "after": str(after),
+            "table": str(before.snapshot.summary),
+            "postfix": names["bar"],
+            "repr": repr(names["numbers"]),
+            "commands": "\n\n".join([command(folder, "head", "-n", "1"), command(folder, "bench", "--seconds", "2")]),
+            "error": output_of_program(folder, ERROR),
+            "stall": output_of_program(folder, STALL_THREADS),
+            "stall-worker": output_of_program(folder, STALL_WORKERS),
+        }
+        insert(texts)
+        output_of_program(folder, WORKERS)
+        take_screenshots(folder, chromium)
+
+
+if __name__ == "__main__":
+    main()
