@@ -17,9 +17,16 @@ from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
 exporters: list[Callable[[Any], None]] = []
 is_worker = False  # worker processes observe what the process asks for that they work for
 
+_OPTIONS = (
+    *("py_debug_mode", "py_dataset_visualization_output_dir", "stall_seconds"),
+    "enable_multiprocess_worker_profiling",
+)
+
 
 def watcher() -> Callable[[Any], None] | None:
     """What is to be told of the iterators of a new pipeline; ``None`` if nobody observes it."""
+    if not exporters and config.are_unset(_OPTIONS):
+        return None
     wanted = (
         exporters
         or config.py_debug_mode

@@ -378,7 +378,11 @@ def counting(
         size = argument if takes_number else len(argument)
         if lane.mode is not _COUNTING or size >= _MIN_BLOCK or waits:
             return timed(lane, argument, size)
-        elements = original(owner(), argument) if unobserved is None else unobserved(argument)
+        try:
+            elements = original(owner(), argument) if unobserved is None else unobserved(argument)
+        except BaseException as error:
+            lane.cell(number).errors += not isinstance(error, StopIteration)
+            raise
         num = _number_of(elements) if is_sparse else len(elements)
         try:
             lane.cells[number].elements += num
@@ -387,7 +391,7 @@ def counting(
         return elements
 
     takes_number = not probe.takes_indices
-    return run if output is None else _taking(timed, original, owner, waits, lanes, output)
+    return run if output is None else _taking(timed, original, owner, number, waits, lanes, output)
 
 
 def place_of(stage: Any) -> str:
@@ -405,6 +409,7 @@ def _taking(
     timed: Callable[[Lane, Any, int], list[Any]],
     original: Callable[[Any, Any], list[Any]],
     owner: Callable[[], Any],
+    number: int,
     waits: bool,
     lanes: Lanes,
     output: Output,
@@ -438,6 +443,8 @@ def _taking(
             output.failed(began, clock())
             if isinstance(error, StopIteration):
                 output.on_end()
+            elif is_counted:
+                lane.cell(number).errors += 1
             raise
         output.last = ended = clock()
         output.began = 0

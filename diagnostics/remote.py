@@ -299,6 +299,7 @@ class _Reporter:
         self._cpu_began = cpu_demand_ns()
         self._next = 0
         self._encoding = self._waiting = 0
+        self._is_at_work = True  # or has nothing to do before it is started anew
         vars(self._producer)["start"] = self._start
         vars(worker._encoder)["encode"] = self._encode
         vars(worker._connection)["receive"] = self._receive
@@ -326,6 +327,7 @@ class _Reporter:
     def _start(self, state: Any, *, skip: bool) -> Any:
         # The first element is made after this, so it is observed.
         producer = self._producer
+        self._is_at_work = True
         result = type(producer).start(producer, state, skip=skip)
         self._join()
         return result
@@ -342,11 +344,12 @@ class _Reporter:
         try:
             type(self._worker._connection).receive(self._worker._connection, wait=wait)
         finally:
-            if wait:
+            if wait and self._is_at_work:
                 self._waiting += clock() - began
 
     def report(self, is_last: bool) -> bytes | None:
         began = clock()
+        self._is_at_work = not is_last
         if began < self._next and not is_last:
             return None
         observer = self._observer

@@ -118,7 +118,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
 
 _HEADINGS = (
     *("id", "name", "inputs", "percent wait time", "total processing time", "min processing time", "max processing time"),
-    *("avg processing time", "num produced elements", "kept", "bytes produced", "memory usage", "output"),
+    *("avg processing time", "num produced elements", "kept", "ready", "bytes produced", "memory usage", "output"),
 )
 
 
@@ -134,6 +134,7 @@ def _row(node: StageSummary, is_bottleneck: bool) -> list[str]:
         *texts,
         str(num),
         "-" if node.kept_ratio is None else f"{node.kept_ratio:.1%}",
+        "-" if node.buffered is None else str(node.buffered),
         size_text(node.bytes_produced),
         size_text(node.memory_bytes) if node.is_prefetch else "N/A",
         node.output_spec or "-",

@@ -31,6 +31,7 @@ from gristmill.core.errors import add_note
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoder
 from gristmill.workers.flags import set_flags
+from gristmill.workers.logs import log_like
 from gristmill.workers.messages import (
     CALL,
     COMMAND,
@@ -265,6 +266,7 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
         try:
             task = _load(luggage, preamble)
             producer = task(index, count, encoder.allocate)
+            log_like(preamble["logs"], index, count)
         except SystemExit:
             raise
         except BaseException as error:

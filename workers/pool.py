@@ -32,6 +32,7 @@ from typing import Any
 from gristmill.core.config import config
 from gristmill.workers.arena import open_memory
 from gristmill.workers.flags import flag_values, own_flags
+from gristmill.workers.logs import log_settings
 from gristmill.workers.pickling import dumps
 from gristmill.workers.process import WorkerProcess, close_all
 from gristmill.workers.setup import setup_calls
@@ -88,6 +89,7 @@ class Luggage:
             "path": [str(entry) for entry in sys.path if isinstance(entry, str)],
             "argv": [str(arg) for arg in getattr(sys, "argv", [])],
             "directory": _working_directory(),
+            "logs": log_settings(),
             "parts": [(start, start + len(part)) for start, part in zip(self._starts, self._parts, strict=True)],
             **options,
         }

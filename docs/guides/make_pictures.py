@@ -1,4 +1,4 @@
-"""Makes the pictures of observing.md, and the texts after its marks ``<!-- text: name -->``.
+"""Makes the pictures of observing.md and of the README, and the texts after its marks ``<!-- text: name -->``.
 
 The blocks of the guide are run in a folder of their own, and what comes out is what is shown. The screenshots need a browser:
 
@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,12 +25,14 @@ from gristmill.diagnostics import ExecutionSummary
 from gristmill.diagnostics.drawing import graph_svg
 from gristmill.diagnostics.graph import Graph, Stage
 
+README = Path(__file__).parents[2] / "README.md"
 GUIDE = Path(__file__).with_name("observing.md")
 PICTURES = GUIDE.with_name("pictures")
+LINE_LENGTH = 110  # of texts that have no columns
 WIDTH = 1280  # of the browser
 MARGIN = 16
 SCREENSHOTS = (  # file, what of it, name of the picture
-    ("report.html", "section", "verdict"),
+    ("readme.html", "section", "verdict"),
     ("report.html", "body", "report"),
     ("workers.html", ".times", "timeline"),
 )
@@ -164,6 +167,12 @@ def heat(summary: ExecutionSummary) -> str:
     return graph_svg(Graph(tuple(stages)), notes, {i: 0.6 * share for i, share in shares.items()})
 
 
+def wrapped(line: str) -> list[str]:
+    return (
+        textwrap.wrap(line, LINE_LENGTH, subsequent_indent="    ", break_long_words=False) if len(line) > LINE_LENGTH else [line]
+    )
+
+
 def insert(texts: dict[str, str]) -> None:
     """Puts the texts after their marks in the guide."""
     guide = GUIDE.read_text()
@@ -171,8 +180,11 @@ def insert(texts: dict[str, str]) -> None:
         mark = f"<!-- text: {name} -->\n```text\n"
         before, found, after = guide.partition(mark)
         assert found, f"there is no mark for {name} in {GUIDE.name}"
-        lines = "\n".join([line.rstrip() for line in text.strip("\n").splitlines()])
-        guide = f"{before}{mark}{lines}\n```{after.partition('```')[2]}"
+        lines = text.strip("\n").splitlines()
+        if name not in ("table", "repr"):
+            lines = [part for line in lines for part in wrapped(line)]
+        made = "\n".join([line.rstrip() for line in lines])
+        guide = f"{before}{mark}{made}\n```{after.partition('```')[2]}"
     GUIDE.write_text(guide)
 
 
@@ -225,6 +237,8 @@ def main() -> None:
         }
         insert(texts)
         output_of_program(folder, WORKERS)
+        (folder / "train.py").write_text(re.search(r"```py\n(.*?)```", README.read_text(), re.DOTALL)[1])
+        output_of(folder, "-m", "gristmill", "diagnose", "train.py:ds", "--seconds", "2", "--html", "readme.html")
         take_screenshots(folder, chromium)
 
 

@@ -256,3 +256,13 @@ def test_absl_flag_counts_once_parsed():
         "--grain_py_traceback_filtering must be one of auto, off, tracebackhide, quiet_remove_frames, remove_frames, got 'some'",
         "True",
     ]
+
+
+def test_whether_somebody_has_set_an_option(fresh, monkeypatch):
+    names = ("py_debug_mode", "num_threads_fetching_records")
+    assert fresh.are_unset(names)
+    with fresh.override(py_debug_mode=False):
+        assert not fresh.are_unset(names) and fresh.are_unset(names[1:])
+    assert fresh.are_unset(names)
+    monkeypatch.setenv("GRISTMILL_NUM_THREADS_FETCHING_RECORDS", "3")
+    assert not fresh.are_unset(names)

@@ -43,7 +43,8 @@ def test_blocks_print_what_they_say(guide, tmp_path, monkeypatch):
 
 def _files(page):
     """What a page refers to in this repository."""
-    names = [name or source for name, source in _FILE.findall(page.read_text()) if "://" not in name]
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    names = [name or source for name, source in _FILE.findall(prose) if "://" not in name]
     return [(page.parent / name).resolve() for name in names]
 
 
@@ -67,6 +68,19 @@ def test_texts_were_made_and_name_no_machine(guide):
     text = guide.read_text()
     assert not _PLACE_ON_A_MACHINE.search(text)
     assert "```text\n```" not in text
+
+
+def test_all_metrics_and_switches_are_told():
+    guide = (ROOT / "docs/guides/observing.md").read_text()
+    registry = gristmill.start_telemetry(port=0)
+    names = [metric.name + "_total" * (metric.type == "counter") for metric in registry.collect()]
+    gristmill.stop_telemetry()
+    assert len(names) > 10
+    for name in names:
+        assert f"`{name}`" in guide
+    for option in ("py_debug_mode", "debug_report_seconds", "stall_seconds", "py_traceback_filtering"):
+        assert getattr(gristmill.config, option) is not None
+        assert f"`{option}`" in guide and f"`GRISTMILL_{option.upper()}`" in guide
 
 
 def test_the_readme_finds_a_bottleneck(capsys):

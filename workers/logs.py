@@ -1,0 +1,56 @@
+"""Log messages of workers look like those of the main program, and say which worker they are from."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+
+def log_settings() -> dict[str, Any] | None:
+    """How this program logs: format and levels; ``None`` if nobody has set that up. Plain data."""
+    root = logging.getLogger()
+    handler = next((handler for handler in root.handlers if isinstance(handler, logging.StreamHandler)), None)
+    if handler is None:
+        return None
+    formatter = handler.formatter or logging.Formatter()
+    manager: dict[str, Any] = root.manager.loggerDict
+    levels = {str(name): int(log.level) for name, log in [*manager.items()] if isinstance(log, logging.Logger) and log.level}
+    return {
+        "format": str(getattr(formatter, "_fmt", None) or logging.BASIC_FORMAT),
+        "dates": None if formatter.datefmt is None else str(formatter.datefmt),
+        "handler_level": int(handler.level),
+        "level": int(root.level),
+        "levels": levels,
+    }
+
+
+def log_like(settings: dict[str, Any] | None, index: int, count: int) -> None:
+    """Called in a worker, after the user's own function: lets it log so, unless somebody has set up something else.
+
+    Args:
+        settings: what ``log_settings`` gave in the main program.
+        index: which worker this is.
+        count: of how many.
+    """
+    root = logging.getLogger()
+    if settings is None or root.handlers:
+        return
+    prefix = f"[worker {index}] " if count > 1 else "[worker] "
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setLevel(settings["handler_level"])
+    handler.setFormatter(_WorkerFormatter(settings["format"], settings["dates"], prefix))
+    root.addHandler(handler)
+    root.setLevel(settings["level"])
+    for name, level in settings["levels"].items():
+        logging.getLogger(name).setLevel(level)
+
+
+class _WorkerFormatter(logging.Formatter):
+    def __init__(self, text: str, dates: str | None, prefix: str) -> None:
+        style: Any = "{" if "{message" in text else "$" if "$message" in text or "${message" in text else "%"
+        super().__init__(text, dates, style, validate=False)
+        self._prefix = prefix
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self._prefix + super().format(record)
