@@ -8,9 +8,10 @@ from typing import Any
 
 
 def log_settings() -> dict[str, Any] | None:
-    """How this program logs: format and levels; ``None`` if nobody has set that up. Plain data."""
+    """How this program logs to the terminal: format and levels; ``None`` if it does not. Plain data."""
     root = logging.getLogger()
-    handler = next((handler for handler in root.handlers if isinstance(handler, logging.StreamHandler)), None)
+    streams = (sys.stderr, sys.stdout)
+    handler = next((handler for handler in root.handlers if getattr(handler, "stream", None) in streams), None)
     if handler is None:
         return None
     formatter = handler.formatter or logging.Formatter()

@@ -142,7 +142,7 @@ def output_of(folder: Path, *arguments: str) -> str:
     lines: list[str] = []
     for line in result.stdout.replace(f"{folder}{os.sep}", "").splitlines():
         cut = "  …" if line.startswith(f'  File "{os.sep}') else line
-        if cut == line or lines[-1] != cut:
+        if cut == line or lines[-1:] != [cut]:
             lines.append(cut)
     return "\n".join(lines)
 
@@ -168,9 +168,9 @@ def heat(summary: ExecutionSummary) -> str:
 
 
 def wrapped(line: str) -> list[str]:
-    return (
-        textwrap.wrap(line, LINE_LENGTH, subsequent_indent="    ", break_long_words=False) if len(line) > LINE_LENGTH else [line]
-    )
+    if len(line) <= LINE_LENGTH:
+        return [line]
+    return textwrap.wrap(line, LINE_LENGTH, subsequent_indent="    ", break_long_words=False)
 
 
 def insert(texts: dict[str, str]) -> None:
@@ -192,12 +192,16 @@ def take_screenshots(folder: Path, chromium: str | None) -> None:
     """Shows the reports in a browser, light and dark."""
     try:
         from PIL import Image
-        from playwright.sync_api import sync_playwright
+        from playwright.sync_api import Error, sync_playwright
     except ImportError as error:
         print(f"The screenshots stay as they are: {error}. What they need: see --help.")
         return
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium)
+        try:
+            browser = playwright.chromium.launch(executable_path=chromium)
+        except Error as error:
+            print(f"The screenshots stay as they are: {error}")
+            return
         for scheme in ("light", "dark"):
             page = browser.new_page(color_scheme=scheme, viewport={"width": WIDTH, "height": 800})
             for report, part, name in SCREENSHOTS:
