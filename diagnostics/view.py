@@ -30,7 +30,7 @@ _MAX_EVENTS = 200_000
 def observe(it: Any, *, trace: bool = False, stall_seconds: float | None = None) -> View:
     """Returns a view of an iterator that is in use: a context manager, which counts what its stages do as long as it is entered.
 
-    Outputs, their order and states are the same. It costs about 0.5 µs for each output and 0.1 to 0.2 µs for each call of a stage,
+    Outputs, their order and states stay the same. It costs about 0.5 µs for each output and 0.1 µs or more for a call of a stage,
     which takes a block of elements wherever it can; afterwards nothing of it is left. An iterator that is observed already (by an
     option, say) stays so.
 
