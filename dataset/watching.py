@@ -12,10 +12,10 @@ from typing import Any
 
 from gristmill.core.config import config
 from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
+from gristmill.workers.setup import is_worker
 
 # Told of the observer of every new pipeline when it is first used; pipelines are observed as long as there is somebody here.
 exporters: list[Callable[[Any], None]] = []
-is_worker = False  # worker processes observe what the process asks for that they work for
 
 _OPTIONS = (
     *("py_debug_mode", "py_dataset_visualization_output_dir", "stall_seconds"),
@@ -24,7 +24,10 @@ _OPTIONS = (
 
 
 def watcher() -> Callable[[Any], None] | None:
-    """What is to be told of the iterators of a new pipeline; ``None`` if nobody observes it."""
+    """What is to be told of the iterators of a new pipeline; ``None`` if nobody observes it.
+
+    Worker processes observe what the process asks for that they work for, and nothing by themselves.
+    """
     if not exporters and config.are_unset(_OPTIONS):
         return None
     wanted = (
@@ -34,13 +37,13 @@ def watcher() -> Callable[[Any], None] | None:
         or config.stall_seconds
         or config.enable_multiprocess_worker_profiling
     )
-    return _new_watcher() if wanted and not is_worker else None
+    return _new_watcher() if wanted and not is_worker() else None
 
 
 def watch_if_tracked(it: Any, options: DatasetOptions) -> None:
     """Lets the pipeline that ends in ``it`` be observed if its options say so."""
     ctx = it._ctx
-    if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING and ctx.joined is None and not is_worker:
+    if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING and ctx.joined is None and not is_worker():
         ctx.joined = _new_watcher()
         ctx.joined(it)
 

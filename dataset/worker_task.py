@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset import watching
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, snapshot
 from gristmill.dataset.slicing import share_iterator, slice_pipeline, worker_slice
@@ -25,7 +24,6 @@ class PipelineTask:
     sequential_slice: bool
 
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
-        watching.is_worker = True
         if self.init_fn is not None:
             self.init_fn(index, count)
         ds = slice_pipeline(self.dataset, index, count, sequential=self.sequential_slice)

@@ -10,6 +10,8 @@ from typing import Any
 
 _log = logging.getLogger("gristmill")
 
+_MAX_ATTEMPTS = 50  # to reach a server, one every 20 ms or so
+
 
 def serve_profiles() -> int | None:
     """Called in a worker: starts a server on a free port and returns the port; ``None`` if that is impossible."""
@@ -30,24 +32,24 @@ class ProfiledWorkers:
 
     def __init__(self) -> None:
         self._known: dict[int, Callable[[], None]] = {}  # by process id: what makes the profiler forget the process
+        self._attempts: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def update(self, ports: dict[int, int]) -> None:
         """Makes just these known, from process id to port."""
         for process_id in self._known.keys() - ports.keys():
-            _try(self._known.pop(process_id))
+            self._known.pop(process_id)()
         profiler: Any = sys.modules.get("jax.profiler")  # nobody takes a profile who has not imported it
-        if profiler is not None:
-            for process_id in ports.keys() - self._known.keys():
-                self._known[process_id] = _try(profiler.register_subprocess, process_id, ports[process_id]) or _nothing
-
-
-def _nothing() -> None:
-    pass
-
-
-def _try(function: Callable[..., Any], *args: Any) -> Any:
-    try:
-        return function(*args)
-    except Exception as error:
-        _log.warning("a worker process will not be in profiles: %s", error)
-        return None
+        if profiler is None:
+            return
+        for process_id in ports.keys() - self._known.keys():
+            attempts = self._attempts[process_id] = self._attempts.get(process_id, 0) + 1
+            if attempts > _MAX_ATTEMPTS:
+                continue
+            try:
+                self._known[process_id] = profiler.register_subprocess(process_id, ports[process_id])
+            except Exception as error:
+                if attempts == _MAX_ATTEMPTS:
+                    _log.warning("worker process %d will not be in profiles: %s", process_id, error)

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gristmill.workers.arena import ArenaReader, Slot, open_memory
@@ -42,8 +41,8 @@ from gristmill.workers.messages import (
     unpack_slots,
 )
 from gristmill.workers.pickling import dumps
+from gristmill.workers.setup import BOOT
 
-_BOOT = str(Path(__file__).with_name("boot.py"))
 _LOOK_SECONDS = 0.25  # how often a process is looked at whose connection, kept open by a child of its own, says nothing
 _ANSWER_SECONDS = 0.5  # to a new start of a worker that runs; a new process is there as quickly
 _EXIT_SECONDS = 1.0  # between the end of the connection and that of the process
@@ -89,7 +88,7 @@ class WorkerProcess:
             failing.callback(self._socket.close)
             fds = [_above_standard(fd, starting) for fd in (theirs.fileno(), arena, luggage, lifeline)]
             self._process = subprocess.Popen(
-                [_python(), *_interpreter_flags(), _BOOT, *map(str, [*fds, index, count])],
+                [_python(), *_interpreter_flags(), BOOT, *map(str, [*fds, index, count])],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 env=environment,

@@ -1,13 +1,22 @@
-"""What every worker process does before it loads its task."""
+"""What every worker process does before it loads its task, and whether this is one."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
+BOOT = str(Path(__file__).with_name("boot.py"))  # their main module
+
 _calls: list[Call] = []
+
+
+def is_worker() -> bool:
+    """Whether this is one of the processes that work for another one."""
+    return getattr(sys.modules.get("__main__"), "__file__", None) == BOOT
 
 
 def run_in_workers(function: Callable[..., Any], *args: Any) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gristmill.core.errors import as_int, missing_package
 from gristmill.dataset import watching
 from gristmill.diagnostics.metrics.totals import FAMILIES, Family, Key, Metrics
-from gristmill.workers import boot
+from gristmill.workers.setup import is_worker
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
@@ -82,7 +82,7 @@ def start_telemetry(
     except ImportError:
         raise missing_package("prometheus-client", "prometheus", "start_telemetry") from None
     settings = port, address, registry
-    if _is_worker():
+    if is_worker():
         return registry or CollectorRegistry()
     with _lock:
         if _active is not None and _active.settings == settings:
@@ -126,7 +126,7 @@ def start_from_environment() -> None:
     if _variable("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY").lower() not in _TRUE:
         return
     multiprocessing = sys.modules.get("multiprocessing.process")
-    if _is_worker() or (multiprocessing is not None and multiprocessing.parent_process() is not None):
+    if is_worker() or (multiprocessing is not None and multiprocessing.parent_process() is not None):
         return
     text = _variable("PYGRAIN_PROMETHEUS_PORT", "GRISTMILL_PROMETHEUS_PORT")
     try:
@@ -144,11 +144,6 @@ def start_from_environment() -> None:
 
 def _variable(name: str, own_name: str) -> str:
     return os.environ.get(own_name) or os.environ.get(name, "")
-
-
-def _is_worker() -> bool:
-    """Whether this is one of the processes that work for another one."""
-    return getattr(sys.modules.get("__main__"), "__file__", None) == boot.__file__
 
 
 def _serve(port: int, address: str, registry: Any) -> Any:

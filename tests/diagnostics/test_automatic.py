@@ -98,3 +98,17 @@ def test_off_costs_nothing():
         "print([m for m in sys.modules if m.startswith('gristmill.diagnostics')], it._iterator._ctx.joined)"
     )
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "[] None\n"
+
+
+def test_workers_report_nothing_by_themselves():
+    script = (
+        "import logging, gristmill\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        "gristmill.config.update('py_debug_mode', True)\n"
+        "gristmill.config.update('py_dataset_visualization_output_dir', '')\n"
+        "ds = gristmill.MapDataset.range(9).map(str).to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions(2))\n"
+        "assert len(list(ds)) == 9"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 0
+    assert said.stderr.count(SUMMARY) == said.stderr.count(GRAPH) == 1
