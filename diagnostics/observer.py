@@ -34,7 +34,7 @@ from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.diagnostics.annotations import annotated
 from gristmill.diagnostics.metrics.measuring import Method, measured
-from gristmill.diagnostics.probe import Cell, Lane, Lanes, Output, Probe, counting, place_of
+from gristmill.diagnostics.probe import Cell, Lane, Lanes, Output, Probe, counting, name_of, place_of
 from gristmill.diagnostics.remote import WorkerGroup
 
 _log = logging.getLogger("gristmill")
@@ -203,7 +203,7 @@ class Observer:
         return any(probe in other.inputs or probe in other.components for other in self.probes)
 
     def _change(self, it: DatasetIterator[Any], probe: Probe) -> None:
-        probe.name = _text(it)
+        probe.name = name_of(it)
         if probe.category == "prefetch":
             probe.depth = partial(_num_ready, weakref.ref(it))
             probe.waits = _waits(it)
@@ -241,7 +241,7 @@ class Observer:
         try:
             it._ds = _MapObserver(self, ds, probe.inputs[0]).replaced(ds)
         except Exception:  # of a user's class that cannot be copied
-            _log.debug("%s cannot be observed", ds, exc_info=True)
+            _log.warning("what comes before %s cannot be observed, and runs as it is", probe.name, exc_info=True)
             return
         if it._read_ahead is not None:
             it._read_ahead._compute = it._ds._block
@@ -310,7 +310,7 @@ class _MapObserver(PipelineEditor):
         new = self._over_replaced(ds) if ds._parents else copy.copy(ds)
         vars(new).setdefault("_default_seed", ds._default_seed)
         probe = self._probes[id(ds)]
-        probe.name = _text(ds)
+        probe.name = name_of(ds)
         original: Method = type(ds)._block if isinstance(ds, BlockMapDataset) else _items_of_user
         lanes = self._observer._local
         if self._observer.output.annotates:
@@ -364,13 +364,6 @@ def _num_ready(owner: Callable[[], Any]) -> int | None:
     if isinstance(it, RoundRobinIterator):
         return sum(map(len, it._ready))
     return None
-
-
-def _text(stage: Any) -> str:
-    try:
-        return str(stage)
-    except Exception:  # a user's
-        return type(stage).__name__
 
 
 def _shadow(stage: Any, method: Callable[[Any], list[Any]]) -> None:

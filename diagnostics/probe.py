@@ -197,7 +197,7 @@ class Probe:
 
     def __init__(self, number: int, stage: Any, category: str, inputs: list[Probe]) -> None:
         self.number = number
-        self.name = _name(stage)
+        self.name = name_of(stage)
         self.kind = type(stage).__name__
         self.source = _source_name(stage) if category == "read" else None  # the class of what is read
         self.category = category  # "read", "preprocessing" or "prefetch"
@@ -229,7 +229,7 @@ def _unknown() -> None:
     return None
 
 
-def _name(stage: Any) -> str:
+def name_of(stage: Any) -> str:
     try:
         return str(stage)
     except Exception:  # a user's, or one whose constructor has not ended

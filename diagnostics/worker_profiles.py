@@ -22,7 +22,8 @@ def serve_profiles() -> int | None:
             free.bind(("127.0.0.1", 0))
             port: int = free.getsockname()[1]
         jax.profiler.start_server(port, requires_backend=False)
-    except Exception:
+    except Exception as error:
+        _log.warning("this worker will not be in profiles: %s", error)
         return None
     return port
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import logging
 import mmap
 import os
 import pickle
@@ -49,6 +50,8 @@ from gristmill.workers.messages import (
 )
 from gristmill.workers.pickling import dumps, remember_received_classes
 from gristmill.workers.remote_errors import encode_error
+
+_log = logging.getLogger("gristmill")
 
 _MAX_BYTES_AHEAD = 1 << 20
 _MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
@@ -218,8 +221,10 @@ class Worker:
 
     def _obey(self) -> None:
         while self._connection.calls:
-            with contextlib.suppress(Exception):  # elements are what matters
+            try:
                 pickle.loads(self._connection.calls.pop(0))(self)
+            except Exception:  # elements are what matters
+                _log.warning("somebody who watches this worker failed", exc_info=True)
 
     def _send_report(self, is_last: bool) -> None:
         if self.report is not None:

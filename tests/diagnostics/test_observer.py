@@ -5,6 +5,7 @@ import random
 import threading
 import weakref
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -392,6 +393,32 @@ def test_classes_of_users():
         assert list(own) == [2, 1, 0]
     assert view.summary()[0].num_produced_elements == 3
     assert view.summary()[0].num_errors == 0
+
+
+class Uncopyable(Squares):
+    def __copy__(self):
+        raise TypeError("there is one of these")
+
+
+def test_what_cannot_be_observed_runs_as_it_is(caplog):
+    it = iter(Uncopyable(MapDataset.range(10)).to_iter_dataset().batch(5))
+    with observe(it) as view:
+        assert [batch.tolist() for batch in it] == [[0, 1, 4, 9, 16], [25, 36, 49, 64, 81]]
+    assert "cannot be observed, and runs as it is" in caplog.text
+    assert [node.num_produced_elements for node in view.summary().values()][:2] == [2, 10]
+
+
+def fail(worker):
+    raise KeyError("whoever watches")
+
+
+def test_watching_that_fails_leaves_workers_alone():
+    it = iter(MapDataset.range(100).to_iter_dataset().map(large).mp_prefetch(MultiprocessingOptions(num_workers=2)))
+    next(it)
+    for worker in it._pool.workers:
+        worker.call(cloudpickle.dumps(fail))
+    assert [int(x[0]) for x in it] == list(range(1, 100))
+    it.close()
 
 
 def test_the_datasets_themselves_are_untouched():
