@@ -36,7 +36,12 @@ test: $(VENV)/.installed-test  ## run the tests and the examples in docstrings; 
 
 .PHONY: example
 example: $(VENV)/.installed-examples  ## train a digit classifier from ArrayRecord files, stop it, resume it
-	$(PY) examples/train_digits.py
+	$(PY) examples/train_digits_story.py
+
+.PHONY: docs
+docs: $(VENV)/.installed-docs  ## build the site of the documentation into out/docs
+	$(PY) -m sphinx -q -W --keep-going -b html docs out/docs
+	@echo "open out/docs/index.html"
 
 .PHONY: lint
 lint: $(VENV)/.installed-dev typecheck  ## ruff, and mypy --strict on an installed copy
@@ -59,9 +64,10 @@ peers:  ## install what we compare with and the oldest Orbax, each in its own en
 	.peers/grain/bin/python -m pip install --quiet grain==$(GRAIN) jax pyarrow
 	@touch $@
 
-.peers/torch/.installed-$(TORCH):
+# This package is there too: pages of the documentation and an example that use both run in it.
+.peers/torch/.installed-$(TORCH): setup.cfg pyproject.toml
 	$(call ensure_venv,.peers/torch)
-	.peers/torch/bin/python -m pip install --quiet torch==$(TORCH) numpy
+	.peers/torch/bin/python -m pip install --quiet torch==$(TORCH) keras ipykernel --editable .
 	@touch $@
 
 # This package with the oldest Orbax that setup.cfg admits: tests/checkpoint/test_oldest_orbax.py runs in it.
@@ -71,8 +77,13 @@ peers:  ## install what we compare with and the oldest Orbax, each in its own en
 	@touch $@
 
 .PHONY: bench
-bench: $(VENV)/.installed-test  ## measure against the peers that `make peers` has installed
+bench: $(VENV)/.installed-test  ## measure against the peers that `make peers` has installed; without ARGS, publish it in docs/
 	$(PY) benchmarks/run.py $(ARGS)
+	$(if $(ARGS),,$(PY) benchmarks/publish.py)
+
+.PHONY: release
+release: $(VENV)/.installed-release  ## build, check and test a release; TESTS="-m 'not slow' tests/api" for a quick try
+	$(PY) .ci/release.py
 
 .PHONY: clean
 clean:  ## remove everything that was built or installed

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import configparser
 import contextlib
+import datetime
 import importlib
 import json
 import math
@@ -251,7 +252,8 @@ def main() -> None:
     if changed:
         print("THE CODE CHANGED during the run: the figures are of no one version, do not quote them.")
     machine = {"platform": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count()}
-    report = {"machine": machine, "code": code, "code_changed": changed, "results": results}
+    measured = {"date": f"{datetime.date.today()}", "rounds": arguments.rounds, "machine": machine}
+    report = {**measured, "code": code, "code_changed": changed, "results": results}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     print(f"Samples and versions: {arguments.json}")

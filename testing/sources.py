@@ -27,7 +27,7 @@ def assert_source_conforms(
 
     Checked are the length; reading again, in other orders, in blocks (``__getitems__``, if there is one), in eight threads at
     a time, and from copies made by cloudpickle; keys beyond the end; and, except for lists, tuples and arrays, that the
-    ``repr`` has no memory address and is that of a copy. Keys are built-in ``int``s, as in pipelines.
+    ``repr`` has no memory address and is that of a copy. Keys are of the built-in ``int``, as in pipelines.
 
     Args:
         source: a source with at least one record, or the checks say little.

@@ -219,7 +219,6 @@ def test_weights_must_be_one_for_each(weights):
         [[1], [1, 2]],
         [1j, 1],
     ],
-    ids=repr,
 )
 def test_weights_must_be_a_sequence_of_numbers(weights):
     with pytest.raises(TypeError, match="weights must be"):

@@ -26,9 +26,9 @@ def steps_in(log: Path) -> list[str]:
 
 
 def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
-    output = run_example("train_digits.py", "--out", tmp_path)
-    assert "stopping hard after step 350" in output
-    assert re.search("resuming after step (200|300)", output)  # 300 may still have been on its way to the disk
+    output = run_example("train_digits_story.py", "--out", tmp_path)
+    assert "stopping hard after step 200" in output
+    assert re.search("resuming after step (80|160)", output)  # 160 may still have been on its way to the disk
     assert "batches, losses and parameters: bit-identical" in output
     assert accuracy_in(output) > 95
     assert len(set(re.findall(r"final parameters (\w+)", output))) == 1
@@ -39,11 +39,11 @@ def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
 def test_an_interrupted_run_resumes_by_running_again(tmp_path: Path) -> None:
     args = ["--out", tmp_path, "--steps", 40, "--save-every", 10, "--seed", 7]
     # Twice, the second time while the checkpoint of step 30 is being written.
-    assert "stopping hard after step 25" in run_example("train_digits.py", *args, "--interrupt-at", 25, status=3)
-    output = run_example("train_digits.py", *args, "--interrupt-at", 30, status=3)
-    assert re.search("resuming after step (10|20)", output)
+    interrupted = ["train_digits.py", *args, "--name", "resumed", "--interrupt-at"]
+    assert "stopping hard after step 25" in run_example(*interrupted, 25, status=3)
+    assert re.search("resuming after step (10|20)", run_example(*interrupted, 30, status=3))
 
-    output = run_example("train_digits.py", *args)
+    output = run_example("train_digits_story.py", *args)
     assert re.search("resuming after step (20|30)", output)
     assert "batches, losses and parameters: bit-identical" in output
     assert steps_in(tmp_path / "seed7-batch64-workers0/uninterrupted/log.txt") == [*map(str, range(1, 41)), "final"]
@@ -53,7 +53,7 @@ def test_an_interrupted_run_resumes_by_running_again(tmp_path: Path) -> None:
 
 
 def test_training_digits_with_workers(tmp_path: Path) -> None:
-    output = run_example("train_digits.py", "--out", tmp_path, "--steps", 300, "--save-every", 25, "--workers", 2)
+    output = run_example("train_digits_story.py", "--out", tmp_path, "--steps", 300, "--save-every", 25, "--workers", 2)
     assert "stopping hard after step 150" in output
     assert re.search(r"resuming after step \d+", output)
     assert "batches, losses and parameters: bit-identical" in output
@@ -62,11 +62,28 @@ def test_training_digits_with_workers(tmp_path: Path) -> None:
 
 def test_training_digits_notices_a_difference(tmp_path: Path) -> None:
     args = ["--out", tmp_path, "--steps", 12, "--save-every", 5]
-    run_example("train_digits.py", *args, "--interrupt-at", 8, status=3)
+    run_example("train_digits.py", *args, "--name", "resumed", "--interrupt-at", 8, status=3)
     log = tmp_path / "seed0-batch64-workers0/resumed/log.txt"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(lines[:3]) + lines[3][:-2] + "?\n" + "".join(lines[4:]))  # the digest of one batch
-    assert "batches, losses and parameters: DIFFERENT" in run_example("train_digits.py", *args, status=1)
+    assert "batches, losses and parameters: DIFFERENT" in run_example("train_digits_story.py", *args, status=1)
+
+
+def test_training_digits_alone_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    args = ["--out", tmp_path, "--steps", 14, "--save-every", 5]
+    run_example("train_digits.py", *args, "--interrupt-at", 12, status=3)
+    output = run_example("train_digits.py", *args)
+    (resumed_after,) = re.findall("run: resuming after step (5|10)", output)
+    assert accuracy_in(output) > 0
+    steps = steps_in(tmp_path / "seed0-batch64-workers0/run/log.txt")
+    assert steps == [*map(str, range(1, 13)), *map(str, range(int(resumed_after) + 1, 15)), "final"]
+
+
+def test_a_loader_of_digits_goes_on_at_a_position(tmp_path: Path) -> None:
+    output = run_example("digits_loader.py", "--out", tmp_path)
+    assert "1437 records of 65 bytes in 4 files" in output
+    assert "the second batch, and that of a new loader at its position: bit-identical" in output
+    assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
 
 
 def test_records_half_written_are_written_again(tmp_path: Path) -> None:

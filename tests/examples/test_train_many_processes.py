@@ -56,13 +56,14 @@ def wait_for(process, text):
 
 
 def check_story(folder, output, count):
-    assert f"{count} processes trained 40 steps" in output
-    assert "all processes killed after step 20" in output
+    assert f"{count} processes trained 40 steps, and again, killed after step 20" in output
     # 20 may still have been on its way to the disk. All agree on where they go on.
     assert len(set(re.findall(r"resuming after step (\d+)", output))) == 1
     assert re.search("resuming after step (10|20)", output)
     assert "batches, losses and parameters: bit-identical" in output
-    assert len(set(re.findall(r"\w{16}", " ".join(re.findall("final parameters (.*)", output))))) == 1
+    (parameters,) = re.findall("final parameters (.*)", output)
+    assert len(parameters.split()) == 2 * count
+    assert len(set(parameters.split())) == 1
 
     names = {f"process_{i}-of-{count}.json" for i in range(count)}
     for step in (30, 40):
@@ -81,7 +82,7 @@ def check_story(folder, output, count):
 
 
 def test_two_processes(tmp_path):
-    output = run_example("--out", tmp_path, "--steps", 40, "--save-every", 10, "--timeout", 60)
+    output = run_example("--out", tmp_path, "--steps", 40)
     check_story(tmp_path / "loader-2", output, 2)
 
     checkpoints = tmp_path / "loader-2/resumed/checkpoints"
@@ -101,7 +102,7 @@ def test_two_processes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_four_processes(tmp_path):
-    args = ["--out", tmp_path, "--processes", 4, "--steps", 40, "--save-every", 10, "--timeout", 80]
+    args = ["--out", tmp_path, "--processes", 4, "--steps", 40]
     check_story(tmp_path / "loader-4", run_example(*args, timeout=250), 4)
 
     # Two processes, started one by one as on a cluster, cannot go on with the checkpoint of four.
@@ -120,7 +121,7 @@ def test_four_processes(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_dataset_pipeline(tmp_path):
-    args = ["--out", tmp_path, "--dataset", "--steps", 40, "--save-every", 10, "--timeout", 80]
+    args = ["--out", tmp_path, "--dataset", "--steps", 40]
     check_story(tmp_path / "dataset-2", run_example(*args, timeout=250), 2)
 
 
@@ -139,5 +140,5 @@ def test_when_one_process_dies_the_others_are_ended(tmp_path):
         os.kill(int(children[1]), signal.SIGKILL)
         output, _ = launcher.communicate(timeout=60)
         assert launcher.returncode == 1
-        assert "a process failed: exit statuses [" in output
+        assert "a process failed with exit status -9" in output
         assert is_gone(launcher.pid)

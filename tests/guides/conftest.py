@@ -10,6 +10,8 @@ from standins import write_tfds
 import gristmill
 import gristmill.python
 
+sys.path.append(str(Path(__file__).parents[2] / "docs"))  # its notebooks.py
+
 
 @pytest.fixture(params=[gristmill, gristmill.python], ids=["gristmill", "gristmill.python"])
 def grain(request):

@@ -1,47 +1,62 @@
-"""The code of the guides runs from top to bottom and prints what its comments say; their pictures are there."""
+"""The code of the pages runs from top to bottom and prints what its comments say; what pages refer to is there."""
 
-import contextlib
-import io
 import logging
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+from notebooks import PAGES as DOCS
+from notebooks import blocks_of, environment_of, has_code
+from pages import run_page
 
 import gristmill
 
 ROOT = Path(__file__).parents[2]
-GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-PICTURES = sorted((ROOT / "docs/guides/pictures").iterdir())
-_REMARK = re.compile(r"(?:^|  )# (.*)$")
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+PICTURES = sorted(ROOT.glob("docs/**/pictures/*"))
+WITH_CODE = [page for page in DOCS if has_code(page)]
+NOT_CODE = {"", "text", "yaml", "{toctree}", "{eval-rst}", "{include}"}
 _FILE = re.compile(r"\]\(([^)#\s]+)[^)]*\)|src(?:set)?=\"([^\"]+)\"")
 _PLACE_ON_A_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|work|Users|usr|tmp/tmp)\w*/")
 
 
 @pytest.fixture(autouse=True)
 def _options(monkeypatch):
-    """What a guide sets is not set afterwards."""
+    """What a page sets is not set afterwards."""
     monkeypatch.setitem(vars(gristmill.config), "_updates", {})
     monkeypatch.setattr(logging.getLogger("gristmill"), "handlers", [])
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_blocks_print_what_they_say(guide, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: path.stem)
+def test_blocks_print_what_they_say(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
-    assert len(blocks) > 5
-    namespace = {"__name__": guide.stem}
-    num_checked = 0
-    for block in blocks:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(block, f"{guide.name}: {block.splitlines()[0]}", "exec"), namespace)
-        said = [match[1] for match in map(_REMARK.search, block.splitlines()) if match]
-        assert printed.getvalue().splitlines() == said, block
-        num_checked += len(said)
-    namespace.clear()  # threads that read ahead refer to it, by the functions that they call: its iterators end here
-    assert num_checked > 5
+    environment = environment_of(page)
+    if environment is None:
+        assert run_page(page) > 0
+    elif (environment / "bin/python").exists():
+        command = [environment / "bin/python", "-W", "error", ROOT / "tests/guides/pages.py", page]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert result.returncode == 0, result.stdout + result.stderr
+    else:
+        pytest.skip(f"{environment.name} is not installed: run `make peers`")
+
+
+def test_a_wrong_output_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(1)  # 2\n```\n")
+    with pytest.raises(AssertionError, match="says\n  2\nand prints\n  1"):
+        run_page(page)
+    page.write_text("```sh\nfalse\n```\n")
+    with pytest.raises(AssertionError, match="false"):
+        run_page(page)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=lambda path: path.stem)
+def test_all_code_is_run_or_says_why_not(page):
+    for block in blocks_of(page):
+        assert block.runs or block.reason or block.language in NOT_CODE, f"{block.language}: {block.code}"
+    assert sum(block.reason is not None for block in blocks_of(page)) <= 4
 
 
 def _files(page):
@@ -66,9 +81,9 @@ def test_pictures_are_small_and_are_shown():
             assert not _PLACE_ON_A_MACHINE.search(picture.read_text())
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-def test_texts_were_made_and_name_no_machine(guide):
-    text = guide.read_text()
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_texts_were_made_and_name_no_machine(page):
+    text = page.read_text()
     assert not _PLACE_ON_A_MACHINE.search(text)
     assert "```text\n```" not in text
 

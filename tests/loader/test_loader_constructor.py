@@ -77,7 +77,6 @@ def test_all_arguments_are_keywords_and_two_are_required():
         ({"sampler": 6}, TypeError, "sampler must have __getitem__, got 6 of type int"),
         ({"data_source": 6}, TypeError, "data_source must have __getitem__, got 6 of type int"),
     ],
-    ids=str,
 )
 def test_refused_arguments(changes, kind, message):
     with pytest.raises(kind, match=message):
@@ -224,7 +223,6 @@ class TestLoad:
             ([1], {"worker_count": -2}, ValueError, "worker_count must be a non-negative integer, got -2"),
             ([1], {"transformations": [Random()]}, ValueError, "needs a sampler with a seed"),
         ],
-        ids=str,
     )
     def test_errors_are_those_of_the_parts(self, source, arguments, kind, message):
         with pytest.raises(kind, match=message):

@@ -142,7 +142,7 @@ class TestText:
 
 
 @pytest.mark.parametrize("read_options", [ReadOptions(0, 0), ReadOptions(3, 5)], ids=str)
-@pytest.mark.parametrize("operations", [[], [Odd()], [Draw()], [Draw(), Batch(3, batch_fn=list)], [Batch(7, True)]], ids=str)
+@pytest.mark.parametrize("operations", [[], [Odd()], [Draw()], [Draw(), Batch(3, batch_fn=list)], [Batch(7, True)]])
 @pytest.mark.parametrize("shard", [NoSharding(), ShardOptions(1, 3)], ids=["whole", "shard"])
 class TestRestoring:
     def test_everywhere_from_everywhere(self, operations, read_options, shard):
