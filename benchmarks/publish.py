@@ -2,7 +2,7 @@
 
 ``docs/benchmarks.json`` becomes a copy of ``out/benchmarks.json``. In ``docs/benchmarks.md`` the part between
 ``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these questions, and the paragraph after
-``<!-- machine -->`` says where and when it was.
+``<!-- machine -->`` says where and when it was. The rows after ``<!-- claims -->`` in the README are some of the same figures.
 """
 
 from __future__ import annotations
@@ -13,13 +13,41 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from run import HEAD, row, table
+from run import HEAD, figure, row, table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/benchmarks.md"
+README = ROOT / "README.md"
 PUBLISHED = ROOT / "docs/benchmarks.json"
 MEASURED = ROOT / "out/benchmarks.json"
 NAMES = {"gristmill": "gristmill", "grain": "Grain", "torch": "PyTorch"}
+# What the README says of a workload, and the section of the page that has it.
+CLAIMS = {
+    "ArrayRecord of 784 bytes, global shuffle, batch 128: DataLoader": (
+        "[A record](docs/benchmarks.md#in-one-process) of ArrayRecord from a `DataLoader`, shuffled, batched"
+    ),
+    "19 MB image batches, DataLoader, 2 workers: time": (
+        "[A batch](docs/benchmarks.md#worker-processes) of 19 MB from two worker processes"
+    ),
+    "restore 5 000 000 elements in, first element: DataLoader": (
+        "[The first element](docs/benchmarks.md#states) after restoring, five million elements in"
+    ),
+    "first fit, 32 bins": "[A token](docs/benchmarks.md#packing) packed into rows of 2048, first fit",
+}
+
+
+def claims(report: dict[str, Any]) -> str:
+    """The table of the README: what each takes, and how many times that of gristmill."""
+    results = {result["workload"]: result for result in report["results"]}
+    rows = [["", "gristmill", "Grain", "PyTorch"]]
+    for workload, text in CLAIMS.items():
+        medians, unit = results[workload]["medians"], results[workload]["unit"].split("/")[0]
+        cells = [text, f"{figure(medians['gristmill'])} {unit}"]
+        for peer in ("grain", "torch"):
+            ratio = figure(medians[peer] / medians["gristmill"]) if peer in medians else ""
+            cells.append(f"{figure(medians[peer])} {unit}, **{ratio} ×**" if ratio else "–")
+        rows.append(cells)
+    return table(rows)
 
 
 def question_table(report: dict[str, Any], questions: list[str]) -> str:
@@ -41,8 +69,9 @@ def machine_text(report: dict[str, Any]) -> str:
     return f"Measured on {report['date']}: {where}, {peers}; medians of {report['rounds']} rounds."
 
 
-def page_text(text: str, report: dict[str, Any]) -> str:
-    """The page with the report's figures."""
+def with_figures(text: str, report: dict[str, Any]) -> str:
+    """A page with the report's figures in its marked places."""
+    text = re.sub(r"(<!-- claims -->\n).*?\n\n", lambda part: f"{part[1]}{claims(report)}\n\n", text, flags=re.DOTALL)
     text = re.sub(
         r"(<!-- table: (.*?) -->\n).*?(<!-- end of table -->)",
         lambda part: f"{part[1]}\n{question_table(report, part[2].split())}\n\n{part[3]}",
@@ -54,9 +83,10 @@ def page_text(text: str, report: dict[str, Any]) -> str:
 
 def main() -> None:
     report = json.loads(MEASURED.read_text())
-    PAGE.write_text(page_text(PAGE.read_text(), report))
+    for page in (PAGE, README):
+        page.write_text(with_figures(page.read_text(), report))
     shutil.copyfile(MEASURED, PUBLISHED)
-    print(f"Published: {PAGE.relative_to(ROOT)}, {PUBLISHED.relative_to(ROOT)}")
+    print("Published:", *[path.relative_to(ROOT) for path in (PAGE, README, PUBLISHED)])
 
 
 if __name__ == "__main__":

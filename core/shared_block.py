@@ -9,6 +9,9 @@
    takes no lock, starts nothing and never raises.
 5. What is mapped stays mapped as long as anything uses it: ``close`` lets go of the memory, it does not pull it away.
 6. A fork answers for nothing that its parent made.
+
+Windows has no names to free: there, a block goes when the last process that has it open closes it or ends, and (1), (2) and
+``FileNotFoundError`` of ``unlink`` mean nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +26,12 @@ import sys
 from multiprocessing import current_process, parent_process, resource_tracker, util
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import Any
 
-_posixshmem = importlib.import_module("_posixshmem")  # part of CPython, but not of the type checkers' stubs
+try:
+    _posixshmem: Any = importlib.import_module("_posixshmem")  # part of CPython, but not of the type checkers' stubs
+except ModuleNotFoundError:
+    _posixshmem = None  # Windows
 _tracker = vars(resource_tracker)["_resource_tracker"]
 
 _LISTING = Path("/dev/shm")
@@ -71,6 +78,9 @@ class SharedBlock(SharedMemory):
     else:
 
         def _attach(self, name: str | None) -> None:
+            if _posixshmem is None:
+                super().__init__(name)
+                return
             # SharedMemory.__init__ would register the block with the resource tracker, which would free it.
             self._name = f"/{name}"
             self._fd = _posixshmem.shm_open(self._name, os.O_RDWR, mode=0o600)
@@ -107,7 +117,7 @@ def unlink(name: str) -> None:
     Raises:
         FileNotFoundError: somebody has done so already.
     """
-    _posixshmem.shm_unlink(f"/{name}")
+    _free_name(name)
     _names.discard(name)
     _tell_tracker(name)
 
@@ -121,8 +131,13 @@ def free(name: str) -> None:
     if _shares_tracker():
         _tell_tracker(name)  # If it is terminated now, as workers of a pool are, it has left the block to the main process.
     with contextlib.suppress(OSError):  # another process has unlinked it, or it is another user's
-        _posixshmem.shm_unlink(f"/{name}")
+        _free_name(name)
     _tell_tracker(name)
+
+
+def _free_name(name: str) -> None:
+    if _posixshmem is not None:
+        _posixshmem.shm_unlink(f"/{name}")
 
 
 def answer_for(name: str) -> None:
@@ -187,4 +202,5 @@ def _forget_all() -> None:
 
 _watch_exit()
 util.register_after_fork(_at_exit, _watch_exit)  # multiprocessing's children forget what was to be done at exit, and call this
-os.register_at_fork(after_in_child=_forget_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -9,6 +9,10 @@ from pathlib import Path
 
 from gristmill.core.cgroup import available_memory
 
+# A thread that computes waits for a CPU this many times as long as it runs, at most; one that wakes up to do next to nothing
+# may wait much longer on a busy machine, without wanting a CPU.
+_MAX_WAITED = 2
+
 
 def cpu_demand_ns() -> int:
     """The CPU time that this process has had or has waited for so far, with all threads that are still there.
@@ -24,7 +28,8 @@ def _waited_ns() -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         for task in Path("/proc/self/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended
-                total += int((task / "schedstat").read_text().split()[1])
+                ran, waited = map(int, (task / "schedstat").read_text().split()[:2])
+                total += min(waited, _MAX_WAITED * ran)
     return total
 
 

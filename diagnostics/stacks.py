@@ -38,7 +38,7 @@ def stack_text(ident: int | None, leave_out: tuple[str, ...] = ()) -> str:
 
 def show_stacks_when_asked() -> None:
     """Called in a worker: from now on ``worker_stacks`` may ask."""
-    if _SIGNAL is None or not hasattr(os, "memfd_create") or signal.getsignal(_SIGNAL) is not signal.SIG_DFL:
+    if _SIGNAL is None or not _can_ask() or signal.getsignal(_SIGNAL) is not signal.SIG_DFL:
         return
     if any(name == _FILE for _, name in _memory_files(os.getpid())):
         return
@@ -47,7 +47,12 @@ def show_stacks_when_asked() -> None:
 
 
 def worker_stacks(process_id: int) -> str:
-    """The stacks of all threads of a worker, the innermost call first; empty if it cannot be asked."""
+    """The stacks of all threads of a worker, the innermost call first; empty if it cannot be asked.
+
+    Where no worker can be, it is a sentence that says so.
+    """
+    if not _can_ask():
+        return "(where it is cannot be shown: that needs os.memfd_create and /proc, which Linux has)"
     files = [path for path, name in _memory_files(process_id) if name == _FILE]
     if not files or not _catches(process_id):
         return ""
@@ -65,6 +70,10 @@ def worker_stacks(process_id: int) -> str:
             return file.read(_MAX_BYTES).decode(errors="replace")
     except OSError:  # it has ended meanwhile
         return ""
+
+
+def _can_ask() -> bool:
+    return _SIGNAL is not None and hasattr(os, "memfd_create") and Path("/proc/self/fd").is_dir()
 
 
 def _memory_files(process_id: int) -> list[tuple[Path, str]]:

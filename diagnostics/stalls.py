@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import weakref
@@ -144,7 +145,7 @@ def library_folders() -> tuple[str, ...]:
     """Where the files of this package lie."""
     names = [name for name in sys.modules if name.startswith("gristmill.")]
     files = [getattr(sys.modules[name], "__file__", None) for name in names]
-    return tuple({str(Path(file).parent) + "/" for file in files if file} | {threading.__file__})
+    return tuple({f"{Path(file).parent}{os.sep}" for file in files if file} | {threading.__file__})
 
 
 def _innermost(frame: FrameType | None) -> str:

@@ -14,9 +14,11 @@ from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator, PrefetchIterDataset
 from gristmill.diagnostics.load import free_memory
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, size_text, time_text
+from gristmill.workers.process import missing_calls
 
 _MIN_ELEMENTS = 2
 _CONSUMER_SHARE = 0.5  # of the time: from here on the consumer is what takes longest
+_IN_TIME = 0.05  # of the time may be waited without anything to gain from it
 _BUSY = 0.85  # of what CPUs could do: there is nothing left
 _MAX_THREADS = 256
 _MEMORY_SHARE = 0.5  # of the free memory that buffers should not exceed
@@ -213,7 +215,13 @@ def _recommendations(bound_by: str, stage: StageSummary, snapshot: Snapshot, set
 
 
 def _for_consumer(snapshot: Snapshot, settings: Settings) -> list[str]:
-    texts = ["The data is there in time: nothing in the pipeline needs to be faster."]
+    if snapshot.starved_ratio <= _IN_TIME:
+        texts = ["The data is there in time: nothing in the pipeline needs to be faster."]
+    else:
+        texts = [
+            "Most of the time goes into the consumer. The waiting ends where enough elements are made while it works: by threads "
+            "(ReadOptions, multithread_prefetch) or workers (mp_prefetch)."
+        ]
     options = settings.multiprocessing_options
     for load in snapshot.workers:
         if options is not None and load.num_workers > 1 and load.lifetime_ns:
@@ -275,7 +283,9 @@ def _for_stage(stage: StageSummary, snapshot: Snapshot, settings: Settings, mach
                 "Let threads read ahead: to_iter_dataset(ReadOptions(num_threads=16, prefetch_buffer_size=500)), "
                 "and do before it what need not come after it."
             )
-        if cpus > 1 and not num_workers:
+        if not num_workers and missing_calls():
+            texts.append(f"Make {stage.name} cheaper: there are no worker processes on this platform.")
+        elif cpus > 1 and not num_workers:
             texts.append(_workers(cpus, stage, workers, snapshot, machine))
         elif not num_workers and not waits:
             texts.append(f"This process may use one CPU only: make {stage.name} cheaper.")

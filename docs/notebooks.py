@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parent
 PAGES = sorted(page for folder in (".", "guides") for page in (DOCS / folder).glob("*.md"))
 _BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?P<language>\S*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?P<language>[^\s`]*)[^\n`]*\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _ENVIRONMENT = re.compile(r"<!-- environment: (\w+) -->")

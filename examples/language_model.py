@@ -39,7 +39,8 @@ def predict(params: dict[str, jax.Array], tokens: jax.Array, segments: jax.Array
     x = params["embed"][tokens] + params["place"][positions]
     for i in range(LAYERS):
         qkv = (jax.nn.standardize(x) @ params[f"qkv{i}"]).reshape(*tokens.shape, 3, HEADS, -1)
-        x += jax.nn.dot_product_attention(*jnp.moveaxis(qkv, 2, 0), mask=mask[:, None]).reshape(x.shape) @ params[f"out{i}"]
+        query, key, value = jnp.moveaxis(qkv, 2, 0)
+        x += jax.nn.dot_product_attention(query, key, value, mask=mask[:, None]).reshape(x.shape) @ params[f"out{i}"]
         x += jax.nn.gelu(jax.nn.standardize(x) @ params[f"up{i}"]) @ params[f"down{i}"]
     return jax.nn.standardize(x) @ params["embed"].T
 

@@ -44,7 +44,7 @@ def main() -> None:
     shutil.rmtree(uninterrupted, ignore_errors=True)
     train(uninterrupted, args)
     if not (resumed / "log.txt").exists():
-        script = Path(__file__).with_name("train_digits.py")
+        script = str(Path(__file__).with_name("train_digits.py"))
         command = [sys.executable, script, *sys.argv[1:], "--name=resumed", f"--interrupt-at={args.steps // 2}"]
         if (status := subprocess.run(command).returncode) != INTERRUPTED:
             sys.exit(f"the run to be interrupted ended with exit status {status}")

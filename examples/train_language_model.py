@@ -38,7 +38,7 @@ def read_corpora(num_files: int) -> tuple[list[list[str]], list[list[str]]]:
     """The words of the functions and of the docstrings in the standard library."""
     code, prose = [], []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:num_files]:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
         for node in ast.walk(ast.parse("\n".join(lines))):
             if isinstance(node, ast.FunctionDef):
                 code.append(textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])))

@@ -199,7 +199,7 @@ def _explained(what: str) -> Iterator[None]:
     except (OSError, ValueError, ArrowException) as error:
         if isinstance(error, MemoryError):
             raise
-        if getattr(error, "errno", None) is not None:  # of the operating system, which names a file that cannot be opened
+        if isinstance(error, OSError) and (error.errno is not None or type(error) is not OSError):  # not about its content
             if what not in str(error):
                 add_note(error, f"{what} was to be read.")
             raise

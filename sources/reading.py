@@ -27,6 +27,7 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
 
     A vectored read is the method ``__getitems__`` or ``_getitems``, provided that its class does not come after the one
     that defines ``__getitem__``: a subclass that overrides ``__getitem__`` alone (to parse records, say) is read by it.
+    A data set of Hugging Face in a format (``numpy``, ``jax``) is read one by one: of a block it makes other types.
 
     Args:
         source: anything with ``__getitem__``.
@@ -42,7 +43,7 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
         ['c', 'a', 'a']
     """
     try:
-        name = _vectored_read(type(source)) if len(keys) > 1 else None
+        name = _vectored_read(source) if len(keys) > 1 else None
         if name is None:
             return [source[key] for key in keys]
         answer = getattr(source, name)(keys)
@@ -58,15 +59,21 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
     return records
 
 
-def _vectored_read(kind: type) -> str | None:
+def _vectored_read(source: Any) -> str | None:
+    kind = type(source)
     for base in kind.__mro__:
         methods = vars(base)
         for name in _VECTORED_READS:
             if name in methods and getattr(kind, name) is not None:  # None in a subclass switches it off
-                return name
+                return None if _converts_blocks(source, base) else name
         if "__getitem__" in methods:
             return None
     return None
+
+
+def _converts_blocks(source: Any, base: type) -> bool:
+    """Whether records have other types in a block than alone, as Hugging Face's do in formats like ``numpy``."""
+    return base.__module__ == "datasets.arrow_dataset" and source.format["type"] is not None
 
 
 def wrap_keys(source: Any, keys: Sequence[Any]) -> list[Any]:

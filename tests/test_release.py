@@ -138,6 +138,7 @@ class TestArchives:
         assert [m.name for m in members] == sorted(m.name for m in members)
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 class TestTree:
     """What may be released."""
 

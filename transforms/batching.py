@@ -166,7 +166,7 @@ def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, pat
     try:
         if len(leaves) == 1:
             leaf = leaves[0]
-            return np.expand_dims(leaf.copy() if isinstance(leaf, np.ndarray) else np.array(leaf), 0)
+            return np.expand_dims((leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)).copy(), 0)
         return np.ascontiguousarray(np.stack(leaves))
     except (ValueError, TypeError) as error:
         at = path()

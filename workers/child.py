@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import logging
 import mmap
 import os
@@ -302,6 +301,8 @@ def _load(luggage: int, preamble: dict[str, Any]) -> Any:
 def _die_with(lifeline: int) -> None:
     """Ends this process when the other end of a pipe is closed, which its owner's death does too."""
     if sys.platform == "linux":
+        import fcntl
+
         f_setsig = 10
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, f_setsig, signal.SIGKILL)

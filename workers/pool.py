@@ -34,7 +34,7 @@ from gristmill.workers.arena import open_memory
 from gristmill.workers.flags import flag_values, own_flags
 from gristmill.workers.logs import log_settings
 from gristmill.workers.pickling import dumps
-from gristmill.workers.process import WorkerProcess, close_all
+from gristmill.workers.process import WorkerProcess, check_system, close_all
 from gristmill.workers.setup import setup_calls
 
 _PARKED_SECONDS = 1.0
@@ -224,7 +224,9 @@ def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
 
     Raises:
         OSError: the system does not give what is needed.
+        RuntimeError: it is one that has no such processes (Windows), or there is no interpreter to run.
     """
+    check_system()
     for pool in [*_parked]:
         if pool.owner() is owner and unpark(pool):  # before it is looked at: nobody closes it meanwhile
             try:
@@ -359,4 +361,5 @@ def _share_all() -> None:
             worker.share_memory()
 
 
-os.register_at_fork(before=_share_all, after_in_child=_forget_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_share_all, after_in_child=_forget_all)

@@ -12,7 +12,6 @@ Guarantees:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -285,6 +284,8 @@ def _above_standard(fd: int, stack: contextlib.ExitStack) -> int:
     """The descriptor or, in a program whose standard streams are closed, a copy that is not in their place."""
     if fd > 2:
         return fd
+    import fcntl
+
     copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     stack.callback(os.close, copy)
     return copy
@@ -297,6 +298,25 @@ def _poll(connection: socket.socket, events: int, seconds: float) -> int:
     except ValueError:  # another thread has closed it, as whoever uses it next will see
         return events
     return sum([event for _, event in poll.poll(max(0.0, seconds) * 1000)])
+
+
+def missing_calls() -> list[str]:
+    """What worker processes need and this system (Windows, that is) does not have."""
+    return [f"{module.__name__}.{name}" for module, name in ((os, "pread"), (select, "poll")) if not hasattr(module, name)]
+
+
+def check_system() -> None:
+    """
+    Raises:
+        RuntimeError: there can be no worker processes here: the message says why, and what to do without.
+    """
+    missing = missing_calls()
+    if missing:
+        raise RuntimeError(
+            f"there are no worker processes on this platform ({sys.platform}): it lacks {' and '.join(missing)}, which Linux and "
+            "macOS have. Use threads: worker_count=0 for a DataLoader; for a chain, multithread_prefetch(...) in place of "
+            "mp_prefetch(...)"
+        )
 
 
 def _python() -> str:

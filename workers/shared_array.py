@@ -149,7 +149,7 @@ class SharedMemoryArray(np.ndarray[Any, np.dtype[Any]]):
         if shm.buf is None:
             raise ValueError(f"shm must be open, got {shm!r}, which is closed; attach to it again by its name")
         # A SharedMemory that is closed pulls its memory away from under the array, so the array has its own map of it (1).
-        memory = shm.buf if isinstance(shm, SharedBlock) else mmap.mmap(vars(shm)["_fd"], shm.size)
+        memory = shm.buf if isinstance(shm, SharedBlock) else _map(shm)
         array = super().__new__(cls, shape, dtype, buffer=memory)
         array._block = _Block(shm, array)
         # All views keep this very array alive. What lives to the end of the process is seen to by the block's module.
@@ -322,7 +322,16 @@ def _after_fork() -> None:
     _pool, _pool_lock = None, threading.Lock()  # threads do not survive a fork
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _map(shm: SharedMemory) -> mmap.mmap:
+    fd: int = vars(shm)["_fd"]
+    if fd >= 0:
+        return mmap.mmap(fd, shm.size)
+    by_name: Any = mmap.mmap  # Windows: a block has a name there, and no descriptor
+    return by_name(-1, shm.size, tagname=shm.name)
 
 
 def _address(array: SharedMemoryArray) -> int:

@@ -43,7 +43,9 @@ def load_pipeline(name: str) -> Any:
     Raises:
         CommandError: there is none of that name. Errors of the user's code come as they are.
     """
-    place, _, attribute = name.rpartition(":") if ":" in name else (name, "", "")
+    colon = name.rfind(":")
+    is_drive = colon == 1 and name[2:3] in ("/", "\\")  # C:\train.py
+    place, attribute = (name, "") if colon < 0 or is_drive else (name[:colon], name[colon + 1 :])
     module = _module_of_file(place) if place.endswith(".py") else _module(place)
     if not attribute:
         raise CommandError(f"a pipeline is named {place}:<attribute>; {_found_in(module)}")
@@ -99,6 +101,8 @@ def _module_of_file(name: str) -> ModuleType:
         spec = None
     if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path:
         return importlib.import_module(module_name)
+    sys.path.remove(str(folder))
+    sys.path.append(str(folder))  # workers, too, are to find the other module of that name first
     return _module_apart(path)
 
 

@@ -171,7 +171,8 @@ def _forget() -> None:
             telemetry.server[0].socket.close()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
 class _Collector:

@@ -338,3 +338,20 @@ def test_many_threads(path):
     for thread in threads:
         thread.join()
     assert results == [expected] * 8
+
+
+def test_a_failing_filesystem_is_not_a_damaged_file():
+    fsspec = pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+
+    class Down(type(memory)):
+        def _open(self, *args, **kwargs):
+            raise ConnectionError("reset by peer")
+
+    with pytest.raises(FileNotFoundError, match=r"nothing\.parquet"):
+        list(ParquetIterDataset("/nothing.parquet", filesystem=memory))
+    memory.pipe("/there.parquet", b"123")
+    with pytest.raises(ConnectionError, match="reset by peer"):
+        list(ParquetIterDataset("/there.parquet", filesystem=Down()))
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
+        list(ParquetIterDataset("/there.parquet", filesystem=memory))

@@ -187,3 +187,9 @@ def test_workers_that_have_nothing_to_do(monkeypatch):
     )
     texts = advice(monkeypatch, idle, cpus=8, workers=4)
     assert "num_workers=1 would do instead of 4" in texts[1]
+
+
+@pytest.mark.parametrize(("waited", "text"), [(0.02, "in time"), (0.3, "made while it works")])
+def test_a_consumer_that_waits_a_little_is_told_how_not_to(monkeypatch, waited, text):
+    snapshot = snapshot_of(stage(0, "preprocessing", "consumer", 10**8, 1.0), waited=waited)
+    assert text in advice(monkeypatch, snapshot, cpus=2, cpu_ns=10**8)[0]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["--images", 12, "--size", 64, "--seconds", 0.3, "--step-ms", 0]
 
 
 def run_example(*args):
-    example = Path(__file__).parents[2] / "examples/decode_images.py"
-    result = subprocess.run([sys.executable, example, *map(str, args)], capture_output=True, text=True, timeout=100)
+    result = subprocess.run(
+        [sys.executable, EXAMPLES / "decode_images.py", *map(str, args)], capture_output=True, text=True, timeout=100
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
@@ -30,6 +30,7 @@ def test_both_verdicts_and_the_same_batches(tmp_path):
 
 
 def test_other_batches_are_noticed(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
     import decode_images
 
     def change_in_workers(photos, num_workers):

@@ -53,11 +53,11 @@ def test_an_interrupted_run_resumes_by_running_again(tmp_path: Path) -> None:
 
 
 def test_training_digits_with_workers(tmp_path: Path) -> None:
-    output = run_example("train_digits_story.py", "--out", tmp_path, "--steps", 300, "--save-every", 25, "--workers", 2)
-    assert "stopping hard after step 150" in output
+    output = run_example("train_digits_story.py", "--out", tmp_path, "--steps", 160, "--save-every", 25, "--workers", 2)
+    assert "stopping hard after step 80" in output
     assert re.search(r"resuming after step \d+", output)
     assert "batches, losses and parameters: bit-identical" in output
-    assert len(steps_in(tmp_path / "seed0-batch64-workers2/uninterrupted/log.txt")) == 301
+    assert len(steps_in(tmp_path / "seed0-batch64-workers2/uninterrupted/log.txt")) == 161
 
 
 def test_training_digits_notices_a_difference(tmp_path: Path) -> None:

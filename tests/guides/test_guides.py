@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 PICTURES = sorted(ROOT.glob("docs/**/pictures/*"))
 WITH_CODE = [page for page in DOCS if has_code(page)]
-NOT_CODE = {"", "text", "yaml", "{toctree}", "{eval-rst}", "{include}"}
+NOT_CODE = {"", "text", "yaml", "{toctree}", "{eval-rst}", "{include}", "{literalinclude}"}
 _FILE = re.compile(r"\]\(([^)#\s]+)[^)]*\)|src(?:set)?=\"([^\"]+)\"")
 _PLACE_ON_A_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|work|Users|usr|tmp/tmp)\w*/")
 

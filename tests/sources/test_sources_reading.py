@@ -199,3 +199,27 @@ def test_the_length_is_looked_at_each_time():
     assert wrap_keys(source, [2]) == [0]
     source.append(2)
     assert wrap_keys(source, [2]) == [2]
+
+
+@pytest.mark.parametrize("kind", [None, "numpy"])
+def test_records_of_hugging_face_have_the_same_types_alone_and_in_blocks(kind):
+    datasets = pytest.importorskip("datasets")
+    columns = {"x": [0.1 * i for i in range(8)], "n": [1, 2, None, 4, 5, 6, 7, 8], "t": [[i] * (i % 3) for i in range(8)]}
+    rows = datasets.Dataset.from_dict(columns).with_format(kind)
+    alone, block = [rows[i] for i in range(8)], read_keys(rows, range(8))
+    for one, other in zip(alone, block, strict=True):
+        assert {name: (type(value), str(value), getattr(value, "dtype", None)) for name, value in one.items()} == {
+            name: (type(value), str(value), getattr(value, "dtype", None)) for name, value in other.items()
+        }
+
+
+def test_hugging_face_is_read_in_blocks_where_that_is_the_same(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    calls = []
+    read = datasets.Dataset.__getitems__
+    monkeypatch.setattr(datasets.Dataset, "__getitems__", lambda self, keys: calls.append(list(keys)) or read(self, keys))
+    rows = datasets.Dataset.from_dict({"x": [1, 2, 3]})
+    assert read_keys(rows, [2, 0]) == [{"x": 3}, {"x": 1}]
+    assert calls == [[2, 0]]
+    read_keys(rows.with_format("numpy"), [2, 0])
+    assert calls == [[2, 0]]

@@ -350,3 +350,18 @@ class TestBufferPool:
         del first
         assert address(stack(elements, pool)) == place
         np.testing.assert_array_equal(second, np.stack(elements[::-1]))
+
+
+def test_an_array_of_another_library_in_a_batch_of_one():
+    class Tensor:  # like PyTorch's: its __array__ takes no copy=, which NumPy 2 warns of where it is given one
+        def __init__(self, values):
+            self.values = values
+
+        def __array__(self, dtype=None):
+            return self.values if dtype is None else self.values.astype(dtype)
+
+    values = np.ones(2)
+    batch = stack([Tensor(values)])
+    np.testing.assert_array_equal(batch, [[1, 1]])
+    batch[:] = 5
+    assert values[0] == 1  # the batch is a copy

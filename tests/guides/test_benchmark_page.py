@@ -1,0 +1,52 @@
+"""The figures in the documentation are those of the published JSON, which is one whole run of the benchmarks."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def publish():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    yield importlib.import_module("publish")
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture(scope="module")
+def report():
+    return json.loads((ROOT / "docs/benchmarks.json").read_text())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+def test_pages_have_the_published_figures(publish, report, page):
+    text = (ROOT / page).read_text()
+    assert publish.with_figures(text, report) == text
+    figures = json.loads(json.dumps(report))
+    for result in figures["results"]:
+        result["medians"] = {name: 2.5 * median for name, median in result["medians"].items()}
+    assert publish.with_figures(text, figures) != text
+
+
+def test_every_workload_was_measured_by_all_and_is_in_a_table(publish, report):
+    text = (ROOT / "docs/benchmarks.md").read_text()
+    shown = {name for questions in re.findall("<!-- table: (.*?) -->", text) for name in questions.split()}
+    questions = {path.stem for path in (ROOT / "benchmarks/questions").glob("*.py")}
+    assert shown == questions
+    measured = {(result["question"], result["workload"]) for result in report["results"]}
+    workloads = {(name, w.name) for name in questions for w in importlib.import_module(f"questions.{name}").WORKLOADS}
+    assert measured == workloads
+    for result in report["results"]:
+        assert result["failures"] == {} and result["differences"] == []
+    assert not report["code_changed"]
+
+
+def test_a_part_of_a_run_is_not_published(publish, report):
+    part = {**report, "results": report["results"][:3]}
+    with pytest.raises(ValueError, match="publish whole runs"):
+        publish.with_figures((ROOT / "docs/benchmarks.md").read_text(), part)

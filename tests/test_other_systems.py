@@ -1,0 +1,453 @@
+"""What works on macOS and Windows, tried on Linux: programs run where the calls that those systems lack are missing.
+
+The missing calls are taken away by a ``sitecustomize`` that Python imports at its start, in worker processes too. What cannot
+be taken away (paths with backslashes, the loader of programs) is not tried here.
+"""
+
+import ast
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from test_doctests import modules
+
+import gristmill
+from gristmill.diagnostics.cli.target import load_pipeline
+from gristmill.workers import shared_array
+
+if sys.platform != "linux":
+    pytest.skip("tries other systems on Linux", allow_module_level=True)
+
+REMOVE = """
+import importlib.abc, os, sys
+
+def remove(module, *names):
+    for name in names:
+        if hasattr(module, name):
+            delattr(module, name)
+
+class Hide(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def no_files_of_linux(event, args):
+    if event in ("open", "os.listdir", "os.scandir") and str(args[0]).startswith(("/proc", "/sys", "/dev/shm")):
+        raise FileNotFoundError(2, "No such file or directory", args[0])
+
+def stat(path, *args, stat=os.stat, **kwargs):
+    no_files_of_linux("open", [path])
+    return stat(path, *args, **kwargs)
+
+hidden = set()
+sys.meta_path.insert(0, Hide())
+sys.addaudithook(no_files_of_linux)
+os.stat = stat
+"""
+SYSTEMS = {
+    # Sockets there have room for 8 kB; the C library of Linux is asked for as little.
+    "macOS": """
+import types
+sys.platform = "darwin"
+sys.modules["_scproxy"] = types.SimpleNamespace(_get_proxies=dict, _get_proxy_settings=dict)
+import mmap, select, socket
+remove(os, "memfd_create", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity", "pidfd_open", "eventfd")
+remove(mmap, "MADV_REMOVE")
+remove(select, "epoll")
+remove(socket, "MSG_NOSIGNAL")
+
+def small_socketpair(*args, make=socket.socketpair):
+    pair = make(*args)
+    for end in pair:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    return pair
+
+socket.socketpair = small_socketpair
+""",
+    # The standard library is imported as it is, and then has the shared memory of Windows: no descriptors, nothing to unlink.
+    "Windows": """
+import asyncio, concurrent.futures.thread, faulthandler, logging, mmap, random, select, shutil, signal, socket
+import multiprocessing.resource_tracker, multiprocessing.shared_memory, ssl, subprocess, tempfile, weakref
+sys.platform = "win32"
+hidden |= {"_posixshmem", "_posixsubprocess", "fcntl", "grp", "pwd", "resource", "termios", "array_record"}
+for name in hidden:
+    sys.modules.pop(name, None)
+remove(os, "fork", "forkpty", "getuid", "geteuid", "memfd_create", "posix_fallocate", "posix_spawn", "pread", "pwrite", "preadv")
+remove(os, "register_at_fork", "sched_getaffinity", "setsid", "killpg", "sysconf", "WNOHANG", "pidfd_open", "eventfd", "uname")
+remove(mmap, "MADV_REMOVE", "MAP_PRIVATE", "PROT_READ", "PROT_WRITE")
+remove(signal, "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGALRM", "SIGCHLD", "setitimer", "pthread_sigmask")
+remove(select, "poll", "epoll")
+remove(socket, "AF_UNIX", "MSG_DONTWAIT", "MSG_NOSIGNAL", "send_fds", "recv_fds")
+remove(faulthandler, "register")
+
+class SharedMemory:
+    _blocks = weakref.WeakValueDictionary()
+    _name = _mmap = _buf = None
+    _fd = -1
+
+    def __init__(self, name=None, create=False, size=0, *, track=True):
+        if create and name in self._blocks:
+            raise FileExistsError(17, "File exists", name)
+        if not create and name not in self._blocks:
+            raise FileNotFoundError(2, "The system cannot find the file specified", name)
+        self._name = name or f"wnsm_{id(self):x}"
+        self._mmap = self._blocks.setdefault(self._name, mmap.mmap(-1, -(-size // 4096) * 4096)) if create else self._blocks[name]
+        self._size = len(self._mmap)
+        self._buf = memoryview(self._mmap)
+
+    name = property(lambda self: self._name)
+    size = property(lambda self: self._size)
+    buf = property(lambda self: self._buf)
+
+    def close(self):
+        if self._buf is not None:
+            self._buf.release()
+            self._buf = self._mmap = None
+
+    def unlink(self):
+        pass
+
+multiprocessing.shared_memory.SharedMemory = SharedMemory
+multiprocessing.shared_memory._USE_POSIX = False
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory):
+    """The environment variables of programs on each of the systems."""
+    made = {}
+    for name, removed in SYSTEMS.items():
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "sitecustomize.py").write_text(REMOVE + removed)
+        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        made[name] = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path_factory.mktemp("tmp")), "PYTHONSAFEPATH": "1"}
+    return made
+
+
+@pytest.fixture
+def run(environments, tmp_path):
+    """Runs a script; returns what it prints, as values."""
+
+    def run(system, script):
+        path = tmp_path / "script.py"
+        path.write_text("import gristmill as grain\n" + textwrap.dedent(script))
+        process = subprocess.run(
+            [sys.executable, "-W", "error", path],
+            env=environments[system],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert process.returncode == 0, process.stderr
+        assert process.stderr == ""
+        return [ast.literal_eval(line) for line in process.stdout.splitlines()]
+
+    return run
+
+
+EVERYWHERE = pytest.mark.parametrize("system", SYSTEMS)
+
+
+class TestEverywhere:
+    pytestmark = EVERYWHERE
+
+    def test_every_module_can_be_imported(self, run, system):
+        """But those for Orbax, which has no Windows."""
+        names = [name for name in modules() if name not in ("gristmill.checkpoint.arguments", "gristmill.checkpoint.handler")]
+        assert len(names) > 100
+        run(
+            system,
+            f"""
+            import importlib
+            for name in {names}:
+                importlib.import_module(name)
+            for name in dir(grain):
+                if "Checkpoint" not in name:
+                    getattr(grain, name)
+            """,
+        )
+
+    def test_chains(self, run, system):
+        script = """
+            import numpy as np
+            ds = grain.MapDataset.range(40).seed(3).shuffle().map(lambda x: {"x": np.full(3, x)}).repeat(2).batch(4)
+            print([batch["x"][:, 0].tolist() for batch in ds])
+            it = iter(ds.to_iter_dataset(grain.ReadOptions(num_threads=3, prefetch_buffer_size=5)))
+            head = [next(it)["x"].sum().item() for _ in range(7)]
+            state = it.get_state()
+            tail = [batch["x"].sum().item() for batch in it]
+            it.set_state(state)
+            print(tail == [batch["x"].sum().item() for batch in it] != [])
+            print(list(grain.MapDataset.range(9).to_iter_dataset().map(lambda x: x * x).multithread_prefetch(2, 3)))
+            packed = grain.experimental.FirstFitPackIterDataset(
+                grain.MapDataset.range(20).map(lambda i: {"t": np.arange(i % 5 + 1)}).to_iter_dataset(),
+                length_struct={"t": 8}, num_packing_bins=2,
+            )
+            print([row["t"].tolist() for row in packed][:2])
+            """
+        found = run(system, script)
+        ds = gristmill.MapDataset.range(40).seed(3).shuffle().repeat(2).batch(4)
+        assert found[0] == [batch.tolist() for batch in ds]
+        assert found[1:3] == [True, [x * x for x in range(9)]]
+        assert [len(row) for row in found[3]] == [8, 8]
+
+    def test_a_loader_without_workers(self, run, system):
+        found = run(
+            system,
+            """
+            sampler = grain.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
+            it = iter(grain.DataLoader(data_source=range(10), sampler=sampler, operations=[grain.transforms.Batch(3)]))
+            first = next(it).tolist()
+            state = it.get_state()
+            rest = [batch.tolist() for batch in it]
+            it.set_state(state)
+            print((first, rest))
+            print(rest == [batch.tolist() for batch in it])
+            """,
+        )
+        sampler = gristmill.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
+        first, *rest = gristmill.DataLoader(data_source=range(10), sampler=sampler, operations=[gristmill.transforms.Batch(3)])
+        assert found == [(first.tolist(), [batch.tolist() for batch in rest]), True]
+
+    def test_shared_memory(self, run, system):
+        found = run(
+            system,
+            """
+            import pickle
+            import numpy as np
+            source = grain.sources.SharedMemoryDataSource(["zero", b"one", 2])
+            again = pickle.loads(pickle.dumps(source))
+            again[2] = 3
+            print((list(source), list(grain.MapDataset.source(again))))
+            array = grain.multiprocessing.SharedMemoryArray((2, 3), "int32")
+            array.unlink_on_del()
+            attached = pickle.loads(pickle.dumps(array))
+            attached[1] = 5
+            print(array.tolist())
+            name = source.shm.name
+            source.unlink()
+            del source, again
+            try:
+                grain.sources.SharedMemoryDataSource(name=name)
+            except FileNotFoundError:
+                print("gone")
+            """.replace('"gone"', "'\"gone\"'"),
+        )
+        assert found == [(["zero", b"one", 3],) * 2, [[0, 0, 0], [5, 5, 5]], "gone"]
+
+    def test_looking_into_pipelines(self, run, system):
+        (found,) = run(
+            system,
+            """
+            import os, sys
+            import gristmill.diagnostics.verdict
+            from gristmill.core.cgroup import available_memory, usable_cpus
+            from gristmill.diagnostics.load import cpu_demand_ns, free_memory
+            from gristmill.diagnostics.stacks import show_stacks_when_asked, worker_stacks
+            from gristmill.diagnostics.stalls import library_folders
+            grain.diagnostics.verdict.usable_cpus = lambda: 64  # never all busy
+            ds = grain.MapDataset.range(200).map(lambda x: x + 1).batch(5).to_iter_dataset()
+            diagnosis = str(grain.diagnose(ds, seconds=0.2))
+            it = iter(ds)
+            with grain.observe(it) as view:
+                list(it)
+            assert "Bound by" in diagnosis and str(view.summary()), diagnosis
+            assert ("worker processes do it" in diagnosis) == (sys.platform == "darwin"), diagnosis
+            assert usable_cpus() >= 1 and available_memory() == float("inf")
+            assert cpu_demand_ns() > 0 and free_memory() > 0
+            show_stacks_when_asked()
+            assert any(grain.sources.__file__.startswith(folder) for folder in library_folders())
+            print(repr(worker_stacks(os.getpid())))
+            """,
+        )
+        assert found == "(where it is cannot be shown: that needs os.memfd_create and /proc, which Linux has)"
+
+    def test_the_command_line(self, environments, system, tmp_path):
+        (tmp_path / "train.py").write_text("import gristmill as grain\nds = grain.MapDataset.range(5).map(lambda x: x * x)\n")
+        command = [sys.executable, "-W", "error", "-m", "gristmill", "head", "train.py:ds", "-n", "3"]
+        environment = {**environments[system], "PYTHONIOENCODING": "cp1252"}
+        process = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+        assert process.returncode == 0, process.stderr
+        assert b"4" in process.stdout
+
+    def test_prometheus(self, run, system):
+        assert run(system, "print(grain.start_telemetry(port=0) is not None)\ngrain.stop_telemetry()") == [True]
+
+
+class TestMacOS:
+    def test_workers(self, run, environments):
+        """Small outputs, large ones in shared memory, and messages that do not fit into a socket."""
+        found = run(
+            "macOS",
+            """
+            import numpy as np
+            options = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=4)
+            def ds(make, num):
+                return grain.MapDataset.range(num).map(make).to_iter_dataset().mp_prefetch(options)
+            print(list(ds(lambda x: x * x, 3000)) == [x * x for x in range(3000)])
+            print([len(text) for text in ds(lambda x: "a" * 14_000, 60)] == [14_000] * 60)
+            kept = list(ds(lambda x: np.full(300_000, x), 60))
+            print(all((array == i).all() for i, array in enumerate(kept)))
+            sampler = grain.samplers.IndexSampler(40, shuffle=True, num_epochs=1, seed=1)
+            loaders = [
+                grain.DataLoader(data_source=range(40), sampler=sampler, operations=[grain.transforms.Batch(5)], worker_count=n)
+                for n in (2, 2)
+            ]
+            one, other = [[batch.tolist() for batch in loader] for loader in loaders]
+            print(one == other and sorted(sum(one, [])) == list(range(40)))
+            """,
+        )
+        assert found == [True] * 4
+        assert list(Path(environments["macOS"]["TMPDIR"]).iterdir()) == []  # the memory has no name
+
+    def test_a_worker_that_cannot_send_is_started_anew(self, run):
+        """The consumer goes back while messages that do not fit into the socket are on their way."""
+        found = run(
+            "macOS",
+            """
+            options = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=50)
+            it = iter(grain.MapDataset.range(400).map(lambda x: (x, "a" * 9000)).to_iter_dataset().mp_prefetch(options))
+            state, seen = it.get_state(), []
+            for _ in range(20):
+                seen.append([next(it)[0] for _ in range(7)])
+                it.set_state(state)
+            print(seen == [list(range(7))] * 20)
+            print([x for x, _ in it] == list(range(400)))
+            """,
+        )
+        assert found == [True, True]
+
+    def test_a_worker_that_dies_is_reported(self, run):
+        (text,) = run(
+            "macOS",
+            """
+            import os, signal
+            def die(x):
+                if x == 5:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return x
+            options = grain.MultiprocessingOptions(num_workers=2)
+            try:
+                list(grain.MapDataset.range(9).map(die).to_iter_dataset().mp_prefetch(options))
+            except RuntimeError as error:
+                print(repr(str(error)))
+            """,
+        )
+        assert "Worker process 1 of 2 was terminated unexpectedly: it was killed by signal 9 (SIGKILL" in text
+
+    @pytest.mark.parametrize("situation", ["waits", "computes"])
+    def test_workers_end_with_the_program(self, environments, tmp_path, situation):
+        """The kernel does not kill them there: a thread notices."""
+        path = tmp_path / "script.py"
+        path.write_text(
+            textwrap.dedent(
+                f"""
+                import os, time
+                import gristmill as grain
+                def work(x):
+                    while x > 3 and {situation == "computes"}:
+                        time.sleep(0.01)
+                    return os.getpid()
+                options = grain.MultiprocessingOptions(num_workers=2)
+                it = iter(grain.MapDataset.range(100).map(work).to_iter_dataset().mp_prefetch(options))
+                print(next(it), next(it), flush=True)
+                time.sleep(1000)
+                """
+            )
+        )
+        command = [sys.executable, path]
+        with subprocess.Popen(command, env=environments["macOS"], stdout=subprocess.PIPE, text=True) as process:
+            workers = [int(number) for number in process.stdout.readline().split()]
+            process.kill()
+        assert len({*workers, process.pid}) == 3
+        deadline = time.monotonic() + 20
+        while left := [number for number in workers if is_running(number)]:
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
+
+
+def is_running(process_id):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+class TestWindows:
+    def test_workers_are_refused_and_threads_are_named(self, run):
+        texts = run(
+            "Windows",
+            """
+            sampler = grain.samplers.IndexSampler(4, num_epochs=1)
+            options = grain.MultiprocessingOptions(num_workers=2)
+            for ds in (
+                grain.DataLoader(data_source=range(4), sampler=sampler, worker_count=2),
+                grain.MapDataset.range(4).to_iter_dataset().mp_prefetch(options),
+            ):
+                try:
+                    list(ds)
+                except RuntimeError as error:
+                    print(repr(str(error)))
+            """,
+        )
+        assert len(texts) == 2 and len({*texts}) == 1
+        assert texts[0] == (
+            "there are no worker processes on this platform (win32): it lacks os.pread and select.poll, which Linux and "
+            "macOS have. Use threads: worker_count=0 for a DataLoader; for a chain, multithread_prefetch(...) in place of "
+            "mp_prefetch(...)"
+        )
+
+    def test_a_pipeline_with_workers_can_be_looked_at(self, run):
+        texts = run(
+            "Windows",
+            """
+            ds = grain.MapDataset.range(4).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+            print(repr(repr(ds)))
+            print(repr(str(grain.experimental.get_element_spec(ds))))
+            """,
+        )
+        assert "MultiprocessPrefetchIterDataset" in texts[0]
+
+    def test_array_record_is_refused(self, run):
+        (text,) = run(
+            "Windows",
+            """
+            try:
+                grain.sources.ArrayRecordDataSource("a.array_record")
+            except RuntimeError as error:
+                print(repr(str(error)))
+            """,
+        )
+        assert "array_record is not supported on Windows" in text
+
+    def test_blocks_of_others_are_mapped_by_their_name(self, monkeypatch):
+        class Block:
+            name, size, buf = "wnsm_1", 4096, b""
+
+            def __init__(self):
+                self._fd = -1
+
+        mapped = []
+        monkeypatch.setattr(shared_array.mmap, "mmap", lambda *args, **kwargs: mapped.append((args, kwargs)) or bytearray(4096))
+        array = shared_array.SharedMemoryArray.from_shared_memory(Block(), (2,), "int64")
+        assert array.shape == (2,)
+        assert mapped == [((-1, 4096), {"tagname": "wnsm_1"})]
+
+    @pytest.mark.parametrize("name", ["C:\\train.py", "C:/train.py:ds", "C:\\train.py:make.ds"])
+    def test_a_file_on_a_drive(self, name):
+        with pytest.raises(Exception, match=r"there is no file C:[\\/]train\.py;"):
+            load_pipeline(name)
+
+
+def test_the_simulation_bites():
+    """What is taken away is there on this system: otherwise these tests try nothing."""
+    assert hasattr(os, "memfd_create") and hasattr(os, "register_at_fork") and hasattr(signal, "SIGUSR1")
+    assert Path("/proc/self/stat").exists()
