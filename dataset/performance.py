@@ -26,6 +26,7 @@ from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
+from gristmill.workers.process import missing_calls
 
 _log = logging.getLogger("gristmill")
 
@@ -95,6 +96,8 @@ def pick_performance_config(
             raise TypeError(f"ds must not be an iterator, which would be moved, got {node}: pass the dataset that it reads")
     budget = available_memory() if ram_budget_mb is None else min(_check_budget(ram_budget_mb) * _MIB, available_memory())
     worker_cap = usable_cpus() if max_workers is None else as_int("max_workers", max_workers, minimum=0)
+    if missing_calls():  # there can be no worker processes on this system
+        worker_cap = 0
     buffer_cap = 1000 if max_buffer_size is None else as_int("max_buffer_size", max_buffer_size, minimum=0)
     samples = as_int("samples_to_check", samples_to_check, minimum=1)
     if isinstance(ds, MapDataset):

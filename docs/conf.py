@@ -18,7 +18,7 @@ author = "the gristmill authors"
 copyright = "the gristmill authors, Apache-2.0"
 version = release = version_of("gristmill")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 templates_path: list[str] = []
 
@@ -31,7 +31,6 @@ html_show_sphinx = False
 pygments_style, pygments_dark_style = "tango", "github-dark"
 
 myst_heading_anchors = 4
-suppress_warnings = ["myst.xref_missing_non_doc"]
 highlight_language = "python"
 copybutton_exclude = ".linenos, .gp, .go"
 

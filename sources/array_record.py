@@ -289,7 +289,10 @@ def _reader_class() -> Any:
         from array_record.python.array_record_module import ArrayRecordReader
     except ImportError as error:
         if sys.platform == "win32":
-            raise RuntimeError("ArrayRecordDataSource: array_record is not supported on Windows") from error
+            raise RuntimeError(
+                "ArrayRecordDataSource: the package array_record does not exist for Windows: read the files on Linux (WSL) or "
+                "macOS, or keep the data in another format (TFRecordIterDataset, ParquetIterDataset)"
+            ) from error
         raise RuntimeError(
             "ArrayRecordDataSource needs the package array_record, which is not installed or does not load; "
             "run: pip install array-record"

@@ -49,6 +49,7 @@ hidden = set()
 sys.meta_path.insert(0, Hide())
 sys.addaudithook(no_files_of_linux)
 os.stat = stat
+os.process_cpu_count = os.cpu_count
 """
 SYSTEMS = {
     # Sockets there have room for 8 kB; the C library of Linux is asked for as little.
@@ -79,8 +80,8 @@ sys.platform = "win32"
 hidden |= {"_posixshmem", "_posixsubprocess", "fcntl", "grp", "pwd", "resource", "termios", "array_record"}
 for name in hidden:
     sys.modules.pop(name, None)
-remove(os, "fork", "forkpty", "getuid", "geteuid", "memfd_create", "posix_fallocate", "posix_spawn", "pread", "pwrite", "preadv")
-remove(os, "register_at_fork", "sched_getaffinity", "setsid", "killpg", "sysconf", "WNOHANG", "pidfd_open", "eventfd", "uname")
+remove(os, "fork", "forkpty", "getuid", "geteuid", "memfd_create", "posix_fallocate", "pread", "pwrite", "preadv")
+remove(os, "register_at_fork", "sched_getaffinity", "setsid", "killpg", "sysconf", "WNOHANG", "pidfd_open", "eventfd")
 remove(mmap, "MADV_REMOVE", "MAP_PRIVATE", "PROT_READ", "PROT_WRITE")
 remove(signal, "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGALRM", "SIGCHLD", "setitimer", "pthread_sigmask")
 remove(select, "poll", "epoll")
@@ -416,6 +417,17 @@ class TestWindows:
         )
         assert "MultiprocessPrefetchIterDataset" in texts[0]
 
+    def test_no_workers_are_recommended(self, run):
+        (text,) = run(
+            "Windows",
+            """
+            ds = grain.MapDataset.range(100).map(float).to_iter_dataset()
+            config = grain.experimental.pick_performance_config(ds, ram_budget_mb=64, max_workers=None, max_buffer_size=None)
+            print(config.multiprocessing_options.num_workers)
+            """,
+        )
+        assert text == 0
+
     def test_array_record_is_refused(self, run):
         (text,) = run(
             "Windows",
@@ -426,7 +438,7 @@ class TestWindows:
                 print(repr(str(error)))
             """,
         )
-        assert "array_record is not supported on Windows" in text
+        assert "array_record does not exist for Windows" in text
 
     def test_blocks_of_others_are_mapped_by_their_name(self, monkeypatch):
         class Block:

@@ -320,7 +320,7 @@ def test_without_the_package_the_error_names_it(paths, monkeypatch):
     with pytest.raises(RuntimeError, match="needs the package array_record, which is not installed"):
         ArrayRecordDataSource("file[0:1]")
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(RuntimeError, match="array_record is not supported on Windows"):
+    with pytest.raises(RuntimeError, match="array_record does not exist for Windows: read the files on Linux"):
         ArrayRecordDataSource(paths)
 
 
