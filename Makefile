@@ -32,7 +32,7 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 
 .PHONY: test
 test: $(VENV)/.installed-test  ## run the tests and the examples in docstrings; with CI=true the slow tests too
-	$(PY) -m pytest --session-timeout=1800 $(if $(filter true,$(CI)),,-m "not slow")
+	$(PY) -m pytest --numprocesses=auto --dist=loadfile --session-timeout=2700 $(if $(filter true,$(CI)),,-m "not slow")
 
 .PHONY: example
 example: $(VENV)/.installed-examples  ## train a digit classifier from ArrayRecord files, stop it, resume it
