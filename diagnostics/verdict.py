@@ -18,7 +18,7 @@ from gristmill.workers.process import missing_calls
 
 _MIN_ELEMENTS = 2
 _CONSUMER_SHARE = 0.5  # of the time: from here on the consumer is what takes longest
-_IN_TIME = 0.05  # of the time may be waited without anything to gain from it
+_IN_TIME = 0.1  # of the time may be waited without anything to gain from it
 _BUSY = 0.85  # of what CPUs could do: there is nothing left
 _MAX_THREADS = 256
 _MEMORY_SHARE = 0.5  # of the free memory that buffers should not exceed
