@@ -19,8 +19,6 @@ copyright = "the gristmill authors, Apache-2.0"
 version = release = version_of("gristmill")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-exclude_patterns = ["_build"]
-templates_path: list[str] = []
 
 html_theme = "furo"
 html_title = f"gristmill {version}"
@@ -32,7 +30,7 @@ pygments_style, pygments_dark_style = "tango", "github-dark"
 
 myst_heading_anchors = 4
 highlight_language = "python"
-copybutton_exclude = ".linenos, .gp, .go"
+copybutton_exclude = ".gp, .go"  # prompts and outputs of docstrings
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -48,7 +46,7 @@ napoleon_custom_sections = ["Source", "Order", "State", "Cost", ("Guarantees", "
 def _link_notebook(app: Any, docname: str, source: list[str]) -> None:
     """Adds below the title of a page with code where to get it as a notebook."""
     page = DOCS / f"{docname}.md"
-    if docname.count("/") <= 1 and not docname.startswith("reference/") and page.exists() and has_code(page):
+    if has_code(page):
         href = f"{'../' * docname.count('/')}notebooks/{page.stem}.ipynb"
         link = f'<p class="notebook"><a href="{href}" download>Download this page as a notebook</a></p>'
         source[0] = re.sub(r"^(# .*\n)", rf"\1\n{link}\n", source[0], count=1, flags=re.MULTILINE)
