@@ -151,6 +151,7 @@ class RepeatDatasetIterator(BlockIterator[T]):
         self._is_new_epoch = False
 
     def _skip(self) -> None:
+        self._note_start()  # a worker that is to leave out the first element has not been asked for one
         while not self._is_at_end and not skip_one(self._source):  # what failed may be the first of the next epoch
             self._next_epoch()
         self._is_new_epoch = False

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from entry import DIRECT, THREADED, stream
+from local_workers import LocalWorkersIterDataset
 
 from gristmill.core.options import ReadOptions
 from gristmill.core.permutation import index_shuffle
@@ -259,6 +260,7 @@ MODES = {"direct": DIRECT, "threaded": THREADED, "far_ahead": ReadOptions(1, 64)
 
 each_stage = pytest.mark.parametrize("stage", STAGES)
 each_mode = pytest.mark.parametrize("mode", MODES)
+each_mode_and_worker = pytest.mark.parametrize("mode", [*MODES, "worker"])  # a single worker: all is as without one
 
 
 def outcomes(stage, after, bad):
@@ -278,14 +280,15 @@ def combinations(stage):
 
 
 def build(stage, after, mode, bombs):
-    return AFTER[after][0](STAGES[stage](bombs, MODES[mode]))
+    ds = AFTER[after][0](STAGES[stage](bombs, MODES.get(mode, DIRECT)))
+    return LocalWorkersIterDataset(ds) if mode == "worker" else ds
 
 
 BAD = [{0}, {5}, {3, 4}, {1, 6, 7, N - 1}, set(range(N))]
 
 
 @each_stage
-@each_mode
+@each_mode_and_worker
 def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage, mode):
     for after, bad in combinations(stage):
         it = iter(build(stage, after, mode, Bombs(bad)))
@@ -311,7 +314,7 @@ def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage, mode)
 
 
 @each_stage
-@each_mode
+@each_mode_and_worker
 def test_state_after_an_error_is_that_after_the_last_element(stage, mode):
     for after, bad in combinations(stage):
         healthy = outcomes(stage, after, set())
@@ -359,7 +362,7 @@ def test_transient_failures_heal(stage, mode, times, error):
 
 
 @each_stage
-@each_mode
+@each_mode_and_worker
 def test_stop_iteration_in_user_code_ends_nothing(stage, mode):
     for after in AFTER:
         it = iter(build(stage, after, mode, Bombs({6}, error=StopIteration)))
