@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, TypeVar
 
-from gristmill.core.errors import as_int
+from gristmill.core.errors import StateIndexError, as_int
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
@@ -81,5 +81,7 @@ class LimitDatasetIterator(BlockIterator[T]):
 
     def _set_next_index(self, index: int) -> None:
         check_no_gaps(self)
+        if index > self._count:
+            raise StateIndexError(f"the index of the next element of {self} must be in [0, {self._count}], got {index}")
         self._parents[0]._set_next_index(index)
-        self._num_read = index  # beyond the limit, too: nothing follows there
+        self._num_read = index

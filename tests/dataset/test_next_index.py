@@ -67,6 +67,8 @@ PIPELINES = {
     ),
     "mp_prefetch_batch": lambda: workers(2)(numbers()).batch(4),
     "limit": lambda: numbers().limit(5),
+    "limit_beyond": lambda: numbers().limit(20),
+    "limit_threads": lambda: multithread_prefetch(numbers().limit(2), 2, 1),
     "limit_batch": lambda: numbers().limit(5).batch(2).limit(7),
     "interleave_1": lambda: InterleaveIterDataset([numbers().batch(3)], cycle_length=2).random_map(draw, seed=1),
     "multithread_4": lambda: multithread_prefetch(numbers().map_with_index(pair), 4, 1),
@@ -126,8 +128,7 @@ def test_jumping_is_like_having_delivered_what_comes_before(name):
             assert rest(it) == expected[index:]
 
 
-# Behind a limit there are places without elements (`test_limit.py`).
-@pytest.mark.parametrize("name", [name for name in PIPELINES if "limit" not in name])
+@pytest.mark.parametrize("name", PIPELINES)
 def test_outside_the_data_nothing_changes(name):
     expected = rest(PIPELINES[name]())
     it = iter(PIPELINES[name]())
