@@ -117,9 +117,8 @@ class Arena:
 
 
 class _Watched(weakref.ref["Bytes"]):
-    __slots__ = ("is_shared", "slot")
-    slot: Slot
-    is_shared: bool  # another process sees it
+    slot: Slot | None = None  # stays so where an interrupt came first, and then the worker is replaced
+    is_shared = False  # whether another process sees it
 
 
 class ArenaReader:
@@ -134,7 +133,7 @@ class ArenaReader:
         """An array [num_bytes] of a slot; when it and all arrays made of it are gone, ``released`` gives the slot."""
         array = self._mapping.view(slot)
         watched = _Watched(array, self._unseen.append)
-        watched.slot, watched.is_shared = slot, False
+        watched.slot = slot
         self._watched[slot.offset] = watched
         return array
 
@@ -147,9 +146,10 @@ class ArenaReader:
         slots = []
         while self._unseen:
             watched = self._unseen.popleft()
-            if not watched.is_shared:
-                del self._watched[watched.slot.offset]
-                slots.append(watched.slot)
+            slot = watched.slot
+            if slot is not None and not watched.is_shared:
+                self._watched.pop(slot.offset, None)
+                slots.append(slot)
         return slots
 
     def share(self) -> None:

@@ -6,7 +6,9 @@ Guarantees:
    however it did. Nobody waits for a worker in any other way.
 2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say) leaves ``usable`` false:
    bytes may be lost, and a new process has to take over.
-3. ``stop`` waits only for a limited time; afterwards the process is gone and its exit status collected.
+3. ``stop`` waits only for a limited time; afterwards the process is gone and its exit status collected. Interrupted, it does
+   what is left when it is called again.
+4. No lock is taken, so no interrupt leaves one held.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from gristmill.workers.arena import ArenaReader, Slot, open_memory
 from gristmill.workers.codec import decode
+from gristmill.workers.exits import ChildProcess
 from gristmill.workers.messages import (
     CALL,
     COMMAND,
@@ -45,6 +49,7 @@ from gristmill.workers.setup import BOOT
 _LOOK_SECONDS = 0.25  # how often a process is looked at whose connection, kept open by a child of its own, says nothing
 _ANSWER_SECONDS = 0.5  # to a new start of a worker that runs; a new process is there as quickly
 _EXIT_SECONDS = 1.0  # between the end of the connection and that of the process
+_KILL_SECONDS = 10.0  # until a process that was killed is gone, unless it hangs in the kernel
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -86,23 +91,24 @@ class WorkerProcess:
             starting.callback(theirs.close)
             failing.callback(self._socket.close)
             fds = [_above_standard(fd, starting) for fd in (theirs.fileno(), arena, luggage, lifeline)]
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [_python(), *_interpreter_flags(), BOOT, *map(str, [*fds, index, count])],
                 stdin=subprocess.DEVNULL,
                 pass_fds=fds,
                 env=environment,
                 process_group=0,  # an interrupt from the keyboard goes to the group of the consumer
             )
+            self._process = ChildProcess(process)
             failing.pop_all()
         self._fds = [arena, other_end]
         self._reader = ArenaReader(arena)
 
     @property
     def process_id(self) -> int:
-        return self._process.pid
+        return self._process.process_id
 
     def is_alive(self) -> bool:
-        return self.usable and self._process.poll() is None
+        return self.usable and not self._process.has_ended()
 
     def start(self, state: Any, *, skip: bool = False) -> None:
         """Makes the worker produce from ``state`` on; what it has sent before will not be received any more.
@@ -170,17 +176,15 @@ class WorkerProcess:
         with contextlib.suppress(OSError, ValueError):  # it has ended, or another thread has stopped it
             while self._is_readable(deadline - time.monotonic()) and self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(deadline - time.monotonic()):
             self._process.kill()
-            self._process.wait()
+            self._process.wait(_KILL_SECONDS)
         self._release()
 
     def abandon(self) -> None:
         """Lets go of a process that belongs to the process that this one was forked from."""
         self.usable = False
-        self._process.returncode = 0  # nobody is to wait for it, or to warn that nobody has
+        self._process.disown()
         self._reader.abandon()
         self._release()
 
@@ -209,7 +213,7 @@ class WorkerProcess:
         """Waits until this much has been received."""
         while len(self._received) < num_bytes:
             while not self._is_readable(_LOOK_SECONDS):
-                if self._process.poll() is not None:
+                if self._process.has_ended():
                     raise WorkerDied(self._how_it_ended())
                 if self._answer_by is not None and time.monotonic() > self._answer_by:
                     raise WorkerBusy
@@ -259,10 +263,11 @@ class WorkerProcess:
         self._send(COMMAND.pack(TAKEN, self.generation, len(slots) * SLOT.size) + pack_slots(slots))
 
     def _how_it_ended(self) -> str:
-        try:
-            code = self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
+        if not self._process.wait(_EXIT_SECONDS):
             return "closed its connection"
+        code = self._process.exit_code
+        if code is None:
+            return "ended, nobody knows how: this program ignores SIGCHLD, or something in it waits for all child processes"
         if code >= 0:
             return f"exited with code {code}"
         try:
@@ -274,10 +279,12 @@ class WorkerProcess:
 
 
 def close_all(fds: list[int]) -> None:
-    """Closes descriptors and takes them out of their list; two threads may do so at once."""
+    """Closes descriptors and takes them out of their list; two threads may do so at once.
+
+    One call of C: an interrupt between taking one and closing it would leave it open.
+    """
     with contextlib.suppress(IndexError):
-        while True:
-            os.close(fds.pop())
+        deque(map(os.close, iter(fds.pop, None)), 0)
 
 
 def _above_standard(fd: int, stack: contextlib.ExitStack) -> int:

@@ -1,0 +1,71 @@
+"""How a child process ended, found out without a lock.
+
+``Popen.poll`` and ``Popen.wait`` take one, which a signal handler that raises in their middle leaves held for ever.
+
+Guarantees:
+
+1. No call waits longer than it says, whatever has interrupted calls before it, in this thread or another one.
+2. How the process ended is not lost by an interrupt: it is asked for and kept in one call of a function of C, in the middle
+   of which no handler runs.
+3. A process that has ended is sent no signal: another one may have its number by now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from operator import itemgetter
+
+_SHORTEST_SECONDS = 0.0005  # between two looks; then twice as long each time
+_LONGEST_SECONDS = 0.05
+
+_process_id_of = itemgetter(0)  # 0 while the process runs
+
+
+class ChildProcess:
+    """Waits for a process in place of the ``Popen`` that has started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process_id = process.pid
+        self._ends: list[tuple[int, int]] = []  # its id and status, when it has ended
+        self._is_lost = False  # somebody else has waited for it
+        process.returncode = 0  # so that it does not wait for it too, or warn that nobody has
+
+    def has_ended(self) -> bool:
+        """Whether it has; does not wait for that."""
+        if self._ends or self._is_lost:
+            return True
+        try:
+            self._ends.extend(filter(_process_id_of, map(os.waitpid, [self.process_id], [os.WNOHANG])))  # one call (2)
+        except ChildProcessError:  # the program ignores SIGCHLD or waits for all its children; or another thread is just here:
+            time.sleep(_SHORTEST_SECONDS)  # let it finish
+            self._is_lost = True
+        return bool(self._ends) or self._is_lost
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ends within this time."""
+        deadline, pause = time.monotonic() + seconds, _SHORTEST_SECONDS
+        while not self.has_ended():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return False
+            time.sleep(min(pause, remaining))
+            pause = min(2 * pause, _LONGEST_SECONDS)
+        return True
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of a process that has ended: its exit code, or the number of the signal that ended it times -1; ``None``: unknown."""
+        return os.waitstatus_to_exitcode(self._ends[0][1]) if self._ends else None
+
+    def kill(self) -> None:
+        if not self.has_ended():
+            with contextlib.suppress(ProcessLookupError):  # somebody else waits for it, and did so just now
+                os.kill(self.process_id, signal.SIGKILL)
+
+    def disown(self) -> None:
+        """It is no child of this process, which was forked from its parent."""
+        self._is_lost = True
