@@ -8,7 +8,7 @@ import pytest
 from entry import DIRECT, THREADED, stream
 from local_workers import LocalWorkersIterDataset
 
-from gristmill.core.options import ReadOptions
+from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.permutation import index_shuffle
 from gristmill.dataset import IterDataset, MapDataset
 from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
@@ -28,9 +28,13 @@ class Bombs:
     """User code that fails at the given elements: always, or the first ``times`` times."""
 
     def __init__(self, elements=(), times=None, error=Boom):
+        self.args = elements, times, error
         self.left = dict.fromkeys(elements, float("inf") if times is None else times)
         self.error = error
         self.lock = threading.Lock()
+
+    def __reduce__(self):
+        return Bombs, self.args
 
     def check(self, x):
         with self.lock:
@@ -311,6 +315,20 @@ def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage, mode)
         for _ in range(2):
             with pytest.raises(StopIteration):
                 next(it)
+
+
+@pytest.mark.parametrize("after", AFTER)
+def test_a_worker_process_skips_what_fails(after):
+    it = iter(build("iter_map", after, "direct", Bombs({0, 5})).mp_prefetch(MultiprocessingOptions(num_workers=1)))
+    for output in outcomes("iter_map", after, {0, 5}):
+        if output is FAILED:
+            with pytest.raises(Boom):
+                next(it)
+            it.skip_failed()
+        else:
+            assert next(it) == output
+    assert list(it) == []
+    it.close()
 
 
 @each_stage
