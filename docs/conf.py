@@ -18,7 +18,12 @@ author = "the gristmill authors"
 copyright = "the gristmill authors, Apache-2.0"
 version = release = version_of("gristmill")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
 
 html_theme = "furo"
 html_title = f"gristmill {version}"
@@ -40,7 +45,13 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_custom_sections = ["Source", "Order", "State", "Cost", ("Guarantees", "returns_style")]
+napoleon_custom_sections = [
+    "Source",
+    "Order",
+    "State",
+    "Cost",
+    ("Guarantees", "returns_style"),
+]
 
 
 def _link_notebook(app: Any, docname: str, source: list[str]) -> None:
@@ -49,14 +60,18 @@ def _link_notebook(app: Any, docname: str, source: list[str]) -> None:
     if has_code(page):
         href = f"{'../' * docname.count('/')}notebooks/{page.stem}.ipynb"
         link = f'<p class="notebook"><a href="{href}" download>Download this page as a notebook</a></p>'
-        source[0] = re.sub(r"^(# .*\n)", rf"\1\n{link}\n", source[0], count=1, flags=re.MULTILINE)
+        source[0] = re.sub(
+            r"^(# .*\n)", rf"\1\n{link}\n", source[0], count=1, flags=re.MULTILINE
+        )
 
 
 def _add_files(app: Any, exception: Exception | None) -> None:
     """Adds what pages refer to from within HTML, which Sphinx does not follow: pictures, notebooks."""
     if exception is None and app.builder.format == "html":
         for folder in ("pictures", "guides/pictures"):
-            shutil.copytree(DOCS / folder, Path(app.outdir) / folder, dirs_exist_ok=True)
+            shutil.copytree(
+                DOCS / folder, Path(app.outdir) / folder, dirs_exist_ok=True
+            )
         write_notebooks(Path(app.outdir) / "notebooks")
 
 

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from nbformat import NotebookNode
 
 DOCS = Path(__file__).parent
-PAGES = sorted(page for folder in (".", "guides") for page in (DOCS / folder).glob("*.md"))
+PAGES = sorted(
+    page for folder in (".", "guides") for page in (DOCS / folder).glob("*.md")
+)
 _BLOCK = re.compile(
-    r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?P<language>[^\s`]*)[^\n`]*\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE
+    r"^(?:<!-- not run: (?P<reason>.+?) -->\n+)?```(?P<language>[^\s`]*)[^\n`]*\n(?P<code>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
 )
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
 _ENVIRONMENT = re.compile(r"<!-- environment: (\w+) -->")
@@ -40,7 +43,10 @@ class Block(NamedTuple):
 def blocks_of(page: Path) -> list[Block]:
     """All fenced blocks of a page."""
     found = _BLOCK.finditer(page.read_text())
-    return [Block(block["language"], block["code"], block["reason"], *block.span()) for block in found]
+    return [
+        Block(block["language"], block["code"], block["reason"], *block.span())
+        for block in found
+    ]
 
 
 def has_code(page: Path) -> bool:
@@ -55,7 +61,11 @@ def environment_of(page: Path) -> Path | None:
 
 def notebook_of(page: Path) -> NotebookNode:
     """The page as a notebook."""
-    from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook  # environments that only run pages lack it
+    from nbformat.v4 import (
+        new_code_cell,
+        new_markdown_cell,
+        new_notebook,
+    )  # environments that only run pages lack it
 
     text = page.read_text()
     cells, end = [], 0
@@ -67,11 +77,17 @@ def notebook_of(page: Path) -> NotebookNode:
     for block in blocks_of(page):
         if block.runs:
             add_text(block.start)
-            cells.append(new_code_cell(("%%bash\n" if block.language == "sh" else "") + block.code.rstrip()))
+            cells.append(
+                new_code_cell(
+                    ("%%bash\n" if block.language == "sh" else "") + block.code.rstrip()
+                )
+            )
             end = block.end
     add_text(len(text))
     for number, cell in enumerate(cells):
-        cell["id"] = f"{page.stem}-{number}"[-64:]  # not by chance: the same page gives the same file
+        cell["id"] = f"{page.stem}-{number}"[
+            -64:
+        ]  # not by chance: the same page gives the same file
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return new_notebook(cells=cells, metadata={"kernelspec": kernel})
 

@@ -79,7 +79,9 @@ def load_all(ds):
 
 ds = grain.MapDataset.range(100).map(load)
 """
-STALL_THREADS = STALL + "load_all(ds.to_iter_dataset(grain.ReadOptions(num_threads=2)))\n"
+STALL_THREADS = (
+    STALL + "load_all(ds.to_iter_dataset(grain.ReadOptions(num_threads=2)))\n"
+)
 STALL_WORKERS = STALL + (
     "ds = ds.to_iter_dataset(grain.ReadOptions(num_threads=0))\n"
     "load_all(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))\n"
@@ -137,7 +139,12 @@ def run_guide(folder: Path) -> dict[str, Any]:
 def output_of(folder: Path, *arguments: str) -> str:
     """What a command of Python prints, errors too, without the places of files on this machine."""
     result = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        [sys.executable, *arguments],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
     )
     lines: list[str] = []
     for line in result.stdout.replace(f"{folder}{os.sep}", "").splitlines():
@@ -160,17 +167,28 @@ def output_of_program(folder: Path, program: str) -> str:
 
 def heat(summary: ExecutionSummary) -> str:
     """A picture of the stages, with the share of the time that the consumer waited for each."""
-    stages = [Stage(i, node.name, node.inputs, node.output_spec) for i, node in sorted(summary.items())]
+    stages = [
+        Stage(i, node.name, node.inputs, node.output_spec)
+        for i, node in sorted(summary.items())
+    ]
     waited = summary.waited_ns / summary.elapsed_ns
     shares = {i: waited * node.wait_time_ratio for i, node in summary.items()}
-    notes = {i: [f"waited for {share:.1%} of the time"] for i, share in shares.items() if share >= 0.0005}
-    return graph_svg(Graph(tuple(stages)), notes, {i: 0.6 * share for i, share in shares.items()})
+    notes = {
+        i: [f"waited for {share:.1%} of the time"]
+        for i, share in shares.items()
+        if share >= 0.0005
+    }
+    return graph_svg(
+        Graph(tuple(stages)), notes, {i: 0.6 * share for i, share in shares.items()}
+    )
 
 
 def wrapped(line: str) -> list[str]:
     if len(line) <= LINE_LENGTH:
         return [line]
-    return textwrap.wrap(line, LINE_LENGTH, subsequent_indent="    ", break_long_words=False)
+    return textwrap.wrap(
+        line, LINE_LENGTH, subsequent_indent="    ", break_long_words=False
+    )
 
 
 def insert(texts: dict[str, str]) -> None:
@@ -203,19 +221,30 @@ def take_screenshots(folder: Path, chromium: str | None) -> None:
             print(f"The screenshots stay as they are: {error}")
             return
         for scheme in ("light", "dark"):
-            page = browser.new_page(color_scheme=scheme, viewport={"width": WIDTH, "height": 800})
+            page = browser.new_page(
+                color_scheme=scheme, viewport={"width": WIDTH, "height": 800}
+            )
             for report, part, name in SCREENSHOTS:
                 page.goto((folder / report).as_uri())
                 box = page.locator(part).first.bounding_box()
                 clip = {"x": box["x"] - MARGIN, "y": box["y"] - MARGIN}
-                clip |= {"width": box["width"] + 2 * MARGIN, "height": box["height"] + 2 * MARGIN}
-                picture = Image.open(io.BytesIO(page.screenshot(full_page=True, clip=clip)))
-                picture.quantize(128).save(PICTURES / f"{name}-{scheme}.png", optimize=True)
+                clip |= {
+                    "width": box["width"] + 2 * MARGIN,
+                    "height": box["height"] + 2 * MARGIN,
+                }
+                picture = Image.open(
+                    io.BytesIO(page.screenshot(full_page=True, clip=clip))
+                )
+                picture.quantize(128).save(
+                    PICTURES / f"{name}-{scheme}.png", optimize=True
+                )
         browser.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--chromium", help="another browser than playwright's own")
     chromium = parser.parse_args().chromium
     PICTURES.mkdir(exist_ok=True)
@@ -234,15 +263,32 @@ def main() -> None:
             "table": str(before.snapshot.summary),
             "postfix": names["bar"],
             "repr": repr(names["numbers"]),
-            "commands": "\n\n".join([command(folder, "head", "-n", "1"), command(folder, "bench", "--seconds", "2")]),
+            "commands": "\n\n".join(
+                [
+                    command(folder, "head", "-n", "1"),
+                    command(folder, "bench", "--seconds", "2"),
+                ]
+            ),
             "error": output_of_program(folder, ERROR),
             "stall": output_of_program(folder, STALL_THREADS),
             "stall-worker": output_of_program(folder, STALL_WORKERS),
         }
         insert(texts)
         output_of_program(folder, WORKERS)
-        (folder / "train.py").write_text(re.search(r"```py\n(.*?)```", README.read_text(), re.DOTALL)[1])
-        output_of(folder, "-m", "gristmill", "diagnose", "train.py:ds", "--seconds", "2", "--html", "readme.html")
+        (folder / "train.py").write_text(
+            re.search(r"```py\n(.*?)```", README.read_text(), re.DOTALL)[1]
+        )
+        output_of(
+            folder,
+            "-m",
+            "gristmill",
+            "diagnose",
+            "train.py:ds",
+            "--seconds",
+            "2",
+            "--html",
+            "readme.html",
+        )
         take_screenshots(folder, chromium)
 
 
