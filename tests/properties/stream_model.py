@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from list_model import FAILED, OPTIONS, Boom, MapModel, map_steps, random_map, read_options
 from list_model import build as build_map
 from list_model import weight as tuple_weight
+from local_workers import LocalWorkersIterDataset
 
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.permutation import index_shuffle
@@ -278,6 +279,8 @@ def build(tree: Any) -> Any:
             return multithread_prefetch(ds, *args)
         case "workers":
             return ds.mp_prefetch(MultiprocessingOptions(num_workers=args[0], per_worker_buffer_size=3))
+        case "local_workers":
+            return LocalWorkersIterDataset(ds, args[0])
         case "prefetch":
             return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=args[0])
         case "options":
@@ -322,7 +325,7 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
     if name == "interleave":
         parents = [outcomes(t) for t in share.of(trees)]
         return in_turn(parents, min(args[0], len(parents)))
-    if name in ("threads", "workers"):
+    if name in ("threads", "workers", "local_workers"):
         n = args[0]
         return in_turn([outcomes(trees[0], share.of_thread(i, n)) for i in range(n)], n) if n else outcomes(trees[0], share)
     if name == "mix":

@@ -7,9 +7,10 @@ import cloudpickle
 import list_model
 import pytest
 import stream_model
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 from list_model import FAILED, Boom
+from new_seed import SEED
 from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
 
 from gristmill.dataset.description import describe
@@ -23,7 +24,7 @@ ANYHOW = {
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
 }
 QUICK = settings(max_examples=400, derandomize=True, **ANYHOW)
-THOROUGH = settings(max_examples=800, derandomize=True, **ANYHOW)
+THOROUGH = settings(max_examples=800, print_blob=True, **ANYHOW)  # with other examples every time
 
 
 class Run:
@@ -60,7 +61,7 @@ class Run:
                 return False
             except (Transient, Interrupt):
                 assert self.state() == before
-                if "threads" in self.names:  # an error stays
+                if not self.names.isdisjoint(["threads", "local_workers"]):  # an error stays
                     self.it.set_state(self.it.get_state())
             except (Boom, ValueError) as error:
                 assert type(error) is Boom or "ZipIterDataset argument" in str(error)
@@ -280,11 +281,28 @@ def test_streams_that_fail(tree, script):
     check(tree, script)
 
 
+@settings(QUICK, max_examples=200)
+@given(failing_trees, operations)
+def test_streams_of_one_worker(tree, script):
+    check(("local_workers", (1,), (tree,)), script)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # an example that fails is made smaller
+@seed(SEED)
 @THOROUGH
 @given(trees | failing_trees, operations)
 def test_many_streams(tree, script):
     check(tree, script)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@seed(SEED)
+@settings(THOROUGH, max_examples=400)
+@given(failing_trees, st.integers(1, 2), operations)
+def test_many_streams_of_local_workers(tree, num_workers, script):
+    check(("local_workers", (num_workers,), (tree,)), script)
 
 
 @pytest.fixture(scope="module")
@@ -317,6 +335,8 @@ def test_streams_of_workers(model_in_workers, tree, script):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # an example that fails is made smaller
+@seed(SEED)
 @settings(THOROUGH, max_examples=30)
 @given(trees | failing_trees, few_operations)
 def test_many_streams_of_workers(model_in_workers, tree, script):
