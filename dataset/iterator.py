@@ -419,13 +419,13 @@ def return_to(it: DatasetIterator[Any], mark: Any) -> None:
 def explainer(error: BaseException) -> Callable[[BaseException], BaseException]:
     """What tells of an error, or of what takes its place, where ``error`` came up, and returns it. Of an interrupt, nothing.
 
-    To be called as long as the iterators are where the error met them.
+    It also leaves our frames out of the traceback. To be called as long as the iterators are where the error met them.
     """
-    if isinstance(error, Exception):
+    if isinstance(error, Exception | KeyboardInterrupt):
         with contextlib.suppress(ImportError):  # the interpreter is about to end
             from gristmill.dataset import failures  # loaded with the first failure: it knows all kinds of stages
 
-            return functools.partial(failures.explain, failures.located(error))
+            return functools.partial(failures.explain, failures.located(error) if isinstance(error, Exception) else None)
     return lambda error: error
 
 

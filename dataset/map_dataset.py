@@ -543,8 +543,14 @@ class BlockMapDataset(MapDataset[T]):
             index = _as_index(index)
         try:
             return self._block([index])[0]
-        except StopIteration as error:
-            raise stop_iteration_error(str(self)) from error
+        except BaseException as error:
+            from gristmill.dataset.iterator import explainer  # which knows this module
+
+            explain = explainer(error)
+            if isinstance(error, StopIteration):
+                raise explain(stop_iteration_error(str(self))) from error
+            explain(error)
+            raise
 
     def __str__(self) -> str:
         return type(self).__name__

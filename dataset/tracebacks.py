@@ -5,13 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import traceback
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from gristmill.core.config import config
 from gristmill.core.errors import add_note
 
+# Where errors leave the library: the functions of that name in these modules.
+_EXITS = {
+    "gristmill.dataset.iterator": "__next__",
+    "gristmill.loader.iterator": "__next__",
+    "gristmill.dataset.map_dataset": "__getitem__",
+}
 _THREADS_AND_WORKERS = ("gristmill.dataset.readahead", "gristmill.dataset.pullahead", "gristmill.workers.child")
 _NOTE = (
     "Frames of gristmill are left out of this traceback. To see them, call "
@@ -26,28 +34,30 @@ class UnfilteredTraceback(Exception):
 def filter_traceback(error: BaseException) -> None:
     """Leaves our frames out of the traceback of ``error``, as ``config.py_traceback_filtering`` says.
 
-    Type, arguments and causes stay as they are; so does the frame that raised the error, and all code of users. To be called by
-    a ``next`` that raises the error, where it is caught. If that runs inside of another ``next`` of ours, or of a thread or a
-    worker process that computes ahead of one, nothing happens.
+    Type, arguments and causes stay as they are; so does the frame that raised the error, and all code of users. Of an interrupt
+    from the keyboard, which may come anywhere, frames of the library and of what it calls are left out even where they raised
+    it, and nothing is noted. To be called by a ``next`` or ``ds[i]`` that raises the error, where it is caught. If that runs
+    inside of another one of ours, or of a thread or a worker process that computes ahead, nothing happens.
     """
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+    if isinstance(error, Exception | KeyboardInterrupt) and not isinstance(error, StopIteration):
         with contextlib.suppress(Exception):
             _filter(error)
 
 
-def _filter(error: Exception) -> None:
+def _filter(error: BaseException) -> None:
     mode = config.py_traceback_filtering
     if mode == "auto":
         mode = "tracebackhide" if _is_in_ipython() else "quiet_remove_frames"
     if mode == "off" or _is_inside():
         return
-    folders = _library_folders()
     links: list[TracebackType] = []
     link = error.__traceback__
     while link is not None:
         links.append(link)
         link = link.tb_next
-    is_hidden = [link.tb_frame.f_code.co_filename.startswith(folders) for link in links[:-1]] + [False]
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    is_hidden = _are_ours([link.tb_frame.f_code.co_filename for link in links], with_calls=is_interrupt)
+    is_hidden[-1:] = [is_hidden[-1] and is_interrupt] if links else []
     if not any(is_hidden):
         return
     if mode == "tracebackhide":
@@ -62,22 +72,33 @@ def _filter(error: Exception) -> None:
         if not hide:  # anew: whoever raises the error again has the old ones
             kept = TracebackType(kept, link.tb_frame, link.tb_lasti, link.tb_lineno)
     BaseException.with_traceback(error, kept)
-    if _NOTE not in getattr(error, "__notes__", ()):
+    if not is_interrupt and _NOTE not in getattr(error, "__notes__", ()):
         add_note(error, _NOTE)
 
 
+def _are_ours(files: list[str], *, with_calls: bool) -> list[bool]:
+    """Which of the files of a call stack are of this library, or of Python's own called by it if ``with_calls``."""
+    folders, python = _library_folders(), f"{Path(threading.__file__).parent}{os.sep}"
+    found: list[bool] = []
+    for file in files:
+        is_called = with_calls and bool(found) and found[-1]
+        is_pythons = file.startswith((python, "<frozen ")) and "site-packages" not in file
+        found.append(file.startswith(folders) or (is_called and is_pythons))
+    return found
+
+
 def _is_inside() -> bool:
-    """Whether the ``next`` that calls ``filter_traceback`` runs inside of something of ours that will pass on the error."""
+    """Whether the function that calls ``filter_traceback`` runs inside of something of ours that will pass on the error."""
     frame: FrameType | None = sys._getframe(1)
-    num_nexts = 0
+    num_exits = 0
     while frame is not None:
         name = frame.f_globals.get("__name__")
         if name in _THREADS_AND_WORKERS:
             return True
-        if frame.f_code.co_name == "__next__" and name in ("gristmill.dataset.iterator", "gristmill.loader.iterator"):
-            num_nexts += frame.f_code.co_qualname != "PlainIterator.__next__"
+        if frame.f_code.co_name == _EXITS.get(str(name)):
+            num_exits += frame.f_code.co_qualname != "PlainIterator.__next__"
         frame = frame.f_back
-    return num_nexts > 1
+    return num_exits > 1
 
 
 def _library_folders() -> tuple[str, ...]:
@@ -100,7 +121,7 @@ def _hide(frame: FrameType, error: BaseException) -> None:
             del variables[name]
 
 
-def _attach(error: Exception) -> None:
+def _attach(error: BaseException) -> None:
     """Makes a copy of ``error`` with its whole traceback, and what caused it, its cause."""
     if isinstance(error.__cause__, UnfilteredTraceback):  # it is raised once more
         return

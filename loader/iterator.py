@@ -54,7 +54,7 @@ class DataLoaderIterator(Iterator[Any]):
             return self._iterator.__next__()
         except StopIteration:
             raise
-        except Exception as error:
+        except (Exception, KeyboardInterrupt) as error:
             with contextlib.suppress(ImportError):  # at the end of the interpreter
                 from gristmill.dataset.tracebacks import filter_traceback
 
@@ -144,7 +144,7 @@ class DataLoaderIterator(Iterator[Any]):
             return
         missing = [key for key in _KEYS if key not in state]
         if missing:
-            raise StateKeyError(f"a DataLoader state must have the keys {missing}, found only {shown(sorted(map(str, state)))}")
+            raise StateKeyError(f"a DataLoader state must have the keys {missing}, found only {shown(list(state))}")
         if plain_int(state["version"]) != _VERSION:
             raise StateMismatchError(f"the version of a DataLoader state must be {_VERSION}, got {shown(state['version'])}")
         if self._validate:
@@ -167,8 +167,8 @@ class DataLoaderIterator(Iterator[Any]):
             length = len(range(worker, self._loader._length, count))
             if not 0 <= num_read[-1] <= length:
                 raise StateIndexError(
-                    f"last_seen_indices[{key!r}] in the state of a DataLoader is {index}: the number of elements that worker "
-                    f"{worker} has read must be in [0, {length}], the number of its elements, got {num_read[-1]}"
+                    f"last_seen_indices[{key!r}] in the state of a DataLoader is {shown(index)}: the number of elements that "
+                    f"worker {worker} has read must be in [0, {length}], the number of its elements, got {shown(num_read[-1])}"
                 )
         if len(last_seen) != count:
             raise StateMismatchError(

@@ -15,6 +15,7 @@ import gristmill as gm
 from gristmill import IterDataset, MapDataset
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator
+from gristmill.dataset.map_dataset import ancestors
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
@@ -56,6 +57,14 @@ class Fails:
 
 
 fails = Fails()
+
+
+class PassesOn(MapDataset):
+    def __len__(self):
+        return len(self._parent)
+
+    def __getitem__(self, index):
+        return self._parent[index]
 
 
 def note_of(ds_or_it):
@@ -167,6 +176,19 @@ class TestThePlace:
             if name == "in_threads" and ("batch" in stage or stage == "iter_map_after_thread"):
                 continue  # other elements are together
             assert matches(expected, note), (name, note)
+
+    @pytest.mark.parametrize("stage", [name for name in STAGES if not name.startswith("iter_")])
+    def test_is_the_same_of_one_element(self, stage):
+        make, expected = STAGES[stage]
+        ds = next(node for node in ancestors(make(DIRECT)) if isinstance(node, MapDataset))
+        for wrapped in (ds, PassesOn(ds), ds.repeat(2), ds[:], PassesOn(ds).map(lambda x: x)):
+            with pytest.raises(Boom) as caught:
+                for i in range(len(wrapped)):
+                    wrapped[i]
+            (where, filtered) = caught.value.__notes__
+            assert matches(expected, where) and filtered.startswith("Frames")
+            names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
+            assert {*names} <= {"test_is_the_same_of_one_element", "__getitem__", "__call__"}, names
 
     @each_mode
     def test_of_sources_and_own_datasets(self, mode):
@@ -390,14 +412,15 @@ class TestNotes:
         assert "at element 0" in caught.value.__notes__[0]
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-    def test_interrupts_are_left_alone(self, error):
+    def test_interrupts_get_no_note(self, error):
         def fail(x):
             raise error
 
         with pytest.raises(error) as caught:
             next(iter(BASE.map(fail).to_iter_dataset(DIRECT)))
         assert not hasattr(caught.value, "__notes__")
-        assert "_block" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+        assert ("_block" in names) == (error is not KeyboardInterrupt)  # that of a user who looks at it
 
     def test_stop_iteration_in_user_code(self):
         def fail(x):
