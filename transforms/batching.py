@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gristmill.core import tree
 _POOLED_BYTES = 1 << 20  # from here on a fresh allocation costs more (page faults) than the copy into it
 _MAX_BUFFERS = 4  # of each stage or iterator: they stay allocated as long as it lives
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
+_ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
 _LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
 
 # A count of references tells who sees a buffer only where there is a global interpreter lock to hold meanwhile.
@@ -77,12 +79,15 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     one position must have equal shapes; their dtypes are promoted as ``numpy.stack`` does. Arrays in the result are new and
     C-contiguous, containers keep their types.
 
+    Text and bytes become an array of their greatest length, whose unused cells are NUL: those that end so would lose it.
+
     Args:
         values: the elements, at least one.
         allocate: gives uninitialised arrays of a shape and dtype, used where these are known beforehand.
 
     Raises:
-        ValueError: no elements, or elements of different structure or shape; names the first leaf that differs.
+        ValueError: no elements, or elements of different structure or shape; names the first leaf that differs. Or text or
+            bytes end in NUL.
 
     Example:
         >>> stack([{"x": 1, "y": (2.5,)}, {"x": 3, "y": (4,)}])
@@ -126,7 +131,7 @@ def _key_path(key: Any) -> str:
     return f"[{key!r}]"
 
 
-def _leaf_path(value: Any, i: int) -> str:
+def leaf_path(value: Any, i: int) -> str:
     return tree.leaf_paths(value)[i]
 
 
@@ -143,7 +148,7 @@ def _stack_tree(values: Sequence[Any], allocate: Allocate) -> Any:
         rows.append(leaves)
     columns = [[row[i] for row in rows] for i in range(len(first_leaves))]
     stacked = [
-        _stack_leaf(column, set(map(type, column)), allocate, partial(_leaf_path, values[0], i))
+        _stack_leaf(column, set(map(type, column)), allocate, partial(leaf_path, values[0], i))
         for i, column in enumerate(columns)
     ]
     return tree.unflatten(structure, stacked)
@@ -161,8 +166,14 @@ def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, pat
                 return np.array(leaves, _SCALARS[kind])
             except OverflowError:
                 pass  # an int beyond 64 bits: NumPy's promotion decides
-        elif kind is str or kind is bytes or issubclass(kind, np.number | np.bool_):
+        elif kind is str or kind is bytes:
+            if True in map(_ENDS_IN_NUL[kind], leaves):
+                check_no_nul(leaves, path)
             return np.array(leaves)
+        elif issubclass(kind, np.number | np.bool_):
+            return np.array(leaves)
+    if any([issubclass(kind, str | bytes) for kind in types]):
+        check_no_nul(leaves, path)
     try:
         if len(leaves) == 1:
             leaf = leaves[0]
@@ -190,6 +201,22 @@ def _stack_arrays(leaves: Sequence[Any], allocate: Allocate) -> Any:
     out = allocate((num, *shape), dtype)
     np.concatenate(leaves, out=out.reshape(num * shape[0], *shape[1:]))
     return out
+
+
+def ends_in_nul(value: Any) -> bool:
+    """Whether ``value`` is text or bytes that an array of them would cut short."""
+    return isinstance(value, str | bytes) and value.endswith("\0" if isinstance(value, str) else b"\0")
+
+
+def check_no_nul(leaves: Sequence[Any], path: Callable[[], str]) -> None:
+    """Refuses text and bytes that an array would cut short."""
+    for i, leaf in enumerate(leaves):
+        if ends_in_nul(leaf):
+            place = f"leaf {path()} of element {i}" if path() else f"element {i}"
+            raise ValueError(
+                f"text and bytes to batch must not end in NUL, which NumPy's arrays of them lose, but {place} ends in "
+                f"{leaf[-20:]!r}. Pass batch_fn=list to keep elements as they are, or decode them before"
+            )
 
 
 def _structure_difference(first: Any, other: Any, position: int) -> str:

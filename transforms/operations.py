@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from gristmill.core import tree
 from gristmill.core.errors import as_int
 from gristmill.core.record import Record, RecordMetadata
+from gristmill.transforms.batching import check_no_nul, leaf_path
 from gristmill.transforms.bin_packing import Bins, Feature, first_fit
 from gristmill.transforms.sequences import as_sequence
 
@@ -131,7 +133,10 @@ class BatchOperation:
                 f"positions {others} have structures {[flat[i][1] for i in others]}."
             )
         rows = [leaves for leaves, _ in flat]
-        return tree.unflatten(structure, [np.stack([row[i] for row in rows]) for i in range(len(rows[0]))])
+        columns = [[row[i] for row in rows] for i in range(len(rows[0]))]
+        for i, column in enumerate(columns):
+            check_no_nul(column, partial(leaf_path, values[0], i))
+        return tree.unflatten(structure, [np.stack(column) for column in columns])
 
 
 @dataclass

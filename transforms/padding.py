@@ -10,7 +10,7 @@ import numpy as np
 from gristmill.core import tree
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.transforms.base import check_batch_size
-from gristmill.transforms.batching import stack
+from gristmill.transforms.batching import ends_in_nul, stack
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0, with_mask: bool = False) -> Any:
@@ -89,6 +89,8 @@ def _filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any]) -> np.ndarra
     kind = dtype.kind
     if np.iscomplexobj(pad) and kind in "biuf":
         raise ValueError("a complex number")
+    if ends_in_nul(pad) and kind in "SU":
+        raise ValueError("its NUL would be lost")
     with np.errstate(all="ignore"):
         filled = np.full(shape, pad, dtype)
     if kind in "biu":

@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gristmill.transforms.batching import ends_in_nul
+
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
@@ -14,7 +16,8 @@ def as_sequence(name: str, value: Any) -> Array:
     """``value`` as an array whose first axis is that of the sequence; a scalar is a sequence of length 1.
 
     Raises:
-        ValueError: ``value`` is nested, ragged, or nothing that NumPy has a dtype for; names the feature.
+        ValueError: ``value`` is nested, ragged, or nothing that NumPy has a dtype for, or text or bytes in it end in NUL, which
+            they would lose; names the feature.
     """
     if type(value) is np.ndarray and value.ndim:
         return value
@@ -25,6 +28,11 @@ def as_sequence(name: str, value: Any) -> Array:
     if isinstance(value, Mapping) or (array.dtype.hasobject and not isinstance(value, np.ndarray)):
         raise ValueError(
             f"feature {name} must be an array, a list of numbers or a scalar, got {value!r:.100} of type {type(value).__name__}. "
+            "Should it be a meta feature?"
+        )
+    if array.dtype.kind in "SU" and not isinstance(value, np.ndarray) and any(map(ends_in_nul, np.array(value, object).flat)):
+        raise ValueError(
+            f"feature {name} must not be text or bytes that end in NUL, which NumPy's arrays of them lose, got {value!r:.100}. "
             "Should it be a meta feature?"
         )
     return array if array.ndim else array.reshape(1)

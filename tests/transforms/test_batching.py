@@ -1,6 +1,7 @@
 import copy
 import pickle
 import random
+import re
 import threading
 from collections import OrderedDict, defaultdict
 from typing import NamedTuple
@@ -13,7 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gristmill.core import tree
+from gristmill.core.record import Record, RecordMetadata
 from gristmill.transforms.batching import BufferPool, stack
+from gristmill.transforms.operations import BatchOperation
+from gristmill.transforms.padding import batch_and_pad
 
 MEGABYTE = 1 << 20
 
@@ -54,7 +58,8 @@ def columns(draw):
     kind = draw(st.sampled_from(["arrays", "mixed arrays", "scalars"]))
     if kind == "scalars":
         scalars = st.integers(-(2**70), 2**70) | st.floats() | st.booleans() | st.integers(-3, 3).map(np.int8)
-        same = draw(st.sampled_from([scalars, st.integers(-9, 9), st.text(max_size=3), st.binary(max_size=3)]))
+        text, data = st.text(max_size=3).map(lambda x: x.rstrip("\0")), st.binary(max_size=3).map(lambda x: x.rstrip(b"\0"))
+        same = draw(st.sampled_from([scalars, st.integers(-9, 9), text, data]))
         return draw(st.lists(same, min_size=num, max_size=num))
     shape = draw(SHAPES)
     dtype = draw(DTYPES)
@@ -100,6 +105,39 @@ def test_a_leaf_is_stacked_as_numpy_does(leaves):
     batch = stack(leaves)
     assert_same(batch, numpys(*leaves))
     assert_new(batch, leaves)
+
+
+_texts = st.lists(st.text("a\0", max_size=3), min_size=1, max_size=4)
+
+
+def with_legacy_operation(leaves):
+    (record,) = BatchOperation(len(leaves))(iter([Record(RecordMetadata(i), leaf) for i, leaf in enumerate(leaves)]))
+    return record.data
+
+
+@settings(deadline=None, max_examples=150)
+@given(_texts | _texts.map(lambda texts: [text.encode() for text in texts]), st.booleans())
+@pytest.mark.filterwarnings("ignore:BatchOperation")
+def test_text_and_bytes_are_kept_or_refused(leaves, as_scalars):
+    """An array of them cannot tell a NUL at the end from an unused cell."""
+    if as_scalars:  # of NumPy, which keep a NUL themselves
+        leaves = [(np.bytes_ if isinstance(leaf, bytes) else np.str_)(leaf) for leaf in leaves]
+    nul = b"\0" if isinstance(leaves[0], bytes) else "\0"
+    bad = next((i for i, leaf in enumerate(leaves) if leaf.endswith(nul)), None)
+    ways = {
+        "": stack,
+        "leaf ['x'] of ": lambda leaves: stack([{"x": leaf} for leaf in leaves])["x"],
+        "leaf [1] of ": lambda leaves: stack([(0, leaf) for leaf in leaves])[1],
+        "leaf ['x']['y'] of ": lambda leaves: stack([{"x": {"y": leaf}} for leaf in leaves])["x"]["y"],
+        "leaf [0] of ": lambda leaves: batch_and_pad([[leaf] for leaf in leaves], batch_size=len(leaves))[0],
+        "leaf ['z'] of ": lambda leaves: with_legacy_operation([{"z": leaf} for leaf in leaves])["z"],
+    }
+    for place, way in ways.items():
+        if bad is None:
+            assert way(leaves).tolist() == leaves
+        else:
+            with pytest.raises(ValueError, match=re.escape(f"but {place}element {bad} ends in ") + ".*batch_fn=list"):
+                way(leaves)
 
 
 @pytest.mark.parametrize("dtypes", [["f4"], ["f4", "f4"], ["f4", "f8"], [">f4", ">f4"], [">f4"]], ids=str)
