@@ -29,6 +29,7 @@ html_theme = "furo"
 html_title = f"gristmill {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(DOCS / "search_scorer.js")
 html_copy_source = False
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "tango", "github-dark"

@@ -1,5 +1,7 @@
 """The site of the documentation builds without a warning, refers to nothing that is not there, and names all that is public."""
 
+import json
+import shutil
 import subprocess
 import sys
 import urllib.parse
@@ -80,10 +82,34 @@ def test_pictures_have_descriptions(pages):
     assert [path.name for path, page in pages.items() if page.images_without_text and "_modules" not in path.parts] == []
 
 
-def test_search_finds_pages(site):
-    index = (site / "searchindex.js").read_text()
-    for word in ("shuffl", "checkpoint", "worker"):
-        assert word in index
+# What readers look for, and the section that tells about it.
+SECTIONS = {
+    "skip bad records": "guides/debugging#skip-bad-records",
+    "csv": "guides/sequential_sources#csv",
+    "webdataset": "guides/sources#webdataset",
+    "keras": "guides/pytorch_and_keras#keras",
+    "parquet": "guides/sequential_sources#parquet",
+}
+
+
+def test_titles_name_what_is_looked_for(site):
+    index = json.loads((site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
+    titles = {title.lower(): [index["docnames"][page] for page, _ in places] for title, places in index["alltitles"].items()}
+    for query, section in SECTIONS.items():
+        assert section.partition("#")[0] in titles[query]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node, which runs the site's search, is not installed")
+def test_search_leads_to_guides_first(site):
+    others = ["blocks", "read ahead", "checkpoints"]
+    command = ["node", Path(__file__).with_name("search.js"), site, *SECTIONS, *others, "IndexSampler"]
+    *found, names = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+    assert [pages[0] for pages in found[: len(SECTIONS)]] == list(SECTIONS.values())
+    for pages in found:
+        guides, decisions = ([i for i, page in enumerate(pages) if page.startswith(kind)] for kind in ("guides/", "decisions/"))
+        assert max(guides) < min(decisions, default=len(pages))
+    assert any(page.startswith("decisions/") for pages in found for page in pages)
+    assert names[0] == "reference/data_loader#gristmill.samplers.IndexSampler"
 
 
 def test_every_public_name_is_in_the_reference(site):
