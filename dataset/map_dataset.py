@@ -12,6 +12,7 @@ import numpy as np
 from gristmill.core.errors import stop_iteration_error
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.options import ReadOptions
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.graph import DatasetNode, as_parents, spec_of_first_parent
 
 if TYPE_CHECKING:
@@ -194,6 +195,10 @@ class MapDataset(DatasetNode, Generic[T_co], metaclass=MapDatasetMeta):
         ``read`` makes up for it.
         """
         return [self[i] for i in as_ints(indices)]
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        """The elements of ``_block(feed.indices)``, each computed when it is asked for (see ``feed``)."""
+        return (self[i] for i in feed.steps([*as_ints(feed.indices)]))
 
     def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
         """This step over a part of its parent, for ``sequential_slice``.
@@ -533,6 +538,9 @@ class BlockMapDataset(MapDataset[T]):
     @abc.abstractmethod
     def _block(self, indices: Indices) -> list[Any]: ...
 
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        return (self._block([i])[0] for i in feed.steps([*as_ints(feed.indices)]))
+
     def __len__(self) -> int:
         return len(self._parent)
 
@@ -581,11 +589,15 @@ class ReindexMapDataset(BlockMapDataset[T]):
     def _block(self, indices: Indices) -> list[Any]:
         if len(indices) == 1:
             return self._parents[0]._block([self._reindex(as_ints(indices)[0])])
-        if isinstance(indices, range):
-            moved = self._reindex_range(indices)
-            if moved is not None:
-                return self._parents[0]._block(moved)
-        return self._parents[0]._block(self._reindex(as_array(indices, self._limit)))
+        return self._parents[0]._block(self._moved(indices))
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        return self._parents[0]._stream(feed.over(self._moved(feed.indices)))
+
+    def _moved(self, indices: Indices) -> Indices:
+        moved = self._reindex_range(indices) if isinstance(indices, range) and len(indices) > 1 else None
+        result: Indices = self._reindex(as_array(indices, self._limit)) if moved is None else moved
+        return result
 
 
 def not_over_a_part(step: Any, reason: str) -> ValueError:

@@ -5,14 +5,17 @@ Guarantees:
 1. Elements come out in the order of their indices, each once.
 2. No more than ``buffer_size`` elements are in flight or ready and not yet taken.
 3. When computing an element fails, all elements before it are delivered first, then its error, then nothing more.
-4. No thread exists before the first ``take`` or ``start``. After ``close`` every thread ends when the block that it is
-   computing is done. Threads know this object, not the iterator that uses it: dropping the iterator closes it.
+4. No thread exists before the first ``take`` or ``start``. After ``close`` every thread ends when the element, or the vectored
+   read, that it is computing is done. Threads know this object, not the iterator that uses it: dropping the iterator closes it.
 5. ``close`` may be called anywhere, also by the garbage collector in the middle of any line here: the lock is re-entrant, is
    never held while waiting for a thread, and ``close`` does nothing but set a flag, drop what is ready and wake everybody
    up. A thread that is just about to wait may miss that; nobody waits for longer than ``_ANEW_SECONDS`` without looking at
    the flag.
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
 7. In a forked process there are no threads: ``is_here`` is false there, and ``close`` does not touch the lock.
+8. No element waits for one that comes after it: a consumer that waits for ``_LATE_SECONDS`` takes what is finished of a block
+   that is still being computed, and blocks that take that long are shortened to the element that they are at. The rest is
+   anybody's again.
 
 Blocks grow 1, 2, 4, … while one takes less than about a millisecond, and there are more threads than CPUs only where threads
 wait for something else. So storage that answers slowly is asked by many threads for one element each, storage that answers
@@ -22,12 +25,14 @@ as one.
 
 from __future__ import annotations
 
+import heapq
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.threads import start_thread
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
@@ -35,8 +40,12 @@ _SLOW_SECONDS = 0.002  # shrink when it takes more
 _ANEW_SECONDS = 1.0  # see guarantee 5
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
 _LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one block
+_LATE_SECONDS = 0.01  # see guarantee 8
 _NUM_WAITS = 2  # elements in a row that waited: there is something to wait for
 _NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+Compute: TypeAlias = Callable[[range], list[Any]]
+Stream: TypeAlias = Callable[[Feed], Iterator[Any]]
 
 
 class ReadAhead:
@@ -48,10 +57,20 @@ class ReadAhead:
         stop: the index before which to stop.
         num_threads: the most threads to use, at least 1.
         buffer_size: the most elements to be ahead, at least 1.
+        stream: gives the same elements one after the other. Without it, guarantee 8 holds from block to block only.
     """
 
-    def __init__(self, compute: Callable[[range], list[Any]], start: int, stop: int, num_threads: int, buffer_size: int) -> None:
-        self._compute = compute
+    def __init__(
+        self,
+        compute: Compute,
+        start: int,
+        stop: int,
+        num_threads: int,
+        buffer_size: int,
+        stream: Stream | None = None,
+    ) -> None:
+        self.compute = compute
+        self.stream = stream
         self._stop = stop
         self._process_id = os.getpid()
         self._num_threads = min(num_threads, buffer_size)
@@ -60,11 +79,13 @@ class ReadAhead:
         lock = threading.RLock()
         self._room = threading.Condition(lock)  # there may be something to claim
         self._filled = threading.Condition(lock)  # the block that the consumer waits for may be there
-        self._claimed = start  # indices before it belong to some thread or are done
+        self._claimed = start  # indices before it belong to some thread, were given back or are done
+        self._returned: list[tuple[int, int]] = []  # ranges that were given back, a heap
         self._taken = start  # indices before it have been delivered
+        self._running: list[_Block] = []  # blocks that are being computed
         self._ready: dict[int, tuple[list[Any], BaseException | None]] = {}  # by the first index of the block
         self._block_size = 1
-        self._num_started = 0
+        self._num_alive = 0  # threads
         self._num_waits = 0
         self._waited_seconds = 0.0
         self._closed = False
@@ -105,17 +126,17 @@ class ReadAhead:
     def start(self, num_threads: int | None = None) -> None:
         """Starts threads, until there are ``num_threads`` (by default, one for every CPU) or as many as there may be."""
         with self._room:
-            missing = min(_NUM_CPUS if num_threads is None else num_threads, self._num_threads) - self._num_started
-            missing = max(0, min(missing, self._stop - self._claimed))
-            self._num_started += missing
+            missing = min(_NUM_CPUS if num_threads is None else num_threads, self._num_threads) - self._num_alive
+            missing = max(0, min(missing, self._stop - self._claimed + sum([stop - start for start, stop in self._returned])))
+            self._num_alive += missing
         # Not under the lock: a new thread may collect garbage, and close this, before it tells the old one that it runs.
         for left in range(missing, 0, -1):
             try:
                 start_thread(self._work, "gristmill-read", self.close)
             except BaseException as error:
                 with self._room:
-                    self._num_started -= left
-                    if self._num_started and isinstance(error, RuntimeError):
+                    self._num_alive -= left
+                    if self._num_alive and isinstance(error, RuntimeError):
                         return  # the system gives no more, or the interpreter is about to exit: one is enough
                 raise
 
@@ -125,21 +146,26 @@ class ReadAhead:
         if self.is_here:
             with self._room:
                 self._ready, self._error = {}, None  # the traceback of an error refers to this object
+                for block in self._running:
+                    block.leave(0)
                 self._room.notify_all()
                 self._filled.notify_all()
 
     def _next_block(self) -> None:
-        if not self._num_started:
+        if not self._num_alive:
             self.start(1)
-        began = time.perf_counter()
-        while not self._wait(_LONG_SECONDS):
-            self.start(self._num_started + _NUM_CPUS)
+        began, waited = time.perf_counter(), 0.0
+        while not self._wait(_LATE_SECONDS):
+            waited += _LATE_SECONDS
+            if self._shorten_late_blocks() or waited > _LONG_SECONDS - _LATE_SECONDS:
+                waited = 0.0
+                self.start(self._num_alive + _NUM_CPUS)
         self._waited_seconds += time.perf_counter() - began
         if self._waited_seconds > _PATIENCE_SECONDS:
             self.start()
 
     def _wait(self, seconds: float) -> bool:
-        """Takes the next block, if it comes within this time."""
+        """Takes the next block, if it comes within this time, or what is finished of it then."""
         with self._filled:
             if self._taken not in self._ready:
                 self._filled.wait(seconds)
@@ -149,39 +175,81 @@ class ReadAhead:
                 return True
             if self._closed:
                 raise ValueError("the iterator was closed while it waited for its next element")
+            for block in self._running:
+                if block.start == self._taken and (finished := block.take_finished()):
+                    self._block = finished
+                    return True
             return False
 
+    def _shorten_late_blocks(self) -> bool:
+        """Gives back what blocks that take long have not begun; whether there is any of that."""
+        late = time.perf_counter() - _LATE_SECONDS
+        with self._room:
+            for block in self._running:
+                if block.began < late and (left := block.shorten()):
+                    heapq.heappush(self._returned, left)
+                    self._block_size = 1
+            self._room.notify(len(self._returned))
+            return bool(self._returned)
+
     def _work(self) -> None:
-        while True:
+        try:
+            while (block := self._claim()) is not None:
+                self._run(block)
+                del block  # not to be kept alive by a thread that waits
+        finally:
             with self._room:
-                while self._claimed < self._stop and not self._closed and self._num_ahead() >= self._buffer_size:
-                    self._room.wait(_ANEW_SECONDS)
-                if self._closed or self._claimed >= self._stop:
-                    return
+                self._num_alive -= 1
+
+    def _claim(self) -> _Block | None:
+        """Waits for something to compute; ``None`` at the end."""
+        with self._room:
+            while not (self._returned or self._closed or self._claimed >= self._stop or self._num_ahead() < self._buffer_size):
+                self._room.wait(_ANEW_SECONDS)
+            if self._closed:
+                return None
+            if self._returned:
+                start, stop = heapq.heappop(self._returned)
+                size = min(self._block_size, stop - start)
+                if start + size < stop:
+                    heapq.heappush(self._returned, (start + size, stop))
+            elif self._claimed < self._stop:
                 start = self._claimed
                 size = min(self._block_size, self._stop - start, self._buffer_size - self._num_ahead())
                 self._claimed = start + size
-                if self._num_ahead() < self._buffer_size:
-                    self._room.notify()  # there is work for one more
-            began, began_cpu = time.perf_counter(), time.thread_time()
-            elements, error = self._compute_until_error(range(start, start + size))
-            seconds, cpu_seconds = time.perf_counter() - began, time.thread_time() - began_cpu
-            with self._room:
-                if seconds < _QUICK_SECONDS:
-                    self._block_size = min(max(self._block_size, 2 * size), self._max_block_size)
-                elif seconds > _SLOW_SECONDS:
-                    self._block_size = max(1, size // 2)
-                self._put(start, elements, error)
-                del elements, error  # not to be kept alive by a thread that waits
-                # Longer than its own work and that of all other threads, which may want the same interpreter lock.
-                waited = seconds > _QUICK_SECONDS and seconds > 2 * (self._num_started + 1) * cpu_seconds
-                self._num_waits = self._num_waits + 1 if size == 1 and waited else 0
-                more = self._num_waits == _NUM_WAITS
-            if more:
-                self.start(self._num_threads)
+            else:
+                return None
+            if self._returned or self._num_ahead() < self._buffer_size:
+                self._room.notify()  # there is work for one more
+            block = _Block(start, size, time.perf_counter())
+            self._running.append(block)
+            return block
 
-    def _put(self, start: int, elements: list[Any], error: BaseException | None) -> None:
-        if not self._closed:
+    def _run(self, block: _Block) -> None:
+        size, began_cpu = block.size, time.thread_time()
+        error = block.compute(self.compute, self.stream)
+        seconds, cpu_seconds = time.perf_counter() - block.began, time.thread_time() - began_cpu
+        with self._room:
+            if seconds < _QUICK_SECONDS:
+                self._block_size = min(max(self._block_size, 2 * size), self._max_block_size)
+            elif seconds > _SLOW_SECONDS:
+                self._block_size = max(1, min(self._block_size, block.size // 2))
+            self._put(block, error)
+            del error
+            # Longer than its own work and that of all other threads, which may want the same interpreter lock.
+            waited = seconds > _QUICK_SECONDS and seconds > 2 * (self._num_alive + 1) * cpu_seconds
+            self._num_waits = self._num_waits + 1 if size == 1 and waited else 0
+            more = self._num_waits == _NUM_WAITS
+        if more:
+            self.start(self._num_threads)
+
+    def _put(self, block: _Block, error: BaseException | None) -> None:
+        self._running.remove(block)
+        if self._closed:
+            return
+        start = block.start
+        elements = block.take_finished()
+        if elements or error is not None:
             self._ready[start] = elements, error
             if start == self._taken:
                 self._filled.notify()
@@ -189,16 +257,71 @@ class ReadAhead:
     def _num_ahead(self) -> int:
         return self._claimed - self._taken
 
-    def _compute_until_error(self, indices: range) -> tuple[list[Any], BaseException | None]:
-        elements: list[Any] = []
-        try:
-            return self._compute(indices), None
-        except BaseException as error:
-            if len(indices) == 1:
-                return elements, error
-        for i in indices:  # one of several elements failed: which, and what came before?
+
+class _Block:
+    """Consecutive indices that a thread computes. All but ``compute`` is called under the lock.
+
+    Args:
+        start: the first one.
+        size: how many.
+        began: when.
+    """
+
+    def __init__(self, start: int, size: int, began: float) -> None:
+        self.start = start  # of what is not yet taken out
+        self.size = size
+        self.began = began
+        self._elements: list[Any] = []  # finished ones
+        self._num_taken = 0  # of them
+        self._first = start
+        self._feed: Feed | None = None
+        self._feed_start = 0
+
+    def take_finished(self) -> list[Any]:
+        """Takes out the finished elements that nobody has taken yet."""
+        finished = self._elements[self._num_taken : self.size]
+        self._elements[self._num_taken : self.size] = [None] * len(finished)  # they are the consumer's alone
+        self._num_taken += len(finished)
+        self.start += len(finished)
+        return finished
+
+    def shorten(self) -> tuple[int, int] | None:
+        """Leaves the elements after the one that is being computed to others; their range, if there are any."""
+        size, stop = len(self._elements) + 1, self._first + self.size
+        if size >= self.size:
+            return None
+        self.leave(size)
+        return self._first + size, stop
+
+    def leave(self, size: int) -> None:
+        """Computes no more than the first ``size`` elements, or one more that was begun in this moment, which is in vain."""
+        self.size = size
+        if self._feed is not None:
+            self._feed.leave(max(0, size - self._feed_start))
+
+    def compute(self, compute: Compute, stream: Stream | None) -> BaseException | None:
+        """Computes the elements; the error that follows them, if any."""
+        elements, in_one = self._elements, True
+        while (num := len(elements)) < self.size:
+            rest = range(self._first + num, self._first + self.size)
+            if len(rest) > 1 and in_one:
+                try:
+                    elements.extend(compute(rest) if stream is None else self._begin(stream, rest))
+                except BaseException:  # which element is it, and what comes of it alone?
+                    in_one = stream is not None
+                if len(elements) >= self.size:
+                    break
+            single = self._first + len(elements)
             try:
-                elements += self._compute(range(i, i + 1))
+                elements += compute(range(single, single + 1))
             except BaseException as error:
-                return elements, error
-        return elements, None
+                return error
+        return None
+
+    def _begin(self, stream: Stream, indices: range) -> Iterator[Any]:
+        feed = Feed(indices)
+        self._feed_start = indices.start - self._first
+        self._feed = feed
+        if self._first + self.size < indices.stop:  # has become smaller in this moment
+            self.leave(self.size)
+        return stream(feed)

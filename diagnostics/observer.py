@@ -207,6 +207,7 @@ class Observer:
         if probe.category == "prefetch":
             probe.depth = partial(_num_ready, weakref.ref(it))
             probe.waits = _waits(it)
+            probe.num_threads = _num_threads(it)
         original: Method = type(it)._take if isinstance(it, BlockIterator) else _next_of_user
         if self.output.annotates:
             original = annotated(original, probe, "__next__")
@@ -244,7 +245,7 @@ class Observer:
             _log.warning("what comes before %s cannot be observed, and runs as it is", probe.name, exc_info=True)
             return
         if it._read_ahead is not None:
-            it._read_ahead._compute = it._ds._block
+            it._read_ahead.compute, it._read_ahead.stream = it._ds._block, it._streamed
 
     def _shares(self, owner: Callable[[], Any], probe: Probe) -> list[DatasetIterator[Any]]:
         it = owner()
@@ -354,6 +355,15 @@ def _waits(it: Any) -> bool:
     return True
 
 
+def _num_threads(it: Any) -> int | None:
+    """How many threads may compute the elements of a prefetching stage ahead."""
+    if isinstance(it, PrefetchDatasetIterator):
+        return min(it._num_threads, it._buffer_size)
+    if isinstance(it, ThreadPrefetchDatasetIterator):
+        return min(1, it._buffer_size)
+    return it._count if isinstance(it, MultithreadPrefetchIterator) else None
+
+
 def _num_ready(owner: Callable[[], Any]) -> int | None:
     """How many elements a prefetching stage could deliver at once."""
     it = owner()
@@ -391,7 +401,7 @@ def _restore(it: DatasetIterator[Any]) -> None:
     if isinstance(it, PrefetchDatasetIterator) and "_unobserved" in attributes:
         it._ds = attributes.pop("_unobserved")
         if it._read_ahead is not None:
-            it._read_ahead._compute = it._ds._block
+            it._read_ahead.compute, it._read_ahead.stream = it._ds._block, it._streamed
     if hasattr(type(it), "_observed_class"):
         it.__class__ = getattr(type(it), "_observed_class")  # noqa: B009
 

@@ -13,6 +13,7 @@ from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.record import Record, RecordMetadata, sampled
+from gristmill.dataset.feed import Feed, read_stream
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, skip_one
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -44,6 +45,21 @@ class SampledMapDataset(BlockMapDataset[Any]):
         return self._length
 
     def _block(self, indices: Indices) -> list[Any]:
+        keys, metadata = self._sampled(indices)
+        data = read_keys(self._source, keys)
+        if metadata is None:
+            return data
+        return [Record(m, x) for m, x in zip(metadata, data, strict=True)]
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        keys, metadata = self._sampled(feed.indices)
+        data = read_stream(self._source, keys, feed)
+        if metadata is None:
+            return data
+        return (Record(m, x) for x, m in zip(data, metadata, strict=False))  # the data may end early
+
+    def _sampled(self, indices: Indices) -> tuple[list[Any], list[Any] | None]:
+        """The keys of the records at ``indices`` and, if elements are to be records, their metadata."""
         first, step = self._shard.shard_index, self._shard.shard_count
         sampled: Any
         if isinstance(indices, range):
@@ -56,11 +72,7 @@ class SampledMapDataset(BlockMapDataset[Any]):
         elif self._as_records:
             metadata = sampler._block(sampled)
         keys = as_ints(sampler._keys(sampled)) if metadata is None else [m.record_key for m in metadata]
-        data = read_keys(self._source, wrap_keys(self._source, keys))
-        if not self._as_records:
-            return data
-        assert metadata is not None
-        return [Record(m, x) for m, x in zip(metadata, data, strict=True)]
+        return wrap_keys(self._source, keys), metadata if self._as_records else None
 
 
 def _check_metadata(metadata: Any, index: int) -> Any:

@@ -59,6 +59,11 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
     return records
 
 
+def is_read_in_blocks(source: Any) -> bool:
+    """Whether ``read_keys`` reads several records at once."""
+    return _vectored_read(source) is not None
+
+
 def _vectored_read(source: Any) -> str | None:
     kind = type(source)
     for base in kind.__mro__:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.naming import transform_name
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.filter_guard import FilterGuard
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
@@ -36,6 +38,10 @@ class FilterMapDataset(BlockMapDataset[T]):
     def _block(self, indices: Indices) -> list[Any]:
         fn = self._fn
         return [x if x is not None and fn(x) else None for x in self._parents[0]._block(indices)]
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        fn = self._fn
+        return (x if x is not None and fn(x) else None for x in self._parents[0]._stream(feed))
 
 
 class FilterIterDataset(IterDataset[T]):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.naming import transform_name
 from gristmill.dataset.element_spec import transformed_spec
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -34,6 +36,10 @@ class MapMapDataset(BlockMapDataset[T]):
     def _block(self, indices: Indices) -> list[Any]:
         fn = self._fn
         return [None if x is None else fn(x) for x in self._parents[0]._block(indices)]
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        fn = self._fn
+        return (None if x is None else fn(x) for x in self._parents[0]._stream(feed))
 
 
 class MapIterDataset(IterDataset[T]):

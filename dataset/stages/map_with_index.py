@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.dataset.counting import CountingIterator
 from gristmill.dataset.element_spec import transformed_spec
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, iterate
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -36,6 +38,11 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
         fn = self._fn
         elements = self._parents[0]._block(indices)
         return [None if x is None else fn(i, x) for i, x in zip(as_ints(indices), elements, strict=True)]
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        fn = self._fn
+        elements = self._parents[0]._stream(feed)  # may end early
+        return (None if x is None else fn(i, x) for x, i in zip(elements, as_ints(feed.indices), strict=False))
 
 
 class MapWithIndexIterDataset(IterDataset[T]):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError, add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
@@ -17,6 +18,7 @@ from gristmill.dataset.map_dataset import BlockMapDataset, MapDataset
 from gristmill.dataset.selection import (
     BlockSelectionMap,
     ConcatenationMap,
+    Selected,
     SelectionWithProportionsMap,
     integer_weights,
     select_singly,
@@ -64,10 +66,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         if len(indices) == 1:
             component, inner = selected(selection_map, as_ints(indices)[0])
             return self._read(component, [inner])
-        if isinstance(selection_map, BlockSelectionMap):
-            shares, places = selection_map.select(indices)
-        else:
-            shares, places = select_singly(selection_map, indices)
+        shares, places = self._select(indices)
         if len(shares) == 1:
             return self._read(*shares[0])
         found: list[Any] = []
@@ -75,13 +74,30 @@ class MixedMapDataset(BlockMapDataset[T]):
             found += self._read(component, inner_indices)
         return [found[place] for place in places]
 
-    def _read(self, component: int, indices: Indices) -> list[Any]:
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        self._check_not_empty(self._length)
+        shares, places = self._select(feed.indices)
+        streams: list[Iterator[Any]] = []  # at each place, the one that its element comes from
+        for component, inner_indices in shares:
+            streams += [self._component(component)._stream(Feed(inner_indices))] * len(inner_indices)
+        return (next(streams[place]) for place in feed.steps([*places]))
+
+    def _select(self, indices: Indices) -> Selected:
+        selection_map = self._selection_map
+        if isinstance(selection_map, BlockSelectionMap):
+            return selection_map.select(indices)
+        return select_singly(selection_map, indices)
+
+    def _component(self, component: int) -> MapDataset[T]:
         try:
-            parent = self._parents[component]
+            return self._parents[component]
         except IndexError:
             raise IndexError(
                 f"selection_map gave the dataset index {component}, of {len(self._parents)} datasets: it must be below that"
             ) from None
+
+    def _read(self, component: int, indices: Indices) -> list[Any]:
+        parent = self._component(component)
         try:
             return parent._block(indices)
         except Exception as error:

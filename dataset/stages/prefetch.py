@@ -13,7 +13,7 @@ from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.map_dataset import MapDataset, ancestors, read
-from gristmill.dataset.readahead import ReadAhead
+from gristmill.dataset.readahead import ReadAhead, Stream
 from gristmill.dataset.stages.range import RangeMapDataset
 
 T = TypeVar("T")
@@ -107,10 +107,15 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             raise ValueError(f"{self} is closed")
         if self._read_ahead is None or not self._read_ahead.is_here:
             self._stop_reading()
-            ds = self._ds
-            self._read_ahead = ReadAhead(ds._block, self._next_index, self._length, self._num_threads, self._buffer_size)
+            sizes = self._num_threads, self._buffer_size
+            self._read_ahead = ReadAhead(self._ds._block, self._next_index, self._length, *sizes, self._streamed)
             self._finalizer = weakref.finalize(self, self._read_ahead.close)
         return self._read_ahead
+
+    @property
+    def _streamed(self) -> Stream | None:
+        """What computes elements one after the other; while somebody observes blocks, there are only these."""
+        return None if hasattr(self, "_unobserved") else self._ds._stream
 
     def _stop_reading(self) -> None:
         self._read_ahead = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
@@ -9,6 +10,7 @@ from gristmill.core.naming import transform_name
 from gristmill.core.seeds import RngPool
 from gristmill.dataset.counting import CountingIterator
 from gristmill.dataset.element_spec import transformed_spec
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.graph import random_seed
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, iterate
@@ -39,6 +41,9 @@ class RandomMapMapDataset(BlockMapDataset[T]):
     def _block(self, indices: Indices) -> list[Any]:
         elements = self._parents[0]._block(indices)
         return _random_map(self._fn, elements, as_ints(indices), self._rng_pool)
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        return _random_stream(self._fn, self._parents[0]._stream(feed), as_ints(feed.indices), self._rng_pool)
 
 
 class RandomMapIterDataset(IterDataset[T]):
@@ -94,3 +99,9 @@ def _random_map(fn: Any, elements: list[Any], streams: Any, pool: RngPool) -> li
             pool.release_rng(rng)  # not after an error: somebody may look at it in a debugger
         result.append(x)
     return result
+
+
+def _random_stream(fn: Any, elements: Iterator[Any], streams: Any, pool: RngPool) -> Iterator[Any]:
+    """What ``_random_map`` returns, of elements that may end before ``streams``."""
+    for x, stream in zip(elements, streams, strict=False):
+        yield _random_map(fn, [x], [stream], pool)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array, as_ints
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.map_dataset import BlockMapDataset
 
 
@@ -58,3 +60,6 @@ class RangeMapDataset(BlockMapDataset[int]):
         if self.start:
             positions += self.start
         return positions.tolist()
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        return feed.steps(self._block(feed.indices))

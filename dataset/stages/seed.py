@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.seeds import check_seed
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, iterate
@@ -28,6 +30,9 @@ class SeedMapDataset(BlockMapDataset[T]):
 
     def _block(self, indices: Indices) -> list[Any]:
         return self._parents[0]._block(indices)
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        return self._parents[0]._stream(feed)
 
 
 class SeedIterDataset(IterDataset[T]):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_ints
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.map_dataset import BlockMapDataset, ReindexMapDataset, not_over_a_part
 
@@ -93,6 +94,12 @@ class ReindexedMapDataset(BlockMapDataset[T]):
         return self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices
 
     def _block(self, indices: Indices) -> list[Any]:
+        return self._parents[0]._block(self._moved(indices))
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        return self._parents[0]._stream(feed.over(self._moved(feed.indices)))
+
+    def _moved(self, indices: Indices) -> list[int]:
         length = len(self._indices)
         self._check_not_empty(length)
         parent_indices = []
@@ -102,7 +109,7 @@ class ReindexedMapDataset(BlockMapDataset[T]):
             if isinstance(entry, bool | np.bool_):
                 entry = int(entry)
             parent_indices.append(as_int(f"indices[{position}]", entry) + epoch * self._parent_length)
-        return self._parents[0]._block(parent_indices)
+        return parent_indices
 
 
 def slice_dataset(parent: Any, sl: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.state import shown
-from gristmill.dataset.description import source_text
+from gristmill.dataset.description import source_files, source_text
+from gristmill.dataset.feed import Feed, read_stream
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.sources.reading import read_keys, wrap_keys
@@ -48,6 +50,10 @@ class SourceMapDataset(BlockMapDataset[T]):
         return source_text(self._source)
 
     @property
+    def _source_files(self) -> list[str] | None:
+        return source_files(self._source)
+
+    @property
     def _element_spec(self) -> Any:
         source = self._source
         if isinstance(source, DatasetNode):
@@ -68,3 +74,6 @@ class SourceMapDataset(BlockMapDataset[T]):
 
     def _block(self, indices: Indices) -> list[Any]:
         return read_keys(self._source, wrap_keys(self._source, as_ints(indices)))
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        return read_stream(self._source, wrap_keys(self._source, as_ints(feed.indices)), feed)

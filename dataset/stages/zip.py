@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.state import state_list
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
 from gristmill.dataset.map_dataset import BlockMapDataset
@@ -57,6 +59,11 @@ class ZipMapDataset(BlockMapDataset[T]):
     def _block(self, indices: Indices) -> list[Any]:
         rows: list[Any] = list(zip(*[parent._block(indices) for parent in self._parents], strict=True))
         return [None if any([x is None for x in row]) else row for row in rows] if self._drops else rows
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        rows = zip(*[parent._stream(Feed(feed.indices)) for parent in self._parents], strict=True)
+        for row in (next(rows) for _ in feed.steps([*feed.indices])):
+            yield None if self._drops and any([x is None for x in row]) else row
 
 
 class ZipIterDataset(IterDataset[T]):
