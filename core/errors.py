@@ -33,6 +33,10 @@ class KeyRangeError(IndexError, ValueError):
     """A record key outside a source. Grain raises ``ValueError`` for it, Python's protocols expect ``IndexError``."""
 
 
+class SliceTypeError(TypeError, ValueError):
+    """Something that is no slice. Grain raises ``ValueError`` for it."""
+
+
 def as_int(name: str, value: Any, *, minimum: int | None = None, maximum: int | None = None) -> int:
     """Returns ``value`` as a built-in ``int``.
 

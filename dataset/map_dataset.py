@@ -439,7 +439,7 @@ class MapDataset(DatasetNode, Generic[T_co], metaclass=MapDatasetMeta):
             sl: a slice, or a sequence of indices to take.
 
         Raises:
-            TypeError: ``sl`` is neither.
+            TypeError: ``sl`` is neither (the error is a ``ValueError`` too).
             ValueError: the step of the slice is 0.
 
         Example:

@@ -12,14 +12,14 @@ from gristmill.core.errors import add_note, as_int
 from gristmill.transforms.bin_packing import Columns, Feature
 from gristmill.transforms.sequences import Array, as_sequence
 
-Path: TypeAlias = tuple[Any, ...]  # the key of a feature, and more if it is a meta feature that is itself a dict
+Path: TypeAlias = tuple[Any, ...]  # the key of a feature, or the keys of a nested one
 
 
 class PackLayout:
     """Which features of an element are packed into bins, and how.
 
-    The arguments are those of the datasets that pack. A meta feature with a length is packed like the others, but without
-    segment ids and positions, and may be a dict of features; one without a length is carried along as it is.
+    The arguments are those of the datasets that pack. Features may be nested in dicts, and are so in a row. A meta feature with a
+    length is packed like the others, but without segment ids and positions; one without a length is carried along as it is.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -47,8 +47,6 @@ class PackLayout:
         self.features = []
         for path, length in lengths.items():
             name, is_meta = _shown(path), path[0] in meta
-            if len(path) > 1 and not is_meta:
-                raise ValueError(f"length_struct[{path[0]!r}] is nested, which only meta features may be: should it be one?")
             length = as_int(f"the length of feature {name}", length, minimum=1)
             alignment = as_int(f"the alignment of feature {name}", alignments.get(path, 1), minimum=1)
             self.features.append(Feature(name, length, alignment, paddings.get(path), is_meta))
@@ -56,20 +54,22 @@ class PackLayout:
         outputs += [(name,) for name in self._carried]
         if not outputs:
             raise ValueError("length_struct must name the features to pack and their lengths in a bin, got {}")
-        if len(set(outputs)) < len(outputs):
+        inner = [output[:n] for output in outputs for n in range(1, len(output))]
+        if len(set(outputs)) < len(outputs) or not set(outputs).isdisjoint(inner):
             raise ValueError(f"features must not be named as the segment ids or positions of others are, got {_shown(*outputs)}")
 
     def index(self, name: str) -> int:
         """Which of ``features`` has this name."""
         if (name,) not in self._paths:
-            raise ValueError(f"a feature to group by must be in length_struct, one of {_shown(*self._paths)}, got {name!r}")
+            names = [path[0] for path in self._paths if len(path) == 1]
+            raise ValueError(f"a feature to group by must be in length_struct and not nested, one of {names}, got {name!r}")
         return self._paths.index((name,))
 
     def read(self, element: Any) -> tuple[list[Array], tuple[Any, ...]]:
         """The sequences of an element, one for each of ``features``, and what it has to carry along.
 
         Raises:
-            TypeError: the element is not a dict.
+            TypeError: the element is not a dict, or not in the place of a dict of features.
             KeyError: it lacks a feature.
             ValueError: a feature cannot be a sequence.
         """
@@ -155,7 +155,8 @@ def _leaves(argument: str, struct: Any) -> dict[Path, Any]:
 
 def _outputs(path: Path, feature: Feature) -> list[Path]:
     """Where values, segment ids and positions of a feature are in a row."""
-    return [path] if feature.is_meta else [path, (f"{path[0]}_segment_ids",), (f"{path[0]}_positions",)]
+    *outer, name = path
+    return [path] if feature.is_meta else [path, (*outer, f"{name}_segment_ids"), (*outer, f"{name}_positions")]
 
 
 def _shown(*paths: Path) -> str:
@@ -163,7 +164,12 @@ def _shown(*paths: Path) -> str:
 
 
 def _value_at(element: Any, path: Path) -> Any:
-    for key in path:
+    for depth, key in enumerate(path):
+        if not isinstance(element, Mapping):
+            raise TypeError(
+                f"feature {_shown(path[:depth])} must be a dict of features as in length_struct, got {element!r:.100} of type "
+                f"{type(element).__name__}"
+            )
         element = element[key]
     return element
 

@@ -71,8 +71,8 @@ class FirstFitPackIterDataset(_PackIterDataset):
 
     ``num_packing_bins`` bins are filled at a time. When a sequence fits into none of them they are given out, one bin at a time,
     and it begins the next ones. A row is a dict: for each feature ``f`` its values; ``f_segment_ids``, ``int32``, which count the
-    sequences in the row from 1 and are 0 in unused cells; ``f_positions``, ``int32``, which count from 0 in each sequence. Dtypes
-    are those of the first sequence of the bins.
+    sequences in the row from 1 and are 0 in unused cells; ``f_positions``, ``int32``, which count from 0 in each sequence. What is
+    nested in an element is nested in a row, with those two beside it. Dtypes are those of the first sequence of the bins.
 
     Order: bins are shuffled with ``seed`` plus the number of rows before them. State: the parent's before the first sequence of
     the bins, the row, and the count of rows; restoring packs the bins again. ``skip_failed`` leaves out a single sequence; the
@@ -85,14 +85,15 @@ class FirstFitPackIterDataset(_PackIterDataset):
     Args:
         parent: a dataset of dicts of features: arrays whose first axis is that of the sequence, lists of numbers, or scalars,
             sequences of length 1. Features that are not named below are dropped; ``None`` is passed over.
-        length_struct: feature to cells in a bin, at least 1. Sequences must be truncated to it.
+        length_struct: feature to cells in a bin, at least 1. Sequences must be truncated to it. For a feature that is itself a
+            dict of features: a dict of these; so for the other structs.
         num_packing_bins: bins that are filled at a time, at least 1.
         seed: a non-negative integer.
         shuffle_bins: shuffle the bins before they are given out.
-        shuffle_bins_group_by_feature: shuffle only bins in which the mean of the different non-zero values of this feature is
-            equal, and give them out in the order of that mean.
-        meta_features: features without segment ids and positions. Those not in ``length_struct`` can be anything: the row has
-            the list of them. The others may be dicts of features.
+        shuffle_bins_group_by_feature: shuffle only bins in which the mean of the different non-zero values of this feature,
+            which is not nested, is equal, and give them out in the order of that mean.
+        meta_features: features without segment ids and positions, all that is nested in them included. Those not in
+            ``length_struct`` can be anything: the row has the list of them.
         pack_alignment_struct: feature to alignment: sequences begin at multiples of it. 1 by default.
         padding_struct: feature to the value of unused cells. 0 by default.
         max_sequences_per_bin: at least 1; no limit by default.

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from gristmill.core.errors import as_int
+from gristmill.core.errors import SliceTypeError, as_int
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.feed import Feed
 from gristmill.dataset.graph import spec_of_first_parent
@@ -118,5 +118,5 @@ def slice_dataset(parent: Any, sl: Any) -> Any:
         return SliceMapDataset(parent, sl)
     is_sequence = hasattr(sl, "__getitem__") and hasattr(sl, "__len__") and not isinstance(sl, str | bytes | Mapping)
     if not is_sequence or getattr(sl, "ndim", 1) != 1:
-        raise TypeError(f"sl must be a slice or a sequence of indices, got {sl!r:.100} of type {type(sl).__name__}")
+        raise SliceTypeError(f"sl must be a slice or a sequence of indices, got {sl!r:.100} of type {type(sl).__name__}")
     return ReindexedMapDataset(parent, sl)

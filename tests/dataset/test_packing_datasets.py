@@ -388,6 +388,7 @@ def test_packed_batch_size():
         ({"max_sequences_per_bin": 0}, ValueError, "max_sequences_per_bin must be a positive integer, got 0"),
         ({"seed": -1}, ValueError, "seed"),
         ({"shuffle_bins_group_by_feature": "y"}, ValueError, "group by"),
+        ({"shuffle_bins_group_by_feature": "a", "length_struct": {"x": {"a": 4}}}, ValueError, "not nested"),
         ({"length_struct": {"x": -1}}, ValueError, "'x'"),
     ],
 )

@@ -20,6 +20,10 @@ def sequence_alone(x: int | None) -> dict[str, Any] | None:
     return None if x is None else {"x": np.full(x % 4, x)}
 
 
+def nested_sequence(x: int) -> dict[str, Any]:
+    return {"in": sequence_alone(x), "n": {"m": x}}
+
+
 def at_most_two(x: dict[str, Any] | None) -> bool:
     return x is None or len(x["x"]) <= 2
 
@@ -70,6 +74,21 @@ ITER_ENTRIES = [
         "first_fit_sparse",
         lambda: bins(FirstFitPackIterDataset, sparse(THREADED).map(sequence_alone), num_packing_bins=1),
         [row("1 2,2 - 5", 5), row("7,7,7 - 10,10", 5)],
+    ),
+    IterEntry(
+        "first_fit_nested",
+        lambda: bins(
+            FirstFitPackIterDataset,
+            numbers().map(nested_sequence),
+            length_struct={"in": {"x": 5}, "n": {"m": 4}},
+            meta_features="n",
+        ),
+        [
+            {"in": row("- 1 2,2 -", 5), "n": {"m": np.array([0, 1, 2, 4])}},
+            {"in": row("3,3,3 5", 5), "n": {"m": np.array([3, 5, 0, 0])}},
+            {"in": row("6,6 7,7,7 -", 5), "n": {"m": np.array([6, 7, 8, 0])}},
+            {"in": row("9 10,10", 5), "n": {"m": np.array([9, 10, 0, 0])}},
+        ],
     ),
     IterEntry("first_fit_empty", lambda: bins(FirstFitPackIterDataset, numbers(n=0).map(sequence)), []),
     IterEntry(

@@ -218,6 +218,22 @@ DEVIATIONS = {
         [1, 2, -1],
         "ValueError",
     ),
+    "bytes_that_end_in_nul": (
+        "nothing is lost without a word",
+        'result = outcome(lambda: M.source(["a\\0", "b"]).batch(2)[0].tolist())',
+        ["a", "b"],
+        "ValueError",
+    ),
+    "packing_of_nested_features": (
+        "what is nested in an element may be nested in a row",
+        """
+        ds = M.source([{"a": {"b": np.arange(2)}}] * 2).to_iter_dataset()
+        ds = x.FirstFitPackIterDataset(ds, length_struct={"a": {"b": 5}}, num_packing_bins=1)
+        result = outcome(lambda: [{key: value.tolist() for key, value in row["a"].items()} for row in ds])
+        """,
+        "ValueError",
+        [{"b": [0, 1, 0, 1, 0], "b_segment_ids": [1, 1, 2, 2, 0], "b_positions": [0, 1, 0, 1, 0]}],
+    ),
     "packing_of_wider_numbers": (
         "tokens are not changed silently",
         """

@@ -46,7 +46,7 @@ def bin_cases(draw):
     lengths = {"x": draw(st.integers(1, 9))}
     if draw(st.booleans()):
         lengths["y"] = draw(st.integers(1, 9))
-    meta = draw(st.sampled_from([[], ["y"], ["k"], ["y", "k"]]))
+    meta = draw(st.sampled_from([[], ["k"], *[["y"], ["y", "k"]] * ("y" in lengths)]))
     elements = []
     for i in range(draw(st.integers(0, 25))):
         element = {"k": f"element {i}"}
@@ -142,12 +142,38 @@ def row_of(elements, packed, length_struct, meta, paddings):
 @given(bin_cases(), st.booleans())
 def test_bins_are_those_of_the_definition(case, best):
     elements, arguments = case
-    if "y" not in arguments["length_struct"]:
-        arguments["meta_features"] = [name for name in arguments["meta_features"] if name != "y"]
     cls = BestFitPackIterDataset if best else FirstFitPackIterDataset
     expected, members = pack(elements, best, **arguments)
     assert check_states(cls(stream(elements), **arguments)) == expected
     assert sorted(i for row in members for i in row) == list(range(len(elements)))
+
+
+_NESTED = {"x": ("in", "x"), "y": ("y", "deep", "y")}  # by what it begins with, a whole feature is a meta feature
+
+
+def nested(features):
+    """Features, or what belongs to them, in their places in dicts of dicts."""
+    found = {}
+    for name, value in features.items():
+        base, *rest = name.split("_", 1)
+        *outer, last = _NESTED.get(base, (base,))
+        inner = found
+        for key in outer:
+            inner = inner.setdefault(key, {})
+        inner["_".join([last, *rest])] = value
+    return found
+
+
+@QUICK
+@given(bin_cases(), st.booleans())
+def test_nested_features_are_packed_as_others(case, best):
+    elements, arguments = case
+    arguments.pop("shuffle_bins_group_by_feature", None)
+    cls = BestFitPackIterDataset if best else FirstFitPackIterDataset
+    structs = {name: nested(value) for name, value in arguments.items() if name.endswith("_struct")}
+    rows = list(cls(stream([nested(element) for element in elements]), **arguments | structs))
+    flat = [nested(row) for row in cls(stream(elements), **arguments)]
+    assert str(rows) == str([{key: row[key] for key in like} for like, row in zip(rows, flat, strict=True)])
 
 
 # Concat then split
