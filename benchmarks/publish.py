@@ -1,8 +1,9 @@
 """Puts the figures of a whole run into the documentation: ``python benchmarks/publish.py``, at the end of ``make bench``.
 
 ``docs/benchmarks.json`` becomes a copy of ``out/benchmarks.json``. In ``docs/benchmarks.md`` the part between
-``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these questions, and the paragraph after
-``<!-- machine -->`` says where and when it was. The rows after ``<!-- claims -->`` in the README are some of the same figures.
+``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these questions, the paragraph after
+``<!-- machine -->`` says where, when and how steadily it was measured, and the list after ``<!-- missed -->`` which goals were
+missed. The rows after ``<!-- claims -->`` in the README are some of the same figures.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import statistics
 from pathlib import Path
 from typing import Any
 
-from run import HEAD, figure, row, table
+from run import figure, table
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/benchmarks.md"
@@ -50,23 +52,61 @@ def claims(report: dict[str, Any]) -> str:
     return table(rows)
 
 
+# Six columns, as many as the site shows beside each other: the unit stands with the workload, ratios in parentheses.
+HEAD = ["workload", "gristmill", "Grain", "PyTorch", "bound", "goal"]
+
+
+def page_row(result: dict[str, Any]) -> list[str]:
+    """A result as a row of the page."""
+    medians = result["medians"]
+
+    def peer(name: str) -> str:
+        if name not in medians:
+            return "–"
+        ratio = figure(medians[name] / medians["gristmill"])
+        return f"{figure(medians[name])} ({ratio}\N{NO-BREAK SPACE}×)"
+
+    bounds = [f"{figure(medians[name])} ({name})" for name in medians if name not in NAMES]
+    goals = "; ".join(
+        text if verdict == "reached" else f"{text}: **{verdict.lower()}**" for text, verdict in result["goals"].items()
+    )
+    workload = f"{result['workload']} [{result['unit']}]"
+    return [workload, figure(medians["gristmill"]), peer("grain"), peer("torch"), *(bounds or ["–"]), goals or "–"]
+
+
 def question_table(report: dict[str, Any], questions: list[str]) -> str:
     """The table of some questions, without columns that are empty in all rows."""
     found = [result for result in report["results"] if result["question"] in questions]
     if not found:
         raise ValueError(f"the report has nothing on {', '.join(questions)}: publish whole runs (no ARGS)")
-    rows = [[cell.replace("torch", "PyTorch") for cell in cells] for cells in (HEAD, *map(row, found))]
-    kept = [i for i in range(len(HEAD)) if any(cells[i] not in ("–", "") for cells in rows[1:])]
+    rows = [HEAD, *([cell.replace("torch", "PyTorch") for cell in page_row(result)] for result in found)]
+    kept = [i for i in range(len(HEAD)) if any(cells[i] != "–" for cells in rows[1:])]
     return table([[cells[i] for i in kept] for cells in rows])
 
 
 def machine_text(report: dict[str, Any]) -> str:
-    """When, where and with which versions the figures were measured."""
+    """When and where the figures were measured, with which versions, and how much they vary."""
     machine = report["machine"]
     versions = {name: digest["version"] for result in report["results"] for name, digest in result["digests"].items()}
     peers = ", ".join(f"{NAMES[name]} {versions[name]}" for name in NAMES if versions.get(name))
-    where = f"{machine['cpus']} virtual CPUs, {machine['platform']}, CPython {machine['python']}"
-    return f"Measured on {report['date']}: {where}, {peers}; medians of {report['rounds']} rounds."
+    load = f", with a load of {machine['load']:.2f} before it began" if "load" in machine else ""
+    spreads = [max(samples) / min(samples) for r in report["results"] if min(samples := r["samples"]["gristmill"]) > 0]
+    return (
+        f"Measured on {report['date']} on a virtual machine with {machine['cpus']} CPUs ({machine['platform']}){load}: CPython "
+        f"{machine['python']}, {peers}. Figures are medians of {report['rounds']} rounds. From round to round they vary: for "
+        f"half of the workloads gristmill's slowest round took more than {figure(statistics.median(spreads))} times its quickest."
+    )
+
+
+def missed_text(report: dict[str, Any]) -> str:
+    """How many goals there are, and which of them were missed by which figures."""
+    goals = [(result, text, verdict) for result in report["results"] for text, verdict in result["goals"].items()]
+    missed = [
+        f"- {result['workload']}: {figure(result['medians']['gristmill'])} {result['unit']}, and the goal is {text}."
+        for result, text, verdict in goals
+        if verdict != "reached"
+    ]
+    return "\n".join([f"Of {len(goals)} goals {len(goals) - len(missed)} were reached, {len(missed)} were not:\n", *missed])
 
 
 def with_figures(text: str, report: dict[str, Any]) -> str:
@@ -78,7 +118,8 @@ def with_figures(text: str, report: dict[str, Any]) -> str:
         text,
         flags=re.DOTALL,
     )
-    return re.sub(r"(<!-- machine -->\n).*?\n\n", lambda part: f"{part[1]}{machine_text(report)}\n\n", text, flags=re.DOTALL)
+    text = re.sub(r"(<!-- machine -->\n).*?\n\n", lambda part: f"{part[1]}{machine_text(report)}\n\n", text, flags=re.DOTALL)
+    return re.sub(r"(<!-- missed -->\n).*\Z", lambda part: f"{part[1]}{missed_text(report)}\n", text, flags=re.DOTALL)
 
 
 def main() -> None:

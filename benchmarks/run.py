@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=HERE.parent / "out/benchmarks.json", help="default: %(default)s")
     arguments = parser.parse_args()
 
-    code = code_digest()
+    code, load = code_digest(), os.getloadavg()[0]
     results = []
     for path in sorted((HERE / "questions").glob("*.py")):
         for workload in importlib.import_module(f"questions.{path.stem}").WORKLOADS:
@@ -251,7 +251,7 @@ def main() -> None:
     changed = code_digest() != code
     if changed:
         print("THE CODE CHANGED during the run: the figures are of no one version, do not quote them.")
-    machine = {"platform": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count()}
+    machine = {"platform": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count(), "load": load}
     measured = {"date": f"{datetime.date.today()}", "rounds": arguments.rounds, "machine": machine}
     report = {**measured, "code": code, "code_changed": changed, "results": results}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)

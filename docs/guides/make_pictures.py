@@ -28,7 +28,7 @@ from gristmill.diagnostics.graph import Graph, Stage
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = Path(__file__).with_name("observing.md")
 PICTURES = GUIDE.with_name("pictures")
-LINE_LENGTH = 110  # of texts that have no columns
+LINE_LENGTH = 84  # of texts that have no columns
 WIDTH = 1280  # of the browser
 MARGIN = 16
 SCREENSHOTS = (  # file, what of it, name of the picture

@@ -17,6 +17,8 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 PICTURES = sorted(ROOT.glob("docs/**/pictures/*"))
 WITH_CODE = [page for page in DOCS if has_code(page)]
 NOT_CODE = {"", "text", "yaml", "{toctree}", "{eval-rst}", "{include}", "{literalinclude}"}
+NUM_COLUMNS = 88  # of code that the site shows without scrolling
+IN_COLUMNS = ("<!-- text: table -->\n", "<!-- text: repr -->\n")  # a table and a tree, which wrapping would break
 _FILE = re.compile(r"\]\(([^)#\s]+)[^)]*\)|src(?:set)?=\"([^\"]+)\"")
 _PLACE_ON_A_MACHINE = re.compile(r"(?<![\w.])/(?:home|root|work|Users|usr|tmp/tmp)\w*/")
 
@@ -57,6 +59,17 @@ def test_all_code_is_run_or_says_why_not(page):
     for block in blocks_of(page):
         assert block.runs or block.reason or block.language in NOT_CODE, f"{block.language}: {block.code}"
     assert sum(block.reason is not None for block in blocks_of(page)) <= 4
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_code_and_outputs_are_not_cut(page):
+    text = page.read_text()
+    for block in blocks_of(page):
+        if block.language.startswith("{") or text[: block.start].endswith(IN_COLUMNS):
+            continue
+        for line in block.code.splitlines():
+            is_word = " " not in line.strip()[:NUM_COLUMNS]  # there is no place to break it
+            assert len(line) <= NUM_COLUMNS or is_word, f"{len(line)} columns: {line}"
 
 
 def _files(page):
