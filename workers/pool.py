@@ -11,6 +11,9 @@ Guarantees:
    does not wait for processes to start.
 4. There is one thread, and only while there are pools. Nothing of this is alive in a process that was forked from this one;
    arrays that it has inherited keep their content.
+5. An interrupt at any point (a signal handler that raises) loses no process, descriptor or lock: processes are started by a
+   thread that it does not reach and belong to a pool that is parked before anybody has it; and one that is being closed is
+   parked for as long as that takes.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,7 @@ from gristmill.workers.logs import log_settings
 from gristmill.workers.pickling import dumps
 from gristmill.workers.process import WorkerProcess, check_system, close_all
 from gristmill.workers.setup import setup_calls
+from gristmill.workers.uninterrupted import uninterrupted
 
 _PARKED_SECONDS = 1.0
 _GRACE_SECONDS = 0.3
@@ -150,6 +155,7 @@ class WorkerPool:
         self.on_start: Callable[[WorkerProcess], None] | None = None  # told of every process that takes another one's place
         self._count = count
         self._is_closed = False
+        self._replacing = threading.Lock()
         self._fds: list[int] = []
         try:
             self._luggage = luggage.pack()
@@ -169,13 +175,23 @@ class WorkerPool:
 
     def worker(self, index: int) -> WorkerProcess:
         """The worker, or a new process in its place if it has died or its connection was interrupted."""
-        worker = self.workers[index]
-        if not worker.is_alive():
-            worker.stop(time.monotonic())
-            worker = self.workers[index] = self._new_worker(index)
-            if self.on_start is not None:
-                self.on_start(worker)
-        return worker
+        if not self.workers[index].is_alive():
+            uninterrupted(partial(self._replace, index))
+        return self.workers[index]
+
+    def _replace(self, index: int) -> None:
+        with self._replacing:
+            if self.workers[index].is_alive():
+                return  # whoever asked for it before was interrupted
+            self.workers[index].stop(time.monotonic())
+            worker = self._new_worker(index)
+            try:
+                if self.on_start is not None:
+                    self.on_start(worker)
+            finally:
+                self.workers[index] = worker
+                if self._is_closed:  # in the meantime
+                    worker.stop(time.monotonic())
 
     def runs(self, luggage: Luggage, count: int) -> bool:
         """Whether it runs just this task."""
@@ -205,7 +221,7 @@ class WorkerPool:
 _live: set[WorkerPool] = set()
 _parked: list[WorkerPool] = []
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-_lock = threading.Lock()  # of the two following; nothing that a finalizer calls takes it
+_lock = threading.Lock()  # of the two following; nothing that a finalizer calls takes it, or that can be interrupted
 _keeper: threading.Thread | None = None
 _is_registered = False
 _is_exiting = False
@@ -227,6 +243,10 @@ def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
         RuntimeError: it is one that has no such processes (Windows), or there is no interpreter to run.
     """
     check_system()
+    return uninterrupted(partial(_hire, luggage, count, owner))
+
+
+def _hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
     for pool in [*_parked]:
         if pool.owner() is owner and unpark(pool):  # before it is looked at: nobody closes it meanwhile
             try:
@@ -263,11 +283,7 @@ def unpark(pool: WorkerPool) -> bool:
     """Takes a parked pool into use again; false if it is too late for that."""
     if pool.is_closed:
         return False  # where it is parked all the same, its end was interrupted: that is left to the keeper
-    try:
-        _parked.remove(pool)
-    except ValueError:
-        return False
-    return not pool.is_closed
+    return _take(pool) and not pool.is_closed
 
 
 def _start_keeper() -> None:
@@ -303,10 +319,8 @@ def _end_parked_pools() -> None:
         with contextlib.suppress(queue.Empty):
             _wake.get(timeout=max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         for pool in [*_parked]:
-            if pool.parked_until <= time.monotonic():
-                with contextlib.suppress(ValueError):  # somebody has taken it
-                    _parked.remove(pool)
-                    pool.close()
+            if pool.parked_until <= time.monotonic() and _take(pool):
+                pool.close()
         with _lock:
             if not _live:
                 _keeper = None
@@ -315,22 +329,29 @@ def _end_parked_pools() -> None:
 
 
 def _close(pools: Sequence[WorkerPool]) -> None:
-    try:
-        for pool in pools:
-            pool._is_closed = True
-            for worker in pool.workers:
-                worker.hang_up()
-        deadline = time.monotonic() + _GRACE_SECONDS
-        for pool in pools:
-            for worker in pool.workers:
-                worker.stop(deadline)
-            pool._close_descriptors()
-            _live.discard(pool)
-    except BaseException:  # an interrupt from the keyboard: the keeper does the rest
-        for pool in pools:
-            park(pool)
-        raise
+    for pool in pools:
+        pool._is_closed = True
+        park(pool)  # where this is interrupted, the keeper does the rest
+    for pool in pools:
+        for worker in pool.workers:
+            worker.hang_up()
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for pool in pools:
+        for worker in pool.workers:
+            worker.stop(deadline)
+        pool._close_descriptors()
+        _live.discard(pool)
+        _take(pool)
     _wake.put(None)
+
+
+def _take(pool: WorkerPool) -> bool:
+    """Whether the pool was parked; it is not any more."""
+    try:
+        _parked.remove(pool)
+    except ValueError:
+        return False
+    return True
 
 
 def _close_all() -> None:

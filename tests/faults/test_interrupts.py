@@ -1,0 +1,108 @@
+"""An interrupt at any line of what looks after worker processes: nothing hangs, and nothing is lost, repeated or left."""
+
+import pytest
+from fault_harness import check_silent, run, run_all
+
+STEP = 13  # every so many lines, with other lines in each program
+
+TOOLS = """
+class Interrupt(BaseException):
+    pass
+
+def interrupted_at(number, operation):
+    '''Raises in the middle of an operation, as a signal handler does, before its line of that number; whether it had so many.'''
+    def trace(frame, event, arg):
+        nonlocal number
+        if event == "line" and frame.f_code.co_filename.endswith(FILES):
+            number -= 1
+            if number < 0:
+                raise Interrupt
+        return trace
+    sys.settrace(trace)
+    try:
+        operation()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+FILES = ("workers/process.py", "workers/pool.py", "workers/exits.py", "workers/arena.py", "mp_prefetch.py", "subprocess.py")
+FILES += ("workers/uninterrupted.py",)
+ds = gm.MapDataset.range(10**6).to_iter_dataset().map(lambda x: np.full(10_000, x)).mp_prefetch(gm.MultiprocessingOptions(1))
+
+def delivered(it):
+    (worker,) = it.get_state()["iterators_in_use_states"]
+    return worker["next_index"]
+"""
+
+# What is interrupted, and what is made ready for it: an iterator whose worker has delivered an element (in `first`: has not).
+OPERATIONS = {
+    "next": ("pass", "seen.append(int(next(it)[0]))"),
+    "first": ("close_all(); it, seen = iter(ds), []", "seen.append(int(next(it)[0]))"),
+    "death": ("kill(it); wait_for(lambda: has_ended(process_id(it)), 'it lives')", "obituary(it, seen)"),
+    "after_death": ("kill(it); obituary(it, seen); it.set_state(it.get_state())", "seen.append(int(next(it)[0]))"),
+    "close": ("pass", "it.close()"),
+}
+
+
+def check_interrupts(folder, name, offset):
+    ready, operation = OPERATIONS[name]
+    script = f"""
+{TOOLS}
+def process_id(it):
+    return it._pool.workers[0].process_id
+
+def kill(it):
+    os.kill(process_id(it), signal.SIGKILL)
+
+def obituary(it, seen):
+    try:
+        while True:
+            seen.append(int(next(it)[0]))
+    except RuntimeError as error:
+        assert "SIGKILL" in str(error), error
+
+def close_all():
+    from gristmill.workers import pool
+    pool._close_all()
+    pool._is_exiting = False
+
+close_all(), obituary  # imported
+watch = Watch()
+it, seen, number = iter(ds), [], {offset}
+seen.append(int(next(it)[0]))
+while True:
+    {ready}
+    was_interrupted = interrupted_at(number, lambda: {operation})
+    if delivered(it) == len(seen) + 1:  # between next() and append()
+        seen.append(len(seen))
+    if {name!r} == "close":
+        it.close()
+        it, seen = iter(ds), []
+    else:
+        it.set_state(it.get_state())  # where it met a death
+    began = time.monotonic()
+    seen.append(int(next(it)[0]))
+    assert time.monotonic() - began < PATIENCE_SECONDS, number
+    assert seen == list(range(delivered(it))), (number, seen)
+    if not was_interrupted:
+        break
+    number += {STEP}
+assert number > 40, number
+it.close()
+watch.check()
+"""
+    check_silent(run(folder, script), out="")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_interrupt_at_some_lines(tmp_path, name):
+    check_interrupts(tmp_path, name, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_interrupt_at_any_line(tmp_path, name):
+    run_all(tmp_path, check_interrupts, [(name, offset) for offset in range(1, STEP)])
