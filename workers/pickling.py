@@ -11,7 +11,8 @@ import io
 import pickle
 import sys
 from collections.abc import Callable
-from typing import Any
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -37,7 +38,32 @@ class CloudPickler(cloudpickle.Pickler):
             raise TypeError(f"cannot pickle an open text file, {obj!r:.200}")
         if is_absl_flags(obj):
             return reduce_flags(obj)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and "__slots__" in vars(obj):
+            return _with_slots(obj, reduced)
+        return reduced
+
+
+def _with_slots(cls: type, reduced: Any) -> Any:
+    """What makes a class that travels by value, with slots: cloudpickle leaves them out, and then the class there has instances
+    with a ``__dict__``, which the class here cannot take back.
+    """
+    if not isinstance(reduced, tuple) or reduced[0] is not _cloudpickle._make_skeleton_class:
+        return reduced
+    if NamedTuple in vars(cls).get("__orig_bases__", ()):  # makes its own, and accepts no others
+        return reduced
+    names = tuple([name for name, value in vars(cls).items() if _is_slot(name, value)])
+    keywords, (attributes, _) = reduced[1][3], reduced[2]
+    keywords["__slots__"] = names
+    for name in names:
+        attributes.pop(name, None)
+    return reduced
+
+
+def _is_slot(name: str, value: Any) -> bool:
+    return isinstance(value, MemberDescriptorType) or (
+        isinstance(value, GetSetDescriptorType) and name in ("__dict__", "__weakref__")
+    )
 
 
 def remember_received_classes() -> None:
