@@ -9,12 +9,21 @@ GRAIN := 0.2.18
 TORCH := 2.13.0
 ORBAX_OLDEST := 0.11.17
 
+# What installing an extra brings, and how long the tests take, all and the quick ones: said before they begin.
+BRINGS_examples := 60 packages, 1.1 GB (JAX, Orbax, TFDS without TensorFlow, scikit-learn, Matplotlib): 2 minutes or so
+BRINGS_docs := 50 packages, 0.2 GB (Sphinx): half a minute or so
+BRINGS_test := 140 packages, 1.4 GB (what the examples and the site need, pytest, pandas, Jupyter): 3 minutes or so
+BRINGS_dev := 150 packages, 1.5 GB (what the tests need, ruff, mypy): 3 minutes or so
+ALL_TESTS_TAKE := 25 minutes on 2 CPUs
+QUICK_TESTS_TAKE := 4 minutes on 2 CPUs
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
 .PHONY: help
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | \
+	  sed 's/ALL_TESTS_TAKE/$(ALL_TESTS_TAKE)/; s/QUICK_TESTS_TAKE/$(QUICK_TESTS_TAKE)/'
 
 # $(call ensure_venv,FOLDER): a virtual environment with a working pip in FOLDER; one that is there is left as it is.
 define ensure_venv
@@ -27,12 +36,24 @@ endef
 # One stamp per extra of setup.cfg.
 $(VENV)/.installed-%: setup.cfg pyproject.toml
 	$(call ensure_venv,$(VENV))
+	@echo "Installs into $(VENV), unless it is there: $(or $(BRINGS_$*),the extra $* of setup.cfg)."
 	$(PY) -m pip install --quiet --editable '.[$*]'
 	@touch $@
 
+PYTEST := $(PY) -m pytest --numprocesses=auto --dist=loadfile
+
 .PHONY: test
-test: $(VENV)/.installed-test  ## run the tests and the examples in docstrings; with CI=true the slow tests too
-	$(PY) -m pytest --numprocesses=auto --dist=loadfile --session-timeout=2700 $(if $(filter true,$(CI)),,-m "not slow")
+test: $(VENV)/.installed-test  ## run the tests and the examples in docstrings, ALL_TESTS_TAKE; with CI=true the slow ones too
+	@echo "All tests: about $(ALL_TESTS_TAKE)$(if $(filter true,$(CI)),, without the slow ones). A quick look: make test-quick"
+	$(PYTEST) --session-timeout=2700 $(if $(filter true,$(CI)),,-m "not slow")
+
+# What a change breaks shows here first: no laws of all stages, no random pipelines, no programs that are killed, no guides.
+QUICK := $(addprefix tests/,api core dataset loader samplers sources testing transforms vectors test_readme.py)
+
+.PHONY: test-quick
+test-quick: $(VENV)/.installed-test  ## run the tests of single parts alone: QUICK_TESTS_TAKE
+	@echo "The tests of single parts: about $(QUICK_TESTS_TAKE)."
+	$(PYTEST) --session-timeout=1200 -m "not slow" $(QUICK)
 
 .PHONY: example
 example: $(VENV)/.installed-examples  ## train a digit classifier from ArrayRecord files, stop it, resume it
