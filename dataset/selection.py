@@ -27,6 +27,7 @@ Selected: TypeAlias = tuple[list[tuple[int, Indices]], Sequence[int]]
 
 _MAX_PERIOD = 1 << 16  # selections are tabulated up to this length
 _MAX_PLANNED = 1024  # elements of a block up to which its selection is kept
+_MAX_SINGLE = 64  # indices up to which looking at the components of each costs less than NumPy's steps for each component
 
 
 def integer_weights(weights: Sequence[float] | None, count: int) -> tuple[int, ...]:
@@ -94,7 +95,8 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         self._length = length
         divisor = math.gcd(*self._proportions)
         self._reduced = tuple([p // divisor for p in self._proportions])  # the same selection, with the least period
-        self._limit = 2**62 // sum(self._reduced) - 1
+        self._period = sum(self._reduced)
+        self._limit = 2**62 // self._period - 1
 
     @classmethod
     def of_datasets(cls, lengths: Sequence[int], proportions: Sequence[int]) -> SelectionWithProportionsMap:
@@ -111,22 +113,22 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         return f"SelectionWithProportionsMap(proportions={self._proportions}, length={self._length})"
 
     def __getitem__(self, index: int) -> tuple[int, int]:
-        period = sum(self._reduced)
-        if period > _MAX_PERIOD:
-            component, inner = _cascade(self._reduced, index)
-            return component, inner
-        round_, phase = divmod(index, period)
+        if self._period > _MAX_PERIOD:
+            return _cascade(self._reduced, index)
+        round_, phase = divmod(index, self._period)
         components, inner_of = _table(self._reduced)
         component = int(components[phase])
         return component, int(inner_of[phase]) + round_ * self._reduced[component]
 
     def select(self, indices: Indices) -> Selected:
-        if not isinstance(indices, range) or indices.step != 1 or len(indices) > _MAX_PLANNED:
+        is_run = isinstance(indices, range) and indices.step == 1
+        if self._period > _MAX_PERIOD and not is_run and len(indices) <= _MAX_SINGLE:
+            return select_singly(self, indices)
+        if not is_run or len(indices) > _MAX_PLANNED:
             return super().select(indices)
-        period = sum(self._reduced)
-        if period > _MAX_PERIOD:
-            return super().select(indices)
-        round_, phase = divmod(indices.start, period)
+        if self._period > _MAX_PERIOD:
+            return _cascade_run(self._reduced, indices.start, indices.stop)
+        round_, phase = divmod(indices.start, self._period)
         plan, places = _plan(self._reduced, phase, len(indices))
         shares: list[tuple[int, Indices]] = []
         for component, weight, first, num in plan:
@@ -135,40 +137,74 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         return shares, places
 
     def _of_array(self, indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        period = sum(self._reduced)
-        if period > _MAX_PERIOD:
+        if self._period > _MAX_PERIOD:
             return _cascade_many(self._reduced, indices)
-        rounds = indices // period
+        rounds = indices // self._period
         components, inner_of = _table(self._reduced)
-        phases = (indices - rounds * period).astype(np.int64, copy=False)
+        phases = (indices - rounds * self._period).astype(np.int64, copy=False)
         chosen = components[phases]
         return chosen, rounds * np.array(self._reduced)[chosen] + inner_of[phases]
 
 
+# Of ``total`` indices in a row the first component takes ``weight``: those whose remainder below is less than that. The ``rest``
+# are numbered anew, without gaps, and are those of the other components.
+
+
 def _cascade(proportions: tuple[int, ...], index: int) -> tuple[int, int]:
-    before, after, total = index, index + 1, sum(proportions)
+    total = sum(proportions)
     for component, weight in enumerate(proportions):
         rest = total - weight
-        rest_before, rest_after = before * rest // total, after * rest // total
-        if before - rest_before != after - rest_after:
-            return component, after - rest_after - 1
-        before, after, total = rest_before, rest_after, rest
+        following, remainder = divmod(index * rest, total)
+        if remainder < weight:
+            return component, index - following
+        index, total = following, rest
     raise AssertionError("the last component takes what is left")
 
 
-def _cascade_many(proportions: tuple[int, ...], indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    before, after, total = indices, indices + 1, sum(proportions)
-    components = np.zeros(len(indices), np.int64)
-    inner = np.zeros_like(indices)
-    is_open = np.ones(len(indices), bool)
+def _cascade_run(proportions: tuple[int, ...], start: int, stop: int) -> Selected:
+    """The selection of the indices from ``start`` up to ``stop``: whatever their number, each component is looked at once."""
+    left = list(range(stop - start))  # places in the block that no component has taken yet
+    shares: list[tuple[int, Indices]] = []
+    taken: list[int] = []
+    total = sum(proportions)
     for component, weight in enumerate(proportions):
         rest = total - weight
-        rest_before, rest_after = before * rest // total, after * rest // total
-        chosen = is_open & (before - rest_before != after - rest_after)
-        components[chosen] = component
-        inner[chosen] = (after - rest_after - 1)[chosen]
-        is_open &= ~chosen
-        before, after, total = rest_before, rest_after, rest
+        next_start, next_stop = start * rest // total, stop * rest // total
+        inner = range(start - next_start, stop - next_stop)
+        if inner:
+            offsets = [i * total // weight - start for i in inner]
+            taken += [left[offset] for offset in offsets]
+            shares.append((component, inner))
+            for offset in reversed(offsets):
+                del left[offset]
+            if not left:
+                break
+        start, stop, total = next_start, next_stop, rest
+    places = [0] * len(taken)
+    for i, place in enumerate(taken):
+        places[place] = i
+    return shares, places
+
+
+def _cascade_many(proportions: tuple[int, ...], indices: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    components = np.zeros(len(indices), np.int64)
+    inner = np.zeros_like(indices)
+    left = np.arange(len(indices))  # places in the block that no component has taken yet
+    total = sum(proportions)
+    for component, weight in enumerate(proportions):
+        rest = total - weight
+        products = indices * rest
+        following = products // total
+        is_taken = products - following * total < weight
+        if is_taken.any():
+            places = left[is_taken]
+            components[places] = component
+            inner[places] = (indices - following)[is_taken]
+            is_left = ~is_taken
+            left, following = left[is_left], following[is_left]
+            if not len(left):
+                break
+        indices, total = following, rest
     return components, inner
 
 

@@ -343,7 +343,7 @@ class TestErrorsInComponents:
         for block in (lambda: ds[expected.index(12)], lambda: ds._block(range(12))):
             with pytest.raises(Boom) as caught:
                 block()
-            assert caught.value.__notes__ == [self.NOTE]
+            assert caught.value.__notes__.count(self.NOTE) == 1
         for stream, size in (
             (ds.to_iter_dataset(read_options), 1),
             (ds.to_iter_dataset(read_options).batch(5, batch_fn=list), 5),
@@ -366,7 +366,7 @@ class TestErrorsInComponents:
         ds = MapDataset.concatenate([MapDataset.range(2), inner])
         with pytest.raises(Boom) as caught:
             ds[4]
-        assert caught.value.__notes__ == [
+        assert caught.value.__notes__[:2] == [
             "It happened in the component with dataset_index=2 of MixedMapDataset[3 parents].",
             self.NOTE,
         ]

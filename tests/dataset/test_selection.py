@@ -63,6 +63,8 @@ PROPORTIONS = [
     (100, 233, 7, 1),
     (30_000, 30_000, 5_535),  # a period of 65535: tabulated
     (65_536, 65_537),  # beyond what is tabulated
+    tuple(range(1, 400)),  # many, one of which takes most of the blocks below
+    (1, 10**9, 3, *range(100, 130)),
     (10**6, 10**6 + 1, 10**5),
     (100, 10**15),
     (2**61, 2**61 - 1),
@@ -97,7 +99,7 @@ def blocks(start, around):
     yield np.array(values, object)
 
 
-@pytest.mark.parametrize("proportions", PROPORTIONS, ids=str)
+@pytest.mark.parametrize("proportions", PROPORTIONS, ids=lambda proportions: str(proportions)[:40])
 def test_proportions(proportions):
     selection_map = SelectionWithProportionsMap(proportions, 10)
     for start in STARTS:
