@@ -58,7 +58,8 @@ import types
 sys.platform = "darwin"
 sys.modules["_scproxy"] = types.SimpleNamespace(_get_proxies=dict, _get_proxy_settings=dict)
 import mmap, select, socket
-remove(os, "memfd_create", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity", "pidfd_open", "eventfd")
+remove(os, "memfd_create", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity", "eventfd")
+remove(os, "pidfd_open", "waitid")
 remove(mmap, "MADV_REMOVE")
 remove(select, "epoll")
 remove(socket, "MSG_NOSIGNAL")

@@ -12,6 +12,8 @@ Guarantees:
 4. That an array has been collected is noticed by a callback that may run anywhere, in the middle of a garbage collection or
    under somebody's lock: it appends to a deque and does no more.
 
+5. Arrays hold no file descriptor: any number of them may outlive their pools.
+
 The address of a slot is an offset into one sparse file, which both processes map in chunks; chunk ``k`` is 2**k times as long
 as the first. So the consumer finds a slot by its offset alone, and few mappings suffice for any amount of memory.
 """
@@ -21,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 import weakref
 from collections import deque
 from typing import Any, NamedTuple
@@ -29,6 +32,7 @@ import numpy as np
 
 _FIRST_CHUNK = 1 << 26
 _PAGE = mmap.PAGESIZE
+_MAP_FIXED = 0x10  # in place of what is there
 _MAX_WARM = 4  # free slots of a size that keep their memory; what is freed beyond that goes back to the system
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -63,7 +67,7 @@ class Mapping:
         index = _chunk_of(slot.offset)
         chunk = self._chunks.get(index)
         if chunk is None:
-            chunk = self._chunks[index] = mmap.mmap(self._fd, _chunk_size(index), offset=_chunk_start(index))
+            chunk = self._chunks[index] = _map(self._fd, _chunk_start(index), _chunk_size(index))
         return np.frombuffer(chunk, np.uint8, slot.num_bytes, slot.offset - _chunk_start(index))
 
     def give_back(self, start: int, stop: int) -> None:
@@ -171,6 +175,33 @@ class ArenaReader:
                 start = watched.offset + _slot_size(watched.num_bytes)
             self._mapping.give_back(start, stop)
         self._mapping._chunks.clear()
+
+
+def _map(fd: int, start: int, size: int) -> mmap.mmap:
+    """A part of a file, without a descriptor of its own if that is possible."""
+    if sys.version_info >= (3, 13):
+        return mmap.mmap(fd, size, offset=start, trackfd=False)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        _put_over(memory, fd, start)
+        return memory
+    except (ImportError, OSError):  # no ctypes, a system of 32 bits, or one that counts the memory that would lie below
+        return mmap.mmap(fd, size, offset=start)
+
+
+def _put_over(memory: mmap.mmap, fd: int, start: int) -> None:
+    """Has the addresses of ``memory`` show a part of a file instead."""
+    import ctypes
+
+    if ctypes.sizeof(ctypes.c_long) != 8:
+        raise OSError("how wide an offset is depends on the C library here")
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    how = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED
+    if library.mmap(address, len(memory), *how, fd, start) != address:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _slot_size(num_bytes: int) -> int:

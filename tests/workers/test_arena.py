@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import sys
 import tempfile
 from collections import deque
 from pathlib import Path
@@ -71,7 +72,11 @@ class TestMemory:
         finally:
             os.close(fd)
 
-    def test_outlives_its_descriptors(self):
+    @pytest.mark.parametrize("has_ctypes", [True, False])
+    def test_outlives_its_descriptors(self, monkeypatch, has_ctypes):
+        if not has_ctypes:
+            monkeypatch.setitem(sys.modules, "ctypes", None)
+        before = set(os.listdir("/proc/self/fd"))
         fd = open_memory("name")
         reader = ArenaReader(fd)
         array = send(Arena(fd), reader, 5000, 3)
@@ -80,6 +85,10 @@ class TestMemory:
         gc.collect()
         array += 1
         assert array.tolist() == [4] * 5000
+        if has_ctypes:
+            assert set(os.listdir("/proc/self/fd")) == before
+        del array
+        assert set(os.listdir("/proc/self/fd")) == before
 
 
 class TestSlots:
