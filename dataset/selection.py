@@ -121,11 +121,13 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         return component, int(inner_of[phase]) + round_ * self._reduced[component]
 
     def select(self, indices: Indices) -> Selected:
-        is_run = isinstance(indices, range) and indices.step == 1
-        if self._period > _MAX_PERIOD and not is_run and len(indices) <= _MAX_SINGLE:
+        if isinstance(indices, range) and indices.step == 1 and len(indices) <= _MAX_PLANNED:
+            return self._select_run(indices)
+        if self._period > _MAX_PERIOD and len(indices) <= _MAX_SINGLE:
             return select_singly(self, indices)
-        if not is_run or len(indices) > _MAX_PLANNED:
-            return super().select(indices)
+        return super().select(indices)
+
+    def _select_run(self, indices: range) -> Selected:
         if self._period > _MAX_PERIOD:
             return _cascade_run(self._reduced, indices.start, indices.stop)
         round_, phase = divmod(indices.start, self._period)

@@ -205,7 +205,9 @@ def _stack_arrays(leaves: Sequence[Any], allocate: Allocate) -> Any:
 
 def ends_in_nul(value: Any) -> bool:
     """Whether ``value`` is text or bytes that an array of them would cut short."""
-    return isinstance(value, str | bytes) and value.endswith("\0" if isinstance(value, str) else b"\0")
+    if isinstance(value, str):
+        return value.endswith("\0")
+    return isinstance(value, bytes) and value.endswith(b"\0")
 
 
 def check_no_nul(leaves: Sequence[Any], path: Callable[[], str]) -> None:
