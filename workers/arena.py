@@ -130,7 +130,7 @@ class ArenaReader:
 
     def __init__(self, fd: int) -> None:
         self._mapping = Mapping(fd)
-        self._watched: dict[int, _Watched] = {}  # by offset
+        self._watched: dict[Slot, _Watched] = {}
         self._unseen: deque[_Watched] = deque()
 
     def take(self, slot: Slot) -> Bytes:
@@ -138,7 +138,7 @@ class ArenaReader:
         array = self._mapping.view(slot)
         watched = _Watched(array, self._unseen.append)
         watched.slot = slot
-        self._watched[slot.offset] = watched
+        self._watched[slot] = watched
         return array
 
     def look(self, slot: Slot) -> Bytes:
@@ -152,7 +152,7 @@ class ArenaReader:
             watched = self._unseen.popleft()
             slot = watched.slot
             if slot is not None and not watched.is_shared:
-                self._watched.pop(slot.offset, None)
+                self._watched.pop(slot, None)
                 slots.append(slot)
         return slots
 
@@ -170,9 +170,9 @@ class ArenaReader:
         self.released()
         for index in list(self._mapping._chunks):
             start, stop = _chunk_start(index), _chunk_start(index + 1)
-            for watched in sorted([w.slot for w in self._watched.values() if start <= w.slot.offset < stop]):
-                self._mapping.give_back(start, watched.offset)
-                start = watched.offset + _slot_size(watched.num_bytes)
+            for slot in sorted([slot for slot in self._watched if start <= slot.offset < stop]):
+                self._mapping.give_back(start, slot.offset)
+                start = slot.offset + _slot_size(slot.num_bytes)
             self._mapping.give_back(start, stop)
         self._mapping._chunks.clear()
 
@@ -181,12 +181,13 @@ def _map(fd: int, start: int, size: int) -> mmap.mmap:
     """A part of a file, without a descriptor of its own if that is possible."""
     if sys.version_info >= (3, 13):
         return mmap.mmap(fd, size, offset=start, trackfd=False)
-    try:
-        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        _put_over(memory, fd, start)
-        return memory
-    except (ImportError, OSError):  # no ctypes, a system of 32 bits, or one that counts the memory that would lie below
-        return mmap.mmap(fd, size, offset=start)
+    else:
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            _put_over(memory, fd, start)
+            return memory
+        except (ImportError, OSError):  # no ctypes, a system of 32 bits, or one that counts the memory that would lie below
+            return mmap.mmap(fd, size, offset=start)
 
 
 def _put_over(memory: mmap.mmap, fd: int, start: int) -> None:

@@ -76,7 +76,7 @@ class TestMemory:
     def test_outlives_its_descriptors(self, monkeypatch, has_ctypes):
         if not has_ctypes:
             monkeypatch.setitem(sys.modules, "ctypes", None)
-        before = set(os.listdir("/proc/self/fd"))
+        before = set(Path("/proc/self/fd").iterdir())
         fd = open_memory("name")
         reader = ArenaReader(fd)
         array = send(Arena(fd), reader, 5000, 3)
@@ -86,9 +86,9 @@ class TestMemory:
         array += 1
         assert array.tolist() == [4] * 5000
         if has_ctypes:
-            assert set(os.listdir("/proc/self/fd")) == before
+            assert set(Path("/proc/self/fd").iterdir()) == before
         del array
-        assert set(os.listdir("/proc/self/fd")) == before
+        assert set(Path("/proc/self/fd").iterdir()) == before
 
 
 class TestSlots:
