@@ -277,6 +277,10 @@ class BlockIterator(DatasetIterator[T_co]):
     _stays_on_error: ClassVar[bool] = False
     # Whether ``close`` may be called while another thread is in ``next``, which it ends if that waits for something.
     _closes_anytime: bool = False
+    # Up to ``n`` next elements, each computed when it is asked for, as a method of stages that can do that: when it has given
+    # one, every count in the state is greater by one. At anything else (an element that is left out, an error, the end) it
+    # ends or raises, and the iterator may be anywhere. Whoever asks for the next ``n`` has taken all that there were.
+    _stream: Callable[[int], Iterator[Any]] | None = None
 
     @abc.abstractmethod
     def _take(self, n: int) -> list[Any]: ...
@@ -457,6 +461,12 @@ def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
             break
         elements += element
     return elements
+
+
+def stream_of(it: DatasetIterator[Any], n: int) -> Iterator[Any]:
+    """Up to ``n`` next elements of an iterator that can give one after the other."""
+    assert isinstance(it, BlockIterator) and it._stream is not None
+    return it._stream(n)
 
 
 def skip_one(it: DatasetIterator[Any]) -> bool:

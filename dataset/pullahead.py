@@ -13,7 +13,9 @@ Guarantees:
    it: what wakes somebody up stays set until it has.
 8. A consumer that waits when ``stop`` is called gets ``ValueError``.
 9. ``close`` waits no longer than it is told to. If the thread is still in the iterator then, it closes it on its way out.
-10. In a forked process there is no thread: ``is_stopped`` is true there, and nothing touches the lock.
+10. No element waits for one that comes after it: each is ready when it is computed; a consumer that has waited for
+   ``_LATE_SECONDS`` looks.
+11. In a forked process there is no thread: ``is_stopped`` is true there, and nothing touches the lock.
 
 Blocks grow 1, 2, 4, … while one takes less than about a millisecond: small elements then cost little more than without a thread.
 """
@@ -21,11 +23,13 @@ Blocks grow 1, 2, 4, … while one takes less than about a millisecond: small el
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import sys
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -36,6 +40,7 @@ from gristmill.dataset.threads import start_thread
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more
+_LATE_SECONDS = 0.01  # see guarantee 10
 _LOOK_SECONDS = 0.5  # an interrupt that comes in the moment before a wait is noticed after it
 
 Failure: TypeAlias = tuple[BaseException, TracebackType | None]
@@ -59,6 +64,8 @@ class PullAhead:
         # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = 1
+        self._size = 1  # of the block that the thread computes, or has
+        self.num = 0  # elements that were put
         self._process_id = os.getpid()
         self._thread: threading.Thread | None = None
         self._ready: list[Fetched] = []
@@ -101,7 +108,7 @@ class PullAhead:
                 return ready, failure
             if self._is_stopped:
                 raise ValueError("the iterator was closed while it waited for its next element")
-            self._filled.wait(_LOOK_SECONDS)
+            self._filled.wait(_LATE_SECONDS if self._size > 1 else _LOOK_SECONDS)
 
     def stop(self) -> None:
         """Lets the thread end and forgets what is ready; may be called again."""
@@ -126,13 +133,13 @@ class PullAhead:
         if not self._may_be_inside(closes=True):
             self._it.close()
             return
-        _end_waits(self._it)
+        end_waits(self._it)
         if not sys.is_finalizing():
             self.wait_until_outside(seconds)
 
     def _end(self) -> None:
         self.stop()
-        _end_waits(self._it)
+        end_waits(self._it)
 
     def _may_be_inside(self, *, closes: bool = False) -> bool:
         if self._process_id != os.getpid():
@@ -166,16 +173,14 @@ class PullAhead:
         return self._num_free() >= min(self._block_size, self._max_block_size)
 
     def _pull(self, blocks: StatedBlocks) -> None:
-        size = max(1, min(self._block_size, self._num_free()))
+        size = self._size = max(1, min(self._block_size, self._num_free()))
         began = time.perf_counter()
-        fetched: list[Fetched] = []
         failure: BaseException | None
         try:
             state, self._state = self._state, None
             if state is not None:
                 rewind(self._it, state)
-            elements, states, failure = blocks.take(size)
-            fetched = [(x, states, i) for i, x in enumerate(elements)]
+            failure = blocks.fill(self, size)
         except BaseException as error:
             failure = error
         seconds = time.perf_counter() - began
@@ -183,13 +188,20 @@ class PullAhead:
             self._block_size = max(self._block_size, min(2 * size, max(self._max_block_size, self.wanted)))
         elif seconds > _SLOW_SECONDS:
             self._block_size = max(1, size // 2)
-        self._ready.extend(fetched)
         if failure is not None:
             self._failure = failure, failure.__traceback__
             del failure  # its traceback may refer to this frame
         if self._is_stopped:  # in the meantime
             self.stop()
         self._filled.set()
+
+    def put(self, elements: Iterable[Any], states: Sequence[Any], first: int) -> None:
+        """Makes elements ready, each as soon as there is one (see ``StatedBlocks.fill``)."""
+        indices = itertools.count(first)
+        try:
+            self._ready.extend(zip(elements, itertools.repeat(states), indices, strict=False))
+        finally:
+            self.num += next(indices) - first
 
     def _leave(self) -> None:
         with self._lock:
@@ -218,10 +230,10 @@ class Signal:
         self._lock.acquire(timeout=seconds)
 
 
-def _end_waits(it: DatasetIterator[Any]) -> None:
+def end_waits(it: DatasetIterator[Any]) -> None:
     """Closes the iterators upstream that another thread may wait in."""
     if isinstance(it, BlockIterator) and it._closes_anytime:
         it.close()
     else:
         for parent in it._parents:
-            _end_waits(parent)
+            end_waits(parent)

@@ -33,6 +33,9 @@ class LinearStates(Sequence[Any]):
         return self._num
 
     def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            start, stop, _ = i.indices(self._num)
+            return LinearStates(_advanced(self._before, start) if start else self._before, max(0, stop - start))
         return _advanced(self._before, 1 + (i if 0 <= i < self._num else range(self._num)[i]))
 
     @classmethod

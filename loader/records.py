@@ -15,7 +15,7 @@ from gristmill.core.naming import transform_name
 from gristmill.core.record import Record, RecordMetadata, sampled
 from gristmill.dataset.feed import Feed, read_stream
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, skip_one
+from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, skip_one, stream_of
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
@@ -234,6 +234,9 @@ class DataDatasetIterator(StatelessIterator[Any]):
 
     def _take(self, n: int) -> list[Any]:
         return [record.data for record in self._source._take(n)]
+
+    def _stream(self, n: int) -> Iterator[Any]:
+        return (record.data for record in stream_of(self._source, n))
 
     def _allocate_with(self, allocate: Allocate) -> None:
         self._source._allocate_with(allocate)

@@ -11,7 +11,7 @@ from gristmill.dataset.feed import Feed
 from gristmill.dataset.filter_guard import FilterGuard
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate
+from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, stream_of
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.transforms.base import Filter, transform_function
 
@@ -93,6 +93,15 @@ class FilterDatasetIterator(StatelessIterator[T]):
                 self._guard.counts = counts  # the block is taken, and counted, again
             raise
         return kept
+
+    def _stream(self, n: int) -> Iterator[Any]:
+        fn, num_kept = self._fn, 0
+        for x in stream_of(self._source, n):
+            if not fn(x):
+                break
+            num_kept += 1
+            yield x
+        self._guard.observe([True] * num_kept, self._ctx.options)
 
     def _skip(self) -> None:
         # The output that failed lies behind elements that were rejected properly.

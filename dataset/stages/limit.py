@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateIndexError, as_int
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one
+from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one, stream_of
 from gristmill.dataset.next_index import check_no_gaps
 
 T = TypeVar("T")
@@ -63,6 +64,11 @@ class LimitDatasetIterator(BlockIterator[T]):
         elements = self._parents[0]._take(n) if n > 0 else []
         self._num_read += len(elements)
         return elements
+
+    def _stream(self, n: int) -> Iterator[Any]:
+        for x in stream_of(self._parents[0], min(n, self._count - self._num_read)):
+            self._num_read += 1
+            yield x
 
     def get_state(self) -> Any:
         return {"parent": self._parents[0].get_state(), "count_elements_read": self._num_read}

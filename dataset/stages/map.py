@@ -10,7 +10,7 @@ from gristmill.core.naming import transform_name
 from gristmill.dataset.element_spec import transformed_spec
 from gristmill.dataset.feed import Feed
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate
+from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, stream_of
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.transforms.base import Map, transform_function
 
@@ -80,6 +80,10 @@ class MapDatasetIterator(StatelessIterator[T]):
         if self._with_nones:
             return [fn(x) for x in self._source._take(n)]
         return [None if x is None else fn(x) for x in self._source._take(n)]
+
+    def _stream(self, n: int) -> Iterator[Any]:
+        fn, keeps = self._fn, not self._with_nones
+        return (None if x is None and keeps else fn(x) for x in stream_of(self._source, n))
 
     def _get_next_index(self) -> int:
         return self._source._get_next_index()

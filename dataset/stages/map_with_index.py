@@ -11,7 +11,7 @@ from gristmill.dataset.counting import CountingIterator
 from gristmill.dataset.element_spec import transformed_spec
 from gristmill.dataset.feed import Feed
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.transforms.base import MapWithIndex, transform_function
 
@@ -84,3 +84,10 @@ class MapWithIndexDatasetIterator(CountingIterator[T]):
         result = [None if x is None else fn(first + i * step, x) for i, x in enumerate(elements)]
         self._count += len(elements)
         return result
+
+    def _stream(self, n: int) -> Iterator[Any]:
+        fn, ctx = self._fn, self._ctx
+        for x in stream_of(self._parents[0], n):
+            result = None if x is None else fn(ctx.worker_index + self._count * ctx.worker_count, x)
+            self._count += 1
+            yield result

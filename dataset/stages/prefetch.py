@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateIndexError
+from gristmill.core.naming import stable_repr
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int, shown, state_field
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.filter_guard import FilterGuard
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
@@ -40,7 +43,7 @@ class PrefetchIterDataset(IterDataset[T]):
         self._drops = not self._allow_nones
 
     def __str__(self) -> str:
-        return f"PrefetchIterDataset(read_options={self._read_options}, allow_nones={self._allow_nones})"
+        return f"PrefetchIterDataset(read_options={stable_repr(self._read_options)}, allow_nones={self._allow_nones})"
 
     def __iter__(self) -> DatasetIterator[T]:
         return PrefetchDatasetIterator(self._parent, self._read_options, self._allow_nones)
@@ -68,7 +71,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._guard = FilterGuard(str([*sparse, self][0]))
 
     def __str__(self) -> str:
-        return f"PrefetchDatasetIterator(read_options={self._read_options}, allow_nones={self._allow_nones})"
+        return f"PrefetchDatasetIterator(read_options={stable_repr(self._read_options)}, allow_nones={self._allow_nones})"
 
     @property
     def _upstream(self) -> tuple[MapDataset[Any]]:
@@ -96,6 +99,23 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             raise
         self._next_index = index
         return taken
+
+    def _stream(self, n: int) -> Iterator[Any]:
+        stop = min(self._next_index + n, self._length)
+        while self._next_index < stop:
+            num = 0
+            for x in self._stream_part(stop):
+                if x is None and not self._allow_nones:
+                    return
+                num += 1
+                self._next_index += 1
+                yield x
+            self._guard.observe([True] * num, self._ctx.options)
+
+    def _stream_part(self, stop: int) -> Iterable[Any]:
+        if not (self._num_threads and self._buffer_size):
+            return self._ds._stream(Feed(range(self._next_index, stop)))
+        return self._start_reading().take(stop - self._next_index)
 
     def _read(self, index: int, n: int) -> list[Any]:
         if not (self._num_threads and self._buffer_size):

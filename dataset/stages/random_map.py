@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar
 
@@ -13,7 +14,7 @@ from gristmill.dataset.element_spec import transformed_spec
 from gristmill.dataset.feed import Feed
 from gristmill.dataset.graph import random_seed
 from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.map_dataset import BlockMapDataset
 from gristmill.transforms.base import RandomMap, transform_function
 
@@ -88,6 +89,13 @@ class RandomMapDatasetIterator(CountingIterator[T]):
         result = _random_map(self._fn, elements, streams, self._rng_pool)
         self._count += len(elements)
         return result
+
+    def _stream(self, n: int) -> Iterator[Any]:
+        ctx = self._ctx
+        streams = itertools.count(ctx.worker_index + self._count * ctx.worker_count, ctx.worker_count)
+        for x in _random_stream(self._fn, stream_of(self._parents[0], n), streams, self._rng_pool):
+            self._count += 1
+            yield x
 
 
 def _random_map(fn: Any, elements: list[Any], streams: Any, pool: RngPool) -> list[Any]:
