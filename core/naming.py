@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import types
@@ -38,10 +39,64 @@ def without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
+def stable_repr(value: Any) -> str:
+    """``repr(value)`` for a state or a description, which an interrupt must not spoil for later ones.
+
+    Dataclasses guard their ``repr`` against recursion: whoever interrupts it at the wrong moment finds ``...`` in its place from
+    then on. Here it is made without that guard.
+
+    Example:
+        >>> from gristmill.core.sharding import ShardOptions
+        >>> stable_repr([ShardOptions(1, 3)])
+        '[ShardOptions(shard_index=1, shard_count=3, drop_remainder=False)]'
+    """
+    try:
+        return _unguarded_repr(value)
+    except RecursionError:  # it is part of itself
+        return repr(value)
+
+
+def _unguarded_repr(value: Any) -> str:
+    kind = type(value)
+    if kind is list:
+        return f"[{', '.join([_unguarded_repr(part) for part in value])}]"
+    if kind is tuple and len(value) > 1:
+        return f"({', '.join([_unguarded_repr(part) for part in value])})"
+    if kind is dict:
+        return f"{{{', '.join([f'{_unguarded_repr(key)}: {_unguarded_repr(part)}' for key, part in value.items()])}}}"
+    owner = next(c for c in kind.__mro__ if "__repr__" in vars(c))
+    if not _has_generated_repr(owner):
+        return repr(value)
+    parts = [f"{f.name}={_unguarded_repr(getattr(value, f.name))}" for f in dataclasses.fields(owner) if f.repr]
+    return f"{kind.__qualname__}({', '.join(parts)})"
+
+
+def _has_generated_repr(kind: type) -> bool:
+    """Whether the ``__repr__`` of a class was made by ``dataclass``."""
+    function = getattr(vars(kind)["__repr__"], "__wrapped__", None)
+    code = getattr(function, "__code__", None)
+    return dataclasses.is_dataclass(kind) and code is not None and code.co_filename == "<string>"
+
+
 def one_line(text: str, limit: int) -> str:
-    """``text``, of which the lines are joined and what is longer than ``limit`` is left out."""
-    text = re.sub(r"\s*\n\s*", " ", text)
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    """``text`` for a terminal or a log: its lines joined, control characters made visible, cut to ``limit`` characters.
+
+    Example:
+        >>> one_line("two\\nlines, \\x1b[31mred", 40)
+        'two lines, \\\\x1b[31mred'
+    """
+    head = text[: 8 * limit]  # what is far longer costs nothing
+    line = visible(re.sub(r"\s*\n\s*", " ", head))
+    return line if len(line) <= limit and len(head) == len(text) else f"{line[: limit - 1]}…"
+
+
+def visible(text: str) -> str:
+    """``text``, with escapes for what is not printable: it must neither command a terminal nor change how text looks."""
+    return text if text.isprintable() else "".join([c if c.isprintable() else _escaped(c) for c in text])
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode()
 
 
 def _function_name(fn: Any) -> str:

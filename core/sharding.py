@@ -42,8 +42,12 @@ class ShardOptions:
         object.__setattr__(self, "shard_index", index)
         object.__setattr__(self, "drop_remainder", bool(self.drop_remainder))  # the repr is part of states
 
+    def __repr__(self) -> str:  # not a dataclass's, which an interrupt can spoil for good (see ``stable_repr``)
+        name, index, count = type(self).__qualname__, self.shard_index, self.shard_count
+        return f"{name}(shard_index={index}, shard_count={count}, drop_remainder={self.drop_remainder})"
 
-@dataclass(frozen=True, init=False)
+
+@dataclass(frozen=True, init=False, repr=False)
 class NoSharding(ShardOptions):
     """All of the data in one part.
 
@@ -56,7 +60,7 @@ class NoSharding(ShardOptions):
         super().__init__(shard_index=0, shard_count=1, drop_remainder=False)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True, init=False, repr=False)
 class ShardByJaxProcess(ShardOptions):
     """One part for every JAX process; part 0 of 1 where JAX is not installed.
 

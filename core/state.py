@@ -7,24 +7,60 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from gristmill.core.errors import StateKeyError, StateMismatchError, StateTextError
+from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError, StateTextError
 from gristmill.core.naming import one_line
 from gristmill.core.sharding import process_index_and_count
 
 _MAX_SHOWN = 200
 
 
-def shown(value: Any) -> str:
-    """A part of a state, or an argument, in an error message: its ``repr``, on one line and shortened, whatever it is."""
+def shown(value: Any, limit: int = _MAX_SHOWN) -> str:
+    """A part of a state, or an argument, in an error message: its ``repr``, on one line and shortened, whatever it is.
+
+    Example:
+        >>> shown({"next_index": [1, 10**5000], "text": "a" * 1000}, 60)
+        "{'next_index': [1, an integer of 16610 bits], 'text': 'aaaa…"
+    """
+    text = ""
+    for piece in _pieces(value, limit):
+        text += piece
+        if len(text) > limit:  # the rest may be very long, or without end
+            break
+    return one_line(text, limit)
+
+
+def _pieces(value: Any, limit: int) -> Iterator[str]:
+    """The ``repr`` of a value of JSON, in pieces as they are asked for; of texts, no more than ``limit`` characters count."""
+    kind = type(value)
+    if kind is dict:
+        yield "{"
+        for i, (key, part) in enumerate(value.items()):
+            yield ", " if i else ""
+            yield from _pieces(key, limit)
+            yield ": "
+            yield from _pieces(part, limit)
+        yield "}"
+    elif kind is list:
+        yield "["
+        for i, part in enumerate(value):
+            yield ", " if i else ""
+            yield from _pieces(part, limit)
+        yield "]"
+    else:
+        yield _leaf_text(value[: limit + 1] if kind is str or kind is bytes else value)
+
+
+def _leaf_text(value: Any) -> str:
     try:
-        return one_line(repr(value), _MAX_SHOWN)
+        return repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or a number of thousands of digits
-        return f"a {type(value).__name__}"
+        return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
 def plain_int(value: Any) -> int | None:
@@ -40,10 +76,10 @@ def plain_int(value: Any) -> int | None:
 
 
 def plain_counts(values: Any) -> list[int] | None:
-    """A list of non-negative integers as built-in ones, or ``None`` if it is none."""
+    """A list of integers from 0 to ``sys.maxsize`` as built-in ones, or ``None`` if it is none."""
     if not isinstance(values, list | tuple):
         return None
-    numbers = [number for number in map(plain_int, values) if number is not None and number >= 0]
+    numbers = [number for number in map(plain_int, values) if number is not None and 0 <= number <= sys.maxsize]
     return numbers if len(numbers) == len(values) else None
 
 
@@ -57,16 +93,23 @@ def state_field(state: Any, key: str, owner: object) -> Any:
     if not isinstance(state, Mapping):
         raise StateMismatchError(f"the state of {owner} must be a mapping with the key {key!r}, got {shown(state)}")
     if key not in state:
-        raise StateKeyError(f"the state of {owner} must have the key {key!r}, found only {shown(sorted(map(str, state)))}")
+        raise StateKeyError(f"the state of {owner} must have the key {key!r}, found only {shown(list(state))}")
     return state[key]
 
 
 def state_count(state: Any, key: str, owner: object) -> int:
-    """``state[key]`` as a non-negative built-in ``int`` (NumPy integers are accepted)."""
+    """``state[key]`` as a non-negative built-in ``int`` (NumPy integers are accepted).
+
+    Raises:
+        StateMismatchError, StateKeyError: it is none, or missing.
+        StateIndexError: it is above ``sys.maxsize``, where no pipeline gets to.
+    """
     value = state_field(state, key, owner)
     count = plain_int(value)
     if count is None or count < 0:
         raise StateMismatchError(f"{key} in the state of {owner} must be a non-negative integer, got {shown(value)}")
+    if count > sys.maxsize:
+        raise StateIndexError(f"{key} in the state of {owner} must be at most {sys.maxsize}, got {shown(value)}")
     return count
 
 

@@ -2,11 +2,15 @@
 
 ``process_<i>-of-<n>.json`` is Grain's: the state. ``pipeline_<i>-of-<n>.json`` describes the pipeline it belongs to (see
 ``description``) and has a checksum of the state; both are compared when it is there.
+
+What is written over an older checkpoint is written beside it first, so that a full disk leaves the older one as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Callable
@@ -14,8 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.core.errors import StateMismatchError
-from gristmill.core.state import process_file_name, state_from_text, state_to_text
+from gristmill.core.state import process_file_name, shown, state_from_text, state_to_text
 from gristmill.dataset.description import check_description
+
+_PROCESS_FILE = re.compile("process_[0-9]+-of-[0-9]+\\.json")
+_DATASET_FILE = re.compile("shard_state_([0-9]+)\\.json")
+_UNFINISHED = ".unfinished"  # at the end of the names of files that are being written
+_NUM_NAMED = 8  # files in a message
 
 
 def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | None) -> None:
@@ -24,13 +33,34 @@ def write_checkpoint(directory: Any, state: str, description: dict[str, Any] | N
 
     path = _as_path(directory)
     name = process_file_name()
-    text = state.encode()
-    if description is None:
-        (path / _pipeline_file_name(name)).unlink(missing_ok=True)  # of another checkpoint in the same place
-    else:
-        pipeline = {"library": f"gristmill {__version__}", "state_crc32": zlib.crc32(text), "pipeline": description}
-        (path / _pipeline_file_name(name)).write_text(state_to_text(pipeline))
-    (path / name).write_bytes(text)
+    pipeline_name = _pipeline_file_name(name)
+    files = {name: state.encode()}
+    if description is not None:
+        library = f"gristmill {__version__}"
+        pipeline = {"library": library, "state_crc32": zlib.crc32(files[name]), "pipeline": description}
+        files[pipeline_name] = state_to_text(pipeline).encode()
+    try:
+        for file, content in files.items():
+            _write(path / f"{file}{_UNFINISHED}", content)
+    except BaseException:
+        for file in files:
+            with contextlib.suppress(OSError):
+                (path / f"{file}{_UNFINISHED}").unlink(missing_ok=True)
+        raise
+    # Without its description a state is restored unchecked, beside another one it would be refused: in this order, whoever is
+    # killed in between leaves what can be restored.
+    (path / pipeline_name).unlink(missing_ok=True)
+    for file in files:
+        (path / f"{file}{_UNFINISHED}").replace(path / file)
+
+
+def _write(path: Any, content: bytes) -> None:
+    """Writes a file; when this returns, all of it is on the disk, if it is a file of this system."""
+    with path.open("wb") as file:
+        file.write(content)
+        if isinstance(path, Path):
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_checkpoint(directory: Any, description: dict[str, Any] | None, merged_state: Callable[[Any], Any] | None = None) -> str:
@@ -61,15 +91,21 @@ def read_checkpoint(directory: Any, description: dict[str, Any] | None, merged_s
 def _states_of_others(path: Any, description: dict[str, Any] | None) -> Any:
     """The states of all processes of a checkpoint; or of all datasets that they share out, by number, as Grain writes them."""
     files = sorted(file.name for file in path.iterdir())
-    datasets = [match for match in map(re.compile(r"shard_state_(\d+)\.json").fullmatch, files) if match]
+    datasets = [match for match in map(_DATASET_FILE.fullmatch, files) if match]
     if datasets:
         return {match[1]: state_from_text((path / match[0]).read_bytes(), match[0]) for match in datasets}
-    processes = [match for match in map(re.compile(r"process_\d+-of-(\d+)\.json").fullmatch, files) if match]
-    names = [match[0] for match in processes]
-    num_processes = int(processes[0][1]) if processes else 0
-    if not names or sorted(names) != sorted(f"process_{i}-of-{num_processes}.json" for i in range(num_processes)):
-        raise StateMismatchError(f"{path} must have the files of all processes of one checkpoint, it has {names}")
+    names = [file for file in files if _PROCESS_FILE.fullmatch(file)]
+    if not names or not _is_complete(names):
+        raise StateMismatchError(
+            f"{path} must have the files of all processes of one checkpoint, it has {len(names)}: {shown(names[:_NUM_NAMED])}"
+        )
     return [state_from_text(_read(path, name, description), name) for name in names]
+
+
+def _is_complete(names: list[str]) -> bool:
+    """Whether these are the files of all processes. What a name says may be anything: it is not counted up to that."""
+    numbers = [[int(number) for number in re.findall("[0-9]+", name)] for name in names]
+    return sorted(numbers) == [[i, len(names)] for i in range(len(names))]
 
 
 def _read(path: Any, name: str, description: dict[str, Any] | None) -> str:
@@ -81,12 +117,12 @@ def _read(path: Any, name: str, description: dict[str, Any] | None) -> str:
             crc32, saved_description = saved["state_crc32"], saved["pipeline"]
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise StateMismatchError(
-                f"{pipeline} is damaged: {error!r}. Without that file the state is restored unchecked"
+                f"{pipeline} is damaged: {shown(error)}. Without that file the state is restored unchecked"
             ) from error
         check_description(saved_description, description)
         if crc32 != zlib.crc32(text):
             raise StateMismatchError(
-                f"{path / name} is damaged: its checksum is {zlib.crc32(text)}, {pipeline.name} says {crc32!r:.200}. Without "
+                f"{path / name} is damaged: its checksum is {zlib.crc32(text)}, {pipeline.name} says {shown(crc32)}. Without "
                 f"{pipeline.name} the state is restored unchecked"
             )
     try:

@@ -7,17 +7,25 @@ change elements (threads, buffers) are not part of it.
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from gristmill.core.errors import StateMismatchError
-from gristmill.core.naming import without_addresses
+from gristmill.core.naming import stable_repr, without_addresses
 from gristmill.core.state import shown
 from gristmill.dataset.graph import only_parent
 
 _MAX_TEXT = 1000
+_MAX_SHOWN = 500  # of a value in a message
+MAX_FILES = 64  # that a description names
+_NOT_COMPARED = ("parents", "components", "source_files")  # by themselves
+_NOTHING = object()
 
 
 def describe(node: Any) -> dict[str, Any]:
@@ -33,6 +41,9 @@ def describe(node: Any) -> dict[str, Any]:
             description["length"] = None
     for name, attribute in getattr(node, "_parameters", {}).items():
         description[name] = as_json(attrgetter(attribute)(node))
+    files = getattr(node, "_source_files", None)
+    if files is not None:
+        description["source_files"] = few_files(files, MAX_FILES)
     components = getattr(node, "_components", None)
     if components is not None:
         return {**description, "components": {name: describe(component) for name, component in components.items()}}
@@ -45,7 +56,7 @@ def describe(node: Any) -> dict[str, Any]:
 def description_text(description: dict[str, Any]) -> str:
     """A description on one line, inputs first: ``Stage(Stage(...), parameter=..., length=...)``."""
     parents = [description_text(parent) for parent in description.get("parents", ())]
-    parameters = [f"{key}={value}" for key, value in description.items() if key not in ("stage", "parents")]
+    parameters = [f"{key}={value}" for key, value in description.items() if key not in ("stage", "parents", "source_files")]
     return f"{description['stage']}({', '.join(parents + parameters)})"
 
 
@@ -56,6 +67,70 @@ def source_text(source: Any) -> str:
     return _text(source)
 
 
+def source_files(source: Any) -> list[str] | None:
+    """What tells the files of a source from others, wherever they lie, a text for each; of a dataset, of all its sources.
+
+    ``None`` if there is nothing of the kind: then the text of a source tells it from others.
+    """
+    from gristmill.dataset.map_dataset import MapDataset
+
+    if isinstance(source, MapDataset):
+        found = [getattr(node, "_source_files", None) for node in source_first(source)]
+        return [text for files in found if files is not None for text in files] or None
+    files = getattr(source, "described_files", None)
+    return files() if callable(files) else None
+
+
+def source_first(node: Any) -> Iterator[Any]:
+    """All datasets upstream of ``node``, and that itself, in the order in which its text names them."""
+    for parent in node._parents:
+        yield from source_first(parent)
+    yield node
+
+
+def few_files(files: Sequence[str], most: int) -> list[str]:
+    """``files``, of which the last ones are joined in a hash if there are more than ``most``."""
+    if len(files) <= most:
+        return list(files)
+    rest = files[most - 1 :]
+    digest = hashlib.sha1("\n".join(rest).encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
+    return [*files[: most - 1], f"{len(rest)} more, SHA-1 {digest}"]
+
+
+def source_difference(saved: Any, own: Any, saved_files: Any, own_files: Sequence[str] | None) -> str | None:
+    """``None`` if a source has the data of the one that was saved; else what is known of the difference beyond their texts.
+
+    Args:
+        saved: the text of the source then.
+        own: the text of the source here.
+        saved_files: its files then; ``None`` if nothing is known of them, as in what Grain writes.
+        own_files: its files here; ``None`` if it is not made of files that may lie elsewhere.
+    """
+    if own_files is not None and saved_files is not None:
+        difference = _file_difference(saved_files, own_files)
+        if difference is None and _without_paths(saved) == _without_paths(own):
+            return None
+        return difference or ""
+    if saved == own:
+        return None
+    is_elsewhere = own_files is not None and _without_paths(saved) == _without_paths(own)
+    return "Its files lie elsewhere, and only a hash of the paths of then is known" if is_elsewhere else ""
+
+
+def _file_difference(saved: Any, own: Sequence[str]) -> str | None:
+    """The first file that is another one, in words."""
+    for i, (then, now) in enumerate(zip_longest(saved if isinstance(saved, list) else [saved], own, fillvalue=_NOTHING)):
+        if then != now:
+            then_text, now_text = ["nothing" if file is _NOTHING else shown(file) for file in (then, now)]
+            return f"Of its files, file {i} was {then_text}, and is {now_text} here"
+    return None
+
+
+def _without_paths(text: Any) -> Any:
+    """The text of a source without what says where files lie."""
+    return re.sub("hash_of_paths=[0-9a-f]*", "", text) if isinstance(text, str) else text
+
+
 def complete_repr(value: Any) -> str:
     """``repr(value)``; of a dataset, whose ``repr`` is for people and may be abbreviated, all of it on one line.
 
@@ -64,7 +139,7 @@ def complete_repr(value: Any) -> str:
     from gristmill.dataset.map_dataset import MapDataset
 
     is_chain = isinstance(value, MapDataset) and type(value).__repr__ is MapDataset.__repr__
-    return description_text(describe(value)) if is_chain else repr(value)
+    return description_text(describe(value)) if is_chain else stable_repr(value)
 
 
 def check_description(saved: Any, own: Any, place: str = "the last stage") -> None:
@@ -76,10 +151,13 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
     if not isinstance(saved, dict):
         raise StateMismatchError(f"the description of a stage in a checkpoint must be a JSON object, got {shown(saved)}")
     for key in dict.fromkeys([*saved, *own]):
-        if key not in ("parents", "components") and saved.get(key) != own.get(key):
+        difference = _difference(key, saved, own)
+        if difference is not None:
+            name = key if key in own else shown(key)
+            then, now = [shown(description.get(key), _MAX_SHOWN) for description in (saved, own)]
             raise StateMismatchError(
-                f"the checkpoint belongs to another pipeline: {key} of {own['stage']} ({place}) was {saved.get(key)!r} "
-                f"when it was saved, and is {own.get(key)!r} here"
+                f"the checkpoint belongs to another pipeline: {name} of {own['stage']} ({place}) was {then} when it was saved, "
+                f"and is {now} here{difference and f'. {difference}'}"
             )
     saved_components, saved_parents = saved.get("components", {}), saved.get("parents", [])
     if not isinstance(saved_components, dict) or not isinstance(saved_parents, list):
@@ -96,6 +174,15 @@ def check_description(saved: Any, own: Any, place: str = "the last stage") -> No
     for i, (saved_parent, own_parent) in enumerate(zip(saved_parents, own_parents, strict=True)):
         which = "the stage" if len(own_parents) == 1 else f"parent {i}, the stage"
         check_description(saved_parent, own_parent, f"{which} before {own['stage']}")
+
+
+def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | None:
+    """``None`` if two stages agree in a parameter, else what there is to say beyond both values."""
+    if key in _NOT_COMPARED:
+        return None
+    if key == "source":
+        return source_difference(saved.get(key), own.get(key), saved.get("source_files"), own.get("source_files"))
+    return None if saved.get(key) == own.get(key) else ""
 
 
 def as_json(value: Any) -> Any:

@@ -6,12 +6,13 @@ and checkpoints tell pipelines apart by ``description`` instead, whose text is c
 
 from __future__ import annotations
 
-import reprlib
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
+from weakref import ref
 
 from gristmill.core.naming import one_line, without_addresses
 from gristmill.dataset.description import as_json
@@ -32,7 +33,13 @@ _MAX_LINES = 100
 _MAX_LINE = 200  # characters
 
 
-@reprlib.recursive_repr("…")  # a user's ``__str__`` may ask for it
+class _Showing:
+    """That a pipeline is being shown. Goes with who shows it, also if that is interrupted."""
+
+
+_being_shown: dict[tuple[int, int], ref[_Showing]] = {}  # by pipeline and thread
+
+
 def chain_text(pipeline: Any) -> str:
     """The stages of a dataset or iterator, one to a line, with their parameters and lengths where these change.
 
@@ -45,6 +52,19 @@ def chain_text(pipeline: Any) -> str:
           RangeMapDataset(start=0, stop=3, step=1)  3 elements
           BatchMapDataset(batch_size=2, drop_remainder=False)  2 elements
     """
+    key = id(pipeline), threading.get_ident()
+    if key in _being_shown and _being_shown[key]() is not None:  # a user's ``__str__`` asks for it
+        return "…"
+    showing = _Showing()
+    _being_shown[key] = ref(showing)
+    try:
+        return _chain_text(pipeline)
+    finally:
+        del showing  # a traceback may keep this frame
+        _being_shown.pop(key, None)
+
+
+def _chain_text(pipeline: Any) -> str:
     kind = next(kind.__name__ for kind in _KINDS if isinstance(pipeline, kind))
     length = length_text(stage_length(pipeline))
     head = f"{kind} of {length}:" if length.endswith(("element", "elements")) else f"{kind}{length and ', '}{length}:"

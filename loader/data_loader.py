@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -12,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from gristmill.core.errors import as_int
-from gristmill.core.naming import transform_name, without_addresses
+from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
-from gristmill.dataset.description import as_json, complete_repr, source_text
+from gristmill.dataset.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.stages.flat_map import check_max_fan_out
 from gristmill.loader.iterator import DataLoaderIterator
@@ -135,6 +136,11 @@ class DataLoader:
             f"worker_count={self._multiprocessing_options.num_workers}, read_options={self._read_options!r})"
         )
 
+    def _repr_html_(self) -> str:
+        # By name: it is above this package, and only here because a notebook asks for it.
+        html: str = importlib.import_module("gristmill.diagnostics.notebook").pipeline_html(self)
+        return html
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterators": None}
 
@@ -154,11 +160,14 @@ class DataLoader:
             "stage": "DataLoader",
             "length": self._length,
             "worker_count": self._multiprocessing_options.num_workers,
-            "shard_options": repr(self._shard),
-            "sampler": without_addresses(repr(self._sampler)),
+            "shard_options": stable_repr(self._shard),
+            "sampler": without_addresses(stable_repr(self._sampler)),
             "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),  # not part of every sampler's repr
             "source": source_text(self._source),
         }
+        files = source_files(self._source)
+        if files is not None:
+            description["source_files"] = few_files(files, MAX_FILES)
         for operation in self._operations:
             kind = operation_kind(operation)
             parameters: dict[str, Any] = {}

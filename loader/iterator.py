@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
+from gristmill.core.naming import one_line, stable_repr
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
 from gristmill.dataset.checkpoint_files import read_checkpoint
+from gristmill.dataset.description import few_files, source_difference, source_files
 from gristmill.dataset.iterator import iterate, write_when_created
 from gristmill.dataset.next_index import get_next_index, set_next_index
 
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 _VERSION = 2
 _BETWEEN = '\n    },\n    "last_worker_index": '
 _ORIGIN = ("worker_count", "sampler", "data_source")
+_FILES = "data_source_files"  # beside what Grain writes, which ignores it
+_MAX_FILES = 4  # that a state names
+_MAX_TEXT = 500
+_UNCHECKED = ". If these are the same records, DataLoaderIterator(loader, state, validate_state=False) goes on with them"
 _KEYS = ("version", "last_seen_indices", "last_worker_index", *_ORIGIN)
 
 
@@ -139,7 +145,7 @@ class DataLoaderIterator(Iterator[Any]):
             raise StateMismatchError(f"a DataLoader state must be a JSON object, got {shown(state)}")
         if self._loader._has_flat_map:
             if self._validate:
-                self._check_origin({**self._origin, **state})  # Grain writes none in this case
+                self._check_origin({**{key: self._origin[key] for key in _ORIGIN}, **state})  # Grain writes none in this case
             self._iterator.set_state(state)
             return
         missing = [key for key in _KEYS if key not in state]
@@ -233,8 +239,10 @@ class DataLoaderIterator(Iterator[Any]):
     def _origin(self) -> dict[str, Any]:
         """What a state says about the loader it belongs to."""
         loader = self._loader
-        values = (loader.multiprocessing_options.num_workers, repr(loader._sampler), loader._source_text)
-        return dict(zip(_ORIGIN, values, strict=True))
+        values = (loader.multiprocessing_options.num_workers, stable_repr(loader._sampler), loader._source_text)
+        files = source_files(loader._source)
+        origin = dict(zip(_ORIGIN, values, strict=True))
+        return origin if files is None else {**origin, _FILES: few_files(files, _MAX_FILES)}
 
     def _check_origin(self, state: Mapping[str, Any]) -> None:
         worker_count = self._loader.multiprocessing_options.num_workers
@@ -243,21 +251,33 @@ class DataLoaderIterator(Iterator[Any]):
             raise StateMismatchError(
                 f"the state was taken with worker_count={saved_count}, the DataLoader has worker_count={worker_count}"
             )
-        advice = "Implement __repr__ so that it says the same in every run, if they are equal."
-        sampler = repr(self._loader._sampler)
-        saved_sampler = state["sampler"]
-        if not isinstance(saved_sampler, str) or saved_sampler != sampler:
+        sampler = self._origin["sampler"]
+        if not isinstance(state["sampler"], str) or state["sampler"] != sampler:
             raise StateMismatchError(
-                f"the state was taken with sampler {_text(saved_sampler)}, the DataLoader has {_text(sampler)}. {advice}"
+                f"the state was taken with sampler {_text(state['sampler'])}, the DataLoader has {_text(sampler)}"
+                f"{_advice(self._loader._sampler)}"
             )
-        source = self._loader._source_text
-        saved_source = state["data_source"]
-        described = getattr(self._loader._source, "is_described_by", source.__eq__)
-        if not isinstance(saved_source, str) or not described(saved_source):
+        self._check_source(state)
+
+    def _check_source(self, state: Mapping[str, Any]) -> None:
+        source, own, saved = self._loader._source, self._origin["data_source"], state["data_source"]
+        is_described_by = getattr(source, "is_described_by", None)
+        if is_described_by is not None and isinstance(saved, str) and is_described_by(saved):
+            return
+        text = saved if isinstance(saved, str) else None
+        difference = source_difference(text, own, state.get(_FILES), self._origin.get(_FILES))
+        if difference is not None:
             raise StateMismatchError(
-                f"the state was taken with data_source {_text(saved_source)}, the DataLoader has {_text(source)}. {advice}"
+                f"the state was taken with data_source {_text(saved)}, the DataLoader has {_text(own)}"
+                f"{f'. {difference}{_UNCHECKED}' if difference else _advice(source)}"
             )
+
+
+def _advice(value: Any) -> str:
+    """What the author of a class can do about its ``repr``; for a class of ours there is nothing to be done."""
+    is_ours = type(value).__module__.split(".")[0] in ("gristmill", "builtins", "numpy")
+    return "" if is_ours else ". Implement __repr__ so that it says the same in every run, if they are equal"
 
 
 def _text(value: Any) -> str:
-    return value[:1000] if isinstance(value, str) else shown(value)
+    return one_line(value, _MAX_TEXT) if isinstance(value, str) else shown(value)

@@ -6,6 +6,7 @@ import sys
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array
+from gristmill.core.naming import stable_repr
 from gristmill.core.permutation import Permutation
 from gristmill.core.seeds import check_seed
 from gristmill.core.sharding import NoSharding, ShardOptions, even_split
@@ -73,7 +74,7 @@ class IndexSampler(BlockSampler):
 
     def __repr__(self) -> str:
         return (
-            f"IndexSampler(num_records={self._num_records}, shard_options={self._shard_options!r}, "
+            f"IndexSampler(num_records={self._num_records}, shard_options={stable_repr(self._shard_options)}, "
             f"shuffle={self._shuffle}, num_epochs={self._num_epochs}, seed={self._seed})"
         )
 

@@ -6,6 +6,7 @@ import sys
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices
+from gristmill.core.naming import stable_repr
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.samplers.base import BlockSampler, check_num_records, check_shard_options
 
@@ -43,7 +44,7 @@ class SequentialSampler(BlockSampler):
         return min(self._bound or 0, sys.maxsize)
 
     def __repr__(self) -> str:
-        return f"SequentialSampler(num_records={self._num_records}, shard_options={self._shard_options!r})"
+        return f"SequentialSampler(num_records={self._num_records}, shard_options={stable_repr(self._shard_options)})"
 
     def _keys(self, indices: Indices) -> Indices:
         return indices

@@ -21,7 +21,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from gristmill.core.config import config
@@ -127,6 +127,7 @@ class ArrayRecordDataSource(RandomAccessDataSource[bytes]):
     def _start_closed(self) -> None:
         self._readers: dict[str, Any] = {}
         self._locks = {filename: threading.Lock() for filename in self._paths}
+        self._file_texts: list[str] | None = None
 
     @property
     def paths(self) -> list[str]:
@@ -229,11 +230,22 @@ class ArrayRecordDataSource(RandomAccessDataSource[bytes]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_readers", "_locks")}
+        return {name: value for name, value in vars(self).items() if name not in ("_readers", "_locks", "_file_texts")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._start_closed()
+
+    def described_files(self) -> list[str]:
+        """What tells the files from others, wherever they lie: of each its name, the records read from it, and its size."""
+        if self._file_texts is None:
+            sizes = _in_threads(_size_text, self._paths, config.num_threads_computing_num_records)
+            starts = [0, *self._ends[:-1]]
+            self._file_texts = [
+                f"{PurePath(path).name}[{start + shift}:{end + shift}], {size}"
+                for path, start, end, shift, size in zip(self._paths, starts, self._ends, self._shifts, sizes, strict=True)
+            ]
+        return self._file_texts
 
     def __repr__(self) -> str:
         import hashlib
@@ -303,6 +315,13 @@ def _reader_class() -> Any:
 def _count_records(filename: str) -> int:
     num_records: int = _open_reader(filename, "readahead_buffer_size:0").num_records()
     return num_records
+
+
+def _size_text(filename: str) -> str:
+    try:
+        return f"{Path(filename).stat().st_size} bytes"
+    except OSError:  # of another kind of file system
+        return "of unknown size"
 
 
 def _open_reader(filename: str, options: str) -> Any:

@@ -212,8 +212,8 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
         for name, array in zip(self._lengths, sequences, strict=True):
             if name in left and left[name][1] != len(array):
                 raise StateMismatchError(
-                    f"the state of {self} says that {list(left[name])} is left of feature {name!r} of an element, which is now "
-                    f"{len(array)} long: data have changed since"
+                    f"the state of {self} says that {shown(list(left[name]))} is left of feature {name!r} of an element, which is "
+                    f"now {len(array)} long: data have changed since"
                 )
         return [left[name][0] if name in left else 0 for name in self._lengths]
 

@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.core.sharding import ShardOptions, even_split
 from gristmill.core.state import plain_int
 from gristmill.dataset.display import abbreviated
-from gristmill.diagnostics.cli.words import epoch_text, of_length, own_form
+from gristmill.diagnostics.cli.words import epoch_text, number_text, of_length, own_form
 
 _MAX_WORKERS = 16
 
@@ -26,7 +26,7 @@ def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iter
         before = shard.shard_index + (worker - len(last_seen)) * shard.shard_count  # the index before its first one
         read.append(0 if index is None else (index - before) // (len(last_seen) * shard.shard_count))
     if len(read) > 1:
-        workers = [f"worker {worker}: {num:,} records read" for worker, num in enumerate(read)]
+        workers = [f"worker {worker}: {number_text(num)} records read" for worker, num in enumerate(read)]
         yield from abbreviated(workers, _MAX_WORKERS, lambda num: f"… {num} more …")
         last = plain_int(state.get("last_worker_index"))
         yield f"next: worker {'?' if last is None else (last + 1) % len(read)}"

@@ -65,14 +65,16 @@ def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -
     index, length = plain_int(state["next_index"]), plain_int(dataset.get("length"))
     if length is None or index is None:
         yield f"next index: {number_text(state['next_index'])}"
-    elif length >= sys.maxsize:
-        yield f"next index: {index:,} in {dataset.get('stage')}, without end{_epoch(index, dataset, share)}"
+        return
+    where, epoch = dataset.get("stage"), _epoch(index, dataset, share)
+    if length >= sys.maxsize:
+        yield f"next index: {number_text(index)} in {where}, without end{epoch}"
     elif share is not None:
         own = len(range(share[0], length, share[1]))
-        yield f"next index: {index:,} of about {own:,} in its share of {dataset.get('stage')}{_epoch(index, dataset, share)}"
+        yield f"next index: {number_text(index)} of about {number_text(own)} in its share of {where}{epoch}"
     else:
-        ratio = f" ({100 * index // length}%)" if length else ""
-        yield f"next index: {index:,} of {length:,} in {dataset.get('stage')}{ratio}{_epoch(index, dataset, share)}"
+        ratio = f" ({number_text(100 * index // length)}%)" if length else ""
+        yield f"next index: {number_text(index)} of {number_text(length)} in {where}{ratio}{epoch}"
 
 
 def _epoch(index: int, stage: Description, share: tuple[int, int] | None) -> str:
@@ -188,7 +190,7 @@ def _repeat(state: Any, stage: Description) -> str:
     number, num_epochs = plain_int(state["epoch"]), plain_int(stage.get("num_epochs"))
     if number is None:
         return f"in epoch {shown(state['epoch'])}"
-    return f"in epoch {number + 1:,}{'' if num_epochs is None else f' of {num_epochs:,}'}"
+    return f"in epoch {number_text(number + 1)}{'' if num_epochs is None else f' of {number_text(num_epochs)}'}"
 
 
 def _rebatch(state: Any, stage: Description) -> str:

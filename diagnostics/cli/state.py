@@ -1,8 +1,12 @@
-"""The command ``state``: what a checkpoint says, and whether it fits a pipeline."""
+"""The command ``state``: what a checkpoint says, and whether it fits a pipeline.
+
+A checkpoint may be anybody's: what it says is neither believed (a number of processes, of digits) nor printed as it is.
+"""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import re
 import zlib
@@ -22,11 +26,13 @@ from gristmill.diagnostics.cli.position import position_lines
 from gristmill.diagnostics.cli.run import Lines, opened
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 
-_PROCESS_FILE = re.compile(r"process_(\d+)-of-(\d+)\.json")
-_DATASET_FILE = re.compile(r"shard_state_(\d+)\.json")  # of an ElasticIterator of Grain
+_PROCESS_FILE = re.compile(r"process_([0-9]+)-of-([0-9]+)\.json")
+_DATASET_FILE = re.compile(r"shard_state_([0-9]+)\.json")  # of an ElasticIterator of Grain
 _STEP = re.compile(r"(?:.*_)?\d+")
-_MAX_LINE = 120  # a stage is shown on one line if it is not longer
-_MAX_MESSAGE = 1000
+_MAX_STAGE = 120  # a stage is shown on one line if it is not longer
+_MAX_LINE = 1000
+_MAX_VALUE = 500  # of a parameter
+_NUM_MISSING = 8  # files that are named
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,22 @@ class _Saved:
 
 
 def state(args: Namespace) -> Lines:
-    """Where a checkpoint stands."""
+    """Where a checkpoint stands. Of no line more than a terminal can show, and nothing that it would obey."""
+    lines = _lines(args)
+    while True:
+        try:
+            line = next(lines)
+        except StopIteration as end:
+            return int(end.value)
+        yield one_line(line, _MAX_LINE)
+
+
+def _lines(args: Namespace) -> Lines:
     pipeline = None if args.pipeline is None else load_pipeline(args.pipeline)
     try:
         items = [[_read(path) for path in paths] for paths in _files(Path(args.path))]
     except OSError as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(_message(error)) from error
     code = 0
     for i, item in enumerate(items):
         if i:
@@ -77,9 +93,19 @@ def _heading(item: list[_Saved]) -> Lines:
     yield f"written by  {', '.join(dict.fromkeys([saved.library or 'not noted: Grain, or a state by itself' for saved in item]))}"
     if found is None:
         return 0
-    missing = [name for k in range(int(found[2])) if not path.with_name(name := f"process_{k}-of-{found[2]}.json").exists()]
+    missing = _missing(path.parent, found[2])
     yield f"processes   {found[2]}{', MISSING: ' if missing else ''}{', '.join(missing)}"
     return int(bool(missing))
+
+
+def _missing(directory: Path, count: str) -> list[str]:
+    """The first files of processes that are not there, of as many as ``count`` says."""
+    files = [_PROCESS_FILE.fullmatch(path.name) for path in directory.iterdir()]
+    numbers = {found[1] for found in files if found and found[2] == count}
+    num_missing = int(count) - len([number for number in numbers if int(number) < int(count)])
+    missing = (f"process_{k}-of-{count}.json" for k in itertools.count() if str(k) not in numbers)
+    names = list(itertools.islice(missing, min(num_missing, _NUM_MISSING)))
+    return names if num_missing <= _NUM_MISSING else [*names, f"… and {num_missing - _NUM_MISSING} more"]
 
 
 def _process(saved: _Saved, shows_pipeline: bool) -> Lines:
@@ -177,11 +203,11 @@ def _read(path: Path) -> _Saved:
         noted = json.loads(pipeline_file.read_bytes())
         library, crc32, description = noted["library"], noted["state_crc32"], noted["pipeline"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        return _Saved(path, text, problem=f"{pipeline_file.name} cannot be read: {error!r}")
+        return _Saved(path, text, problem=f"{pipeline_file.name} cannot be read: {shown(error)}")
     problem = None
     if crc32 != zlib.crc32(text):
         problem = f"its checksum is {zlib.crc32(text)}, {pipeline_file.name} says {shown(crc32)}"
-    return _Saved(path, text, str(library), description, problem)
+    return _Saved(path, text, library if isinstance(library, str) else shown(library), description, problem)
 
 
 def _stage_lines(description: Any) -> list[str]:
@@ -191,12 +217,20 @@ def _stage_lines(description: Any) -> list[str]:
     above = description.get("components", description.get("parents", []))
     parts = above.values() if isinstance(above, dict) else above if isinstance(above, list) else []
     branches = [_stage_lines(part) for part in parts]
-    name = str(description.get("stage"))
-    parameters = [f"{key}={value}" for key, value in description.items() if key not in ("stage", "parents", "components")]
+    name = _plain_text(description.get("stage"))
+    parameters = [
+        f"{_plain_text(key)}={_plain_text(value)}"
+        for key, value in description.items()
+        if key not in ("stage", "parents", "components")
+    ]
     text = f"{name}({', '.join(parameters)})"
-    lines = [text] if len(text) <= _MAX_LINE else [name, *["  " + text for text in parameters]]
-    return [*(branches[0] if len(branches) == 1 else joined(branches)), *[one_line(line, _MAX_MESSAGE) for line in lines]]
+    lines = [text] if len(text) <= _MAX_STAGE else [name, *["  " + text for text in parameters]]
+    return [*(branches[0] if len(branches) == 1 else joined(branches)), *lines]
+
+
+def _plain_text(value: Any) -> str:
+    return one_line(value, _MAX_VALUE) if isinstance(value, str) else shown(value, _MAX_VALUE)
 
 
 def _message(error: BaseException) -> str:
-    return one_line(str(error) or type(error).__name__, _MAX_MESSAGE)
+    return one_line(str(error) or type(error).__name__, _MAX_LINE)

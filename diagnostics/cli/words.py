@@ -7,6 +7,8 @@ from typing import Any
 
 from gristmill.core.state import plain_int, shown
 
+_MAX_NUMBER = 10**30  # a larger one is not spelt out
+
 
 def own_form(state: Any) -> str:
     """A state that nothing is known about."""
@@ -16,7 +18,7 @@ def own_form(state: Any) -> str:
 def number_text(value: Any) -> str:
     """``1,000``; of what should be a number and is none, its ``repr``."""
     number = plain_int(value)
-    return shown(value) if number is None else f"{number:,}"
+    return shown(value) if number is None or abs(number) > _MAX_NUMBER else f"{number:,}"
 
 
 def count_text(value: Any, what: str) -> str:
@@ -31,7 +33,8 @@ def of_length(value: Any, length: Any, what: str) -> str:
         return count_text(value, what)
     if total >= sys.maxsize:
         return f"{count_text(number, what)}, without end"
-    return f"{number:,} of {count_text(total, what)}" + (f" ({100 * number // total}%)" if total else "")
+    percent = f" ({number_text(100 * number // total)}%)" if total else ""
+    return f"{number_text(number)} of {count_text(total, what)}{percent}"
 
 
 def epoch_text(index: int, size: int | None, num_epochs: int | None) -> str:
@@ -39,4 +42,4 @@ def epoch_text(index: int, size: int | None, num_epochs: int | None) -> str:
     if not size:
         return ""
     epoch = index // size if num_epochs is None else min(index // size, num_epochs - 1)
-    return f", in epoch {epoch + 1:,}{'' if num_epochs is None else f' of {num_epochs:,}'}"
+    return f", in epoch {number_text(epoch + 1)}{'' if num_epochs is None else f' of {number_text(num_epochs)}'}"

@@ -17,6 +17,18 @@ JUNK: list[Any] = [
     *(0.0, 1.0, 1.5, -0.5, 1e300, float("nan"), float("inf"), "", "0", "1", "next_index", "é\ud800"),
     *([], [0], [1, 2], [-1, -1], [None], [[]], [True, 0], {}, {"0": 0}, {"next_index": 1}, {"parent": {}}, _DEEP),
 ]
+# What must not come back in a message as it is: too long, or a command to the terminal that shows it.
+_COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\r"
+HOSTILE: list[Any] = [
+    *(10**4000, -(10**4000), 10**4299, _COMMANDS, _COMMANDS * 10_000, {_COMMANDS: 1}, {_COMMANDS * 10_000: {}}),
+    *([_COMMANDS], [10**4299] * 1000, {"next_index": 10**4299}, {"parent": {_COMMANDS: _COMMANDS}}),
+]
+_MAX_MESSAGE = 2000
+
+
+def is_harmless(text: str) -> bool:
+    """Whether ``text``, a message or a line, may be shown anywhere."""
+    return text.isprintable() and len(text) <= _MAX_MESSAGE
 
 
 def places(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -44,17 +56,17 @@ def damaged(state: Any, rng: Random, others: Sequence[Any]) -> Any:
         if not path:
             if rng.random() < 0.9:
                 continue
-            return rng.choice([*JUNK, *others])
+            return rng.choice([*JUNK, *HOSTILE, *others])
         inner, key = part(state, path[:-1]), path[-1]
         value = inner[key]
         kinds = ["junk", "other", "delete", "swap"]
-        if type(value) is int:
+        if type(value) is int and abs(value) < 2**64:
             kinds += ["count"] * 4
         if isinstance(value, list):
             kinds += ["lengthen", "shorten"]
         kind = rng.choice(kinds)
         if kind == "junk":
-            inner[key] = copy.deepcopy(rng.choice(JUNK))
+            inner[key] = copy.deepcopy(rng.choice(JUNK + HOSTILE))
         elif kind == "other":
             other = rng.choice(others)
             inner[key] = copy.deepcopy(part(other, rng.choice([*places(other)])))

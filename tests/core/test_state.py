@@ -1,10 +1,11 @@
 import json
 import pickle
+import sys
 
 import numpy as np
 import pytest
 
-from gristmill.core.errors import StateKeyError, StateMismatchError, StateTextError
+from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError, StateTextError
 from gristmill.core.state import (
     plain_counts,
     process_file_name,
@@ -20,7 +21,7 @@ from gristmill.core.state import (
 
 def test_state_field():
     assert state_field({"a": None}, "a", "owner") is None
-    with pytest.raises(StateKeyError, match=r"owner must have the key 'b', found only \['1', 'a'\]"):
+    with pytest.raises(StateKeyError, match=r"owner must have the key 'b', found only \['a', 1\]"):
         state_field({"a": 0, 1: 0}, "b", "owner")
     for wrong in (None, [("a", 1)], 5, "a", b"a"):
         with pytest.raises(StateMismatchError, match="owner must be a mapping with the key 'a'"):
@@ -36,6 +37,9 @@ def test_state_count():
             state_count({"n": wrong}, "n", "owner")
     with pytest.raises(StateKeyError):
         state_count({}, "n", "owner")
+    assert state_count({"n": sys.maxsize}, "n", "owner") == sys.maxsize
+    with pytest.raises(StateIndexError, match="n in the state of owner must be at most 9223372036854775807, got 1000"):
+        state_count({"n": 10**4299}, "n", "owner")
 
 
 def test_state_flag():
@@ -54,9 +58,9 @@ def test_state_list():
 
 
 def test_plain_counts():
-    assert plain_counts([np.int32(3), 0, 10**30]) == [3, 0, 10**30]
+    assert plain_counts([np.int32(3), 0, sys.maxsize]) == [3, 0, sys.maxsize]
     assert all(type(count) is int for count in plain_counts((np.uint8(3), 4)))
-    for wrong in ([1, -1], [1.0], [True], ["1"], [None], 3, None, {1: 2}, "12"):
+    for wrong in ([1, -1], [1, sys.maxsize + 1], [1.0], [True], ["1"], [None], 3, None, {1: 2}, "12"):
         assert plain_counts(wrong) is None
 
 
@@ -74,8 +78,26 @@ def test_what_is_shown_is_short_and_never_fails():
     deep = []
     for _ in range(5000):
         deep = [deep]
-    for value in (deep, 10**5000, "x" * 10**6, None):
-        assert len(shown(value)) <= 200
+    endless = []
+    endless.append(endless)
+    for value in (deep, endless, 10**5000, [10**5000], "x" * 10**6, b"x" * 10**6, {"x" * 10**6: "y"}, [*range(10**6)], None):
+        assert len(shown(value)) <= 200 and len(shown(value, 20)) <= 20
+
+
+@pytest.mark.parametrize(
+    "value", [1, -1.5, "a'b", b"a", None, True, [1, [2, "b"]], [], {}, {"a": {1: [None]}}, (1,), {2}, range(3)]
+)
+def test_what_is_short_is_shown_as_it_is(value):
+    assert shown(value) == repr(value)
+
+
+def test_what_is_shown_is_no_command_to_a_terminal():
+    class Coloured:
+        def __repr__(self):
+            return "\x1b[31mred\x1b[0m,\n  \u202etxt.\ud800"
+
+    assert shown(Coloured()) == r"\x1b[31mred\x1b[0m, \u202etxt.\ud800"
+    assert shown({"\x1b[2J": "\r\x9b"}) == r"{'\x1b[2J': '\r\x9b'}"
 
 
 def test_a_long_state_does_not_flood_the_message():

@@ -1,5 +1,6 @@
 """``python -m gristmill``: mostly called in this process; where processes matter, in one of its own."""
 
+import copy
 import json
 import os
 import random
@@ -685,6 +686,34 @@ class TestPositions:
         for _ in range(1500):
             state, description = rng.choice(cases)
             assert position_lines(damaged(state, rng, states), damaged(description or {}, rng, descriptions))
+
+    def test_what_is_hostile_in_a_checkpoint_does_not_reach_the_terminal(self, saved, call, monkeypatch):
+        monkeypatch.setattr(sys, "path", [*sys.path, str(CHECKPOINTS)])
+        from state_damage import HOSTILE, is_harmless, part, places
+
+        directory, rng = saved("images", 2), random.Random(0)
+        for name in ("process_0-of-1.json", "pipeline_0-of-1.json"):
+            content = json.loads((directory / name).read_text())
+            for path in places(content):
+                for hostile in rng.sample(HOSTILE, 2):
+                    changed = copy.deepcopy(content)
+                    if path:
+                        part(changed, path[:-1])[path[-1]] = hostile
+                    (directory / name).write_text(json.dumps(changed if path else hostile))
+                    code, out, err = call("state", directory, "--pipeline", "cli_pipelines:images")
+                    assert code in (0, 1)
+                    assert [line for line in (out + err).split("\n") if not is_harmless(line)] == []
+            (directory / name).write_text(json.dumps(content))
+
+    @pytest.mark.timeout(20)
+    @pytest.mark.parametrize("count", ["1000000000", "9" * 200])
+    def test_a_number_of_processes_is_not_believed(self, count, folder, call):
+        for k in (0, 3):
+            (folder / f"process_{k}-of-{count}.json").write_text('{"next_index": 3}')
+        code, out, _ = call("state", folder)
+        assert code == 1
+        names = ", ".join([f"process_{k}-of-{count}.json" for k in (1, 2, 4, 5)])
+        assert f"processes   {count}, MISSING: {names}"[:900] in out and ("and 9" in out or len(count) > 100)
 
 
 class TestProcesses:

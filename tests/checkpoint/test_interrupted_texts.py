@@ -1,0 +1,118 @@
+"""An interrupt while a state or a description is made spoils no later one: whatever asks for a ``repr`` may be asked again."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+import gristmill
+from gristmill.checkpoint.handler import _describe
+
+
+class Interrupt(BaseException):
+    """As ``KeyboardInterrupt``, which pytest takes for itself."""
+
+
+def interrupted(operation, number):
+    """Runs ``operation``; at the ``number``-th line of Python that runs in it, an interrupt comes. Whether one came."""
+
+    def trace(frame, event, arg):
+        nonlocal number
+        if event == "line":
+            number -= 1
+            if number < 0:
+                raise Interrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        operation()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@dataclasses.dataclass
+class Files:
+    """A user's source and a user's part of it."""
+
+    name: str
+    parts: list = dataclasses.field(default_factory=list)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return index
+
+
+@dataclasses.dataclass
+class Backwards:
+    num_records: int
+    _shard_options: gristmill.sharding.ShardOptions = dataclasses.field(default_factory=gristmill.sharding.NoSharding)
+
+    def __len__(self):
+        return self.num_records
+
+    def __getitem__(self, index):
+        if index >= self.num_records:
+            raise IndexError(index)
+        return gristmill.RecordMetadata(index, self.num_records - 1 - index)
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnShard(gristmill.sharding.ShardOptions):
+    host: str = "here"
+
+
+def loader(sampler, source):
+    return iter(gristmill.DataLoader(data_source=source, sampler=sampler, operations=[gristmill.Batch(2)]))
+
+
+SHARD = gristmill.sharding.ShardOptions(0, 1)
+CASES = {
+    "loader": (lambda: (gristmill.IndexSampler(6, SHARD, num_epochs=1), range(6)), loader),
+    "sequential": (lambda: (gristmill.SequentialSampler(6, gristmill.sharding.NoSharding()), range(6)), loader),
+    "own shard": (lambda: (gristmill.IndexSampler(6, OwnShard(0, 1), num_epochs=1), range(6)), loader),
+    "dataclasses": (lambda: (Backwards(6), Files("a", [Files("b"), (Files("c"), {"d": Files("e")})])), loader),
+    "chain": (lambda: (Files("a", [Files("b")]),), lambda source: iter(gristmill.MapDataset.source(source).shuffle(seed=1))),
+    "packing": (
+        lambda: (gristmill.MapDataset.source([{"x": [1, 2]}] * 3).to_iter_dataset(),),
+        lambda ds: iter(gristmill.experimental.ConcatThenSplitIterDataset(ds, length_struct={"x": 3})),
+    ),
+}
+
+
+def texts(it):
+    """What a checkpoint says about an iterator."""
+    return it.get_state(), json.dumps(_describe(it))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_interrupt_at_any_line_spoils_no_later_state(name):
+    parts, make = CASES[name]
+    expected = texts(make(*parts()))
+    assert "..." not in str(expected)
+    was_interrupted, number = True, 0
+    while was_interrupted:
+        arguments = parts()  # the same objects before and after the interrupt
+        it = make(*arguments)
+        was_interrupted = interrupted(lambda: texts(it), number)  # noqa: B023
+        assert texts(it) == texts(make(*arguments)) == expected, number
+        number += 1
+    assert number > 50
+
+
+@pytest.mark.parametrize("make", [lambda ds: ds.map(len), lambda ds: ds.to_iter_dataset(), lambda ds: iter(ds.to_iter_dataset())])
+def test_an_interrupt_at_any_line_spoils_no_later_text(make):
+    ds = make(gristmill.MapDataset.source(Files("a")).shuffle(seed=1))
+    text = repr(ds)
+    was_interrupted, number = True, 0
+    while was_interrupted:
+        was_interrupted = interrupted(lambda: repr(ds), number)
+        assert repr(ds) == text, number
+        number += 1
+    assert number > 50
