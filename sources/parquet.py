@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import add_note, missing_package
+from gristmill.sources.arrow_files import open_input
+from gristmill.sources.parquet_footer import NullCounts, read_footer
 
 _BLOCK_BYTES = 1 << 20  # of uncompressed columns,
 _BLOCK_ROWS = 4096  # and rows, that are converted at a time
@@ -20,7 +23,10 @@ class ParquetRows:
 
     What a value is in NumPy may depend on the others of its column and row group: integers are floats if one of them is missing.
     So columns of integers, booleans and nested types that have missing values, or may have, are converted for a whole row group
-    at once; the others are read and converted a block at a time.
+    at once; the others are read and converted a block at a time. What may be missing is told by the footer's statistics, which
+    are not believed: values that are missing nevertheless are an error.
+
+    Only those functions of pyarrow are called that raise where a file is damaged; ``metadata.column(i)`` ends the interpreter.
 
     Args:
         path: the file.
@@ -50,10 +56,10 @@ class ParquetRows:
         self._pyarrow = pyarrow
         self._path = os.fspath(path)
         with _explained(self._path):
-            self._file = pyarrow.parquet.ParquetFile(self._path, **(read_kwargs or {}))
-        self._metadata = self._file.metadata
-        self._schema = self._file.schema_arrow
-        names = self._schema.names
+            self._open(**(read_kwargs or {}))
+            self._metadata = self._file.metadata
+            self._schema = self._file.schema_arrow
+            names = self._schema.names
         unknown = set(columns or ()).difference(names)
         if unknown:
             self.close()
@@ -65,6 +71,15 @@ class ParquetRows:
         self._blocks: Iterator[list[dict[str, Any]]] = iter(())
         self._position: tuple[int, int] | None = None  # row group and row at which the next of the blocks begins
 
+    def _open(self, **read_kwargs: Any) -> None:
+        self._source = open_input(self._path, read_kwargs.pop("filesystem", None), read_kwargs.get("memory_map", False))
+        self._has_own_footer = read_kwargs.get("metadata") is None
+        try:
+            self._file = self._pyarrow.parquet.ParquetFile(self._source, **read_kwargs)
+        except BaseException:
+            self._source.close()
+            raise
+
     def close(self) -> None:
         self._file.close(force=True)
 
@@ -74,7 +89,22 @@ class ParquetRows:
         return len(self._groups)
 
     def num_rows(self, group: int) -> int:
-        return int(self._metadata.row_group(self._groups[group]).num_rows)
+        """How many rows a row group has, as the footer says.
+
+        Raises:
+            ValueError: the footer is damaged.
+        """
+        with self._explained_group(group):
+            return int(self._row_group(self._groups[group]).num_rows)
+
+    def _row_group(self, group: int) -> Any:
+        metadata = self._metadata.row_group(group)
+        if metadata.num_rows < 0:
+            raise ValueError(f"its metadata say that it has {metadata.num_rows} rows")
+        return metadata
+
+    def _explained_group(self, group: int) -> contextlib.AbstractContextManager[None]:
+        return _explained(f"row group {self._groups[group]} of {self._path}")
 
     def read(self, group: int, row: int) -> list[dict[str, Any]]:
         """Some rows of a row group from ``row`` on; none only at its end. Goes on at once where the last call ended.
@@ -86,15 +116,15 @@ class ParquetRows:
         if self._position != (group, row):
             self._blocks = self._read_blocks(self._groups[group], row)
         self._position = None  # after an error nothing is left of the blocks
-        with _explained(f"row group {self._groups[group]} of {self._path}"):
+        with self._explained_group(group):
             rows = next(self._blocks, [])
         self._position = group, row + len(rows)
         return rows
 
     def _read_blocks(self, group: int, start: int) -> Iterator[list[dict[str, Any]]]:
         with_nulls = self._columns_with_nulls(group)
-        whole = [name for name in self._columns if name in with_nulls and self._depends_on_nulls(self._type(name))]
-        whole_values = self._as_numpy(self._file.read_row_group(group, columns=whole)) if whole else {}
+        whole = [name for name in self._columns if name in with_nulls and name in self._sensitive]
+        whole_values = self._whole(group, whole) if whole else {}
         begin = 0
         for num_rows, values in self._pieces(group, [name for name in self._columns if name not in whole]):
             end = begin + num_rows
@@ -105,20 +135,35 @@ class ParquetRows:
                 rows = zip(*[values[name] for name in self._columns], strict=True)
                 yield [*map(dict, map(zip, itertools.repeat(self._columns), rows))]
             begin = end
-        if begin < self._metadata.row_group(group).num_rows:
+        self._check_num_rows(group, begin)
+
+    def _check_num_rows(self, group: int, num_rows: int) -> None:
+        if num_rows < self._row_group(group).num_rows:
             raise ValueError("it has fewer rows than its metadata say")
+
+    def _whole(self, group: int, names: list[str]) -> dict[str, Any]:
+        table = self._file.read_row_group(group, columns=names)
+        self._check_num_rows(group, table.num_rows)
+        return self._as_numpy(table)
 
     def _pieces(self, group: int, names: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """The row group cut into pieces: how many rows, and the values of the columns ``names``."""
-        metadata = self._metadata.row_group(group)
+        metadata = self._row_group(group)
         max_rows = _BLOCK_BYTES * metadata.num_rows // max(metadata.total_byte_size, 1)
         size = min(max(max_rows, 1), _BLOCK_ROWS)
         if names:
+            sensitive = self._sensitive.intersection(names)
             for batch in self._file.iter_batches(size, row_groups=[group], columns=names):
+                self._check_no_nulls(batch, sensitive)
                 yield batch.num_rows, self._as_numpy(self._pyarrow.Table.from_batches([batch]))
         else:
             for begin in range(0, metadata.num_rows, size):
                 yield min(size, metadata.num_rows - begin), {}
+
+    def _check_no_nulls(self, batch: Any, names: Set[str]) -> None:
+        for i, name in enumerate(batch.schema.names if names else ()):
+            if name in names and _has_nulls(batch.column(i)):
+                raise ValueError(f"column {name!r} has missing values, but its statistics say that it has none")
 
     def _as_numpy(self, table: Any) -> dict[str, Any]:
         return {name: self._values(column) for name, column in zip(table.column_names, table.columns, strict=True)}
@@ -149,16 +194,33 @@ class ParquetRows:
             or types.is_fixed_size_binary(arrow_type)
         )
 
+    @functools.cached_property
+    def _sensitive(self) -> Set[str]:
+        """The columns in which missing values make others look different."""
+        return {name for name in self._columns if self._depends_on_nulls(self._type(name))}
+
+    @functools.cached_property
+    def _leaves(self) -> list[tuple[list[str], bool]]:
+        """For each column of the file's own schema: the columns and fields it is a part of; whether values may be missing."""
+        schema = self._metadata.schema
+        columns = [schema.column(i) for i in range(len(schema))]
+        paths = [column.path.split(".") for column in columns]  # of fields in fields; names may have dots, too
+        prefixes = [[".".join(path[:depth]) for depth in range(1, len(path) + 1)] for path in paths]
+        return [(names, column.max_definition_level > 0) for names, column in zip(prefixes, columns, strict=True)]
+
+    @functools.cached_property
+    def _null_counts(self) -> NullCounts:
+        return NullCounts(read_footer(self._source) if self._has_own_footer else b"")
+
     def _columns_with_nulls(self, group: int) -> set[str]:
         """The names of columns that have missing values in the row group, or may have."""
-        metadata = self._metadata.row_group(group)
+        if not self._sensitive or not self._row_group(group).num_rows:
+            return set()
+        counts = itertools.chain(self._null_counts.of_group(group), itertools.repeat(None))
         found: set[str] = set()
-        for i in range(metadata.num_columns if metadata.num_rows else 0):
-            statistics = metadata.column(i).statistics
-            has_count = statistics is not None and statistics.has_null_count
-            if statistics.null_count if has_count else self._metadata.schema.column(i).max_definition_level:
-                path = metadata.column(i).path_in_schema.split(".")  # of fields in fields; names may have dots, too
-                found.update([".".join(path[:depth]) for depth in range(1, len(path) + 1)])
+        for (names, is_optional), count in zip(self._leaves, counts, strict=False):
+            if is_optional if count is None else count:
+                found.update(names)
         return found
 
     def element_spec(self) -> dict[str, ShapeDtypeStruct]:
@@ -167,7 +229,8 @@ class ParquetRows:
         Raises:
             NotImplementedError: names a column of which that cannot be said.
         """
-        with_nulls: set[str] = set().union(*[self._columns_with_nulls(group) for group in self._groups])
+        with _explained(self._path):
+            with_nulls: set[str] = set().union(*[self._columns_with_nulls(group) for group in self._groups])
         return {name: self._column_spec(name, name in with_nulls) for name in self._columns}
 
     def _column_spec(self, name: str, has_nulls: bool) -> ShapeDtypeStruct:
@@ -188,6 +251,18 @@ class ParquetRows:
         raise NotImplementedError(
             f"column {name!r} of {self._path} has the type {arrow_type}, {reason}: leave it out with columns=[...]"
         )
+
+
+def _has_nulls(array: Any) -> bool:
+    """Whether values are missing in an array of pyarrow, at any depth."""
+    if array.null_count:
+        return True
+    if hasattr(array, "storage"):  # an extension type
+        return _has_nulls(array.storage)
+    if hasattr(array, "keys"):  # a map, which has no flatten()
+        return _has_nulls(array.keys) or _has_nulls(array.items)
+    parts = array.flatten() if hasattr(array, "flatten") else []
+    return any([_has_nulls(part) for part in (parts if isinstance(parts, list) else [parts])])
 
 
 @contextlib.contextmanager

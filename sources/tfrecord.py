@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 
@@ -120,7 +120,10 @@ class TFRecordFile:
             )
 
     def _check_end(self, offset: int) -> None:
-        size = self._file.seek(0, io.SEEK_END)
+        try:
+            size = self._file.seek(0, io.SEEK_END)
+        except (OSError, ValueError) as error:
+            self._raise_named(error, offset)
         if offset > size:
             raise StateIndexError(f"reader_offset must be at most {size}, the size of {self._path}, got {offset}")
 
@@ -162,12 +165,15 @@ class TFRecordFile:
                 num_bytes += len(piece)
         except (OSError, ValueError) as error:
             if num_bytes < min_size:
-                if isinstance(error, OSError):
-                    add_note(error, f"{self._path} was to be read behind byte {offset + num_bytes}.")
-                    raise
-                raise ValueError(f"{self._path} cannot be read behind byte {offset + num_bytes}: {error}. {_REMEDY}") from error
+                self._raise_named(error, offset + num_bytes)
         self._window, self._window_offset = b"".join(pieces), offset
         return self._window
+
+    def _raise_named(self, error: Exception, offset: int) -> NoReturn:
+        if isinstance(error, OSError):
+            add_note(error, f"{self._path} was to be read behind byte {offset}.")
+            raise error
+        raise ValueError(f"{self._path} cannot be read behind byte {offset}: {error}. {_REMEDY}") from error
 
     def _cut_off(self, part: str, data: bytes, begin: int, end: int, offset: int) -> ValueError:
         found = data[begin : begin + _SHOWN_BYTES].hex()

@@ -1,3 +1,4 @@
+import contextlib
 import datetime
 import random
 import sys
@@ -11,7 +12,9 @@ from pyarrow import fs
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.sources import parquet
+from gristmill.sources.arrow_files import open_input
 from gristmill.sources.parquet import ParquetRows
+from gristmill.sources.parquet_footer import NullCounts, read_footer
 
 
 @pytest.fixture(params=[2, 7, None], ids=lambda size: f"block_{size}")
@@ -298,6 +301,49 @@ def test_errors_name_the_file(tmp_path, monkeypatch):
             rows.read(0, 0)
         assert caught.value is error
         assert ("x.parquet" in str(getattr(error, "__notes__", ""))) == isinstance(error, OSError)
+
+
+@pytest.mark.parametrize("values", [[1, 2, None, 4], [[1], [2, 3], [4, None], [5]], [{"a": 1}, {"a": 2}, {"a": None}, {"a": 3}]])
+def test_statistics_are_not_believed(tmp_path, monkeypatch, values):
+    """Rows whose types would depend on the block that they are read in are an error."""
+    monkeypatch.setattr(parquet, "_BLOCK_ROWS", 2)
+    path = tmp_path / "x.parquet"
+    write(path, pa.table({"x": values}))
+    damage_footer(path, 2, lambda: null_counts(path) == [0])  # one, as Thrift writes it
+    rows = ParquetRows(path)
+    assert len(rows.read(0, 0)) == 2
+    with pytest.raises(ValueError, match=r"row group 0 of .*x\.parquet .* column 'x' has missing values, but its statistics say"):
+        rows.read(0, 2)
+
+
+def test_a_number_of_rows_below_zero(tmp_path):
+    path = tmp_path / "x.parquet"
+    write(path, pa.table({"x": ["a"] * 50}), row_group_size=30)
+    damage_footer(path, 40, lambda: pq.ParquetFile(path).metadata.row_group(1).num_rows < 0)  # 20, as Thrift writes it
+    rows = ParquetRows(path)
+    assert rows.num_rows(0) == 30
+    for use in (lambda: rows.num_rows(1), lambda: rows.read(1, 0)):
+        with pytest.raises(ValueError, match=r"row group 1 of .*x\.parquet cannot be read .* it has -\d+ rows"):
+            use()
+
+
+def null_counts(path):
+    with open_input(str(path)) as file:
+        return NullCounts(read_footer(file)).of_group(0)
+
+
+def damage_footer(path, byte, is_wanted):
+    """Lowers a byte of this value in the footer by two or one, such that ``is_wanted()``."""
+    good = path.read_bytes()
+    for position in range(len(good) - 8 - int.from_bytes(good[-8:-4], "little"), len(good) - 8):
+        for lower in (2, 1) if good[position] == byte else ():
+            content = bytearray(good)
+            content[position] -= lower
+            path.write_bytes(content)
+            with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+                if is_wanted():
+                    return
+    raise AssertionError("no such byte")
 
 
 def raising(error):

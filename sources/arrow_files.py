@@ -1,0 +1,45 @@
+"""Opening files where pyarrow does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def open_input(path: str, filesystem: Any = None, memory_map: bool = False) -> Any:
+    """``path``, opened as ``pyarrow.parquet.ParquetFile`` would open it: a ``pyarrow.NativeFile``.
+
+    Args:
+        path: a local file, or with no ``filesystem`` a URI such as ``s3://bucket/file``.
+        filesystem: one of pyarrow or fsspec, or a URI.
+        memory_map: for local files.
+
+    Raises:
+        OSError: the file cannot be opened.
+        TypeError, ValueError: there is no such filesystem.
+    """
+    from pyarrow import fs
+
+    if filesystem is None:
+        filesystem, path = _located(path, memory_map)
+    elif isinstance(filesystem, str):
+        filesystem, folder = fs.FileSystem.from_uri(filesystem)
+        filesystem = fs.SubTreeFileSystem(folder, filesystem) if folder else filesystem
+    elif type(filesystem).__name__ == "LocalFileSystem" and not isinstance(filesystem, fs.FileSystem):  # fsspec's
+        filesystem = fs.LocalFileSystem(use_mmap=memory_map)
+    elif not isinstance(filesystem, fs.FileSystem):
+        if not hasattr(filesystem, "open"):
+            raise TypeError(f"filesystem must be one of pyarrow or fsspec, or a URI, got {filesystem!r:.200}")
+        filesystem = fs.PyFileSystem(fs.FSSpecHandler(filesystem))
+    return filesystem.open_input_file(path)
+
+
+def _located(path: str, memory_map: bool) -> tuple[Any, str]:
+    from pyarrow import fs
+
+    local = fs.LocalFileSystem(use_mmap=memory_map)
+    try:
+        local.get_file_info(path)
+    except ValueError:  # what pyarrow says of a URI
+        filesystem, path = fs.FileSystem.from_uri(path)
+        return filesystem, path
+    return local, path

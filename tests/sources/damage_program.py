@@ -1,0 +1,266 @@
+"""Reads damaged files: ``damage_program.py FORMAT FOLDER FIRST LAST`` tries the damages from number ``FIRST`` to below ``LAST``.
+
+It prints the number of each before it reads the file, and ``wrong: ...`` where that broke the law: an error of the documented
+type that names the file, or the data; what is delivered before an error are the data, too. So the last number that was printed
+by a program that was killed is that of the file that killed it.
+"""
+
+import contextlib
+import gzip
+import itertools
+import logging
+import random
+import resource
+import struct
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from gristmill.dataset.element_spec import get_element_spec
+from gristmill.dataset.stages.parquet import ParquetIterDataset
+from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
+from gristmill.sources import ArrayRecordDataSource, array_record, parquet
+from gristmill.sources.crc32c import masked_crc32c
+
+MAX_MEMORY = 4 << 30  # of address space: a damaged length must not ask for more
+KINDS = ["bits"] * 5 + ["bytes"] * 5 + ["length"] * 3 + ["cut", "zeros", "repeat", "remove", "copy"]
+LENGTHS = [struct.pack("<q", length) for bits in (7, 15, 31, 40, 62) for length in (0, -1, (1 << bits) - 1, -(1 << bits))]
+LENGTHS += [length[:4] for length in LENGTHS] + [b"\xff" * n + b"\x01" for n in (1, 3, 4, 8, 9)]  # the last are varints
+
+
+def damage(content, places, seed):
+    """``content`` with a damage of a random kind, mostly in one of ``places``: pairs of begin and end."""
+    rng = random.Random(seed)
+    data = bytearray(content)
+
+    def place():
+        return rng.randrange(*rng.choice([*places, *places, (0, len(content))]))
+
+    kind, begin = rng.choice(KINDS), place()
+    end = min(begin + int(2 ** rng.uniform(0, 11)), len(content))
+    if kind in ("bits", "bytes"):
+        for _ in range(rng.choice([1, 1, 1, 2, 4])):
+            data[place()] ^= 1 << rng.randrange(8) if kind == "bits" else rng.randrange(1, 256)
+    elif kind == "length":
+        length = rng.choice(LENGTHS)
+        data[begin : begin + len(length)] = length
+    elif kind == "cut":
+        del data[begin:]
+    elif kind == "zeros":
+        data[begin:end] = bytes(end - begin)
+    elif kind == "repeat":
+        data[begin:begin] = data[begin:end]
+    elif kind == "remove":
+        del data[begin:end]
+    else:
+        source = rng.randrange(len(content) - (end - begin) + 1)
+        data[begin:end] = data[source : source + end - begin]
+    return bytes(data)
+
+
+def some_records():
+    rng = random.Random(1)
+    return [f"record {i} ".encode() * (i % 9) + rng.randbytes(i % 50) for i in range(60)]
+
+
+class Format:
+    """Good files, each with the places where a damage tells most, and with what is read from them."""
+
+    error: type[Exception]
+
+    def __init__(self, folder):
+        self.path = str(folder / "damaged")
+        self.files = [*self.write(folder)]
+
+    def check(self, number):
+        content, places, settings = self.files[number % len(self.files)]
+        damaged = damage(content, places, number)
+        Path(self.path).write_bytes(damaged)
+        self.read(damaged, settings)
+
+    @contextlib.contextmanager
+    def documented(self):
+        """The list of errors that came up, which are of the documented type and name the file."""
+        errors = []
+        try:
+            yield errors
+        except (self.error, NotImplementedError) as error:
+            assert self.path in str(error), f"{error!r} does not name the file"
+            errors.append(error)
+
+    def delivered(self, ds):
+        """The elements up to the first error, and that."""
+        elements, it = [], iter(ds)
+        with self.documented() as errors:
+            elements += it
+        for _ in range(10 if errors else 0):  # what is behind it: as well as can be
+            with self.documented():
+                it.skip_failed()
+                for _ in it:
+                    pass
+                break
+        return elements, errors
+
+
+class Parquet(Format):
+    error = ValueError
+    OPTIONS = (
+        {"store_schema": False},
+        {"compression": "none", "use_dictionary": False},
+        {"data_page_version": "2.0", "write_page_checksum": True, "write_page_index": True, "compression": "zstd"},
+        {"write_statistics": False, "store_schema": False, "compression": "gzip"},
+        {"use_dictionary": False, "compression": "lz4", "data_page_size": 64, "column_encoding": {"n": "DELTA_BINARY_PACKED"}},
+    )
+
+    def write(self, folder):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        parquet._BLOCK_ROWS = 7  # several blocks per row group
+        rows = range(120)
+        columns = {
+            "n": pa.array([None if i % 17 == 3 else i for i in rows]),
+            "must": pa.array(rows, pa.int32()),
+            "text": pa.array([f"text {i % 7}" for i in rows]),
+            "some": pa.array([[*range(i % 5)] if i % 11 else None for i in rows], pa.list_(pa.int32())),
+            "pair": pa.array([[i, i + 1] for i in rows], pa.list_(pa.int16())),
+            "both": pa.array([{"a": i, "b": str(i)} for i in rows]),
+            "half": pa.array([i / 2 for i in rows], pa.float32()),
+            "odd": pa.array([bool(i % 2) for i in rows]),
+        }
+        schema = pa.schema([pa.field(name, column.type, nullable=name != "must") for name, column in columns.items()])
+        for options in self.OPTIONS:
+            pq.write_table(pa.table(columns, schema=schema), folder / "good", row_group_size=50, **options)
+            content = (folder / "good").read_bytes()
+            end = len(content) - 8
+            footer = (end - int.from_bytes(content[end : end + 4], "little"), end)
+            kwargs = {"page_checksum_verification": True} if "write_page_checksum" in options else {"memory_map": True}
+            yield content, [footer, footer, footer, (end, end + 4)], kwargs
+
+    def read(self, _, kwargs):
+        ds = ParquetIterDataset(self.path, **kwargs)
+        with self.documented():
+            get_element_spec(ds)
+        rows, errors = self.delivered(ds)
+        plain, is_readable = self.plainly_read(**kwargs)
+        num_rows = min(len(rows), len(plain))
+        assert [*map(exact, rows[:num_rows])] == [*map(exact, plain[:num_rows])], "pyarrow reads other values"
+        assert errors or (is_readable and len(rows) == len(plain)), f"no error, {len(rows)} rows: pyarrow reads {len(plain)}"
+
+    def plainly_read(self, **kwargs):
+        """The rows as pyarrow gives them, and whether it gives all of them."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = []
+        with contextlib.suppress(OSError, ValueError, pa.ArrowException):
+            with pq.ParquetFile(self.path, **kwargs) as file:
+                for group in range(file.num_row_groups):
+                    table = file.read_row_group(group)
+                    values = {name: table.column(i).to_numpy() for i, name in enumerate(table.column_names)}
+                    rows += [dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True)]
+            return rows, True
+        return rows, False
+
+
+def exact(x):
+    """``x`` in a form that ``==`` compares with its types and dtypes, and that takes NaN for NaN."""
+    if isinstance(x, np.ndarray):
+        return ("array", str(x.dtype), x.shape, [exact(value) for value in x])
+    if isinstance(x, dict):
+        return {key: exact(value) for key, value in x.items()}
+    return (type(x), str(getattr(x, "dtype", "")), repr(x))
+
+
+class TFRecord(Format):
+    error = ValueError
+
+    def write(self, folder):
+        del folder
+        self.records = some_records()
+        lengths = [struct.pack("<Q", len(record)) for record in self.records]
+        checksums = [[struct.pack("<I", int(crc)) for crc in masked_crc32c(strings)] for strings in (lengths, self.records)]
+        content = b"".join(itertools.chain(*zip(lengths, checksums[0], self.records, checksums[1], strict=True)))
+        ends = [*itertools.accumulate([len(record) + 16 for record in self.records])]
+        headers = [(end - 4, min(end + 12, len(content))) for end in ends]  # with the checksum before
+        for check_crc in (True, False):
+            yield content, headers, (check_crc, None, None)
+            for compress, inflate, name in [(gzip.compress, gzip.decompress, "gzip"), (zlib.compress, zlib.decompress, "zlib")]:
+                compressed = compress(content[:2000]) + compress(content[2000:]) if name == "gzip" else compress(content)
+                yield compressed, [(0, 12), (len(compressed) - 8, len(compressed))], (check_crc, name, inflate)
+
+    def read(self, damaged, settings):
+        check_crc, compression, inflate = settings
+        records, errors = self.delivered(TFRecordIterDataset(self.path, check_crc=check_crc, compression=compression))
+        assert not check_crc or set(records) <= set(self.records), "a record that was never written"
+        try:
+            content = inflate(damaged) if inflate and damaged else damaged
+        except (OSError, EOFError, zlib.error):
+            assert errors, f"no error, though {compression} has one"
+            return
+        expected, is_good = self.parsed(content, check_crc)
+        assert records == expected[: len(records)], "other records"
+        assert errors or (is_good and len(records) == len(expected)), "no error"
+        assert compression or bool(errors) != is_good, f"{errors}, though the file is good"
+
+    @staticmethod
+    def parsed(content, check_crc):
+        """The records, as simply as can be, up to the first damaged one; whether there is none."""
+        records, begin = [], 0
+        while len(content) - begin >= 12:
+            length, length_crc = struct.unpack_from("<QI", content, begin)
+            end = begin + 12 + length
+            if end + 4 > len(content):
+                break
+            record, record_crc = content[begin + 12 : end], int.from_bytes(content[end : end + 4], "little")
+            if check_crc and [*masked_crc32c([content[begin : begin + 8], record])] != [length_crc, record_crc]:
+                break
+            records.append(record)
+            begin = end + 4
+        return records, begin == len(content)
+
+
+class ArrayRecord(Format):
+    error = RuntimeError
+    OPTIONS = ("group_size:1", "group_size:1,uncompressed", "group_size:7", "group_size:1,transpose:true")
+
+    def write(self, folder):
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        logging.disable()  # that records come in groups
+        array_record._POOLED_READ_SECONDS = 0
+        self.records = some_records()
+        for options in self.OPTIONS:
+            writer = ArrayRecordWriter(str(folder / "good"), options)
+            for record in self.records:
+                writer.write(record)
+            writer.close()
+            content = (folder / "good").read_bytes()
+            blocks = [i for i in range(0, len(content), 1 << 16) if any(content[i : i + 1000])]
+            yield content, [(i, i + 1000) for i in blocks], None
+
+    def read(self, *_):
+        with self.documented(), ArrayRecordDataSource(self.path) as source:
+            assert len(source) == len(self.records), f"{len(source)} records"
+            for i in range(len(self.records)):
+                with self.documented():
+                    assert source[i] == self.records[i], f"record {i} is another one"
+            assert source.__getitems__(range(len(self.records))) == self.records, "a block of other records"
+
+
+def main(name, folder, first, last):
+    files = {"parquet": Parquet, "tfrecord": TFRecord, "array_record": ArrayRecord}[name](Path(folder))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    for number in range(int(first), int(last)):
+        print(number, flush=True)
+        try:
+            files.check(number)
+        except Exception as error:
+            print(f"wrong: damage {number}: {' '.join(f'{type(error).__name__}: {error}'.split())}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
