@@ -25,7 +25,8 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
     group and the row in it; restoring reads that row group again, up to there. Cost: about 0.2 µs per value. Memory: for each
     open file about a megabyte of rows, the row group that is being read as it is in the file (less with ``buffer_size=...``), and
     those of its columns whose values look different if one of them is missing (integers, booleans and nested types), unless
-    the file's statistics say that none is missing and no list is empty.
+    the file's statistics say that none is missing and no list is empty. Statistics in encrypted files, and in ``metadata=...``,
+    are not read.
 
     Workers (``mp_prefetch``) share files: worker ``i`` of ``n`` reads files ``i``, ``i + n``, …. Of a single file they share the
     row groups in the same way; a state then counts the row groups of the worker.
@@ -35,7 +36,8 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
     Args:
         path: a file, or a sequence of files; none makes an empty dataset. Patterns are not expanded.
         columns: the names of the columns to read; all by default. An addition to Grain's arguments.
-        read_kwargs: go to ``pyarrow.parquet.ParquetFile``: ``memory_map=True``, ``filesystem=...``, ….
+        read_kwargs: go to ``pyarrow.parquet.ParquetFile``: ``memory_map=True``, ``filesystem=...``,
+            ``page_checksum_verification=True`` (which compares checksums that a file may have, at about 0.4 ns per byte), ….
 
     Raises:
         TypeError: ``path`` or ``columns`` is something else.

@@ -303,6 +303,16 @@ def test_errors_name_the_file(tmp_path, monkeypatch):
         assert ("x.parquet" in str(getattr(error, "__notes__", ""))) == isinstance(error, OSError)
 
 
+def test_page_checksums(tmp_path):
+    """They are compared if that is asked for; otherwise another byte may be another value."""
+    path = tmp_path / "x.parquet"
+    write(path, pa.table({"x": range(1000)}), compression="none", use_dictionary=False, write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1))
+    assert [row["x"] for row in read_all(ParquetRows(path))[0]] == [*range(500), -500, *range(501, 1000)]
+    with pytest.raises(ValueError, match=r"row group 0 of .*x\.parquet cannot be read .*CRC"):
+        read_all(ParquetRows(path, read_kwargs={"page_checksum_verification": True}))
+
+
 @pytest.mark.parametrize("values", [[1, 2, None, 4], [[1], [2, 3], [4, None], [5]], [{"a": 1}, {"a": 2}, {"a": None}, {"a": 3}]])
 def test_statistics_are_not_believed(tmp_path, monkeypatch, values):
     """Rows whose types would depend on the block that they are read in are an error."""
