@@ -152,7 +152,7 @@ class ParquetRows:
         max_rows = _BLOCK_BYTES * metadata.num_rows // max(metadata.total_byte_size, 1)
         size = min(max(max_rows, 1), _BLOCK_ROWS)
         if names:
-            sensitive = self._sensitive.intersection(names)
+            sensitive = self._sensitive & set(names)
             for batch in self._file.iter_batches(size, row_groups=[group], columns=names):
                 self._check_no_nulls(batch, sensitive)
                 yield batch.num_rows, self._as_numpy(self._pyarrow.Table.from_batches([batch]))
