@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
@@ -45,6 +46,11 @@ class DatasetNode:
             f"{type(self).__name__} does not say what its elements look like: define a property _element_spec that returns a "
             "pytree of ShapeDtypeStruct"
         )
+
+    def _repr_html_(self) -> str:
+        # By name: it is above this package, and only here because a notebook asks for it.
+        html: str = importlib.import_module("gristmill.diagnostics.notebook").pipeline_html(self)
+        return html
 
     def _over(self, replaced: Callable[[Any], Any]) -> Any:
         """This step over other parents: a copy that shares whatever it has with this one, and has the same default seed.

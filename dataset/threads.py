@@ -39,6 +39,11 @@ def start_thread(work: Callable[[], None], name: str, end: Callable[[], None]) -
     return thread
 
 
+def running_threads() -> list[threading.Thread]:
+    """The threads that compute ahead of somebody at the moment."""
+    return [*_running]
+
+
 def _end_all() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS
     for end in list(_running.values()):

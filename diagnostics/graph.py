@@ -155,12 +155,21 @@ def visualize(ds: Any, path: str | os.PathLike[str] | None = None) -> str:
     """
     graph = graph_of(ds)
     if path is not None:
-        path = Path(path)
-        forms = _forms()
-        if path.suffix.lower() not in forms:
-            raise ValueError(f"path must end in one of {', '.join(forms)}, got {str(path)!r}")
-        write_text(path, forms[path.suffix.lower()](graph))
+        write_graph(graph, path)
     return _forms()[".txt"](graph)
+
+
+def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
+    """Writes a graph to a file, as its ending says.
+
+    Raises:
+        ValueError: there is no such ending; nothing is written then.
+    """
+    path = Path(path)
+    forms = _forms()
+    if path.suffix.lower() not in forms:
+        raise ValueError(f"path must end in one of {', '.join(forms)}, got {str(path)!r}")
+    write_text(path, forms[path.suffix.lower()](graph))
 
 
 def emit_graph(graph: Graph, specs: Mapping[int, str], destination: str) -> None:

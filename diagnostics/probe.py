@@ -138,9 +138,7 @@ class Lane:
 
     def attend(self, cell: Cell, probe: Probe, began: int, ended: int, elements: list[Any]) -> None:
         """Looks at one of the elements, and at the time."""
-        if self.events is None:
-            cell.attend_at = ended + _ATTEND_NS
-        else:
+        if self.events is not None:
             self.events.append((began, ended, probe.number, len(elements)))
         if ended >= probe.sample_at:
             for element in elements:
@@ -150,6 +148,8 @@ class Lane:
                     cell.sampled += 1
                     cell.sampled_bytes += element_nbytes(element)
                     break
+        if self.events is None and probe.spec:  # before there was any element, the next call may give one
+            cell.attend_at = ended + _ATTEND_NS
         if ended >= self.mark_at:
             self.mark(ended)
 
@@ -207,6 +207,7 @@ class Probe:
         self.takes_indices = not hasattr(stage, "__next__")
         self.drops = category != "prefetch" and (getattr(stage, "_drops", False) or getattr(stage, "_kind", "") == "dropping")
         self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
+        self.num_threads: int | None = None  # that may compute its elements ahead
         self.sample_at = 0
         self.spec = ""
 
@@ -252,6 +253,8 @@ class Output:
         self.unrecorded = 0  # delays, which the next one of their kind stands for
         self.delays = [0] * (65 << 3)  # [8 * k + i]: those of more than 2**(k-1) and at most 2**k, in eighths of that
         self.attend_at = 0
+        self.marks: list[tuple[int, int]] = []  # times, and how many elements there were until then
+        self._mark_at, self._mark_ns = 0, _ATTEND_NS
         self.is_profiling: Callable[[], bool] = _never
         self.annotates = False
         self.switch: Callable[[bool], None] = _ignore
@@ -281,7 +284,16 @@ class Output:
     def attend(self, ended: int) -> None:
         self.attend_at = ended + _ATTEND_NS
         self.thread = threading.get_ident()
+        if ended >= self._mark_at:
+            self._mark(ended)
         self._on_attend(ended)
+
+    def _mark(self, now: int) -> None:
+        self.marks.append((now, self.elements))
+        if len(self.marks) >= _MAX_MARKS:
+            del self.marks[1::2]
+            self._mark_ns *= 2
+        self._mark_at = now + self._mark_ns
 
     def percentile(self, share: float) -> float:
         """The delay in nanoseconds that this share of the outputs did not exceed, to about 6 %; 0 if there were none."""

@@ -187,17 +187,17 @@ class WorkerGroup:
         index = worker.index
         worker_of: Callable[[], Any] = weakref.ref(worker)
 
-        def next_message() -> Any:
+        def next_message(*args: Any) -> Any:
             began = clock()
             try:
-                return type(worker_of())._next_message(worker_of())
+                return type(worker_of())._next_message(worker_of(), *args)
             finally:
                 self.waited += clock() - began
 
-        def receive() -> Any:
+        def receive(*args: Any) -> Any:
             began = clock()
             try:
-                return type(worker_of()).receive(worker_of())
+                return type(worker_of()).receive(worker_of(), *args)
             finally:
                 self.received += clock() - began
                 self._latest[index] = worker_of().last_report

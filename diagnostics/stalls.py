@@ -20,8 +20,9 @@ from typing import Any
 from gristmill.dataset.graph import DatasetNode
 from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
+from gristmill.dataset.threads import running_threads
 from gristmill.dataset.worker_task import place
-from gristmill.diagnostics.probe import clock
+from gristmill.diagnostics.probe import clock, name_of
 from gristmill.diagnostics.stacks import stack_text, worker_stacks
 
 _log = logging.getLogger("gristmill")
@@ -106,27 +107,50 @@ def _look(watched: _Watch) -> None:
 
 def stall_text(observer: Any, seconds: float) -> str:
     """What an observed pipeline waits for at the moment."""
-    output = observer.output
-    root = observer.root
-    where = _innermost(sys._current_frames().get(output.thread))
-    lines = [
-        f"next() of {root.name if root else 'a pipeline'} has waited {seconds:.1f} s for output {output.elements}"
-        + (f", in {where}." if where else ".")
-        + _awaited_worker(sys._current_frames().get(output.thread))
-    ]
+    output, root = observer.output, observer.root
+    threads = [(lane.name, lane.ident) for lane in [*observer.lanes] if not lane.is_over]
+    workers = [worker for group in observer.groups.values() for worker in group.processes]
+    name = root.name if root else "a pipeline"
+    return _text(_waiting(name, seconds, output.elements), output.thread, threads, workers)
+
+
+def waiting_text(it: Any, thread: int | None, num: int, seconds: float) -> str:
+    """What a thread that uses an iterator, which need not be observed, waits for at the moment.
+
+    Args:
+        it: the iterator.
+        thread: the identity of the thread.
+        num: how many elements it has taken.
+        seconds: how long it has waited.
+    """
+    threads = [(x.name, x.ident) for x in threading.enumerate() if x.ident == thread or x in running_threads()]
+    return _text(_waiting(name_of(it), seconds, num), thread, threads, [*_workers_of(it)])
+
+
+def _waiting(name: str, seconds: float, num: int) -> str:
+    return f"next() of {name} has waited {seconds:.1f} s for output {num}"
+
+
+def _workers_of(it: DatasetIterator[Any]) -> Iterator[Any]:
+    if isinstance(it, MultiprocessPrefetchIterator) and it._pool is not None:
+        yield from it._pool.workers
+    for upstream in [*it._parents, *it._inner_iterators()]:
+        yield from _workers_of(upstream)
+
+
+def _text(beginning: str, thread: int | None, threads: list[tuple[str, int | None]], workers: list[Any]) -> str:
+    where = _innermost(sys._current_frames().get(thread or 0))
+    lines = [beginning + (f", in {where}." if where else ".") + _awaited_worker(sys._current_frames().get(thread or 0))]
     library = library_folders()
-    for lane in [*observer.lanes]:
-        if lane.is_over:
-            continue
-        frame = sys._current_frames().get(lane.ident)
+    for name, ident in threads:
+        frame = sys._current_frames().get(ident or 0)
         place = _innermost(frame)
-        if place and (lane.ident == output.thread or _is_in_user_code(frame, library)):
-            lines.append(f"Thread {lane.name}, in {place}:\n{stack_text(lane.ident, library)}".rstrip())
-    for group in observer.groups.values():
-        for worker in group.processes:
-            stacks = worker_stacks(worker.process_id)
-            state = "" if worker.is_alive() else ", which has ended"
-            lines.append(f"Worker {worker.index} (process {worker.process_id}){state}:\n{stacks}".rstrip())
+        if ident == thread or (place and _is_in_user_code(frame, library)):
+            lines.append(f"Thread {name}{place and ', in '}{place}:\n{stack_text(ident, library)}".rstrip())
+    for worker in workers:
+        stacks = worker_stacks(worker.process_id)
+        state = "" if worker.is_alive() else ", which has ended"
+        lines.append(f"Worker {worker.index} (process {worker.process_id}){state}:\n{stacks}".rstrip())
     return "\n".join(lines)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gristmill.diagnostics.probe import Cell
@@ -41,6 +41,7 @@ class StageSummary:
         kept_ratio: outputs for each input, where the stage may leave some out; else ``None``.
         buffered: elements that are ready at the moment, of a prefetching stage; else ``None``.
         num_errors: calls that raised.
+        num_threads: that may compute its elements ahead, of a prefetching stage; else ``None``.
     """
 
     id: int
@@ -61,6 +62,7 @@ class StageSummary:
     kept_ratio: float | None = None
     buffered: int | None = None
     num_errors: int = 0
+    num_threads: int | None = None
 
     @property
     def mean_processing_time_ns(self) -> float:
@@ -95,6 +97,15 @@ class ExecutionSummary(Mapping[int, StageSummary]):
 
     def __len__(self) -> int:
         return len(self.nodes)
+
+    def __repr__(self) -> str:
+        waited = f"{time_text(self.waited_ns)} of {time_text(self.elapsed_ns)}"
+        return f"ExecutionSummary({len(self.nodes)} stages, the consumer waited {waited})"
+
+    def _repr_html_(self) -> str:
+        from gristmill.diagnostics.notebook import summary_html
+
+        return summary_html(self)
 
     @property
     def bottleneck(self) -> StageSummary | None:
@@ -234,6 +245,7 @@ class Snapshot:
         delay_ns: how long it waited for them: those that 50, 95 and 99 % of the outputs did not exceed.
         threads: all threads of all processes.
         workers: of each stage that has some.
+        marks: times, and how many outputs the consumer had got until then.
     """
 
     summary: ExecutionSummary
@@ -241,6 +253,10 @@ class Snapshot:
     delay_ns: dict[int, float]
     threads: list[ThreadTimeline]
     workers: list[WorkerLoad]
+    marks: list[tuple[int, int]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.num_elements} elements in {time_text(self.summary.elapsed_ns)}, {len(self.summary)} stages)"
 
     @property
     def elements_per_second(self) -> float:
@@ -296,7 +312,8 @@ def take_snapshot(observer: Any) -> Snapshot:
     ]
     summary = _summary(observer, records, order, places, transport)
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
-    return Snapshot(summary, output.elements, delays, threads, loads)
+    marks = [(output.first or 0, 0), *output.marks]
+    return Snapshot(summary, output.elements, delays, threads, loads, marks)
 
 
 def summarize(observer: Any) -> ExecutionSummary:
@@ -309,6 +326,7 @@ def _summary(
 ) -> ExecutionSummary:
     ratios = _ratios(records, observer.root.number, transport)
     depths = {probe.number: probe.depth() for probe in observer.probes if probe.category == "prefetch"}
+    threads = {probe.number: probe.num_threads for probe in observer.probes}
     nodes = {}
     for number, id_ in order.items():
         record = records[number]
@@ -333,6 +351,7 @@ def _summary(
             min(1.0, cell.elements / num_inputs) if record.drops and num_inputs else None,
             depths.get(number),
             cell.errors,
+            threads.get(number),
         )
     output = observer.output
     return ExecutionSummary(nodes, output.last - output.first if output.first is not None else 0, output.waited)

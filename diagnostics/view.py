@@ -13,15 +13,18 @@ from gristmill.core.errors import as_seconds
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator
 from gristmill.dataset.map_dataset import MapDataset
+from gristmill.dataset.tracebacks import filter_traceback
 from gristmill.dataset.watching import observed_by
 from gristmill.diagnostics.annotations import annotate_while_profiling
+from gristmill.diagnostics.attended import NEXT_SECONDS, START_SECONDS, Attended
 from gristmill.diagnostics.files import write_text
 from gristmill.diagnostics.load import cpu_demand_ns
 from gristmill.diagnostics.observer import Observer
+from gristmill.diagnostics.probe import clock
 from gristmill.diagnostics.stalls import watching
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, take_snapshot, time_text
 from gristmill.diagnostics.trace import trace_json
-from gristmill.diagnostics.verdict import Diagnosis, diagnosis_of, run, settings_of
+from gristmill.diagnostics.verdict import Diagnosis, diagnosis_of, settings_of
 from gristmill.loader import DataLoader, DataLoaderIterator
 
 _MAX_EVENTS = 200_000
@@ -55,20 +58,27 @@ def observe(it: Any, *, trace: bool = False, stall_seconds: float | None = None)
     return View(it, trace=trace, stall_seconds=stall_seconds)
 
 
-def diagnose(pipeline: Any, seconds: float = 5.0, *, consumer: Callable[[Any], Any] | None = None) -> Diagnosis:
+def diagnose(
+    pipeline: Any, seconds: float = 5.0, *, consumer: Callable[[Any], Any] | None = None, stall_seconds: float | None = None
+) -> Diagnosis:
     """Runs a pipeline for a while and returns what binds it: source, a transform, transport between processes, or the consumer.
 
-    A short dataset is read several times.
+    A short dataset is read several times. The pipeline and ``consumer`` run in a thread of their own, with the context variables
+    of the caller, so that a pipeline that is stuck, or an interrupt from the keyboard, ends the diagnosis.
 
     Args:
         pipeline: a dataset or a ``DataLoader``; or an iterator, which is set back afterwards.
         seconds: how long to run it.
         consumer: called with every element, in place of the training step; by default elements are dropped, so that the pipeline
             is as fast as it can be.
+        stall_seconds: how long one element may take before the pipeline is taken to be stuck; by default 5 seconds, the first one
+            20, but not less than ``seconds``. 0 is for ever.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: ``seconds`` is less than a millisecond, or the pipeline has no elements.
+        ValueError: ``seconds`` is less than a millisecond, ``stall_seconds`` negative, or the pipeline has no elements.
+        TimeoutError: the pipeline is stuck: it says at which stage and element, and in which line of which thread or worker. An
+            iterator that was given is closed then.
 
     Example:
         >>> ds = MapDataset.range(1000).map(lambda x: sum(range(5000))).to_iter_dataset()
@@ -76,27 +86,59 @@ def diagnose(pipeline: Any, seconds: float = 5.0, *, consumer: Callable[[Any], A
         'transform'
     """
     seconds = as_seconds("seconds", seconds, minimum=0.001)
+    limit = None if stall_seconds is None else as_seconds("stall_seconds", stall_seconds)
     if consumer is not None and not callable(consumer):
         raise TypeError(f"consumer must be a callable of an element, got {consumer!r:.200}")
     is_new = isinstance(pipeline, MapDataset | IterDataset | DataLoader)
     it: Any = iter(pipeline) if is_new else pipeline
-    dataset_iterator(it)
-    with contextlib.closing(it) if is_new else contextlib.nullcontext():
-        start = it.get_state()
-        try:
-            if next(it, _END) is _END:  # what starting takes is not what is asked for
-                raise ValueError(f"the pipeline has no elements to diagnose: {pipeline!s:.200}")
-            with observe(it) as view:
-                if not run(it, seconds, consumer, time.perf_counter):
+    inner, close = dataset_iterator(it), it.close if is_new else None
+    attended = Attended(lambda: inner, max(NEXT_SECONDS, seconds) if limit is None else limit, _HINT, close=close)
+    try:
+        with attended:
+            start = it.get_state()
+            try:
+                return _diagnose(it, seconds, consumer, attended, max(START_SECONDS, seconds) if limit is None else limit)
+            finally:
+                if not is_new and not attended.is_stuck:
                     it.set_state(start)
-                    run(it, seconds, consumer, time.perf_counter)
-                return view.diagnosis()
-        finally:
-            if not is_new:
-                it.set_state(start)
+    except BaseException as error:
+        filter_traceback(error)
+        raise
 
 
+_HINT = "If it is only slow, allow more time for an element: diagnose(..., stall_seconds=60)."
 _END = object()
+
+
+def _diagnose(
+    it: Any, seconds: float, consumer: Callable[[Any], Any] | None, attended: Attended, start_seconds: float
+) -> Diagnosis:
+    start = it.get_state()
+    with observe(it):  # for what there is to say if it is stuck
+        if attended.call(lambda: next(it, _END), seconds=start_seconds) is _END:  # what starting takes is not what is asked for
+            raise ValueError(f"the pipeline has no elements to diagnose: {it!s:.200}")
+    with observe(it) as view:
+        if not attended.call(lambda: run(it, seconds, consumer, attended), progress=view.progress):
+            it.set_state(start)
+            attended.call(lambda: run(it, seconds, consumer, attended), progress=view.progress)
+        return view.diagnosis()
+
+
+def run(it: Any, seconds: float, consumer: Callable[[Any], Any] | None, attended: Any) -> int:
+    """Takes elements for a time, beginning anew at the end, unless ``attended`` is ending; returns how many there were."""
+    num, start, deadline = 0, it.get_state(), time.perf_counter() + seconds
+    while time.perf_counter() < deadline and not attended.is_ending:
+        try:
+            element = next(it)
+        except StopIteration:
+            if not num:
+                break
+            it.set_state(start)
+            continue
+        num += 1
+        if consumer is not None:
+            consumer(element)
+    return num
 
 
 def get_execution_summary(iterator: Any) -> ExecutionSummary:
@@ -179,6 +221,19 @@ class View:
     def iterator(self) -> DatasetIterator[Any]:
         """The iterator that is observed; of a ``DataLoader``, the one that does its work."""
         return self._it
+
+    def __repr__(self) -> str:
+        elements = self._observer.output.elements
+        return f"View({type(self._it).__name__}, {elements} elements, {', '.join([f'{k} {v}' for k, v in self.postfix.items()])})"
+
+    def _repr_html_(self) -> str:
+        from gristmill.diagnostics.notebook import diagnosis_html
+
+        return diagnosis_html(self.diagnosis())
+
+    def progress(self) -> int:
+        """A number that stays the same as long as a ``next`` is in progress, and changes otherwise."""
+        return self._observer.output.began or clock()
 
     def snapshot(self) -> Snapshot:
         """All numbers of this moment."""

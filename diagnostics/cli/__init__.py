@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from gristmill.diagnostics.attended import PipelineStalledError
 from gristmill.diagnostics.cli import run, state
 from gristmill.diagnostics.cli.target import CommandError
 
@@ -31,8 +32,8 @@ Looks at pipelines and checkpoints.
 _CODES = """\
 exit codes:
   0    done
-  1    the pipeline raised an error (its traceback is on stderr), or the checkpoint is damaged or
-       does not fit the pipeline
+  1    the pipeline raised an error (its traceback is on stderr) or is stuck (where, is on stderr),
+       or the checkpoint is damaged or does not fit the pipeline
   2    there is no such pipeline, file or option, or a file cannot be written
   130  interrupted
 """
@@ -80,6 +81,9 @@ def _run(args: argparse.Namespace) -> int:
             except CommandError as error:
                 _say(f"{_PROG}: {error}", sys.stderr)
                 return error.code
+            except PipelineStalledError as error:
+                _say(f"{_PROG}: {error}", sys.stderr)
+                return 1
             except Exception as error:
                 traceback.print_exception(type(error), error, _from_the_users_code(error.__traceback__))
                 return 1
@@ -94,7 +98,7 @@ def _say(text: str, stream: TextIO) -> None:
 
 def _from_the_users_code(tb: TracebackType | None) -> TracebackType | None:
     """A traceback without the calls that led to the user's code; nothing if there is none of it."""
-    ours = (Path(__file__).parent, Path(importlib.__file__).parent)
+    ours = (Path(__file__).parent, Path(__file__).parent.parent, Path(importlib.__file__).parent)
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename
         if Path(file).parent not in ours and not file.startswith("<frozen importlib"):
@@ -120,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=run.inspect)
     _add_pipeline(command)
     command.add_argument("--run", action="store_true", help="read the first element, to show what elements look like")
+    _add_stall_seconds(command)
     command.add_argument("--output", metavar="FILE", help="write the graph there, too: .svg, .html, .dot, .json or .txt")
 
     command = _command(
@@ -133,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_pipeline(command)
     command.add_argument("-n", dest="num", metavar="N", type=_count, default=5, help="how many (default: 5)")
     command.add_argument("--skip", metavar="N", type=_count, default=0, help="leave out the first N, unread where possible")
+    _add_stall_seconds(command)
     command.add_argument("--spec-only", action="store_true", help="show what they look like, without values")
 
     command = _command(
@@ -149,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--consumer-ms", metavar="MS", type=_seconds, default=0.0, help="wait so many milliseconds after each element"
     )
+    _add_stall_seconds(command, "20 for the first one, 5 for others, not less than --seconds")
     command.add_argument("--html", metavar="FILE", help="write a report with pictures, for a browser")
     command.add_argument("--trace", metavar="FILE", help="run it for a second more, and write all calls for ui.perfetto.dev")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -166,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seconds", metavar="S", type=_positive, default=5.0, help="how long each run takes (default: 5)")
     command.add_argument("--warmup", metavar="S", type=_seconds, default=1.0, help="how long before the first one (default: 1)")
     command.add_argument("--repeat", metavar="N", type=_at_least_one, default=3, help="how many runs (default: 3)")
+    _add_stall_seconds(command)
     command.add_argument("--json", action="store_true", help="print JSON")
 
     command = _command(
@@ -199,6 +207,11 @@ def _command(
 
 def _add_pipeline(command: argparse.ArgumentParser) -> None:
     command.add_argument("pipeline", metavar="PIPELINE", help="module:attribute or path/to/file.py:attribute")
+
+
+def _add_stall_seconds(command: argparse.ArgumentParser, default: str = "30") -> None:
+    text = f"end, and say where it hangs, if an element takes longer (default: {default}; 0: never)"
+    command.add_argument("--stall-seconds", metavar="S", type=_seconds, help=text)
 
 
 def _count(text: str) -> int:

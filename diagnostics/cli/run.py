@@ -18,43 +18,42 @@ import numpy as np
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.display import abbreviated, length_text, stage_length
-from gristmill.dataset.iterator import iterate, snapshot
+from gristmill.dataset.iterator import snapshot
 from gristmill.dataset.map_dataset import MapDataset
 from gristmill.dataset.next_index import set_next_index
 from gristmill.diagnostics.cli.elements import element_lines
+from gristmill.diagnostics.cli.reader import END, attended, ended_if_frozen, iterator_of, reading
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.files import write_text
-from gristmill.diagnostics.graph import graph_of, visualize
+from gristmill.diagnostics.graph import Graph, graph_of, write_graph
 from gristmill.diagnostics.graph_texts import graph_text
+from gristmill.diagnostics.seen_specs import seen_specs
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 from gristmill.diagnostics.summary import time_text
-from gristmill.diagnostics.verdict import Diagnosis, run
-from gristmill.diagnostics.view import dataset_iterator, diagnose, observe
-from gristmill.loader import DataLoader
+from gristmill.diagnostics.verdict import Diagnosis
+from gristmill.diagnostics.view import dataset_iterator, diagnose, observe, run
 
 Lines: TypeAlias = Generator[str, None, int]
 
-_END = object()
 _MAX_SOURCES = 8
+_FROZEN_SECONDS = 30.0
 _MAX_TRACE_SECONDS = 1.0
 
 
 def inspect(args: Namespace) -> Lines:
     """The graph, the lengths, and what elements look like."""
     pipeline = load_pipeline(args.pipeline)
-    if args.output is not None:
-        try:
-            visualize(pipeline, args.output)
-        except (OSError, ValueError) as error:
-            raise CommandError(f"--output: {error}") from error
     graph = graph_of(pipeline)
-    spec, seen = graph.stages[0].spec or "not known before the first one: --run reads it", {}
+    _draw(graph, args.output)
+    spec = graph.stages[0].spec or "not known before the first one: --run reads it"
     if args.run:
-        with opened(pipeline) as it:
-            first = next(it, _END)
-        spec = "there is none" if first is _END else spec_text(first)
-        seen = {} if first is _END else {0: spec}
-    yield graph_text(graph, seen)
+        with reading(pipeline, args.stall_seconds) as reader, observe(reader.it) as view:
+            first = reader.next()
+            spec = "there is none" if first is END else spec_text(first)
+            seen = {} if first is END else {**seen_specs(graph, view.summary()), 0: spec}
+        graph = graph.with_specs(seen)
+        _draw(graph, args.output)
+    yield graph_text(graph)
     yield ""
     yield f"length:   {length_text(stage_length(pipeline)) or 'not known before the end'}"
     sources = [f"{stage.name}  {length_text(stage.length)}".rstrip() for stage in graph.stages if not stage.inputs]
@@ -64,20 +63,28 @@ def inspect(args: Namespace) -> Lines:
     return 0
 
 
+def _draw(graph: Graph, path: str | None) -> None:
+    if path is not None:
+        try:
+            write_graph(graph, path)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--output: {error}") from error
+
+
 def head(args: Namespace) -> Lines:
     """The first elements."""
     pipeline = load_pipeline(args.pipeline)
     if isinstance(pipeline, MapDataset):
         pipeline = pipeline.to_iter_dataset(ReadOptions(num_threads=0))  # nothing that is not shown
-    with opened(pipeline) as it:
-        if args.skip and not _jumped(it, args.skip):
+    with reading(pipeline, args.stall_seconds) as reader, observe(reader.it):
+        if args.skip and not _jumped(reader.it, args.skip):
             for index in range(args.skip):
-                if next(it, _END) is _END:
+                if reader.next() is END:
                     yield f"(the end: there are {index:,} elements)"
                     return 0
         for index in range(args.skip, args.skip + args.num):
-            element = next(it, _END)
-            if element is _END:
+            element = reader.next()
+            if element is END:
                 yield f"(the end: there are {index:,} elements)"
                 return 0
             if args.spec_only:
@@ -103,28 +110,29 @@ def diagnosis(args: Namespace) -> Lines:
     pipeline = load_pipeline(args.pipeline)
     seconds = args.consumer_ms / 1000
     consumer = (lambda element: time.sleep(seconds)) if seconds else None
-    found = diagnose(pipeline, args.seconds, consumer=consumer)
+    with ended_if_frozen(args.stall_seconds if args.stall_seconds is not None else _FROZEN_SECONDS):
+        found = diagnose(pipeline, args.seconds, consumer=consumer, stall_seconds=args.stall_seconds)
     yield json.dumps(_as_data(found), indent=2) if args.json else f"{found}\n\n{found.snapshot.summary}"
     if args.html is not None:
         from gristmill.diagnostics.report import report_html
 
         _write("--html", args.html, report_html(found))
     if args.trace is not None:
-        _write("--trace", args.trace, _trace(pipeline, min(args.seconds, _MAX_TRACE_SECONDS), consumer))
+        _write("--trace", args.trace, _trace(pipeline, min(args.seconds, _MAX_TRACE_SECONDS), consumer, args.stall_seconds))
     return 0
 
 
 def _as_data(found: Diagnosis) -> dict[str, Any]:
     fields = {key: value for key, value in vars(found).items() if key != "snapshot"}
-    return {**fields, "summary": found.snapshot.summary.to_dict()}
+    return {**fields, "parts": [vars(part) for part in found.parts], "summary": found.snapshot.summary.to_dict()}
 
 
-def _trace(pipeline: Any, seconds: float, consumer: Callable[[Any], Any] | None) -> str:
+def _trace(pipeline: Any, seconds: float, consumer: Callable[[Any], Any] | None, stall_seconds: float | None) -> str:
     """The calls of another run: to record them takes time, which the diagnosis is not about."""
     from gristmill.diagnostics.trace import trace_json
 
-    with opened(pipeline) as it, observe(it, trace=True) as view:
-        run(it, seconds, consumer, time.perf_counter)
+    with reading(pipeline, stall_seconds) as reader, observe(reader.it, trace=True) as view:
+        reader.call(lambda: run(reader.it, seconds, consumer, reader), view.progress)
         return trace_json(view.snapshot())
 
 
@@ -138,12 +146,16 @@ def _write(option: str, path: str, text: str) -> None:
 def bench(args: Namespace) -> Lines:
     """How fast a pipeline is."""
     pipeline = load_pipeline(args.pipeline)
-    rates, delays = [], array("q")
-    with contextlib.closing(_Endless(pipeline)) as elements:
-        sizes = elements.sizes(args.warmup)
+    rates: list[float] = []
+    sizes: list[int] = []
+    delays = array("q")
+    elements = _Endless(pipeline)
+    with attended(lambda: elements.it, elements.close, args.stall_seconds) as thread:
+        with observe(elements.it):  # for what there is to say if it is stuck; only until it is warm
+            thread.call(lambda: elements.take_sizes(args.warmup, sizes), progress=lambda: len(sizes))
         for _ in range(args.repeat):
             before = len(delays)
-            elapsed = elements.time(args.seconds, delays)
+            elapsed = thread.call(lambda: elements.time(args.seconds, delays), progress=lambda: len(delays))
             rates.append((len(delays) - before) / elapsed)
     rate, size = statistics.median(rates), statistics.mean(sizes)
     percentiles = dict(zip((50, 95, 99), np.percentile(np.frombuffer(delays, np.int64), (50, 95, 99)).tolist(), strict=True))
@@ -174,39 +186,37 @@ class _Endless:
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
-        self._it = _iterator(pipeline)
-        self._start = snapshot(self._it)
+        self.it = iterator_of(pipeline)
+        self._start = snapshot(self.it)
 
     def close(self) -> None:
-        self._it.close()
+        self.it.close()
 
     def _begin(self) -> None:
         if self._start is not None:
-            self._it.set_state(self._start)
+            self.it.set_state(self._start)
         else:
-            self._it.close()
-            self._it = _iterator(self._pipeline)
+            self.it.close()
+            self.it = iterator_of(self._pipeline)
 
-    def sizes(self, seconds: float) -> list[int]:
-        """Takes elements for a time, at least one, and returns their sizes in bytes."""
-        sizes: list[int] = []
+    def take_sizes(self, seconds: float, sizes: list[int]) -> None:
+        """Takes elements for a time, at least one, and appends their sizes in bytes."""
         deadline = time.perf_counter() + seconds
         while not sizes or time.perf_counter() < deadline:
-            element = next(self._it, _END)
-            if element is not _END:
+            element = next(self.it, END)
+            if element is not END:
                 sizes.append(element_nbytes(element))
             elif sizes:
                 self._begin()
             else:
                 raise CommandError("the pipeline has no elements", code=1)
-        return sizes
 
     def time(self, seconds: float, delays: array[int]) -> float:
         """Takes elements for a time, at least one, appends how many nanoseconds each took, and returns the time in seconds.
 
         To begin anew counts as time, and as a part of the delay of the element after it.
         """
-        clock, take, append = time.perf_counter_ns, self._it.__next__, delays.append
+        clock, take, append = time.perf_counter_ns, self.it.__next__, delays.append
         start = before = clock()
         deadline = start + int(seconds * 1e9)
         num, num_at_end = len(delays), -1
@@ -218,7 +228,7 @@ class _Endless:
                     raise CommandError("the pipeline has elements only once: it gives none when it begins anew", code=1) from None
                 num_at_end = len(delays)
                 self._begin()
-                take = self._it.__next__
+                take = self.it.__next__
                 continue
             after = clock()
             append(after - before)
@@ -230,12 +240,8 @@ def _rate(per_second: float) -> str:
     return f"{per_second:,.{0 if per_second >= 100 else 1 if per_second >= 10 else 3}f}"
 
 
-def _iterator(pipeline: Any) -> Any:
-    return iter(pipeline) if isinstance(pipeline, DataLoader) else iterate(pipeline)
-
-
 @contextlib.contextmanager
 def opened(pipeline: Any) -> Iterator[Any]:
-    """A new iterator of a dataset or a ``DataLoader``, which is closed afterwards."""
-    with contextlib.closing(_iterator(pipeline)) as it:
+    """A new iterator of a dataset or a ``DataLoader``, of which nothing is read, and which is closed afterwards."""
+    with contextlib.closing(iterator_of(pipeline)) as it:
         yield it

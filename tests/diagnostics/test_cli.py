@@ -301,11 +301,15 @@ class TestInspect:
         assert "source:   SourceMapDataset(source=Untouchable)  12 elements\n" in out
         assert out.endswith("element:  not known before the first one: --run reads it\n")
 
-    def test_run_reads_the_first_element(self, call):
+    def test_run_reads_the_first_element(self, folder, call):
         code, out, _ = call("inspect", "cli_pipelines:images", "--run")
         spec = "{'image': 'uint8[8, 4, 4]', 'label': 'int64[8]'}"
         assert code == 0
         assert out.count(spec) == 2  # in the graph, and below it
+        assert out.count("{'image': 'uint8[4, 4]', 'label': 'int[]'}") == 2  # after the map, and after reading ahead
+        assert "not known" not in out
+        assert "not known" not in call("inspect", "cli_pipelines:workers", "--run", "--output", "graph.txt")[1]
+        assert "not known" not in (folder / "graph.txt").read_text()
         assert out.endswith(f"element:  {spec}\n")
 
     def test_length_and_static_spec(self, call):

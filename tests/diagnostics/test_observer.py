@@ -173,7 +173,7 @@ def test_what_dead_workers_have_counted_stays():
         before = by_kind(view.summary())["MapDatasetIterator"].num_produced_elements
         for worker in it._pool.workers:
             worker._process.kill()
-            worker._process.wait()
+            worker._process.wait(30)
         state = it.get_state()
         with pytest.raises(RuntimeError, match="killed"):
             while True:

@@ -1,6 +1,8 @@
 """Observing changes nothing: elements, states, errors and ends are those of the pipeline that is not observed."""
 
+import contextlib
 import gc
+import itertools
 import weakref
 
 import pytest
@@ -8,8 +10,13 @@ from entry import plain
 from stage_table import ITER_ENTRIES, MAP_ENTRIES
 
 from gristmill.core.options import ReadOptions
+from gristmill.dataset import MapDataset
+from gristmill.dataset.display import stage_inputs
 from gristmill.dataset.iterator import iterate
 from gristmill.diagnostics import observe
+from gristmill.diagnostics.graph import graph_of
+from gristmill.diagnostics.seen_specs import seen_specs
+from gristmill.diagnostics.spec_text import spec_text
 
 DIRECT = ReadOptions(num_threads=0)
 
@@ -70,3 +77,33 @@ def test_nothing_is_left_of_it(entry):
     del it
     gc.collect()
     assert ref() is None
+
+
+def stages_of(ds):
+    """A dataset and what it draws from, in the order of its graph."""
+    found, todo = {}, [ds]
+    while todo:
+        node = todo.pop()
+        if id(node) not in found:
+            found[id(node)] = node
+            todo.extend(reversed(stage_inputs(node)))
+    return [*found.values()]
+
+
+@pytest.mark.parametrize("entry", EVERY)
+def test_what_is_seen_at_a_stage_is_what_it_gives(entry):
+    ds = entry.make()
+    graph = graph_of(ds)
+    with contextlib.closing(iterator_of(entry)) as it, observe(it) as view:
+        is_empty = not [*itertools.islice(it, 50)]
+        found = seen_specs(graph, view.summary())
+    stages = stages_of(ds)
+    assert is_empty or 0 in found
+    for number, spec in found.items():
+        with contextlib.closing(iterate(stages[number])) as it:
+            specs = {spec_text(x) for x in itertools.islice(it, 200)}
+        assert not specs or spec in specs, (number, stages[number], spec, specs)
+    makes_datasets = any([isinstance(getattr(x, "_datasets", None), MapDataset) for x in stages])
+    is_chain = all([len(x.inputs) < 2 for x in graph.stages])
+    if is_chain and not is_empty and not makes_datasets:
+        assert len(found) == len(stages), [(i, str(x)) for i, x in enumerate(stages) if i not in found]

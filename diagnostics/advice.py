@@ -1,0 +1,309 @@
+"""What to change about a pipeline, with what that would gain.
+
+Every change is what it makes of the stations of the pipeline (see ``capacity``). Those that gain next to nothing are not advised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.diagnostics.capacity import CONSUMER, Capacity, Station
+from gristmill.diagnostics.summary import Snapshot, StageSummary, size_text, time_text
+from gristmill.workers.process import missing_calls
+
+MIN_GAIN = 0.05  # a change that gains less is not worth it
+_IN_TIME = 0.1  # of the time may be waited without anything to gain from it
+_BUSY = 0.85  # of what CPUs could do: there is nothing left
+_WAITS = 0.5  # CPUs that are wanted, below which whoever works waits more than he computes
+_SAME = 1.02  # times within this factor are not told apart: the simpler change comes first
+_NEW = -2  # a station that there is not yet
+_MORE_THREADS = 4  # times as many
+_NUM_THREADS = 16  # to begin with
+_MAX_THREADS = 256
+_MEMORY_SHARE = 0.5  # of the free memory that buffers should not exceed
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be changed about a pipeline: how much runs at once, and how far ahead."""
+
+    read_options: ReadOptions | None
+    multiprocessing_options: MultiprocessingOptions | None
+
+    def num_threads(self, prefetch: StageSummary) -> int:
+        """How many threads may do the work of a stage that reads ahead."""
+        if prefetch.num_threads is not None:
+            return max(1, prefetch.num_threads)
+        return max(1, self.read_options.num_threads) if self.read_options is not None else 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this process may use, and what it did use."""
+
+    cpus: int
+    memory: float  # bytes that are free
+    wanted_cpus: float  # on average, workers included
+
+    @property
+    def is_busy(self) -> bool:
+        return self.wanted_cpus >= _BUSY * self.cpus
+
+    @property
+    def waits(self) -> bool:
+        return self.wanted_cpus < _WAITS
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only told."""
+
+    text: str
+    left: float | None
+    is_most: bool = False  # it would take no less than that
+
+
+def rate_text(per_second: float | None) -> str:
+    if per_second is None:
+        return "an unknown number of elements/s"
+    digits = 0 if per_second >= 100 else 1 if per_second >= 10 else 2
+    return f"{per_second:,.{digits}f} elements/s"
+
+
+class Advisor:
+    """What helps a pipeline."""
+
+    def __init__(self, snapshot: Snapshot, capacity: Capacity, settings: Settings, machine: Machine) -> None:
+        self._snapshot = snapshot
+        self._summary = snapshot.summary
+        self._capacity = capacity
+        self._reads = settings.read_options
+        self._workers = settings.multiprocessing_options
+        self._num_workers = self._workers.num_workers if self._workers is not None else 0
+        self._machine = machine
+
+    def for_consumer(self) -> list[str]:
+        """If the consumer takes longest."""
+        if self._snapshot.starved_ratio <= _IN_TIME:
+            texts = ["The data is there in time: nothing in the pipeline needs to be faster."]
+        else:
+            texts = self._texts([*self._for_reads(), *self._more_at_once()]) or [
+                "Most of the time goes into the consumer. The waiting ends where enough elements are made while it works: by "
+                "threads (ReadOptions, multithread_prefetch) or workers (mp_prefetch)."
+            ]
+        for load in self._snapshot.workers:
+            if self._workers is not None and load.num_workers > 1 and load.lifetime_ns:
+                busy = 1 - load.room_ns / load.lifetime_ns
+                needed = max(1, math.ceil(busy * load.num_workers))
+                if needed < load.num_workers:
+                    texts.append(
+                        f"Its workers wait {1 - busy:.0%} of the time until there is room: num_workers={needed} would do instead "
+                        f"of {load.num_workers}."
+                    )
+        return texts
+
+    def for_stage(self, stage: StageSummary) -> list[str]:
+        """If a stage does."""
+        changes = [*(self._for_transport(stage) if stage.is_prefetch else self._for_work(stage))]
+        cpus = self._machine.cpus
+        cheaper = Change(
+            f"Make {stage.name} cheaper: nothing more can run at once within {cpus} CPUs.", self._capacity.without(stage.id), True
+        )
+        return self._texts(changes) or self._texts([cheaper]) or self._without_gain()
+
+    def _without_gain(self) -> list[str]:
+        return [
+            f"No single change gains {MIN_GAIN:.0%}: several parts take about as long as one another, at the same time. Make "
+            "more than one of them faster."
+        ]
+
+    def _texts(self, changes: list[Change]) -> list[str]:
+        """Those that gain something, the most effective first, with what they gain."""
+        now = self._capacity.now
+        told = [change for change in changes if change.left is None]
+        useful = [change for change in changes if change.left is not None and now > (1 + MIN_GAIN) * change.left]
+        useful.sort(key=lambda change: _step(change.left or 0.0))
+        return [change.text for change in told] + [f"{change.text}{_gain(change)}" for change in useful]
+
+    def _for_transport(self, stage: StageSummary) -> Iterator[Change]:
+        left = self._capacity.without(stage.id)
+        size = stage.bytes_produced / max(1, stage.num_produced_elements)
+        if size >= 1 << 14:
+            text = (
+                f"Send less: an output has {size_text(size)}. Smaller types (uint8 instead of float32, converted on the "
+                "accelerator) and cropping before mp_prefetch() help; lists of arrays cost more than one array."
+            )
+        elif size:
+            text = f"Call batch() before mp_prefetch(): an output of {size_text(size)} costs more to hand over than to make."
+        else:
+            text = (
+                "Let the workers give arrays: Python objects (lists, strings, dictionaries of many values) are pickled one "
+                "by one, arrays go through shared memory."
+            )
+        yield Change(text, left, is_most=True)
+        text = "Without worker processes nothing is handed over: threads may be enough for transforms that release the GIL."
+        yield Change(text, left, is_most=True)
+
+    def _for_work(self, stage: StageSummary) -> Iterator[Change]:
+        without = self._capacity.without(stage.id)
+        cpus = self._machine.cpus
+        if self._machine.is_busy:
+            yield Change(
+                f"All {cpus} CPUs that this process may use are busy: only cheaper work helps, or more CPUs. "
+                f"{stage.name} takes {time_text(stage.mean_processing_time_ns)} for an element.",
+                None,
+            )
+        elif stage.place == "workers":
+            yield from self._more_in_workers(stage)
+        else:
+            yield from self._for_reads()
+            yield from self._more_at_once()
+            if not self._num_workers and missing_calls():
+                yield Change(f"Make {stage.name} cheaper: there are no worker processes on this platform.", without, is_most=True)
+            elif not self._num_workers and cpus == 1 and not self._machine.waits:
+                yield Change(f"This process may use one CPU only: make {stage.name} cheaper.", without, is_most=True)
+
+    def _for_reads(self) -> Iterator[Change]:
+        """More threads where they wait, or some where there are none."""
+        reads, machine = self._reads, self._machine
+        if reads is None or machine.is_busy:
+            return
+        for key, station in self._capacity.stations.items():
+            if key is not None and self._is_of_threads(key) and self._capacity_is_read(key) and machine.waits:
+                threads, text = _more_threads(reads, self._largest(key), machine)
+                if threads > reads.num_threads:
+                    yield Change(f"{text} It waits more than it computes.", self._with(key, station, threads))
+                else:
+                    yield Change(text, None)
+        yield from self._ahead(reads)
+
+    def _is_of_threads(self, key: int) -> bool:
+        return all([self._summary[part].place == "threads" for part in self._capacity.stations[key].parts])
+
+    def _capacity_is_read(self, key: int) -> bool:
+        """Whether the threads are those that ``ReadOptions`` say."""
+        return self._summary[key].num_threads in (None, self._threads_of_options())
+
+    def _threads_of_options(self) -> int:
+        reads = self._reads
+        return min(reads.num_threads, reads.prefetch_buffer_size) if reads is not None else 0
+
+    def _largest(self, key: int) -> StageSummary:
+        """The stage of a station whose elements are the largest."""
+        return max([self._summary[part] for part in self._capacity.stations[key].parts], key=_size)
+
+    def _with(self, key: int, station: Station, width: float) -> float:
+        return self._capacity.with_stations({key: station.times(station.width / width)})
+
+    def _ahead(self, reads: ReadOptions) -> Iterator[Change]:
+        """Threads for what the consumer's thread reads itself, and does before the first step of an iterator."""
+        own, machine = self._capacity.stations[None], self._machine
+        if reads.num_threads and reads.prefetch_buffer_size:
+            return
+        behind = self._behind([x for x in self._summary.values() if x.is_prefetch and x.place == "consumer"])
+        moved = {part: value for part, value in own.parts.items() if part in behind}
+        if moved:
+            left = Station({part: value for part, value in own.parts.items() if part not in moved})
+            work = math.fsum(moved.values())
+            # What computes shares an interpreter with the consumer.
+            ahead = work / _NUM_THREADS if machine.waits else max(work, machine.wanted_cpus * self._capacity.now)
+            yield Change(
+                f"Let threads read ahead: to_iter_dataset(ReadOptions(num_threads={_NUM_THREADS}, prefetch_buffer_size=500)), "
+                "and do before it what need not come after it.",
+                self._capacity.with_stations({None: left, _NEW: Station({_NEW: ahead})}),
+            )
+
+    def _behind(self, stages: list[StageSummary]) -> set[int]:
+        found: set[int] = set()
+        todo = [i for stage in stages for i in stage.inputs]
+        while todo:
+            i = todo.pop()
+            if i not in found:
+                found.add(i)
+                todo += self._summary[i].inputs
+        return found
+
+    def _more_at_once(self) -> Iterator[Change]:
+        """Workers where there are none."""
+        machine = self._machine
+        if self._num_workers or machine.cpus < 2 or machine.is_busy or missing_calls():
+            return
+        num, text = self._worker_text(machine.cpus)
+        stations = self._capacity.stations
+        own = stations[None].without(CONSUMER).period
+        others = {key: station for key, station in stations.items() if key is not None}
+        factor = 1 / min(num, self._more_waiting()) if machine.waits else 0.0
+        computed = own + (0.0 if machine.waits else math.fsum([x.period * x.width for x in others.values()]))
+        if not machine.waits:
+            computed = min(computed, machine.wanted_cpus * self._capacity.now)
+        changed: dict[int | None, Station] = {key: station.times(factor) for key, station in others.items()}
+        changed[None] = Station({CONSUMER: self._capacity.step})
+        changed[_NEW] = Station({_NEW: computed / num})
+        yield Change(text, self._capacity.with_stations(changed))
+
+    def _more_waiting(self) -> float:
+        """How many times as much could wait at once, in threads; processes, which need as much memory, do no better."""
+        if self._reads is None or not self._threads_of_options():
+            return _MORE_THREADS
+        return _more_threads(self._reads, max(self._summary.values(), key=_size), self._machine)[0] / self._reads.num_threads
+
+    def _more_in_workers(self, stage: StageSummary) -> Iterator[Change]:
+        lifetime = sum([load.lifetime_ns for load in self._snapshot.workers]) or 1
+        busy = sum([load.cpu_ns for load in self._snapshot.workers]) / lifetime
+        key = next((load.stage for load in self._snapshot.workers), None)
+        station = self._capacity.stations.get(key, Station({}))
+        if busy < _WAITS and self._reads is not None:
+            threads, text = _more_threads(self._reads, stage, self._machine)
+            reading = station.parts.get(stage.id, 0.0) * self._reads.num_threads / threads
+            left = self._capacity.with_stations({key: Station({**station.parts, stage.id: reading})})
+            yield Change(f"{text} In the workers it waits more than it computes.", left)
+        cpus = self._machine.cpus
+        more = max(self._num_workers + 1, min(2 * self._num_workers, cpus)) if busy < _WAITS else cpus
+        if more > self._num_workers:
+            num, text = self._worker_text(more)
+            yield Change(text, self._with(key, station, num) if key is not None else None)
+
+    def _worker_text(self, num: int) -> tuple[int, str]:
+        """How many workers fit, and what they take."""
+        output, memory = self._summary[0], self._machine.memory
+        size = _size(output)
+        ahead = 1 + (self._workers.per_worker_buffer_size if self._workers is not None else 1)
+        if size and num * ahead * size > _MEMORY_SHARE * memory:
+            num = max(1, int(_MEMORY_SHARE * memory / (ahead * size)))
+        text = f"Let {num} worker processes do it: mp_prefetch(MultiprocessingOptions(num_workers={num}))."
+        if size:
+            text += f" Their buffers take {size_text(num * ahead * size)} of shared memory"
+            text += f", of {size_text(memory)} that are free." if memory < math.inf else "."
+        return num, text
+
+
+def _more_threads(reads: ReadOptions, stage: StageSummary, machine: Machine) -> tuple[int, str]:
+    threads = min(_MAX_THREADS, max(_NUM_THREADS, _MORE_THREADS * reads.num_threads))
+    buffer = max(reads.prefetch_buffer_size, 2 * threads)
+    size = _size(stage)
+    if size and buffer * size > _MEMORY_SHARE * machine.memory:
+        buffer = max(1, int(_MEMORY_SHARE * machine.memory / size))
+        threads = min(threads, buffer)
+    if threads <= reads.num_threads:
+        text = f"Reads ahead are limited by memory: a buffer of {buffer} elements of {size_text(size)} is what fits."
+        return reads.num_threads, text
+    return threads, f"Let more threads read: to_iter_dataset(ReadOptions(num_threads={threads}, prefetch_buffer_size={buffer}))."
+
+
+def _size(stage: StageSummary) -> float:
+    """Of one of its elements, in bytes."""
+    return stage.bytes_produced / max(1, stage.num_produced_elements)
+
+
+def _step(left: float) -> int:
+    """A number that is the same for times that are not told apart."""
+    return round(math.log(max(left, 1.0), _SAME))
+
+
+def _gain(change: Change) -> str:
+    if not change.left:
+        return ""
+    return f" ({'At most' if change.is_most else 'About'} {rate_text(1e9 / change.left)}.)"

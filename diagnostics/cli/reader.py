@@ -1,0 +1,98 @@
+"""The iterator of a command: attended, so that a command ends although a pipeline is stuck."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from gristmill.dataset.iterator import iterate
+from gristmill.diagnostics.attended import Attended
+from gristmill.diagnostics.view import dataset_iterator
+from gristmill.loader import DataLoader
+
+T = TypeVar("T")
+
+END = object()
+
+_STALL_SECONDS = 30.0
+_HINT = "If it is only slow, allow more time for an element: --stall-seconds 300 (0 is for ever)."
+
+
+class Reader:
+    """Takes elements from an iterator.
+
+    Args:
+        it: of a dataset or a ``DataLoader``.
+        attended: the thread that uses it.
+    """
+
+    def __init__(self, it: Any, attended: Attended) -> None:
+        self.it = it
+        self._attended = attended
+
+    def next(self) -> Any:
+        """The next element, or ``END``."""
+        return self.call(lambda: next(self.it, END))
+
+    def call(self, work: Callable[[], T], progress: Callable[[], int] | None = None) -> T:
+        """``work()``, which may take long as long as ``progress`` gives other numbers."""
+        return self._attended.call(work, progress=progress)
+
+    @property
+    def is_ending(self) -> bool:
+        return self._attended.is_ending
+
+
+def iterator_of(pipeline: Any) -> Any:
+    return iter(pipeline) if isinstance(pipeline, DataLoader) else iterate(pipeline)
+
+
+@contextlib.contextmanager
+def reading(pipeline: Any, stall_seconds: float | None) -> Iterator[Reader]:
+    """A new iterator of a dataset or a ``DataLoader``, which is closed afterwards."""
+    it = iterator_of(pipeline)
+    with attended(lambda: it, it.close, stall_seconds) as thread:
+        yield Reader(it, thread)
+
+
+@contextlib.contextmanager
+def attended(it: Callable[[], Any], close: Callable[[], None], stall_seconds: float | None) -> Iterator[Attended]:
+    """A thread for the use of what ``it`` gives, which may be another iterator later on."""
+    limit = _STALL_SECONDS if stall_seconds is None else stall_seconds
+    with ended_if_frozen(limit), Attended(lambda: dataset_iterator(it()), limit, _HINT, close=close) as thread:
+        yield thread
+
+
+@contextlib.contextmanager
+def ended_if_frozen(seconds: float) -> Iterator[None]:
+    """Ends the process, and shows the stacks of all threads, if for so long none of them can run; 0: never.
+
+    That is so if one calls C code that does not give the interpreter's lock back, a regular expression that never comes to an
+    end, say. Nothing that is written in Python runs then, not even what handles an interrupt.
+    """
+    ended = threading.Event()
+    try:
+        file = sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):  # there is none, or it is somebody else's
+        file = -1
+    if not seconds or file < 0:
+        yield
+        return
+
+    def run() -> None:
+        while not ended.is_set():
+            faulthandler.dump_traceback_later(seconds, file=file, exit=True)
+            ended.wait(seconds / 4)
+        faulthandler.cancel_dump_traceback_later()
+
+    thread = threading.Thread(target=run, name="gristmill-alive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

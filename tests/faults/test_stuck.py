@@ -1,0 +1,127 @@
+"""A pipeline that is stuck ends what looks at it: in time, or at once when the user interrupts, with the line where it hangs."""
+
+import signal
+import sys
+
+import pytest
+from fault_harness import GONE_SECONDS, Program, run, start
+
+PIPELINES = """
+from fault_tools import *
+
+def say_ready():
+    os.write(1, f"ready {time.monotonic()}\\n".encode())
+
+def hang(x):
+    if x == 5:
+        say_ready()
+        time.sleep(1000)
+    return x
+
+def hang_for_good(x):
+    while x == 5:
+        try:
+            hang(x)
+        except BaseException:
+            pass  # as code that retries whatever happens
+    return x
+
+def hold_the_lock(x):
+    if x == 5:
+        say_ready()
+        re.match(r"(a+)+$", "a" * 60 + "b")
+    return x
+
+class Hang(Map):
+    def map(self, x):
+        return hang(x)
+
+def make(kind):
+    ds = gm.MapDataset.range(20)
+    direct = gm.ReadOptions(num_threads=0)
+    if kind == "direct":
+        return ds.map(hang).to_iter_dataset(direct)
+    if kind == "for good":
+        return ds.to_iter_dataset(direct).map(hang_for_good)
+    if kind == "first":
+        return ds.map(lambda x: hang(5)).to_iter_dataset()
+    if kind == "threads":
+        return ds.map(hang).to_iter_dataset(gm.ReadOptions(2, 8))
+    if kind == "thread":
+        return gm.experimental.ThreadPrefetchIterDataset(ds.map(hang).to_iter_dataset(direct), prefetch_buffer_size=2)
+    if kind == "workers":
+        return ds.map(hang).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2))
+    if kind == "lock":
+        return ds.map(hold_the_lock).to_iter_dataset(gm.ReadOptions(2, 8))
+    sampler = gm.samplers.IndexSampler(20, num_epochs=1)
+    return gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Hang()], worker_count=2)
+
+for kind in ("direct", "for good", "first", "threads", "thread", "workers", "lock", "loader"):
+    globals()[kind.replace(" ", "_")] = (lambda kind: lambda: make(kind))(kind)
+"""
+DIAGNOSE = PIPELINES + "\nif __name__ == '__main__': gm.diagnose(make(sys.argv[1]), 0.5, stall_seconds=float(sys.argv[2]))"
+KINDS = ["direct", "for good", "first", "threads", "thread", "workers", "loader"]
+
+
+def seconds_for(kind):
+    """How long an element may take: workers start within that."""
+    return 8 if kind in ("workers", "loader") else 1.5
+
+
+def command(folder, *args):
+    (folder / "program.py").write_text(PIPELINES)
+    return Program(folder, [sys.executable, "-m", "gristmill", *args])
+
+
+def check_names_the_line(err):
+    assert "next() of " in err and " has waited " in err and "in hang" in err and 'program.py", line' in err, err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_diagnosis_ends_in_time(kind, tmp_path):
+    outcome = run(tmp_path, DIAGNOSE, kind, seconds_for(kind))
+    assert outcome.code == 1 and "PipelineStalledError: next() of " in outcome.err
+    assert "stall_seconds=60" in outcome.err
+    check_names_the_line(outcome.err)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_ends_a_diagnosis(kind, tmp_path):
+    program = start(tmp_path, DIAGNOSE, kind, 0)  # which would wait for ever
+    program.wait_until_ready()
+    program.send(signal.SIGINT)
+    outcome = program.outcome()
+    assert outcome.code == -signal.SIGINT and outcome.err.splitlines()[-1] == "KeyboardInterrupt"
+    assert outcome.err.count('  File "') == 1 and outcome.seconds < GONE_SECONDS, outcome.err
+
+
+COMMANDS = {
+    "inspect": ["inspect", "program.py:first", "--run"],
+    "head": ["head", "program.py:threads", "-n", "20"],
+    "head of workers": ["head", "program.py:workers", "-n", "20"],
+    "diagnose": ["diagnose", "program.py:workers", "--seconds", "0.5"],
+    "bench": ["bench", "program.py:for_good"],
+    "bench of workers": ["bench", "program.py:workers"],
+}
+
+
+@pytest.mark.parametrize("args", COMMANDS.values(), ids=COMMANDS)
+def test_commands_end(args, tmp_path):
+    outcome = command(tmp_path, *args, "--stall-seconds", str(seconds_for(args[1].partition(":")[2]))).outcome()
+    assert outcome.code == 1 and outcome.err.startswith("python -m gristmill: next() of "), outcome.err
+    assert "If it is only slow, allow more time" in outcome.err and "Traceback" not in outcome.err
+    check_names_the_line(outcome.err)
+
+
+@pytest.mark.parametrize("args", COMMANDS.values(), ids=COMMANDS)
+def test_an_interrupt_ends_commands(args, tmp_path):
+    program = command(tmp_path, *args, "--stall-seconds", "0")
+    program.wait_until_ready()
+    program.send(signal.SIGINT)
+    outcome = program.outcome()
+    assert (outcome.code, outcome.err) == (130, "") and outcome.seconds < GONE_SECONDS
+
+
+def test_code_that_holds_the_interpreters_lock(tmp_path):
+    outcome = command(tmp_path, "head", "program.py:lock", "-n", "20", "--stall-seconds", "1.5").outcome()
+    assert outcome.code == 1 and "in hold_the_lock" in outcome.err
