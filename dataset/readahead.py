@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 from gristmill.dataset.feed import Feed
+from gristmill.dataset.root_log import RootLog
 from gristmill.dataset.threads import start_thread
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
@@ -58,6 +59,7 @@ class ReadAhead:
         num_threads: the most threads to use, at least 1.
         buffer_size: the most elements to be ahead, at least 1.
         stream: gives the same elements one after the other. Without it, guarantee 8 holds from block to block only.
+        log: is told what is being computed.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class ReadAhead:
         num_threads: int,
         buffer_size: int,
         stream: Stream | None = None,
+        log: RootLog | None = None,
     ) -> None:
         self.compute = compute
         self.stream = stream
+        self._log = log
         self._stop = stop
         self._process_id = os.getpid()
         self._num_threads = min(num_threads, buffer_size)
@@ -227,7 +231,11 @@ class ReadAhead:
 
     def _run(self, block: _Block) -> None:
         size, began_cpu = block.size, time.thread_time()
+        log = self._log
+        entry = 0 if log is None else log.enter(block.start, block.start + size)
         error = block.compute(self.compute, self.stream)
+        if log is not None:
+            log.leave(entry)
         seconds, cpu_seconds = time.perf_counter() - block.began, time.thread_time() - began_cpu
         with self._room:
             if seconds < _QUICK_SECONDS:

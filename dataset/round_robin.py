@@ -54,7 +54,10 @@ class Shard(abc.ABC):
 
     @abc.abstractmethod
     def skip(self, state: Any) -> Any:
-        """Continues from ``state``, but past the next element, whether or not it fails; returns the state then."""
+        """Continues from ``state``, but past the next element, whether or not it fails; returns the state then.
+
+        ``None`` if what failed was no element, so that there is none to leave out: it goes on with the next one.
+        """
 
 
 class RoundRobinIterator(BlockIterator[T]):
@@ -351,6 +354,8 @@ class RoundRobinIterator(BlockIterator[T]):
             if self._failed[shard] is not None and self._shards is not None:
                 state = self._shards[shard].skip(self._state_of(shard))
                 self._failed[shard] = None
+                if state is None:
+                    return
                 self._after[shard] = [state], 0
                 self._next = (shard + 1) % self._count
                 return

@@ -10,8 +10,12 @@ from gristmill.core.options import DatasetOptions
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, snapshot
 from gristmill.dataset.slicing import share_iterator, slice_pipeline, worker_slice
-from gristmill.dataset.stated_blocks import StatedBlocks
+from gristmill.dataset.root_log import RootLog
+from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
+from gristmill.dataset.stated_blocks import Growing, StatedBlocks
 from gristmill.transforms.batching import Allocate
+from gristmill.workers.logbook import Logbook
+from gristmill.workers.messages import Care
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class PipelineProducer:
         self._allocate = allocate
         self._iterator: DatasetIterator[Any] | None = None
         self._blocks: StatedBlocks | None = None
+        self.log: Logbook | None = None
+        self.care: Care | None = None
 
     def start(self, state: Any, *, skip: bool) -> Any:
         it = self._iterator
@@ -60,12 +66,26 @@ class PipelineProducer:
             it = self._iterator = share_iterator(self._ds, self._options, self._index, self._count)
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
+        if self.log is not None:
+            for number, root in enumerate(_roots(it)):
+                root._log = RootLog(self.log, number, self.care)
         if state is not None:
             it.set_state(state)
         if skip:
             it._skip()
         self._blocks = StatedBlocks(it)
         return snapshot(it)
+
+    def begin(self, n: int) -> None:
+        assert self._blocks is not None
+        self._blocks.growing = Growing()
+        if self.log is not None:
+            self.log.begin(n)
+
+    def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        assert self._blocks is not None
+        growing = self._blocks.growing
+        return growing.elements, growing.states
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         assert self._blocks is not None
@@ -77,19 +97,28 @@ class PipelineProducer:
         tell_in_worker(error, f"worker {self._index} of {self._count}", place(state, self._numbers))
 
 
-def place(state: Any, numbers: slice | None) -> str:
+def _roots(it: DatasetIterator[Any]) -> list[PrefetchDatasetIterator[Any]]:
+    """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
+    if isinstance(it, PrefetchDatasetIterator):
+        return [it]
+    return [root for parent in it._parents for root in _roots(parent)]
+
+
+def place(state: Any, numbers: slice | None, *, exact: bool = False) -> str:
     """Where a worker is, in words.
 
     Args:
         state: its state.
         numbers: which of the elements of the whole pipeline are its own; ``None`` if that is not known.
+        exact: it is at the very next element.
     """
+    around = "in what is made of it" if exact else "soon after it"
     position = state
     while isinstance(position, dict) and "parent" in position:
         position = position["parent"]
     if isinstance(position, dict) and set(position) == {"next_index"}:
         index = position["next_index"]
         if numbers is not None:
-            return f"at element {numbers.start + index * numbers.step} or soon after it"
-        return f"at element {index} of its share or soon after it"
+            return f"at element {numbers.start + index * numbers.step} or {around}"
+        return f"at element {index} of its share or {around}"
     return "at the beginning" if state is None else f"after state {state!r:.200}"

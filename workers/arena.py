@@ -24,6 +24,7 @@ import contextlib
 import mmap
 import os
 import sys
+import threading
 import weakref
 from collections import deque
 from typing import Any, NamedTuple
@@ -85,12 +86,17 @@ class Arena:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._mapping = Mapping(fd)
+        self._lock = threading.Lock()  # two threads of a worker send
         self._num_chunks = 0
         self._end = 0  # no slot reaches beyond
         self._free: dict[int, deque[int]] = {}  # offsets by size; those that keep their memory are at the right end
         self._num_warm: dict[int, int] = {}  # how many of these there are, by size
 
     def allocate(self, num_bytes: int) -> Slot:
+        with self._lock:
+            return self._allocate(num_bytes)
+
+    def _allocate(self, num_bytes: int) -> Slot:
         size = _slot_size(num_bytes)
         free = self._free.get(size)
         if free:
@@ -109,6 +115,10 @@ class Arena:
         return self._mapping.view(slot)
 
     def free(self, slot: Slot) -> None:
+        with self._lock:
+            self._put_back(slot)
+
+    def _put_back(self, slot: Slot) -> None:
         size = _slot_size(slot.num_bytes)
         free = self._free.setdefault(size, deque())
         num_warm = self._num_warm.setdefault(size, 0)

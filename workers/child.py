@@ -8,6 +8,8 @@ Guarantees:
 2. Every element arrives, or an error in its place: elements are pickled here, in the loop that makes them.
 3. It is never more than ``buffer_size`` elements ahead, or ``_MAX_BYTES_AHEAD`` bytes of small ones, and one message.
 4. An interrupt from the keyboard is not for it, and it writes nothing to the standard streams.
+5. No element waits for one that comes after it: what is finished of a block that takes long is sent within twice
+   ``_LATE_SECONDS``, by another thread.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from gristmill.core.errors import add_note
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoder
 from gristmill.workers.flags import set_flags
+from gristmill.workers.logbook import Logbook
 from gristmill.workers.logs import log_like
 from gristmill.workers.messages import (
     CALL,
@@ -40,10 +43,13 @@ from gristmill.workers.messages import (
     HEADER,
     MAX_INLINE,
     OUTPUTS,
+    PASSED,
     REPORT,
     SKIPPED,
     START,
     STARTED,
+    Care,
+    Passed,
     pack_slots,
     unpack_slots,
 )
@@ -56,13 +62,14 @@ _MAX_BYTES_AHEAD = 1 << 20
 _MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
 _MAX_BLOCK = 2048  # elements
 _MAX_BLOCK_BYTES = 1 << 17
+_LATE_SECONDS = 0.005  # see guarantee 5
 _QUICK_SECONDS = 0.0005  # blocks grow while one takes less
 _SLOW_SECONDS = 0.002  # and shrink when one takes more
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Producer(Protocol):
-    """What a worker runs."""
+    """What a worker runs. May also have what ``Watched`` has."""
 
     def start(self, state: Any, *, skip: bool) -> Any:
         """Continues from ``state`` (``None``: the beginning), past the next element if ``skip``; returns the state then."""
@@ -72,6 +79,19 @@ class Producer(Protocol):
 
     def annotate(self, error: BaseException, state: Any) -> None:
         """Notes at an error where in the pipeline it came up; ``state`` is the one before the element that raised it."""
+
+
+class Watched(Producer, Protocol):
+    """A producer that shows what it is at."""
+
+    log: Logbook  # is set before the first start
+    care: Care | None  # is set before every start
+
+    def begin(self, n: int) -> None:
+        """Called before ``take(n)``: what was finished before is not to be shown any more."""
+
+    def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The elements that ``take`` has finished, and the states; as many as there are of both. Called by another thread."""
 
 
 class _Disconnected(Exception):
@@ -90,7 +110,7 @@ class _Connection:
         self._num_ahead = 0
         self._bytes_ahead = 0
         self._generation = 0
-        self.start: tuple[Any, bool] | None = None  # state, and whether to skip an element
+        self.start: tuple[Any, bool, Care | None] | None = None  # state, whether to skip an element, and how to go on
         self.calls: list[bytes] = []  # functions that nobody has called yet
 
     def receive(self, *, wait: bool) -> None:
@@ -166,57 +186,115 @@ class Worker:
         self._connection = connection
         self._encoder = encoder
         self._producer = producer
+        self._watched: Any = producer if hasattr(producer, "finished") else None
+        self._lock = threading.Lock()  # whoever has it may send: the thread that computes elements, but while it does
+        self._num_taken = 0  # blocks
+        self._num_sent = 0  # elements of the block that is being computed
+        self._has_several = threading.Event()  # this block may have some that are finished before the last one
+        self._watcher: threading.Thread | None = None
 
     def run(self) -> None:
-        while True:
-            while self._connection.start is None:
-                self._connection.receive(wait=True)
-                self._obey()
-            (state, skip), self._connection.start = self._connection.start, None
-            self._connection.send(STARTED, b"", [])
-            try:
-                state = self._producer.start(state, skip=skip)
-            except BaseException as error:
-                self._report(error, state)
-                continue
-            if skip:
-                self._connection.send(SKIPPED, dumps(state), [])
-            self._produce(state)
+        with self._lock:
+            while True:
+                while self._connection.start is None:
+                    self._connection.receive(wait=True)
+                    self._obey()
+                (state, skip, care), self._connection.start = self._connection.start, None
+                self._connection.send(STARTED, b"", [])
+                if self._watched is not None:
+                    self._watched.care = care
+                try:
+                    state = self._producer.start(state, skip=skip)
+                except BaseException as error:
+                    self._report(error, state)
+                    continue
+                if skip:
+                    self._connection.send(SKIPPED, dumps(state), [])
+                self._produce(state, is_careful=care is not None)
 
-    def _produce(self, state: Any) -> None:
+    def _produce(self, state: Any, *, is_careful: bool) -> None:
         """Sends elements until the end, an error or a new start."""
-        size, connection, encoder = 1, self._connection, self._encoder
+        size, connection = 1, self._connection
         while connection.start is None:
             began = time.perf_counter()
-            encoder.forget_allocated()
-            elements, states, stop = self._producer.take(size)
-            seconds, num_bytes, num_taken = 0.0, 0, len(elements)
-            slots: list[Slot] = []
+            self._encoder.forget_allocated()
+            elements, states, stop = self._take(size)
+            num_taken, num_sent = len(elements), self._num_sent
+            if num_sent:
+                state, elements, states = states[num_sent - 1], elements[num_sent:], states[num_sent:]
+            seconds, num_bytes, has_slots = 0.0, 0, False
             if elements:
-                try:
-                    payload, slots, num, failure = encoder.encode(elements, states)
-                except BaseException as unpicklable:  # the states
-                    num, failure = 0, unpicklable
-                del elements
+                num, num_bytes, has_slots, failure = self._send_outputs(elements, states)
                 seconds = time.perf_counter() - began
                 if num:
-                    num_bytes, state = len(payload), states[num - 1]
-                    self._send_report(False)
-                    connection.send(OUTPUTS, payload, slots, num)
+                    state = states[num - 1]
                 stop = failure or stop
-            if isinstance(stop, StopIteration):
+            del elements
+            if isinstance(stop, StopIteration | Passed):
                 self._send_report(True)
-                connection.send(END, b"", [])
+                connection.send(END if isinstance(stop, StopIteration) else PASSED, b"", [])
                 return
             if stop is not None:
                 self._report(stop, state)
                 return
-            if slots or seconds > _SLOW_SECONDS or num_bytes > _MAX_BLOCK_BYTES:
+            if num_sent or has_slots or seconds > _SLOW_SECONDS or num_bytes > _MAX_BLOCK_BYTES:
                 size = max(1, min(size, num_taken) // 2)
-            elif seconds < _QUICK_SECONDS and 2 * num_bytes <= _MAX_BLOCK_BYTES:
+            elif seconds < _QUICK_SECONDS and 2 * num_bytes <= _MAX_BLOCK_BYTES and not is_careful:
                 size = min(2 * size, _MAX_BLOCK)
             connection.receive(wait=False)
             self._obey()
+
+    def _take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        """What the producer gives; the other thread may send some of it meanwhile."""
+        self._num_taken += 1
+        self._num_sent = 0
+        if self._watched is not None:
+            self._watched.begin(n)
+            if (n > 1) != self._has_several.is_set():
+                self._watch_several(n > 1)
+        self._lock.release()
+        try:
+            return self._producer.take(n)
+        finally:
+            self._lock.acquire()
+
+    def _watch_several(self, has_several: bool) -> None:
+        if not has_several:
+            self._has_several.clear()
+            return
+        self._has_several.set()
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="gristmill-late", daemon=True)
+            self._watcher.start()
+
+    def _watch(self) -> None:
+        """Sends what is finished of blocks whose next element takes long."""
+        num_taken = 0
+        with contextlib.suppress(_Disconnected):  # the other thread will notice, or be killed
+            while True:
+                self._has_several.wait()
+                time.sleep(_LATE_SECONDS)
+                if num_taken != self._num_taken:
+                    num_taken = self._num_taken
+                    continue
+                with self._lock:
+                    elements, states = self._watched.finished()
+                    num = min(len(elements), len(states))
+                    if num_taken == self._num_taken and num > self._num_sent:
+                        self._send_outputs(elements[self._num_sent : num], states[self._num_sent : num])
+
+    def _send_outputs(self, elements: Sequence[Any], states: Sequence[Any]) -> tuple[int, int, bool, BaseException | None]:
+        """Sends elements: how many, how many bytes, whether some are in slots, and what makes the next one impossible to send."""
+        try:
+            payload, slots, num, failure = self._encoder.encode(elements, states)
+        except BaseException as unpicklable:  # the states
+            return 0, 0, False, unpicklable
+        has_slots = bool(slots)
+        if num:
+            self._send_report(False)
+            self._connection.send(OUTPUTS, payload, slots, num)
+            self._num_sent += num
+        return num, len(payload), has_slots, failure
 
     def _obey(self) -> None:
         while self._connection.calls:
@@ -265,6 +343,7 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
     code = 0
     try:
         arena = Arena(arena_fd)
+        log = Logbook(arena)
         encoder = Encoder(arena, preamble["min_shared_bytes"])
         channel = _Connection(connection, arena, preamble["buffer_size"])
         try:
@@ -277,6 +356,7 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
             if isinstance(error, Exception):
                 add_note(error, f"Raised in worker {index} of {count}, when it was started.")
             producer = _Failed(error)
+        producer.log = log
         Worker(channel, encoder, producer).run()
     except _Disconnected:
         pass

@@ -9,7 +9,7 @@ sent before the last one is of no interest any more.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.workers.arena import Slot
@@ -20,6 +20,7 @@ ERROR = 3  # what the next element raises
 SKIPPED = 4  # the state after an element that was skipped
 STARTED = 5  # the last start has been noticed
 REPORT = 6  # whatever somebody who watches the worker has it say
+PASSED = 7  # what the worker was told to be careful about is behind it
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 
 HEADER = struct.Struct("<BBxxIII")  # kind, whether the bytes are in the last slot, generation, slots, bytes
@@ -31,6 +32,24 @@ CALL = 3  # a pickled function follows, to be called with what runs in the worke
 COMMAND = struct.Struct("<BxxxII")  # kind, generation, bytes
 
 MAX_INLINE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Care:
+    """How a worker goes on after one that died there: it computes one output at a time, and nothing ahead.
+
+    Args:
+        refused: what is not to be computed again, by who would and at which number (see ``logbook``), and the text of the error
+            to raise in its place.
+        until: where, by who, that is over: what the dead worker was at lies before it.
+    """
+
+    refused: dict[tuple[int, int], str] = field(default_factory=dict)
+    until: dict[int, int] = field(default_factory=dict)
+
+
+class Passed(BaseException):
+    """Raised in a worker where ``Care.until`` says."""
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from typing import Any
 from gristmill.workers.arena import ArenaReader, Slot, open_memory
 from gristmill.workers.codec import decode
 from gristmill.workers.exits import ChildProcess
+from gristmill.workers.logbook import Entry, read_entries
 from gristmill.workers.messages import (
     CALL,
     COMMAND,
@@ -39,6 +40,7 @@ from gristmill.workers.messages import (
     START,
     STARTED,
     TAKEN,
+    Care,
     Message,
     pack_slots,
     unpack_slots,
@@ -61,6 +63,10 @@ class WorkerBusy(Exception):
     """The process does not notice that it was started anew: it is still at an element that nobody wants any more."""
 
 
+class WorkerSilent(Exception):
+    """The process runs, and says nothing for longer than its caller wants to wait."""
+
+
 class WorkerProcess:
     """Starts a process; it imports what it needs and waits for ``start``.
 
@@ -77,6 +83,8 @@ class WorkerProcess:
         self.generation = 0
         self.last_report = b""  # what the worker said last of itself, if somebody watches it
         self._has_answered = False
+        self._is_started = False  # it has noticed the last start
+        self._patience: float | None = None
         self._answer_by: float | None = None  # until then it should notice the last start
         self._received = bytearray()
         self._to_return: list[Slot] = []
@@ -110,14 +118,16 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         return self.usable and not self._process.has_ended()
 
-    def start(self, state: Any, *, skip: bool = False) -> None:
+    def start(self, state: Any, *, skip: bool = False, care: Care | None = None) -> None:
         """Makes the worker produce from ``state`` on; what it has sent before will not be received any more.
 
         Args:
             state: a state; ``None`` is the beginning.
             skip: leave out the first element, and send the state after it.
+            care: what to be careful about.
         """
-        body = dumps((state, skip))  # a state may have a class of __main__
+        body = dumps((state, skip, care))  # a state may have a class of __main__
+        self._is_started = False
         self.generation += 1
         self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None  # or it is being born
         self._send(COMMAND.pack(START, self.generation, len(body)) + body)
@@ -128,15 +138,24 @@ class WorkerProcess:
         self._send(COMMAND.pack(CALL, self.generation, len(function)) + function)
         self.usable = True
 
-    def receive(self) -> tuple[int, Any]:
+    def unfinished(self) -> list[Entry]:
+        """What the process was at when it died, or is at now."""
+        return read_entries(self._fds[0]) if self._fds else []
+
+    def receive(self, patience: float | None = None) -> tuple[int, Any]:
         """Waits for the next message since ``start``: its kind and its content.
 
         The content of ``OUTPUTS`` is what ``decode`` returns, that of others is bytes.
 
+        Args:
+            patience: how many seconds to wait for it, from the time on that the worker has noticed its start.
+
         Raises:
             WorkerDied: the process ended by itself.
+            WorkerSilent: it took longer than ``patience``.
             WorkerBusy: it does not answer to ``start``; another one should take over.
         """
+        self._patience = patience
         message = self._next_message()
         while message.generation != self.generation or message.kind in (STARTED, REPORT):
             if message.kind == REPORT:
@@ -144,7 +163,7 @@ class WorkerProcess:
                 self.last_report = bytes(self._reader.look(message.slots[-1]) if data is None else data)
             self._to_return += message.slots
             if message.generation == self.generation:
-                self._has_answered, self._answer_by = True, None
+                self._has_answered, self._is_started, self._answer_by = True, True, None
                 self._return_slots()
             self.usable = True
             message = self._next_message()
@@ -211,10 +230,13 @@ class WorkerProcess:
 
     def _fill(self, num_bytes: int) -> None:
         """Waits until this much has been received."""
+        began = time.monotonic()
         while len(self._received) < num_bytes:
             while not self._is_readable(_LOOK_SECONDS):
                 if self._process.has_ended():
                     raise WorkerDied(self._how_it_ended())
+                if self._patience is not None and self._is_started and time.monotonic() > began + self._patience:
+                    raise WorkerSilent
                 if self._answer_by is not None and time.monotonic() > self._answer_by:
                     raise WorkerBusy
             self.usable = False

@@ -20,13 +20,18 @@ from gristmill.dataset.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.slicing import slice_pipeline, worker_slice
 from gristmill.dataset.states import Fetched
 from gristmill.dataset.worker_task import PipelineTask, place
-from gristmill.workers.messages import END, ERROR, SKIPPED
+from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
+from gristmill.workers.logbook import Entry
+from gristmill.workers.messages import END, ERROR, PASSED, SKIPPED, Care
 from gristmill.workers.pickling import dumps
 from gristmill.workers.pool import Luggage, WorkerPool, hire, is_exiting, park, unpark
-from gristmill.workers.process import WorkerBusy, WorkerDied
+from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.remote_errors import decode_error, encode_error
 
 T = TypeVar("T")
+
+_PATIENCE_SECONDS = 0.5  # for the next element, where a death is still to be reported
+_CAREFUL_OUTPUTS = 1000  # after a death: read-ahead may have been that far
 
 
 class MultiprocessPrefetchIterDataset(IterDataset[T]):
@@ -158,7 +163,14 @@ def _park_all(held: list[WorkerPool]) -> None:
 
 
 class ProcessShard(Shard):
-    """The share of one worker process."""
+    """The share of one worker process.
+
+    A worker that dies is replaced. The new one goes on from the last element that arrived, and carefully, as long as it is
+    where the dead one was at work: it computes one output at a time and nothing ahead, so that all before a record that kills
+    is delivered, and notes which it reads. That record is not read a third time: an error takes its place, which names it and
+    can be skipped. If nothing kills the new one, the death is reported behind what the dead one was at, or as soon as the next
+    element is slow.
+    """
 
     def __init__(self, pool: WorkerPool, index: int, count: int, numbers: slice | None) -> None:
         self._pool = pool
@@ -168,36 +180,74 @@ class ProcessShard(Shard):
         self._state: Any = None  # after the last element that was fetched
         self._failure: Exception | None = None  # what unpickling the next element raised
         self._skips = False
+        self._care: Care | None = None
+        self._num_careful = 0  # outputs to go carefully
+        self._unexplained = ""  # a death that may be no element's fault
 
     def start(self, state: Any) -> None:
         self._start(state)
 
     def _start(self, state: Any, *, skip: bool = False) -> None:
         self._state, self._failure, self._skips = state, None, skip
-        self._pool.worker(self._index).start(state, skip=skip)
+        self._pool.worker(self._index).start(state, skip=skip, care=self._care)
 
     def _receive(self) -> tuple[int, Any]:
+        """The worker's next message, or that of one that takes its place.
+
+        Raises:
+            WorkerDied: it died, and there is no use in trying again.
+        """
         while True:
             worker = self._pool.workers[self._index]
             try:
-                return worker.receive()
+                return worker.receive(_PATIENCE_SECONDS if self._unexplained else None)
             except WorkerBusy:
                 worker.usable = False
                 self._start(self._state, skip=self._skips)
+            except WorkerSilent:
+                return PASSED, b""
+            except WorkerDied as death:
+                if not self._takes_care(death, worker.unfinished()):
+                    raise
+                self._start(self._state, skip=self._skips)
+
+    def _takes_care(self, death: WorkerDied, entries: list[Entry]) -> bool:
+        """Decides how another worker goes on where one has died; false if it would do the same."""
+        num = max([entry.stop for entry in entries if entry.who == OUTPUTS_MADE], default=0)
+        reading = [entry for entry in entries if entry.who != OUTPUTS_MADE]
+        is_known = len(reading) == 1 and reading[0].stop - reading[0].start == 1
+        refused = {} if self._care is None else self._care.refused
+        if is_known and reading[0][:2] not in refused:
+            who, index, _ = reading[0]
+            self._unexplained = ""
+            self._care = Care({**refused, (who, index): self._accusation(death, who, index)})
+        elif self._care is None and (reading or num > 1):
+            self._unexplained = self._obituary(death)
+            self._care = Care({}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading})
+        else:
+            return False
+        self._num_careful = num if self._unexplained and not reading else _CAREFUL_OUTPUTS
+        return True
 
     def fetch(self) -> list[Fetched] | Callable[[], BaseException] | None:
         if self._failure is None:
+            if self._care is not None and self._num_careful <= 0:
+                if self._unexplained:
+                    return partial(RuntimeError, self._unexplained)
+                self._care = None
+                self._start(self._state)
             try:
                 kind, content = self._receive()
             except WorkerDied as death:
                 if is_exiting() and threading.current_thread() is not threading.main_thread():
                     raise SystemExit from None  # which ends a thread in silence
                 return partial(RuntimeError, self._obituary(death))
-            if kind == END:
-                return None
+            if kind in (END, PASSED):
+                return partial(RuntimeError, self._unexplained) if self._unexplained else None
             if kind == ERROR:
                 return partial(decode_error, content)
             elements, states, self._failure = content
+            self._num_careful -= len(elements)
             if elements:
                 self._state = states[len(elements) - 1]
                 return [(element, states, i) for i, element in enumerate(elements)]
@@ -210,6 +260,10 @@ class ProcessShard(Shard):
         return partial(decode_error, encode_error(self._failure))
 
     def skip(self, state: Any) -> Any:
+        if self._unexplained:
+            self._unexplained, self._care = "", None
+            self._start(state)
+            return None
         self._start(state, skip=True)
         try:
             kind, content = self._receive()
@@ -217,15 +271,25 @@ class ProcessShard(Shard):
             raise RuntimeError(self._obituary(death)) from None
         if kind != SKIPPED:
             raise decode_error(content)
+        self._skips = False
         self._state = pickle.loads(content)
         return self._state
 
     def _obituary(self, death: WorkerDied) -> str:
         return (
-            f"Worker process {self._index} of {self._count} was terminated unexpectedly: it {death}, "
-            f"{place(self._state, self._numbers)}. "
+            f"{self._death(death)}, {place(self._state, self._numbers)}. "
             "Nothing is lost: it.set_state(it.get_state()) goes on from the last delivered element with a new process"
         )
+
+    def _accusation(self, death: WorkerDied, who: int, index: int) -> str:
+        where = f"at element {index} of its input {who}" if who else place({"next_index": index}, self._numbers, exact=True)
+        return (
+            f"{self._death(death)}, {where}. Nothing is lost: it.skip_failed() goes on without that, "
+            "it.set_state(it.get_state()) tries it once more"
+        )
+
+    def _death(self, death: WorkerDied) -> str:
+        return f"Worker process {self._index} of {self._count} was terminated unexpectedly: it {death}"
 
 
 def _explain_unpicklable(error: Exception, ds: IterDataset[Any], init_fn: Any) -> None:

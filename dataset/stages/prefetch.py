@@ -17,6 +17,7 @@ from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.map_dataset import MapDataset, ancestors, read
 from gristmill.dataset.readahead import ReadAhead, Stream
+from gristmill.dataset.root_log import OneByOne, RootLog
 from gristmill.dataset.stages.range import RangeMapDataset
 
 T = TypeVar("T")
@@ -56,6 +57,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     _closes_anytime = True
     _read_ahead: ReadAhead | None = None
     _finalizer: Any = None
+    _log: RootLog | None = None  # in a worker
 
     def __init__(self, ds: MapDataset[Any], read_options: ReadOptions, allow_nones: bool) -> None:
         super().__init__()
@@ -78,6 +80,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         return (self._ds,)
 
     def _take(self, n: int) -> list[Any]:
+        if n > 1 and self._is_careful:
+            raise OneByOne
         taken: list[Any] = []
         index, length, counts = self._next_index, self._length, self._guard.counts
         try:
@@ -112,15 +116,33 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                 yield x
             self._guard.observe([True] * num, self._ctx.options)
 
+    @property
+    def _is_careful(self) -> bool:
+        return self._log is not None and self._log.is_careful
+
     def _stream_part(self, stop: int) -> Iterable[Any]:
-        if not (self._num_threads and self._buffer_size):
-            return self._ds._stream(Feed(range(self._next_index, stop)))
-        return self._start_reading().take(stop - self._next_index)
+        index = self._next_index
+        if self._num_threads and self._buffer_size:
+            return self._read_ahead_of(index, stop - index)
+        if self._log is not None:
+            self._log.note(index, stop)
+        return self._ds._stream(Feed(range(index, stop)))
 
     def _read(self, index: int, n: int) -> list[Any]:
-        if not (self._num_threads and self._buffer_size):
-            return read(self._ds, range(index, index + n))
-        return self._start_reading().take(n)
+        log = self._log
+        if log is not None and log.is_careful:
+            log.note_alone(index)
+        elif self._num_threads and self._buffer_size:
+            return self._read_ahead_of(index, n)
+        elif log is not None:
+            log.note(index, index + n)
+        return read(self._ds, range(index, index + n))
+
+    def _read_ahead_of(self, index: int, n: int) -> list[Any]:
+        elements = self._start_reading().take(n)
+        if self._log is not None:
+            self._log.note(index, index + len(elements))
+        return elements
 
     def _start_reading(self) -> ReadAhead:
         if self._closed:
@@ -128,7 +150,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if self._read_ahead is None or not self._read_ahead.is_here:
             self._stop_reading()
             sizes = self._num_threads, self._buffer_size
-            self._read_ahead = ReadAhead(self._ds._block, self._next_index, self._length, *sizes, self._streamed)
+            self._read_ahead = ReadAhead(self._ds._block, self._next_index, self._length, *sizes, self._streamed, self._log)
             self._finalizer = weakref.finalize(self, self._read_ahead.close)
         return self._read_ahead
 
@@ -142,8 +164,13 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if self._finalizer is not None:
             self._finalizer()
 
+    def _read_for_skip(self) -> list[Any]:
+        if self._log is not None and self._log.is_careful:
+            self._log.note_alone(self._next_index)
+        return read(self._ds, range(self._next_index, self._next_index + 1))
+
     def start_prefetch(self) -> None:
-        if self._num_threads and self._buffer_size and not self._closed:
+        if self._num_threads and self._buffer_size and not self._closed and not self._is_careful:
             self._start_reading().start()
 
     def close(self) -> None:
@@ -175,7 +202,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def _skip(self) -> None:
         while self._next_index < self._length:
             try:
-                missing = read(self._ds, range(self._next_index, self._next_index + 1))[0] is None and not self._allow_nones
+                missing = self._read_for_skip()[0] is None and not self._allow_nones
             except Exception:
                 missing = False
             self._next_index += 1

@@ -66,10 +66,10 @@ for name, die, how in deaths:
     it = None
     if "sys_exit" in name:
         continue  # a block that raises is taken again, which does not happen twice here
-    # Small ones are sent many at a time.
-    it = iter(APIS[{api!r}](Deadly(die, 300), 500, {workers}))
-    num = check_death(it, list(range(500)), how)
-    assert 0 < num <= 300, (name, num)
+    # Small ones are sent many at a time; it dies once, which is told at the latest behind those that it was at.
+    it = iter(APIS[{api!r}](Deadly(die, 300), 5000, {workers}))
+    num = check_death(it, list(range(5000)), how)
+    assert 0 < num < 5000, (name, num)
     it = None
 watch.check()
 """
@@ -85,6 +85,84 @@ def test_death(tmp_path, name):
 @pytest.mark.timeout(400)  # many programs one after the other
 def test_all_deaths(tmp_path):
     run_all(tmp_path, check_deaths, [((*DEATHS,), 1 + i % 2, api) for i, api in enumerate(APIS)])
+
+
+RECORDS = """
+def crash(bad):
+    def fn(x):
+        if x in bad:
+            ctypes.string_at(0)
+        return x
+    return fn
+
+class Crashing:
+    def __init__(self, num, bad):
+        self.num, self.fn = num, crash(bad)
+    def __len__(self):
+        return self.num
+    def __getitem__(self, key):
+        return self.fn(key)
+
+def mp(ds, workers):
+    return ds.mp_prefetch(gm.MultiprocessingOptions(workers))
+
+def loader(num, bad, workers):
+    sampler = gm.samplers.SequentialSampler(num)
+    return gm.DataLoader(data_source=Crashing(num, bad), sampler=sampler, worker_count=workers)
+
+DIRECT = gm.ReadOptions(num_threads=0)
+PIPELINES = {
+    "source": lambda num, bad, w: mp(gm.MapDataset.source(Crashing(num, bad)).to_iter_dataset(), w),
+    "map": lambda num, bad, w: mp(gm.MapDataset.range(num).map(crash(bad)).to_iter_dataset(DIRECT), w),
+    "iter map": lambda num, bad, w: mp(gm.MapDataset.range(num).to_iter_dataset().filter(lambda x: True).map(crash(bad)), w),
+    "loader": loader,
+    "batch": lambda num, bad, w: mp(gm.MapDataset.source(Crashing(num, bad)).to_iter_dataset().batch(4), w),
+}
+"""
+
+
+def check_records(folder, name, workers):
+    """What comes before a record that kills its worker is delivered, the error names it, and just that can be skipped."""
+    script = f"""{RECORDS}
+watch = Watch()
+for num, bad in (5, [3]), (400, [300]), (400, [7, 8, 399]):
+    it = iter(PIPELINES[{name!r}](num, bad, {workers}))
+    model = gm.MapDataset.range(num).to_iter_dataset()
+    left = [*bad]
+    for output in mp(model.batch(4), {workers}) if {name!r} == "batch" else model:
+        records = np.ravel(output).tolist()
+        lost = [x for x in records if x in left]
+        if not lost:
+            assert np.ravel(next(it)).tolist() == records, records
+            continue
+        state = it.get_state()
+        for is_last in False, True:
+            try:
+                next(it)
+            except RuntimeError as error:
+                assert "SIGSEGV" in str(error) and f"at element {{lost[0]}} or in what" in str(error), (lost, error)
+            else:
+                raise AssertionError(lost)
+            assert it.get_state() == state
+            if not is_last:
+                it.set_state(state)  # tried once more, it kills again
+        it.skip_failed()
+        left = [x for x in left if x not in lost]
+    assert next(it, None) is None and not left
+    it = None
+watch.check()
+"""
+    check_silent(run(folder, script), out="")
+
+
+def test_a_record_that_kills(tmp_path):
+    check_records(tmp_path, "source", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)  # many programs one after the other
+def test_records_that_kill_in_all_pipelines(tmp_path):
+    run_all(tmp_path, check_records, [(name, 1 + i % 2) for i, name in enumerate(["map", "iter map", "loader", "batch"])])
 
 
 def check_kills(folder, situations, workers, api):

@@ -1,0 +1,52 @@
+"""What an iterator that reads a map dataset in a worker process writes down, so that a record that kills the worker can be named."""
+
+from __future__ import annotations
+
+from gristmill.workers.logbook import Logbook
+from gristmill.workers.messages import Care, Passed
+
+
+class RootLog:
+    """What one such iterator of a worker's pipeline is at, and what it must not read again.
+
+    Args:
+        book: where that is noted.
+        number: which of these iterators of the pipeline it is.
+        care: how to go on after a worker that died.
+    """
+
+    def __init__(self, book: Logbook, number: int, care: Care | None) -> None:
+        self._book = book
+        self._number = number
+        self._care = care
+        self.is_careful = care is not None
+
+    def note(self, start: int, stop: int) -> None:
+        """Notes what is read, or was, for the output that is being computed."""
+        self._book.note(self._number, start, stop)
+
+    def note_alone(self, index: int) -> None:
+        """Notes the only element that is being read.
+
+        Raises:
+            RuntimeError: it is what killed a worker.
+            Passed: nothing is left of what may have.
+        """
+        assert self._care is not None
+        refused = self._care.refused.get((self._number, index))
+        if refused is not None:
+            raise RuntimeError(refused)
+        if index >= self._care.until.get(self._number, index + 1):
+            raise Passed
+        self._book.note_alone(self._number, index)
+
+    def enter(self, start: int, stop: int) -> int:
+        """Notes what a thread reads ahead; returns what to give to ``leave`` afterwards."""
+        return self._book.enter(self._number, start, stop)
+
+    def leave(self, entry: int) -> None:
+        self._book.leave(entry)
+
+
+class OneByOne(Exception):
+    """Several elements were asked for: whoever did takes them one by one now, as after any error."""

@@ -1,0 +1,84 @@
+"""What a worker is at, in memory that outlives it: if it dies, the consumer learns which elements that may have been due to.
+
+The first page of a worker's arena is a table of entries: who is at work, and the range of what it works on. Threads of the worker
+write, each its own entry; the consumer reads when the worker has died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from typing import NamedTuple
+
+from gristmill.workers.arena import Arena
+
+_ENTRY = struct.Struct("<qqq")  # who, plus 2, so that 0 is nobody; start; stop
+_NUM_ENTRIES = 128
+_NUM_OWN = 32  # of the thread that the worker runs in; the others are for threads that work ahead
+
+OUTPUTS = -1  # who computes the next outputs: their range counts from the one after the last that was sent
+
+
+class Entry(NamedTuple):
+    """Work that has begun and not ended: ``who`` is at the numbers from ``start`` to before ``stop``."""
+
+    who: int
+    start: int
+    stop: int
+
+
+class Logbook:
+    """The worker's side.
+
+    Args:
+        arena: its arena, of which nothing has been allocated yet.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        slot = arena.allocate(_NUM_ENTRIES * _ENTRY.size)
+        assert slot.offset == 0
+        self._memory = memoryview(arena.view(slot))
+        self._free = list(range(_NUM_OWN, _NUM_ENTRIES))
+
+    def begin(self, num: int) -> None:
+        """Notes that up to ``num`` outputs are about to be computed, and nothing else yet."""
+        self._memory[: _NUM_OWN * _ENTRY.size] = bytes(_NUM_OWN * _ENTRY.size)
+        _ENTRY.pack_into(self._memory, 0, OUTPUTS + 2, 0, num)
+
+    def note(self, who: int, start: int, stop: int) -> None:
+        """Notes what the outputs are being made of, in place of what ``who`` was noted to be at."""
+        if 0 <= who < _NUM_OWN - 1:
+            _ENTRY.pack_into(self._memory, (who + 1) * _ENTRY.size, who + 2, start, stop)
+
+    def note_alone(self, who: int, index: int) -> None:
+        """Notes that the next output is being made of what ``who`` has at ``index``, and of nothing else any more."""
+        self.begin(1)
+        self.note(who, index, index + 1)
+
+    def enter(self, who: int, start: int, stop: int) -> int:
+        """Notes what another thread is at; returns the number of the entry, for ``leave``."""
+        try:
+            number = self._free.pop()
+        except IndexError:  # that many threads
+            return 0
+        _ENTRY.pack_into(self._memory, number * _ENTRY.size, who + 2, start, stop)
+        return number
+
+    def leave(self, number: int) -> None:
+        if number:
+            _ENTRY.pack_into(self._memory, number * _ENTRY.size, 0, 0, 0)
+            self._free.append(number)
+
+
+def read_entries(fd: int) -> list[Entry]:
+    """What a worker that has died was at.
+
+    Args:
+        fd: file descriptor of its arena.
+    """
+    with contextlib.suppress(OSError):
+        page = os.pread(fd, _NUM_ENTRIES * _ENTRY.size, 0)
+        page = page[: len(page) // _ENTRY.size * _ENTRY.size]
+        return [Entry(who - 2, start, stop) for who, start, stop in _ENTRY.iter_unpack(page) if who]
+    return []
