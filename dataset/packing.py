@@ -20,6 +20,7 @@ from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind, rewinding
 from gristmill.dataset.lookahead import Lookahead
+from gristmill.dataset.refilling import refilling
 from gristmill.dataset.states import copied, given
 
 S = TypeVar("S")  # where in the elements a group begins, and what else decides how it is made
@@ -90,6 +91,10 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
     @abc.abstractmethod
     def _position_in(self, state: Any) -> Position[S]:
         """The position that ``state`` says, an error if it says none."""
+
+    def _held(self, at: Position[S]) -> str | None:
+        """What is made again at a position; ``None`` if that begins with elements of which nothing was delivered."""
+        return f"rows, {at.num_taken} of them delivered" if at.num_taken or at.skipped else None
 
     def _take(self, n: int) -> list[Any]:
         memory, at = self._take_memory(), self._at
@@ -179,8 +184,10 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
                 f"skipped in the state of {self} must be a list of non-negative integers, got {shown(skipped)}"
             )
         parent = given(at.parent)
-        self._source.set_state(copied(parent))
-        self._at, self._memory = at._replace(parent=parent, skipped=tuple(numbers)), Memory(self._source)
+        at = at._replace(parent=parent, skipped=tuple(numbers))
+        with refilling(self, self._held(at)):
+            self._source.set_state(copied(parent))
+        self._at, self._memory = at, Memory(self._source)
 
     def _skip(self) -> None:
         memory = self._take_memory()

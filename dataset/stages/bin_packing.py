@@ -231,6 +231,10 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         memory.ahead.restart_count()
         return Position(memory.ahead.state, at.start + at.num_taken)
 
+    def _held(self, at: Position[int]) -> str | None:
+        held = super()._held(at)
+        return held and f"up to {self._packing.num_packing_bins} {held}"
+
     def _state_at(self, parent: Any, at: Position[int]) -> dict[str, Any]:
         return {"parent": parent, "next_row": at.num_taken, "counter": at.start + at.num_taken}
 

@@ -10,6 +10,7 @@ from gristmill.core.state import plain_counts, shown, state_count, state_field, 
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
+from gristmill.dataset.refilling import refilling
 from gristmill.dataset.states import copied, given, is_same
 
 T = TypeVar("T")
@@ -131,6 +132,10 @@ class CacheDatasetIterator(BlockIterator[T]):
         is_complete = state_flag(state, "cache_filled", self)
         parent = state_field(state, "parent", self)
         skipped = self._gaps_in(state, None if is_complete else position)
+        with refilling(self, f"{position} elements" if position else None):
+            self._restore_to(position, is_complete, parent, skipped)
+
+    def _restore_to(self, position: int, is_complete: bool, parent: Any, skipped: list[int]) -> None:
         now = copied(self._source.get_state())
         self._note_start(now)
         if not self._is_of_memory(skipped, position):

@@ -212,10 +212,13 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
         for name, array in zip(self._lengths, sequences, strict=True):
             if name in left and left[name][1] != len(array):
                 raise StateMismatchError(
-                    f"the state of {self} says that {shown(list(left[name]))} is left of feature {name!r} of an element, which is "
-                    f"now {len(array)} long: data have changed since"
+                    f"the state of {self} says that {shown(list(left[name]))} is left of feature {name!r} of an element, which "
+                    f"is now {len(array)} long: data have changed since"
                 )
         return [left[name][0] if name in left else 0 for name in self._lengths]
+
+    def _held(self, at: Position[Slices]) -> str | None:
+        return super()._held(at) or (None if at.start is None else "the rest of an element")
 
     def _state_at(self, parent: Any, at: Position[Slices]) -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
 from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.refilling import refilling
 from gristmill.dataset.states import LinearStates, copied
 from gristmill.transforms.base import FlatMap, transform_function
 
@@ -232,7 +233,8 @@ class FlatMapDatasetIterator(BlockIterator[T]):
 
     def _restore(self, state: Any) -> None:
         position = state_count(state, "next_index_in_buffer", self)
-        self._parents[0].set_state(state_field(state, "parent", self))
+        with refilling(self, f"an element, {position} items of it delivered" if position else None):
+            self._parents[0].set_state(state_field(state, "parent", self))
         self._left, self._position, self._has_ended = None, position, False
 
     def _skip(self) -> None:

@@ -9,12 +9,13 @@ from typing import Any, ClassVar, TypeVar
 from gristmill.core.errors import StateMismatchError, add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
-from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
+from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag, state_list
 from gristmill.dataset.feed import Feed
 from gristmill.dataset.graph import spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
 from gristmill.dataset.map_dataset import BlockMapDataset, MapDataset
+from gristmill.dataset.refilling import refuse_refilling
 from gristmill.dataset.selection import (
     BlockSelectionMap,
     ConcatenationMap,
@@ -195,6 +196,7 @@ class MixedDatasetIterator(BlockIterator[T]):
         self._datasets = datasets
         self._proportions = proportions
         self._names = names
+        self._by_name = None if names is None else dict(zip(names, proportions, strict=True))
         self._selection = SelectionWithProportionsMap(proportions, sys.maxsize)
         self._index = 0  # how often a parent was asked for an element
         self._has_ended = False
@@ -261,9 +263,11 @@ class MixedDatasetIterator(BlockIterator[T]):
 
     def get_state(self) -> Any:
         states: Any = [parent.get_state() for parent in self._parents]
-        if self._names is not None:
-            states = dict(zip(self._names, states, strict=True))
-        return {"parents": states, "index": self._index, "stop": self._has_ended}
+        if self._by_name is None:
+            return {"parents": states, "index": self._index, "stop": self._has_ended}
+        states = dict(zip(self._by_name, states, strict=True))
+        # Grain ignores the proportions: steps behind this one may hold elements that were mixed by these.
+        return {"parents": states, "index": self._index, "stop": self._has_ended, "proportions": {**self._by_name}}
 
     def _restore(self, state: Any) -> None:
         states = state_field(state, "parents", self)
@@ -271,6 +275,7 @@ class MixedDatasetIterator(BlockIterator[T]):
         has_ended = state_flag(state, "stop", self)
         if self._names is not None:
             states = self._states_by_name(states)
+            self._check_change(state)
         else:
             states = state_list(state, "parents", self, len(self._parents), "the number of datasets")
         for parent, parent_state in zip(self._parents, states, strict=True):
@@ -288,6 +293,20 @@ class MixedDatasetIterator(BlockIterator[T]):
             by_name[name] if name in by_name else iterate(ds).get_state()
             for name, ds in zip(self._names, self._datasets, strict=True)
         ]
+
+    def _check_change(self, state: Mapping[str, Any]) -> None:
+        """Refuses other weights and components if elements are to be taken again; states of Grain do not tell weights."""
+        saved = state.get("proportions", self._by_name)
+        counts = plain_counts(list(saved.values())) if isinstance(saved, Mapping) else None
+        if not isinstance(saved, Mapping) or counts is None:
+            raise StateMismatchError(
+                f"proportions in the state of {self} must be a mapping of names to non-negative integers, got {shown(saved)}"
+            )
+        names = {str(name) for name in state["parents"]}
+        if names != set(self._names or ()):
+            refuse_refilling(self, f"other components ({shown(self._names)}, not {shown(sorted(names))})")
+        if dict(zip(map(str, saved), counts, strict=True)) != self._by_name:
+            refuse_refilling(self, f"other weights ({shown(self._by_name)}, not {shown(saved)})")
 
     def _skip(self) -> None:
         component, _ = self._selection[self._index]

@@ -13,6 +13,7 @@ from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, skip_one, snapshot
+from gristmill.dataset.refilling import refilling
 from gristmill.dataset.states import copied, is_same
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool
@@ -191,7 +192,8 @@ class RebatchDatasetIterator(BlockIterator[T]):
         if batch is not None and batch.leaves and is_same(before, batch.before) and self._row <= row <= batch.num_rows:
             self._source.set_state(copied(batch.after))  # rows that have not been handed out are as they were
         else:
-            self._source.set_state(before)
+            with refilling(self, f"a batch, {row} rows of it delivered" if row else None):
+                self._source.set_state(before)
             self._batch = None
         self._row = row
 

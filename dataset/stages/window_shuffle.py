@@ -12,6 +12,7 @@ from gristmill.dataset.graph import random_seed, spec_of_first_parent
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
 from gristmill.dataset.map_dataset import ReindexMapDataset
+from gristmill.dataset.refilling import refilling
 from gristmill.dataset.states import copied
 
 T = TypeVar("T")
@@ -208,7 +209,9 @@ class WindowShuffleDatasetIterator(BlockIterator[T]):
         if rewinding.is_active and self._left is not None and (number, position) == (self._number, self._position):
             self._parents[0].set_state(copied(self._end))  # a step that failed before it took anything from the window
             return
-        self._parents[0].set_state(start)
+        what = f"a window of up to {self._window_size} elements, {position} of them delivered" if position else None
+        with refilling(self, what):
+            self._parents[0].set_state(start)
         self._left = None
         self._is_last = False
         self._number, self._position = number, position
