@@ -122,8 +122,7 @@ class ParquetRows:
         return rows
 
     def _read_blocks(self, group: int, start: int) -> Iterator[list[dict[str, Any]]]:
-        with_nulls = self._columns_with_nulls(group)
-        whole = [name for name in self._columns if name in with_nulls and name in self._sensitive]
+        whole = self._columns_to_read_whole(group)
         whole_values = self._whole(group, whole) if whole else {}
         begin = 0
         for num_rows, values in self._pieces(group, [name for name in self._columns if name not in whole]):
@@ -137,6 +136,17 @@ class ParquetRows:
             begin = end
         self._check_num_rows(group, begin)
 
+    def _columns_to_read_whole(self, group: int) -> list[str]:
+        if self._row_group(group).num_rows <= self._block_rows(group):
+            return self._columns  # it is one block anyhow
+        with_nulls = self._columns_with_nulls(group)
+        return [name for name in self._columns if name in with_nulls and name in self._sensitive]
+
+    def _block_rows(self, group: int) -> int:
+        metadata = self._row_group(group)
+        max_rows = _BLOCK_BYTES * metadata.num_rows // max(metadata.total_byte_size, 1)
+        return min(max(max_rows, 1), _BLOCK_ROWS)
+
     def _check_num_rows(self, group: int, num_rows: int) -> None:
         if num_rows < self._row_group(group).num_rows:
             raise ValueError("it has fewer rows than its metadata say")
@@ -148,17 +158,16 @@ class ParquetRows:
 
     def _pieces(self, group: int, names: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
         """The row group cut into pieces: how many rows, and the values of the columns ``names``."""
-        metadata = self._row_group(group)
-        max_rows = _BLOCK_BYTES * metadata.num_rows // max(metadata.total_byte_size, 1)
-        size = min(max(max_rows, 1), _BLOCK_ROWS)
+        size = self._block_rows(group)
         if names:
             sensitive = self._sensitive & set(names)
             for batch in self._file.iter_batches(size, row_groups=[group], columns=names):
                 self._check_no_nulls(batch, sensitive)
                 yield batch.num_rows, self._as_numpy(self._pyarrow.Table.from_batches([batch]))
         else:
-            for begin in range(0, metadata.num_rows, size):
-                yield min(size, metadata.num_rows - begin), {}
+            num_rows = self._row_group(group).num_rows
+            for begin in range(0, num_rows, size):
+                yield min(size, num_rows - begin), {}
 
     def _check_no_nulls(self, batch: Any, names: Set[str]) -> None:
         for i, name in enumerate(batch.schema.names if names else ()):

@@ -118,7 +118,6 @@ class Parquet(Format):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        parquet._BLOCK_ROWS = 7  # several blocks per row group
         rows = range(120)
         columns = {
             "n": pa.array([None if i % 17 == 3 else i for i in rows]),
@@ -137,9 +136,11 @@ class Parquet(Format):
             end = len(content) - 8
             footer = (end - int.from_bytes(content[end : end + 4], "little"), end)
             kwargs = {"page_checksum_verification": True} if "write_page_checksum" in options else {"memory_map": True}
-            yield content, [footer, footer, footer, (end, end + 4)], kwargs
+            for block_rows in (7, 100):  # several of them, or one, per row group
+                yield content, [footer, footer, footer, (end, end + 4)], (block_rows, kwargs)
 
-    def read(self, _, kwargs):
+    def read(self, _, settings):
+        parquet._BLOCK_ROWS, kwargs = settings
         ds = ParquetIterDataset(self.path, **kwargs)
         with self.documented():
             get_element_spec(ds)

@@ -296,7 +296,7 @@ def test_errors_name_the_file(tmp_path, monkeypatch):
         read_all(ParquetRows(path))
     for error in (OSError(5, "Input/output error"), MemoryError("too large")):
         rows = ParquetRows(path)
-        monkeypatch.setattr(rows._file, "iter_batches", raising(error))
+        monkeypatch.setattr(rows._file, "read_row_group", raising(error))
         with pytest.raises(type(error)) as caught:
             rows.read(0, 0)
         assert caught.value is error
