@@ -284,6 +284,7 @@ class _Block:
         self._first = start
         self._feed: Feed | None = None
         self._feed_start = 0
+        self._is_whole = False  # it is computed by one call, which nothing makes shorter
 
     def take_finished(self) -> list[Any]:
         """Takes out the finished elements that nobody has taken yet."""
@@ -296,7 +297,7 @@ class _Block:
     def shorten(self) -> tuple[int, int] | None:
         """Leaves the elements after the one that is being computed to others; their range, if there are any."""
         size, stop = len(self._elements) + 1, self._first + self.size
-        if size >= self.size:
+        if size >= self.size or self._is_whole:
             return None
         self.leave(size)
         return self._first + size, stop
@@ -312,6 +313,7 @@ class _Block:
         elements, in_one = self._elements, True
         while (num := len(elements)) < self.size:
             rest = range(self._first + num, self._first + self.size)
+            self._is_whole = in_one and stream is None
             if len(rest) > 1 and in_one:
                 try:
                     elements.extend(compute(rest) if stream is None else self._begin(stream, rest))
@@ -319,6 +321,7 @@ class _Block:
                     in_one = stream is not None
                 if len(elements) >= self.size:
                     break
+            self._is_whole = False
             single = self._first + len(elements)
             try:
                 elements += compute(range(single, single + 1))
