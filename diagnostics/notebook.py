@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.dataset.display import joined, length_text, stage_inputs
+from gristmill.diagnostics.advice import rate_text
 from gristmill.diagnostics.graph import Graph, Stage, graph_of
 from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.summary import ExecutionSummary, StageSummary, time_text
-from gristmill.diagnostics.verdict import Diagnosis, rate_text
+from gristmill.diagnostics.verdict import Diagnosis
 from gristmill.loader.data_loader import DataLoader
 
 _MAX_STAGES = 60
