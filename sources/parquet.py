@@ -56,10 +56,7 @@ class ParquetRows:
         self._pyarrow = pyarrow
         self._path = os.fspath(path)
         with _explained(self._path):
-            self._open(**(read_kwargs or {}))
-            self._metadata = self._file.metadata
-            self._schema = self._file.schema_arrow
-            names = self._schema.names
+            names = self._open(**(read_kwargs or {}))
         unknown = set(columns or ()).difference(names)
         if unknown:
             self.close()
@@ -71,14 +68,19 @@ class ParquetRows:
         self._blocks: Iterator[list[dict[str, Any]]] = iter(())
         self._position: tuple[int, int] | None = None  # row group and row at which the next of the blocks begins
 
-    def _open(self, **read_kwargs: Any) -> None:
+    def _open(self, **read_kwargs: Any) -> list[str]:
+        """The names of the columns."""
         self._source = open_input(self._path, read_kwargs.pop("filesystem", None), read_kwargs.get("memory_map", False))
         self._has_own_footer = read_kwargs.get("metadata") is None
         try:
             self._file = self._pyarrow.parquet.ParquetFile(self._source, **read_kwargs)
+            self._metadata = self._file.metadata
+            self._schema = self._file.schema_arrow
+            names: list[str] = self._schema.names
         except BaseException:
             self._source.close()
             raise
+        return names
 
     def close(self) -> None:
         self._file.close(force=True)
@@ -125,7 +127,7 @@ class ParquetRows:
         whole = self._columns_to_read_whole(group)
         whole_values = self._whole(group, whole) if whole else {}
         begin = 0
-        for num_rows, values in self._pieces(group, [name for name in self._columns if name not in whole]):
+        for num_rows, values in self._pieces(group, [name for name in self._columns if name not in whole_values]):
             end = begin + num_rows
             if end > start:
                 first = max(start, begin)
