@@ -2,8 +2,8 @@
 
 A block is quick because each stage computes all of its elements in one loop; but nobody sees one of them before the last one is
 there. ``MapDataset._stream`` computes the same elements one after the other through all stages: what is finished can be
-delivered while the next one takes long, or for ever, and what was not begun can be left to others. That costs some 0.02 µs more for
-an element and stage.
+delivered while the next one takes long, or for ever, and what was not begun can be left to others. That costs some 0.02 µs more
+for an element and stage.
 
 Guarantees:
 

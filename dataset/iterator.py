@@ -273,6 +273,7 @@ class BlockIterator(DatasetIterator[T_co]):
 
     # What becomes of the parent's elements: needed to share out work among processes.
     _kind: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
+    _is_in_next = False
     # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
     _stays_on_error: ClassVar[bool] = False
     # Whether ``close`` may be called while another thread is in ``next``, which it ends if that waits for something.
@@ -292,27 +293,42 @@ class BlockIterator(DatasetIterator[T_co]):
     def _skip(self) -> None: ...
 
     def __next__(self) -> T_co:
-        if self._closed:
-            raise ValueError(f"{self} is closed")
-        before = None if self._stays_on_error else marked(self)
+        if self._closed or self._is_in_next:
+            raise self._unusable()
+        self._is_in_next = True
         try:
-            block = self._take(1)
-        except BaseException as error:
+            before = None if self._stays_on_error else marked(self)
             try:
-                explain = explainer(error)
-            finally:
-                if before is not None:
-                    return_to(self, before)
-            self._failed_state = snapshot(self)
-            if isinstance(error, StopIteration):
-                raise explain(stop_iteration_error(str(self))) from error
-            explain(error)
-            raise
+                block = self._take(1)
+            except BaseException as error:
+                try:
+                    explain = explainer(error)
+                finally:
+                    if before is not None:
+                        return_to(self, before)
+                self._failed_state = snapshot(self)
+                if isinstance(error, StopIteration):
+                    raise explain(stop_iteration_error(str(self))) from error
+                explain(error)
+                raise
+        finally:
+            self._is_in_next = False
         if block:
             return block[0]
         raise StopIteration
 
+    def _unusable(self) -> Exception:
+        if self._closed:
+            return ValueError(f"{self} is closed")
+        return RuntimeError(
+            f"{self} is in next() already, called by another thread or by a function of its own pipeline: an iterator is used "
+            "by one thread at a time. Give each thread an iterator of its own (over a shard of the dataset, for different elements), "
+            "hold a lock around next(), or let the pipeline use threads: to_iter_dataset(ReadOptions(...)), multithread_prefetch"
+        )
+
     def set_state(self, state: Any) -> None:
+        if self._is_in_next:
+            raise self._unusable()
         before = marked(self)
         try:
             self._restore(state)

@@ -1,4 +1,4 @@
-"""What an iterator that reads a map dataset in a worker process writes down, so that a record that kills the worker can be named."""
+"""What an iterator that reads a map dataset in a worker notes, so that a record that kills the process can be named."""
 
 from __future__ import annotations
 

@@ -260,6 +260,8 @@ class RoundRobinIterator(BlockIterator[T]):
         )
 
     def set_state(self, state: Any) -> None:
+        if self._is_in_next:
+            raise self._unusable()
         self._restore(state)
         self._failed_state = None
 

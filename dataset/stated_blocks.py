@@ -17,7 +17,9 @@ _PIECE = 32  # elements between two looks at the clock: quick ones may be follow
 class Sink(Protocol):
     """Where elements go: each is to be seen there as soon as it is computed."""
 
-    num: int  # elements that were put
+    @property
+    def num(self) -> int:
+        """Elements that were put."""
 
     def put(self, elements: Iterable[Any], states: Sequence[Any], first: int) -> None:
         """Appends what ``elements`` gives until it ends or raises; the state after the first of them is ``states[first]``."""

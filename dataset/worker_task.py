@@ -9,8 +9,8 @@ from typing import Any
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import DatasetIterator, snapshot
-from gristmill.dataset.slicing import share_iterator, slice_pipeline, worker_slice
 from gristmill.dataset.root_log import RootLog
+from gristmill.dataset.slicing import share_iterator, slice_pipeline, worker_slice
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.dataset.stated_blocks import Growing, StatedBlocks
 from gristmill.transforms.batching import Allocate

@@ -38,7 +38,7 @@ class Logbook:
     def __init__(self, arena: Arena) -> None:
         slot = arena.allocate(_NUM_ENTRIES * _ENTRY.size)
         assert slot.offset == 0
-        self._memory = memoryview(arena.view(slot))
+        self._memory = arena.view(slot).data
         self._free = list(range(_NUM_OWN, _NUM_ENTRIES))
 
     def begin(self, num: int) -> None:

@@ -10,6 +10,7 @@ from entry import plain, shuffled
 from stage_table import MAP_ENTRIES
 
 from gristmill.dataset import MapDataset
+from gristmill.dataset.feed import Feed
 from gristmill.dataset.map_dataset import read
 
 ALL = [pytest.param(entry, id=entry.name) for entry in MAP_ENTRIES]
@@ -54,6 +55,22 @@ def test_block_equals_single_accesses_and_the_model(entry):
         assert [plain(x) for x in ds._block(indices)] == expected, indices
         assert [plain(x) for x in read(ds, indices)] == expected, indices
         assert [plain(ds[i]) for i in numbers] == expected, indices
+
+
+@pytest.mark.parametrize("entry", ENDLESS)
+def test_a_stream_gives_the_elements_of_a_block_one_after_the_other(entry):
+    ds, n = entry.make(), entry.length
+    blocks = range(n), range(-2, 2 * n), range(n, -3, -1), [5, 0, 0, -1], np.array([3, 2**40, 1]), range(2**62, 2**62 + 4)
+    for indices in blocks:
+        expected = [plain(entry.model(int(i))) for i in indices]
+        assert [plain(x) for x in ds._stream(Feed(indices))] == expected
+        for num_taken in {0, 1, len(expected) // 2, len(expected)}:
+            for left in {num_taken, min(num_taken + 1, len(expected)), len(expected)}:  # off at any element to come
+                feed = Feed(indices)
+                stream = ds._stream(feed)
+                got = [plain(next(stream)) for _ in range(num_taken)]
+                feed.leave(left)
+                assert got + [plain(x) for x in stream] == expected[:left]
 
 
 @pytest.mark.parametrize("entry", ALL)

@@ -7,6 +7,7 @@ from stage_table import ITER_ENTRIES
 
 from gristmill.dataset.map_dataset import ancestors
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
+from gristmill.workers.messages import Care
 
 
 def has_workers(entry):
@@ -42,6 +43,16 @@ def test_elements_and_states_are_those_of_the_pipeline(entry):
     assert by_worker == elements
     if not entry.states_vary:
         assert [of_worker(state) for state in worker_states] == states
+
+
+@each_entry
+def test_care_after_a_death_is_not_observable(entry):
+    """One output at a time, and nothing ahead: elements and states are the same."""
+    elements, states = run(iter(LocalWorkersIterDataset(entry.make())))
+    carefully, later = run(iter(LocalWorkersIterDataset(entry.make(), care=Care())))
+    assert carefully == elements
+    if not entry.states_vary:
+        assert later == states
 
 
 @each_entry
