@@ -322,7 +322,7 @@ class BlockIterator(DatasetIterator[T_co]):
             return ValueError(f"{self} is closed")
         return RuntimeError(
             f"{self} is in next() already, called by another thread or by a function of its own pipeline: an iterator is used "
-            "by one thread at a time. Give each thread an iterator of its own (over a shard of the dataset, for different elements), "
+            "by one thread at a time. Give each thread an iterator of its own (over a shard of the dataset, for other elements), "
             "hold a lock around next(), or let the pipeline use threads: to_iter_dataset(ReadOptions(...)), multithread_prefetch"
         )
 
