@@ -144,3 +144,5 @@ class Attended:
             with contextlib.suppress(TimeoutError):
                 self.call(self._close, seconds=START_SECONDS)
         self._calls.put(None)
+        if self._thread.ident and not self.is_stuck:
+            self._thread.join(_LEAVE_SECONDS)

@@ -118,9 +118,9 @@ def _diagnose(
         if attended.call(lambda: next(it, _END), seconds=start_seconds) is _END:  # what starting takes is not what is asked for
             raise ValueError(f"the pipeline has no elements to diagnose: {it!s:.200}")
     with observe(it) as view:
-        if not attended.call(lambda: run(it, seconds, consumer, attended), progress=view.progress):
+        if not attended.call(lambda: run(it, seconds, consumer, attended), progress=view._progress):
             it.set_state(start)
-            attended.call(lambda: run(it, seconds, consumer, attended), progress=view.progress)
+            attended.call(lambda: run(it, seconds, consumer, attended), progress=view._progress)
         return view.diagnosis()
 
 
@@ -231,7 +231,7 @@ class View:
 
         return diagnosis_html(self.diagnosis())
 
-    def progress(self) -> int:
+    def _progress(self) -> int:
         """A number that stays the same as long as a ``next`` is in progress, and changes otherwise."""
         return self._observer.output.began or clock()
 

@@ -50,7 +50,9 @@ def inspect(args: Namespace) -> Lines:
         with reading(pipeline, args.stall_seconds) as reader, observe(reader.it) as view:
             first = reader.next()
             spec = "there is none" if first is END else spec_text(first)
-            seen = {} if first is END else {**seen_specs(graph, view.summary()), 0: spec}
+            seen = {stage.id: "(not seen)" for stage in graph.stages if stage.spec is None}
+            if first is not END:
+                seen |= {**seen_specs(graph, view.summary()), 0: spec}
         graph = graph.with_specs(seen)
         _draw(graph, args.output)
     yield graph_text(graph)
@@ -132,7 +134,7 @@ def _trace(pipeline: Any, seconds: float, consumer: Callable[[Any], Any] | None,
     from gristmill.diagnostics.trace import trace_json
 
     with reading(pipeline, stall_seconds) as reader, observe(reader.it, trace=True) as view:
-        reader.call(lambda: run(reader.it, seconds, consumer, reader), view.progress)
+        reader.call(lambda: run(reader.it, seconds, consumer, reader), view._progress)
         return trace_json(view.snapshot())
 
 

@@ -1,5 +1,7 @@
 """What binds a pipeline: right on pipelines that are bound by far in one way."""
 
+import contextvars
+import threading
 import time
 from dataclasses import replace
 
@@ -80,6 +82,26 @@ def test_iterators_are_set_back():
     assert next(it) == 3
 
 
+def test_what_runs_has_the_context_of_the_caller():
+    mesh = contextvars.ContextVar("mesh")
+    mesh.set("of the caller")
+    seen = []
+    diagnose(MapDataset.range(3), 0.01, consumer=lambda x: seen.append(mesh.get()))
+    assert {*seen} == {"of the caller"}
+
+
+def test_errors_of_the_pipeline_and_of_the_consumer_come_out():
+    def fail(x):
+        raise LookupError(f"at {x}")
+
+    with pytest.raises(LookupError, match="at 0") as caught:
+        diagnose(MapDataset.range(3).map(fail), 0.1)
+    assert "Raised by MapMapDataset" in caught.value.__notes__[0]
+    with pytest.raises(LookupError, match="at 1"):
+        diagnose(MapDataset.range(3), 0.1, consumer=fail)
+    assert not [thread for thread in threading.enumerate() if thread.name == "gristmill-consumer" and thread.is_alive()]
+
+
 def test_one_element_is_enough_to_run():
     diagnosis = diagnose(MapDataset.range(1).map(compute).to_iter_dataset(), 0.1)
     assert diagnosis.snapshot.num_elements > 1
@@ -91,6 +113,8 @@ def test_wrong_arguments():
         diagnose(ds, 0)
     with pytest.raises(TypeError, match="seconds must be a number"):
         diagnose(ds, "5")
+    with pytest.raises(ValueError, match=r"stall_seconds must be a finite number of seconds"):
+        diagnose(ds, stall_seconds=-1)
     with pytest.raises(TypeError, match="consumer must be a callable"):
         diagnose(ds, consumer=3)
     with pytest.raises(TypeError, match="iterator of a dataset"):
