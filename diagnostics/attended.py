@@ -23,7 +23,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from gristmill.dataset.pullahead import end_waits
 from gristmill.dataset.watching import observed_by
-from gristmill.diagnostics.stalls import stall_text, waiting_text
+from gristmill.diagnostics.stalls import waiting_text
 
 T = TypeVar("T")
 
@@ -123,10 +123,8 @@ class Attended:
         return call
 
     def _stall_text(self, num: int, seconds: float) -> str:
-        observer = observed_by(self._it())
-        if observer is not None and observer.root is not None:
-            return stall_text(observer, seconds)
-        return waiting_text(self._it(), self._thread.ident, num, seconds)
+        observer = observed_by(self._it())  # since the last call only: threads may be stuck in what began before
+        return waiting_text(self._it(), self._thread.ident, num if observer is None else observer.output.elements, seconds)
 
     @property
     def is_stuck(self) -> bool:
