@@ -7,7 +7,7 @@ from typing import Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.sharding import ShardOptions
-from gristmill.core.state import state_count, state_field
+from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.iter_dataset import IterDataset
 from gristmill.dataset.iterator import StatelessIterator, iterate
 from gristmill.dataset.map_dataset import ancestors
@@ -82,8 +82,8 @@ class FilesIterator(StatelessIterator[Any]):
         missing = [number for number in members if number not in by_number]
         if missing:
             raise StateMismatchError(
-                f"the states of the datasets {missing} of {self} are missing: join those of all shards. Got those of "
-                f"{sorted(by_number)}"
+                f"the states of the datasets {shown(missing)} of {self} are missing: join those of all shards. Got those of "
+                f"{shown(sorted(by_number))}"
             )
         future_states = {}
         for i, number in enumerate(members):
@@ -100,7 +100,7 @@ class FilesIterator(StatelessIterator[Any]):
         shards = [(state_count(state, "shard_index", self), state_count(state, "shard_count", self)) for state in states]
         if sorted(shards) != [(i, len(states)) for i in range(len(states))]:
             raise StateMismatchError(
-                f"all shards must be there once when their number changes, for {self}; got (shard_index, shard_count) {shards}"
+                f"all shards must be there once when their number changes, for {self}; got (shard_index, shard_count) {shown(shards)}"
             )
         return self.state_from({number: x for state in states for number, x in self._states_in(state).items()})
 

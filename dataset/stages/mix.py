@@ -267,7 +267,7 @@ class MixedDatasetIterator(BlockIterator[T]):
             return {"parents": states, "index": self._index, "stop": self._has_ended}
         states = dict(zip(self._by_name, states, strict=True))
         # Grain ignores the proportions: steps behind this one may hold elements that were mixed by these.
-        return {"parents": states, "index": self._index, "stop": self._has_ended, "proportions": {**self._by_name}}
+        return {"parents": states, "index": self._index, "stop": self._has_ended, "proportions": self._by_name.copy()}
 
     def _restore(self, state: Any) -> None:
         states = state_field(state, "parents", self)

@@ -14,7 +14,7 @@ import gristmill
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.description import describe
-from gristmill.experimental import ElasticIterator
+from gristmill.experimental import ElasticIterator, InterleaveIterDataset
 
 HANDLER = CheckpointHandler()
 PROCESS, PIPELINE = "process_0-of-1.json", "pipeline_0-of-1.json"
@@ -143,3 +143,40 @@ def test_what_is_hostile_in_a_checksum_does_not_come_back_in_a_message(tmp_path,
     with pytest.raises(StateMismatchError, match="checksum") as refusal:
         HANDLER.restore(tmp_path, at(0))
     assert is_harmless(str(refusal.value))
+
+
+def shards(kind, count):
+    if kind == "elements":
+        ds, size = gristmill.MapDataset.range(64).filter(lambda x: x % 3), 4
+    else:
+        files = [gristmill.MapDataset.range(10 * i, 10 * i + 5).to_iter_dataset() for i in range(5)]
+        ds, size = InterleaveIterDataset(files, cycle_length=2), 0
+    return [ElasticIterator(ds, size, gristmill.sharding.ShardOptions(i, count)) for i in range(count)]
+
+
+@pytest.mark.parametrize("form", ["processes", "datasets"])
+@pytest.mark.parametrize("kind", ["elements", "files"])
+def test_what_is_hostile_in_the_files_of_other_processes(tmp_path, kind, form):
+    """They are refused, in words that may be shown, or taken."""
+    rng, old, new = random.Random(1), shards(kind, 2), shards(kind, 1)[0]
+    next(old[0]), next(old[1])
+    before = new.get_state()
+    if form == "processes":
+        states = {f"process_{i}-of-2.json": json.loads(json.dumps(it.get_state())) for i, it in enumerate(old)}
+    else:
+        states = {f"shard_state_{i}.json": {"exhausted": 0, "state": {"next_index": 1}} for i in range(5)}
+    for name, state in states.items():
+        for path in places(state):
+            for hostile in rng.sample(HOSTILE, 2):
+                changed = copy.deepcopy(state)
+                if path:
+                    part(changed, path[:-1])[path[-1]] = hostile
+                for other, content in {**states, name: changed if path else hostile}.items():
+                    (tmp_path / other).write_text(json.dumps(content))
+                try:
+                    HANDLER.restore(tmp_path, new)
+                except StateMismatchError as refusal:
+                    assert is_harmless(str(refusal)), str(refusal)[:3000]
+                    assert new.get_state() == before
+                else:
+                    new.set_state(before)

@@ -185,8 +185,8 @@ def test_wrong_states_are_refused_and_change_nothing(make, expected):
     before = it.get_state()
     wrong = [(state, StateMismatchError) for state in (None, 3, "next_index", [], {}, [start], {"other": 1})]
     for path in paths(end):
-        # Old states do not have the one; the other are components with names, which may be new.
-        if path[-1] != "future_states" and path[-2:-1] != ("parents",):
+        # Old states do not have the ones; the others are components with names, which may be new.
+        if path[-1] not in ("future_states", "proportions") and path[-2:-1] not in (("parents",), ("proportions",)):
             wrong.append((changed(end, path, "del"), StateKeyError))
         values = [value for value in (None, "3", -1, [1], 1.5) if changed(end, path, value) != end]
         wrong += [(changed(end, path, value), StateMismatchError) for value in values]

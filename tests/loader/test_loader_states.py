@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gristmill import DataLoader, DataLoaderIterator, MapDataset, ReadOptions, RecordMetadata
+from gristmill.core.errors import StateMismatchError
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.sharding import NoSharding, ShardOptions
 from gristmill.sources import RangeDataSource, SharedMemoryDataSource
@@ -220,6 +221,20 @@ def changed(**changes):
 
 def without(*keys):
     return lambda state: {key: value for key, value in state.items() if key not in keys}
+
+
+class Unnamed(RangeDataSource):
+    """Of a user: its ``repr`` is for its author to change."""
+
+    def __repr__(self):
+        return f"Unnamed at {id(self)}"
+
+
+def test_authors_of_sources_are_told_of_their_repr():
+    sampler = IndexSampler(10, num_epochs=1, seed=5)
+    one, other = [iter(DataLoader(data_source=Unnamed(0, 10, 1), sampler=sampler)) for _ in range(2)]
+    with pytest.raises(StateMismatchError, match=r"data_source Unnamed at .*Implement __repr__ so that it says the same"):
+        other.set_state(one.get_state())
 
 
 REFUSED = {

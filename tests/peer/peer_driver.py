@@ -458,9 +458,16 @@ def state_of(it):
 
 def same_state(mine, theirs):
     """Whether two states are the same, but for entries that only we have."""
+    return json.dumps(known(mine, theirs), sort_keys=True) == json.dumps(theirs, sort_keys=True)
+
+
+def known(mine, theirs):
+    """``mine`` without the entries that are not in ``theirs``, at any level."""
     if isinstance(theirs, dict) and isinstance(mine, dict):
-        mine = {key: value for key, value in mine.items() if key in theirs}
-    return json.dumps(mine, sort_keys=True) == json.dumps(theirs, sort_keys=True)
+        return {key: known(value, theirs[key]) for key, value in mine.items() if key in theirs}
+    if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+        return [known(*pair) for pair in zip(mine, theirs, strict=True)]
+    return mine
 
 
 def set_state_of(it, state):
