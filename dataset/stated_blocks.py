@@ -83,7 +83,7 @@ class StatedBlocks:
         try:
             if n > 1 and self._can_stream():
                 self._stream(sink, n)
-            elif n > 1 and self._in_blocks:
+            elif n > 1 and self._in_blocks and not self._stages:
                 self._take_block(sink, n)
         except Exception:
             pass  # it comes again when that element is computed alone
@@ -92,7 +92,7 @@ class StatedBlocks:
         return None if sink.num > before else self._take_singly(sink, n)
 
     def _can_stream(self) -> bool:
-        # Who observes a stage shadows ``_take``, and is to see blocks.
+        # Who observes a stage shadows ``_take``, and is to see all elements.
         return bool(self._stages) and not any(["_take" in vars(stage) for stage in self._stages])
 
     def _stream(self, sink: Sink, n: int) -> None:
