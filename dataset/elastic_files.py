@@ -100,7 +100,8 @@ class FilesIterator(StatelessIterator[Any]):
         shards = [(state_count(state, "shard_index", self), state_count(state, "shard_count", self)) for state in states]
         if sorted(shards) != [(i, len(states)) for i in range(len(states))]:
             raise StateMismatchError(
-                f"all shards must be there once when their number changes, for {self}; got (shard_index, shard_count) {shown(shards)}"
+                f"all shards must be there once when their number changes, for {self}; got (shard_index, shard_count) "
+                f"{shown(shards)}"
             )
         return self.state_from({number: x for state in states for number, x in self._states_in(state).items()})
 
