@@ -86,12 +86,16 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
 
     _parents: tuple[DatasetIterator[Any], ...] = ()
     _parameters: ClassVar[dict[str, str]] = {}  # what a checkpoint's description shows: name there, attribute here
+    _refills: ClassVar[bool] = False  # whether it may take elements of its parents again when it is restored
+    _is_taken_again = False  # whether a step behind it may
     _closed = False
     _failed_state: Any = None  # the state at which ``next`` last failed
     _own_ctx: IteratorContext | None = None
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
         self._parents = as_parents(parents, DatasetIterator)
+        if self._refills:
+            _are_taken_again(self._parents)
         contexts = [parent._ctx for parent in self._parents]
         if len({(ctx.worker_index, ctx.worker_count) for ctx in contexts}) > 1:
             raise ValueError("the parents of an iterator must belong to the same worker")
@@ -387,6 +391,12 @@ class PlainIterator(DatasetIterator[T_co]):
 
     def set_state(self, state: Any) -> None:
         self.get_state()
+
+
+def _are_taken_again(iterators: Iterable[DatasetIterator[Any]]) -> None:
+    for it in iterators:
+        it._is_taken_again = True
+        _are_taken_again(it._parents)
 
 
 def iterate(ds: Any) -> DatasetIterator[Any]:

@@ -68,6 +68,7 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
     """Subclasses define ``_pack``, ``_after_group``, ``_state_at`` and ``_position_in``."""
 
     _kind = "stateful"
+    _refills = True
     _stays_on_error = True
 
     def __init__(self, parent: DatasetIterator[Any], start: S) -> None:

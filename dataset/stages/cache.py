@@ -59,6 +59,7 @@ class CacheIterDataset(IterDataset[T]):
 class CacheDatasetIterator(BlockIterator[T]):
     # The parent is always right behind what is in memory, wherever this iterator is.
     _kind = "stateful"
+    _refills = True
 
     def __init__(self, parent: DatasetIterator[Any], copy_elements: bool) -> None:
         super().__init__(parent)

@@ -144,6 +144,7 @@ class FlatMapIterDataset(IterDataset[T]):
 
 class FlatMapDatasetIterator(BlockIterator[T]):
     _kind = "stateful"
+    _refills = True
 
     def __init__(self, parent: DatasetIterator[Any], transform: Any, with_nones: bool) -> None:
         super().__init__(parent)

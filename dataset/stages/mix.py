@@ -263,11 +263,12 @@ class MixedDatasetIterator(BlockIterator[T]):
 
     def get_state(self) -> Any:
         states: Any = [parent.get_state() for parent in self._parents]
-        if self._by_name is None:
-            return {"parents": states, "index": self._index, "stop": self._has_ended}
-        states = dict(zip(self._by_name, states, strict=True))
-        # Grain ignores the proportions: steps behind this one may hold elements that were mixed by these.
-        return {"parents": states, "index": self._index, "stop": self._has_ended, "proportions": self._by_name.copy()}
+        if self._by_name is not None:
+            states = dict(zip(self._by_name, states, strict=True))
+        state = {"parents": states, "index": self._index, "stop": self._has_ended}
+        if self._by_name is not None and self._is_taken_again:  # by a step that holds elements; Grain ignores the entry
+            state["proportions"] = self._by_name.copy()
+        return state
 
     def _restore(self, state: Any) -> None:
         states = state_field(state, "parents", self)

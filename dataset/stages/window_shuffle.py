@@ -137,6 +137,7 @@ class WindowShuffleIterDataset(IterDataset[T]):
 class WindowShuffleDatasetIterator(BlockIterator[T]):
     _parameters: ClassVar = {"window_size": "_window_size", "seed": "_seed"}
     _kind = "stateful"
+    _refills = True
 
     def __init__(self, parent: DatasetIterator[Any], window_size: int, seed: int) -> None:
         super().__init__(parent)

@@ -681,7 +681,6 @@ class TestMappings:
             "parents": {"a": {"next_index": 3}, "b": {"next_index": 2}, "c": {"next_index": 2}},
             "index": 7,
             "stop": False,
-            "proportions": {"a": 100, "b": 100, "c": 100},
         }
         other = iter(IterDataset.mix(self.named(d=9, c=9, a=9), {"a": 1, "c": 2, "d": 1}))
         for _ in range(2):  # in place, too: a new component is at its beginning again
