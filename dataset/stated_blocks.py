@@ -64,7 +64,7 @@ class StatedBlocks:
         self._is_ours = is_ours(it)
         self._is_new = True
         self._state: Any = None  # after the last element that was taken
-        self.growing = Growing()  # what ``take`` is at, or was
+        self.growing = Growing()  # what ``take`` is at
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         """Up to ``n`` elements, at least one if nothing is wrong; the states after them; and what came instead of the next one.
@@ -73,6 +73,7 @@ class StatedBlocks:
         """
         block = self.growing = Growing()
         stop = self.fill(block, n)
+        self.growing = Growing()  # what is delivered is its user's alone
         return block.elements, block.states[: block.num], stop
 
     def fill(self, sink: Sink, n: int) -> BaseException | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +68,9 @@ class LocalWorker:
     def __init__(self, producer: PipelineProducer, care: Care | None) -> None:
         self._producer = producer
         self._care = care
-        producer.log = Logbook(Arena(open_memory("test")))
+        memory = open_memory("test")
+        producer.log = Logbook(Arena(memory))
+        os.close(memory)  # it is mapped
         self._begin: tuple[Any, bool] | None = None
         self._stop: BaseException | None = None
         self._size = 1

@@ -110,7 +110,7 @@ def test_a_row_that_was_changed_is_not_delivered_again():
 def test_a_transient_error_heals_without_reading_everything_again(pack):
     elements = sequences(*[2] * 40)
     expected = tokens(pack(stream(elements), length=30))
-    source = Faulty(elements, {10: 2, 25: 3, 39: 3})
+    source = Faulty(elements, {10: 3, 25: 3, 39: 3})
     it = iter(pack(MapDataset.source(source).to_iter_dataset(DIRECT), length=30))
     delivered, errors = [], 0
     while True:
