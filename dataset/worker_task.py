@@ -82,6 +82,10 @@ class PipelineProducer:
         if self.log is not None:
             self.log.begin(n)
 
+    def end(self) -> None:
+        if self.log is not None:
+            self.log.begin(0)
+
     def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
         assert self._blocks is not None
         growing = self._blocks.growing

@@ -90,6 +90,9 @@ class Watched(Producer, Protocol):
     def begin(self, n: int) -> None:
         """Called before ``take(n)``: what was finished before is not to be shown any more."""
 
+    def end(self) -> None:
+        """Called when what ``take`` has given is ready to be sent: nothing of it can fail any more."""
+
     def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """The elements that ``take`` has finished, and the states; as many as there are of both. Called by another thread."""
 
@@ -224,7 +227,7 @@ class Worker:
                 state, elements, states = states[num_sent - 1], elements[num_sent:], states[num_sent:]
             seconds, num_bytes, has_slots = 0.0, 0, False
             if elements:
-                num, num_bytes, has_slots, failure = self._send_outputs(elements, states)
+                num, num_bytes, has_slots, failure = self._send_outputs(elements, states, is_rest=True)
                 seconds = time.perf_counter() - began
                 if num:
                     state = states[num - 1]
@@ -283,12 +286,16 @@ class Worker:
                     if num_taken == self._num_taken and num > self._num_sent:
                         self._send_outputs(elements[self._num_sent : num], states[self._num_sent : num])
 
-    def _send_outputs(self, elements: Sequence[Any], states: Sequence[Any]) -> tuple[int, int, bool, BaseException | None]:
+    def _send_outputs(
+        self, elements: Sequence[Any], states: Sequence[Any], *, is_rest: bool = False
+    ) -> tuple[int, int, bool, BaseException | None]:
         """Sends elements: how many, how many bytes, whether some are in slots, and what makes the next one impossible to send."""
         try:
             payload, slots, num, failure = self._encoder.encode(elements, states)
         except BaseException as unpicklable:  # the states
             return 0, 0, False, unpicklable
+        if is_rest and self._watched is not None:
+            self._watched.end()
         has_slots = bool(slots)
         if num:
             self._send_report(False)

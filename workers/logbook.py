@@ -42,9 +42,10 @@ class Logbook:
         self._free = list(range(_NUM_OWN, _NUM_ENTRIES))
 
     def begin(self, num: int) -> None:
-        """Notes that up to ``num`` outputs are about to be computed, and nothing else yet."""
+        """Notes that up to ``num`` outputs are being computed, 0: none, and nothing else yet."""
         self._memory[: _NUM_OWN * _ENTRY.size] = bytes(_NUM_OWN * _ENTRY.size)
-        _ENTRY.pack_into(self._memory, 0, OUTPUTS + 2, 0, num)
+        if num:
+            _ENTRY.pack_into(self._memory, 0, OUTPUTS + 2, 0, num)
 
     def note(self, who: int, start: int, stop: int) -> None:
         """Notes what the outputs are being made of, in place of what ``who`` was noted to be at."""

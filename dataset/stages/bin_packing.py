@@ -71,8 +71,8 @@ class FirstFitPackIterDataset(_PackIterDataset):
 
     ``num_packing_bins`` bins are filled at a time. When a sequence fits into none of them they are given out, one bin at a time,
     and it begins the next ones. A row is a dict: for each feature ``f`` its values; ``f_segment_ids``, ``int32``, which count the
-    sequences in the row from 1 and are 0 in unused cells; ``f_positions``, ``int32``, which count from 0 in each sequence. What is
-    nested in an element is nested in a row, with those two beside it. Dtypes are those of the first sequence of the bins.
+    sequences in the row from 1 and are 0 in unused cells; ``f_positions``, ``int32``, which count from 0 in each sequence. What
+    is nested in an element is nested in a row, with those two beside it. Dtypes are those of the first sequence of the bins.
 
     Order: bins are shuffled with ``seed`` plus the number of rows before them. State: the parent's before the first sequence of
     the bins, the row, and the count of rows; restoring packs the bins again. ``skip_failed`` leaves out a single sequence; the

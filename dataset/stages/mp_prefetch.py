@@ -167,9 +167,9 @@ class ProcessShard(Shard):
 
     A worker that dies is replaced. The new one goes on from the last element that arrived, and carefully, as long as it is
     where the dead one was at work: it computes one output at a time and nothing ahead, so that all before a record that kills
-    is delivered, and notes which it reads. That record is not read a third time: an error takes its place, which names it and
-    can be skipped. If nothing kills the new one, the death is reported behind what the dead one was at, or as soon as the next
-    element is slow.
+    is delivered, and notes which it reads. If the record is known at which a worker died, an error that names it takes its place;
+    to skip that means to try the record once more, which leaves it out if it kills again. If it is not, and nothing kills the
+    new worker, the death is reported behind what the dead one was at, or as soon as the next element is slow.
     """
 
     def __init__(self, pool: WorkerPool, index: int, count: int, numbers: slice | None) -> None:
@@ -183,12 +183,14 @@ class ProcessShard(Shard):
         self._care: Care | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
+        self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
+        self._held: tuple[int, Any] | None = None  # a message that has been received ahead
 
     def start(self, state: Any) -> None:
         self._start(state)
 
     def _start(self, state: Any, *, skip: bool = False) -> None:
-        self._state, self._failure, self._skips = state, None, skip
+        self._state, self._failure, self._skips, self._held = state, None, skip, None
         self._pool.worker(self._index).start(state, skip=skip, care=self._care)
 
     def _receive(self) -> tuple[int, Any]:
@@ -219,7 +221,7 @@ class ProcessShard(Shard):
         refused = {} if self._care is None else self._care.refused
         if is_known and reading[0][:2] not in refused:
             who, index, _ = reading[0]
-            self._unexplained = ""
+            self._unexplained, self._accused = "", (who, index)
             self._care = Care({**refused, (who, index): self._accusation(death, who, index)})
         elif self._care is None and (reading or num > 1):
             self._unexplained = self._obituary(death)
@@ -237,7 +239,7 @@ class ProcessShard(Shard):
                 self._care = None
                 self._start(self._state)
             try:
-                kind, content = self._receive()
+                (kind, content), self._held = self._held or self._receive(), None
             except WorkerDied as death:
                 if is_exiting() and threading.current_thread() is not threading.main_thread():
                     raise SystemExit from None  # which ends a thread in silence
@@ -249,7 +251,7 @@ class ProcessShard(Shard):
             elements, states, self._failure = content
             self._num_careful -= len(elements)
             if elements:
-                self._state = states[len(elements) - 1]
+                self._state, self._accused = states[len(elements) - 1], None
                 return [(element, states, i) for i, element in enumerate(elements)]
         assert self._failure is not None
         add_note(
@@ -264,8 +266,10 @@ class ProcessShard(Shard):
             self._unexplained, self._care = "", None
             self._start(state)
             return None
-        self._start(state, skip=True)
         try:
+            if self._accused is not None and self._is_innocent(state, self._accused):
+                return None
+            self._start(state, skip=True)
             kind, content = self._receive()
         except WorkerDied as death:
             raise RuntimeError(self._obituary(death)) from None
@@ -274,6 +278,19 @@ class ProcessShard(Shard):
         self._skips = False
         self._state = pickle.loads(content)
         return self._state
+
+    def _is_innocent(self, state: Any, accused: tuple[int, int]) -> bool:
+        """Whether the next output comes when a record at which a worker died is read once more."""
+        self._accused = None
+        assert self._care is not None
+        self._care = Care({key: text for key, text in self._care.refused.items() if key != accused})
+        self._start(state)
+        message = self._receive()
+        self._accused = None
+        if message[0] == ERROR:
+            return False
+        self._held = message
+        return True
 
     def _obituary(self, death: WorkerDied) -> str:
         return (

@@ -159,6 +159,25 @@ def test_a_record_that_kills(tmp_path):
     check_records(tmp_path, "source", 2)
 
 
+def test_a_record_that_was_there_by_accident_is_not_skipped(tmp_path):
+    script = """
+for api in "dataset", "inside":
+    it, seen, errors = iter(APIS[api](Deadly(lambda: kill_self(9), 5, size=20_000), 12, 1)), [], 0
+    while True:
+        try:
+            seen.append(int(next(it)[0]))
+        except StopIteration:
+            break
+        except RuntimeError as error:
+            assert seen == [*range(len(seen))] and "SIGKILL" in str(error), error
+            errors += 1
+            it.skip_failed()
+    assert seen == [*range(12)] and errors == 1, (seen, errors)
+    it.close()
+"""
+    check_silent(run(tmp_path, script), out="")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # many programs one after the other
 def test_records_that_kill_in_all_pipelines(tmp_path):
