@@ -105,12 +105,14 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         return taken
 
     def _stream(self, n: int) -> Iterator[Any]:
-        stop = min(self._next_index + n, self._length)
-        while self._next_index < stop:
+        if self._is_careful:
+            raise OneByOne
+        stop, is_missing = min(self._next_index + n, self._length), False
+        while self._next_index < stop and not is_missing:
             num = 0
             for x in self._stream_part(stop):
-                if x is None and not self._allow_nones:
-                    return
+                if is_missing := x is None and not self._allow_nones:
+                    break
                 num += 1
                 self._next_index += 1
                 yield x
