@@ -47,7 +47,7 @@ _AT_LAST_ELEMENT = (
 )
 # When an error passes through them, everything upstream goes back to where it was before the output that failed.
 _REWINDING = {
-    StatedBlocks._take_singly.__code__,
+    StatedBlocks._take_one.__code__,
     ThreadPrefetchDatasetIterator._try_take_directly.__code__,
     CacheDatasetIterator._read_until.__code__,
     RebatchDatasetIterator._read.__code__,

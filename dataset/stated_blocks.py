@@ -44,6 +44,9 @@ class Growing:
         self.elements.extend(elements)
 
 
+_NOTHING = Growing()
+
+
 class StatedBlocks:
     """Takes blocks from an iterator, and knows the state after every element.
 
@@ -64,22 +67,25 @@ class StatedBlocks:
         self._is_ours = is_ours(it)
         self._is_new = True
         self._state: Any = None  # after the last element that was taken
-        self.growing = Growing()  # what ``take`` is at
+        self.growing = _NOTHING  # what ``take`` is at
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         """Up to ``n`` elements, at least one if nothing is wrong; the states after them; and what came instead of the next one.
 
         That is ``StopIteration`` at the end, or an error. The iterator is after the last element then.
         """
+        if n == 1:
+            self._begin()
+            elements, stop = self._take_one()
+            return elements, [self._state] if elements else [], stop
         block = self.growing = Growing()
         stop = self.fill(block, n)
-        self.growing = Growing()  # what is delivered is its user's alone
+        self.growing = _NOTHING  # what is delivered is its user's alone
         return block.elements, block.states[: block.num], stop
 
     def fill(self, sink: Sink, n: int) -> BaseException | None:
         """As ``take``, with the elements in ``sink``; returns what came instead of the next one."""
-        if self._is_new:
-            self._state, self._is_new = self._current_state(), False
+        self._begin()
         before = sink.num
         try:
             if n > 1 and self._can_stream():
@@ -91,6 +97,10 @@ class StatedBlocks:
         except BaseException as error:
             return error
         return None if sink.num > before else self._take_singly(sink, n)
+
+    def _begin(self) -> None:
+        if self._is_new:
+            self._state, self._is_new = self._current_state(), False
 
     def _can_stream(self) -> bool:
         # Who observes a stage shadows ``_take``, and is to see all elements.
@@ -129,25 +139,30 @@ class StatedBlocks:
             sink.put(block, states, 0)
 
     def _take_singly(self, sink: Sink, n: int) -> BaseException | None:
-        it, num = self._it, 0
         deadline = time.perf_counter() + _BLOCK_SECONDS
-        while num < n:
-            try:
-                element = it._take(1)
-            except BaseException as error:
-                self._go_back()
-                if isinstance(error, StopIteration):
-                    cause, error = error, stop_iteration_error(str(it))
-                    error.__cause__ = cause
-                return error
-            if not element:
-                return StopIteration()
-            self._state = self._current_state()
+        for _ in range(n):
+            element, stop = self._take_one()
+            if stop is not None:
+                return stop
             sink.put(element, [self._state], 0)
-            num += 1
             if time.perf_counter() > deadline:
                 break
         return None
+
+    def _take_one(self) -> tuple[list[Any], BaseException | None]:
+        """The next element in a list, or what came instead."""
+        try:
+            element = self._it._take(1)
+        except BaseException as error:
+            self._go_back()
+            if isinstance(error, StopIteration):
+                cause, error = error, stop_iteration_error(str(self._it))
+                error.__cause__ = cause
+            return [], error
+        if not element:
+            return [], StopIteration()
+        self._state = self._current_state()
+        return element, None
 
     def _take_pieces(self, n: int) -> list[Any]:
         block: list[Any] = []

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 from gristmill.core.errors import add_note
 from gristmill.workers.arena import Arena, Slot
-from gristmill.workers.codec import Encoder
+from gristmill.workers.codec import Encoded, Encoder
 from gristmill.workers.flags import set_flags
 from gristmill.workers.logbook import Logbook
 from gristmill.workers.logs import log_like
@@ -62,7 +62,7 @@ _MAX_BYTES_AHEAD = 1 << 20
 _MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
 _MAX_BLOCK = 2048  # elements
 _MAX_BLOCK_BYTES = 1 << 17
-_LATE_SECONDS = 0.005  # see guarantee 5
+_LATE_SECONDS = 0.01  # see guarantee 5
 _QUICK_SECONDS = 0.0005  # blocks grow while one takes less
 _SLOW_SECONDS = 0.002  # and shrink when one takes more
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
@@ -227,12 +227,15 @@ class Worker:
                 state, elements, states = states[num_sent - 1], elements[num_sent:], states[num_sent:]
             seconds, num_bytes, has_slots = 0.0, 0, False
             if elements:
-                num, num_bytes, has_slots, failure = self._send_outputs(elements, states, is_rest=True)
-                seconds = time.perf_counter() - began
-                if num:
-                    state = states[num - 1]
-                stop = failure or stop
-            del elements
+                message = self._encode(elements, states)
+                del elements  # their memory is used again
+                seconds, num_bytes, has_slots = time.perf_counter() - began, len(message.payload), bool(message.slots)
+                if self._watched is not None:
+                    self._watched.end()
+                if message.num_elements:
+                    state = states[message.num_elements - 1]
+                    self._send_outputs(message)
+                stop = message.failure or stop
             if isinstance(stop, StopIteration | Passed):
                 self._send_report(True)
                 connection.send(END if isinstance(stop, StopIteration) else PASSED, b"", [])
@@ -284,24 +287,21 @@ class Worker:
                     elements, states = self._watched.finished()
                     num = min(len(elements), len(states))
                     if num_taken == self._num_taken and num > self._num_sent:
-                        self._send_outputs(elements[self._num_sent : num], states[self._num_sent : num])
+                        message = self._encode(elements[self._num_sent : num], states[self._num_sent : num])
+                        del elements
+                        if message.num_elements:
+                            self._send_outputs(message)
 
-    def _send_outputs(
-        self, elements: Sequence[Any], states: Sequence[Any], *, is_rest: bool = False
-    ) -> tuple[int, int, bool, BaseException | None]:
-        """Sends elements: how many, how many bytes, whether some are in slots, and what makes the next one impossible to send."""
+    def _encode(self, elements: Sequence[Any], states: Sequence[Any]) -> Encoded:
         try:
-            payload, slots, num, failure = self._encoder.encode(elements, states)
+            return self._encoder.encode(elements, states)
         except BaseException as unpicklable:  # the states
-            return 0, 0, False, unpicklable
-        if is_rest and self._watched is not None:
-            self._watched.end()
-        has_slots = bool(slots)
-        if num:
-            self._send_report(False)
-            self._connection.send(OUTPUTS, payload, slots, num)
-            self._num_sent += num
-        return num, len(payload), has_slots, failure
+            return Encoded(b"", [], 0, unpicklable)
+
+    def _send_outputs(self, message: Encoded) -> None:
+        self._send_report(False)
+        self._connection.send(OUTPUTS, message.payload, message.slots, message.num_elements)
+        self._num_sent += message.num_elements
 
     def _obey(self) -> None:
         while self._connection.calls:

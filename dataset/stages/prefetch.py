@@ -107,28 +107,31 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def _stream(self, n: int) -> Iterator[Any]:
         if self._is_careful:
             raise OneByOne
-        stop, is_missing = min(self._next_index + n, self._length), False
-        while self._next_index < stop and not is_missing:
-            num = 0
-            for x in self._stream_part(stop):
-                if is_missing := x is None and not self._allow_nones:
-                    break
-                num += 1
-                self._next_index += 1
+        stop = min(self._next_index + n, self._length)
+        while self._next_index < stop:  # not moved before the end of a part: whoever leaves off earlier goes back
+            part, after = self._stream_part(stop)
+            num = -1
+            for num, x in enumerate(part):
+                if x is None and not self._allow_nones:
+                    self._guard.observe([True] * num, self._ctx.options)
+                    return
                 yield x
-            self._guard.observe([True] * num, self._ctx.options)
+            self._guard.observe([True] * (num + 1), self._ctx.options)
+            self._next_index = after
 
     @property
     def _is_careful(self) -> bool:
         return self._log is not None and self._log.is_careful
 
-    def _stream_part(self, stop: int) -> Iterable[Any]:
+    def _stream_part(self, stop: int) -> tuple[Iterable[Any], int]:
+        """Some of the elements from here to ``stop``, and the index after them."""
         index = self._next_index
         if self._num_threads and self._buffer_size:
-            return self._read_ahead_of(index, stop - index)
+            elements = self._read_ahead_of(index, stop - index)
+            return elements, index + len(elements)
         if self._log is not None:
             self._log.note(index, stop)
-        return self._ds._stream(Feed(range(index, stop)))
+        return self._ds._stream(Feed(range(index, stop))), stop
 
     def _read(self, index: int, n: int) -> list[Any]:
         log = self._log
