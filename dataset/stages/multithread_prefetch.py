@@ -92,6 +92,12 @@ class MultithreadPrefetchIterator(RoundRobinIterator[T]):
     def _open(self) -> Sequence[Shard]:
         return [ThreadShard(it, self._buffer_size) for it in self._share_iterators()]
 
+    def _stop(self) -> None:
+        for shard in self._shards or ():  # an error may keep them alive
+            assert isinstance(shard, ThreadShard)
+            shard.stop()
+        super()._stop()
+
     def _rest(self) -> None:
         pass  # a thread that is at its end has ended
 
@@ -129,6 +135,11 @@ class ThreadShard(Shard):
         state = self._iterator.get_state()
         self._iterator.start_prefetch()
         return state
+
+    def stop(self) -> None:
+        ahead = self._iterator._ahead
+        if ahead is not None:
+            ahead.stop()
 
     def close(self, seconds: float) -> None:
         self._iterator._close(seconds)
