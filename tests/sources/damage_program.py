@@ -86,7 +86,7 @@ class Format:
         errors = []
         try:
             yield errors
-        except (self.error, NotImplementedError) as error:
+        except (self.error, NotImplementedError) as error:  # the latter: what the damage asks for, nobody can read (a codec)
             assert self.path in str(error), f"{error!r} does not name the file"
             errors.append(error)
 
