@@ -10,6 +10,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from gristmill.core import hooks
+
 if TYPE_CHECKING:
     from gristmill import checkpoint as checkpoint
     from gristmill import constants as constants
@@ -93,6 +95,9 @@ def __dir__() -> list[str]:
     legacy = [name for name in dir(importlib.import_module("gristmill.python")) if not name.startswith("_")]
     return sorted({*globals(), *_MODULES, *_NAMES, *legacy})
 
+
+hooks.new_observer = lambda: importlib.import_module("gristmill.diagnostics.automatic").automatic_observer()
+hooks.pipeline_html = lambda pipeline: importlib.import_module("gristmill.diagnostics.notebook").pipeline_html(pipeline)
 
 if os.environ.keys() & {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"}:
     importlib.import_module("gristmill.diagnostics.metrics.prometheus").start_from_environment()

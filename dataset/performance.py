@@ -17,9 +17,10 @@ from gristmill.core.cgroup import available_memory, usable_cpus
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.state import shown
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import MapDataset, ancestors
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from gristmill.core.options import DatasetOptions
 from gristmill.core.sharding import ShardOptions, even_split
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import MapDataset, ancestors
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import DatasetNode, ancestors
 from gristmill.dataset.stages.range import RangeMapDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
 from gristmill.dataset.stages.source import SourceMapDataset
@@ -147,5 +147,5 @@ def _own_container(value: Any) -> Any:
 
 def _inserted_slice(ds: MapDataset[Any], sl: slice) -> MapDataset[Any]:
     part: SliceMapDataset[Any] = SliceMapDataset(ds, sl)
-    part._adds_step = False  # default seeds are those of the whole
+    part._adds_step, part._is_share = False, True  # default seeds are those of the whole
     return part

@@ -6,10 +6,10 @@ is anybody to tell is looked up when a context is made, once for each pipeline.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
+from gristmill.core import hooks
 from gristmill.core.config import config
 from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
 from gristmill.workers.setup import is_worker
@@ -49,9 +49,7 @@ def watch_if_tracked(it: Any, options: DatasetOptions) -> None:
 
 
 def _new_watcher() -> Callable[[Any], None]:
-    # By name: it is above this package, and only here because it is asked for.
-    observer: Any = importlib.import_module("gristmill.diagnostics.automatic").automatic_observer()
-    adopt: Callable[[Any], None] = observer.adopt
+    adopt: Callable[[Any], None] = hooks.new_observer().adopt
     return adopt
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, snapshot
-from gristmill.dataset.root_log import RootLog
+from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
+from gristmill.dataset.ahead.root_log import RootLog
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, snapshot
 from gristmill.dataset.slicing import share_iterator, slice_pipeline, worker_slice
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
-from gristmill.dataset.stated_blocks import Growing, StatedBlocks
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook
 from gristmill.workers.messages import Care
@@ -96,7 +96,7 @@ class PipelineProducer:
         return self._blocks.take(n)
 
     def annotate(self, error: BaseException, state: Any) -> None:
-        from gristmill.dataset.failures import tell_in_worker
+        from gristmill.dataset.telling.failures import tell_in_worker
 
         tell_in_worker(error, f"worker {self._index} of {self._count}", place(state, self._numbers))
 

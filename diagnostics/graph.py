@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gristmill.core.state import shown
-from gristmill.dataset.display import stage_inputs, stage_length, stage_name
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.map_dataset import MapDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import DatasetNode
+from gristmill.dataset.telling.display import stage_inputs, stage_length, stage_name
 from gristmill.diagnostics.files import write_text
 from gristmill.diagnostics.spec_text import static_spec_text
 from gristmill.loader.data_loader import DataLoader

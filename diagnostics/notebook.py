@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.dataset.display import joined, length_text, stage_inputs
+from gristmill.dataset.telling.display import joined, length_text, stage_inputs
 from gristmill.diagnostics.advice import rate_text
 from gristmill.diagnostics.graph import Graph, Stage, graph_of
 from gristmill.diagnostics.html_text import safe, shortened

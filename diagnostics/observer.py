@@ -22,10 +22,10 @@ from functools import partial
 from typing import Any
 
 from gristmill.core.config import config
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator
-from gristmill.dataset.map_dataset import BlockMapDataset, ancestors
-from gristmill.dataset.round_robin import RoundRobinIterator
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.node import DatasetNode, ancestors
+from gristmill.dataset.bases.round_robin import RoundRobinIterator
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator

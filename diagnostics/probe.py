@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iterator import BlockIterator
-from gristmill.dataset.map_dataset import BlockMapDataset, ancestors
+from gristmill.dataset.bases.iterator import BlockIterator
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.node import DatasetNode, ancestors
 from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.ahead.threads import running_threads
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
-from gristmill.dataset.threads import running_threads
 from gristmill.dataset.worker_task import place
 from gristmill.diagnostics.probe import clock, name_of
 from gristmill.diagnostics.stacks import stack_text, worker_stacks

@@ -7,7 +7,7 @@ from typing import Any
 
 from gristmill.core.cgroup import usable_cpus
 from gristmill.core.naming import one_line
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator, PrefetchIterDataset
 from gristmill.diagnostics.advice import MIN_GAIN, Advisor, Machine, Settings, rate_text

@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from gristmill.core.config import config
 from gristmill.core.errors import as_seconds
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.tracebacks import filter_traceback
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import observed_by
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.attended import NEXT_SECONDS, START_SECONDS, Attended

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
@@ -12,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.core import hooks
 from gristmill.core.errors import as_int
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
-from gristmill.dataset.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
-from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.stages.flat_map import check_max_fan_out
+from gristmill.dataset.telling.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.records import (
     TRANSFORMATION_CLASSES,
@@ -137,9 +137,7 @@ class DataLoader:
         )
 
     def _repr_html_(self) -> str:
-        # By name: it is above this package, and only here because a notebook asks for it.
-        html: str = importlib.import_module("gristmill.diagnostics.notebook").pipeline_html(self)
-        return html
+        return hooks.pipeline_html(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterators": None}

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.core.naming import one_line, stable_repr
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
-from gristmill.dataset.checkpoint_files import read_checkpoint
-from gristmill.dataset.description import few_files, source_difference, source_files
-from gristmill.dataset.iterator import iterate, write_when_created
-from gristmill.dataset.next_index import get_next_index, set_next_index
+from gristmill.dataset.bases.iterator import iterate, write_when_created
+from gristmill.dataset.bases.next_index import get_next_index, set_next_index
+from gristmill.dataset.states.files import read_checkpoint
+from gristmill.dataset.telling.description import few_files, source_difference, source_files
 
 if TYPE_CHECKING:
     from gristmill.loader.data_loader import DataLoader
@@ -62,7 +62,7 @@ class DataLoaderIterator(Iterator[Any]):
             raise
         except (Exception, KeyboardInterrupt) as error:
             with contextlib.suppress(ImportError):  # at the end of the interpreter
-                from gristmill.dataset.tracebacks import filter_traceback
+                from gristmill.dataset.telling.tracebacks import filter_traceback
 
                 filter_traceback(error)
             raise

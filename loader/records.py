@@ -6,22 +6,27 @@ carries ``Record`` objects and these adaptors apply the user's function to their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.record import Record, RecordMetadata, sampled
-from gristmill.dataset.feed import Feed, read_stream
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, skip_one, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed, read_stream
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, stream_of
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.origins import RecordKey
+from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.flat_map import FlatMapIterDataset, check_max_fan_out, items_of
 from gristmill.dataset.stages.map import MapIterDataset
+from gristmill.dataset.telling.failures import tell
 from gristmill.samplers.base import answers_blocks
+from gristmill.samplers.index import IndexSampler
+from gristmill.samplers.sequential import SequentialSampler
 from gristmill.sources.reading import read_keys, wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, TfRandomMap
 from gristmill.transforms.batching import Allocate
@@ -45,8 +50,12 @@ class SampledMapDataset(BlockMapDataset[Any]):
         return self._length
 
     def _block(self, indices: Indices) -> list[Any]:
-        keys, metadata = self._sampled(indices)
-        data = read_keys(self._source, keys)
+        try:
+            keys, metadata = self._sampled(indices)
+            data = read_keys(self._source, keys)
+        except Exception as error:
+            tell(error, self, indices)
+            raise
         if metadata is None:
             return data
         return [Record(m, x) for m, x in zip(metadata, data, strict=True)]
@@ -57,6 +66,11 @@ class SampledMapDataset(BlockMapDataset[Any]):
         if metadata is None:
             return data
         return (Record(m, x) for x, m in zip(data, metadata, strict=False))  # the data may end early
+
+    def _origins(self, index: int) -> Iterable[RecordKey]:
+        sampled = self._shard.shard_index + index * self._shard.shard_count
+        key = self._sampler[sampled].record_key
+        return [RecordKey(key, _epoch(self._sampler, sampled), sampled)]
 
     def _sampled(self, indices: Indices) -> tuple[list[Any], list[Any] | None]:
         """The keys of the records at ``indices`` and, if elements are to be records, their metadata."""
@@ -73,6 +87,15 @@ class SampledMapDataset(BlockMapDataset[Any]):
             metadata = sampler._block(sampled)
         keys = as_ints(sampler._keys(sampled)) if metadata is None else [m.record_key for m in metadata]
         return wrap_keys(self._source, keys), metadata if self._as_records else None
+
+
+def _epoch(sampler: Any, index: int) -> int | None:
+    """That of the record at ``index``, if the sampler is one of ours."""
+    if not answers_blocks(sampler):
+        return None
+    if isinstance(sampler, IndexSampler):
+        return index // sampler._shard_options.shard_count // sampler._size
+    return 0 if isinstance(sampler, SequentialSampler) else None
 
 
 def _check_metadata(metadata: Any, index: int) -> Any:
@@ -104,7 +127,7 @@ class LegacyOperationIterDataset(IterDataset[Any]):
         return LegacyOperationIterator(iterate(self._parent), self._operation)
 
 
-class LegacyOperationIterator(StatelessIterator[Any]):
+class LegacyOperationIterator(PassingIterator[Any]):
     _kind = "stateful"
 
     def __init__(self, parent: DatasetIterator[Any], operation: Any) -> None:
@@ -125,6 +148,9 @@ class LegacyOperationIterator(StatelessIterator[Any]):
                 records.append(next(self._records))
             except StopIteration:
                 break
+            except Exception as error:
+                tell(error, self)
+                raise
         return records
 
     def _input(self) -> Iterator[Any]:
@@ -229,7 +255,7 @@ class DataIterDataset(IterDataset[Any]):
         return DataDatasetIterator(iterate(self._parent))
 
 
-class DataDatasetIterator(StatelessIterator[Any]):
+class DataDatasetIterator(PassingIterator[Any]):
     _kind = "one_to_one"
 
     def _take(self, n: int) -> list[Any]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
-from gristmill.dataset.element_spec import batched_spec
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, pull, skip_one
-from gristmill.dataset.map_dataset import BlockMapDataset, ancestors, read
-from gristmill.dataset.next_index import check_no_gaps
+from gristmill.dataset.bases.element_spec import batched_spec
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one
+from gristmill.dataset.bases.map import BlockMapDataset, read
+from gristmill.dataset.bases.next_index import check_no_gaps
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.origins import Part, Place
+from gristmill.dataset.bases.stateless import PassingIterator
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack
 
@@ -81,10 +85,17 @@ class BatchMapDataset(BlockMapDataset[T]):
         elements = read(self._parents[0], range(offset + start, offset + stop))
         try:
             return self._batch_fn(elements)
-        except ValueError as error:
-            if any([x is None for x in elements]):
+        except Exception as error:
+            tell(error, self, [index])
+            if isinstance(error, ValueError) and any([x is None for x in elements]):
                 add_note(error, _SPARSE_NOTE)
             raise
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        epoch, position = divmod(index, len(self))
+        first, offset = position * self._batch_size, epoch * self._parent_length
+        stop = min(first + self._batch_size, self._parent_length)
+        return (Part(self._parent, offset + i) for i in range(first, stop))
 
 
 class BatchIterDataset(IterDataset[T]):
@@ -118,7 +129,7 @@ class BatchIterDataset(IterDataset[T]):
         return BatchDatasetIterator(iterate(self._parent), self._batch_size, self._drop_remainder, batch_function(self._batch_fn))
 
 
-class BatchDatasetIterator(StatelessIterator[T]):
+class BatchDatasetIterator(PassingIterator[T]):
     _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
     _kind = "stateful"
 
@@ -137,8 +148,16 @@ class BatchDatasetIterator(StatelessIterator[T]):
             elements = pull(self._source, self._batch_size)
             if not elements or (self._drop_remainder and len(elements) < self._batch_size):
                 break
-            batches.append(self._batch_fn(elements))
+            try:
+                batches.append(self._batch_fn(elements))
+            except Exception as error:
+                tell_at_last(error, self, self)
+                raise
         return batches
+
+    def _place(self) -> Place | None:
+        place = self._source._place()
+        return None if place is None else place.in_groups(self._batch_size)
 
     def _allocate_with(self, allocate: Allocate) -> None:
         if hasattr(self._batch_fn, "allocate_with"):

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.core.seeds import check_seed
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.packing import Memory, PackIterator, Position
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.packing import Memory, PackIterator, Position
 from gristmill.transforms.bin_packing import Bins, MakePlacer, best_fit, emission_order, first_fit
 from gristmill.transforms.pack_layout import PackedRows, PackLayout
 from gristmill.transforms.sequences import Array

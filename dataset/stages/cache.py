@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
-from gristmill.dataset.refilling import refilling
-from gristmill.dataset.states import copied, given, is_same
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, pull, skip_one, snapshot
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.states.values import copied, given, is_same
 
 T = TypeVar("T")
 
@@ -104,8 +104,7 @@ class CacheDatasetIterator(BlockIterator[T]):
                 elements = pull(self._source, n) if n else []
                 is_gap = not n and skip_one(self._source)
             except BaseException:
-                if before is not None:
-                    rewind(self._source, before)
+                go_to(self._source, before)
                 raise
             self._elements += elements
             self._num_skipped += is_gap
@@ -144,7 +143,7 @@ class CacheDatasetIterator(BlockIterator[T]):
             now = copied(self._start)
             self._elements, self._is_complete, self._skipped, self._num_skipped = [], False, skipped, 0
         is_in_memory = 0 < position <= len(self._elements) or (position == 0 and is_same(parent, self._start))
-        if is_in_memory and not is_complete and (rewinding.is_active or not self._is_complete):
+        if is_in_memory and not is_complete and not self._is_complete:
             self._source.set_state(parent)  # the states before what is in memory are not
             del self._elements[position:]
             self._position, self._is_complete, self._shown = position, False, None

@@ -13,10 +13,10 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.state import plain_int, shown, state_count, state_field
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.packing import Memory, PackIterator, Position
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.packing import Memory, PackIterator, Position
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 from gristmill.transforms.sequences import Array, as_sequence
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
-from gristmill.dataset.elastic_batches import BatchesIterator, SparseBatchesIterator
-from gristmill.dataset.elastic_files import FilesIterator
-from gristmill.dataset.element_spec import batched_spec
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, IteratorContext, iterate
-from gristmill.dataset.map_dataset import MapDataset, ancestors
+from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.element_spec import batched_spec
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.stages.elastic_batches import BatchesIterator, SparseBatchesIterator
+from gristmill.dataset.stages.elastic_files import FilesIterator
 
 T = TypeVar("T")
 
@@ -122,7 +124,11 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         return batched_spec(batch_function(None), spec, self._batch_size, isinstance(self._ds, MapDataset))
 
     @property
-    def _upstream(self) -> tuple[Any]:
+    def _upstream(self) -> Sequence[Any]:
+        return (self._ds,)
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
         return (self._ds if isinstance(self._ds, MapDataset) else iterate(self._ds),)
 
     def get_shard_states(self) -> dict[int, dict[str, Any]]:

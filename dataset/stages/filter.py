@@ -7,12 +7,14 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.naming import transform_name
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.filter_guard import FilterGuard
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, stream_of
+from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.stateless import PassingIterator
+from gristmill.dataset.stages.filter_guard import FilterGuard
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Filter, transform_function
 
 T = TypeVar("T")
@@ -26,6 +28,7 @@ class FilterMapDataset(BlockMapDataset[T]):
 
     _drops = True
     _element_spec = spec_of_first_parent
+    _origins = same_index
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -36,8 +39,12 @@ class FilterMapDataset(BlockMapDataset[T]):
         return f"FilterMapDataset(transform={transform_name(self._transform)})"
 
     def _block(self, indices: Indices) -> list[Any]:
-        fn = self._fn
-        return [x if x is not None and fn(x) else None for x in self._parents[0]._block(indices)]
+        fn, elements = self._fn, self._parents[0]._block(indices)
+        try:
+            return [x if x is not None and fn(x) else None for x in elements]
+        except Exception as error:
+            tell(error, self, indices)
+            raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         fn = self._fn
@@ -65,7 +72,7 @@ class FilterIterDataset(IterDataset[T]):
         return FilterDatasetIterator(iterate(self._parent), self._fn, self._transform)
 
 
-class FilterDatasetIterator(StatelessIterator[T]):
+class FilterDatasetIterator(PassingIterator[T]):
     _kind = "dropping"
 
     def __init__(self, parent: DatasetIterator[Any], fn: Any, transform: Any) -> None:
@@ -78,14 +85,14 @@ class FilterDatasetIterator(StatelessIterator[T]):
         return f"FilterDatasetIterator(transform={transform_name(self._transform)})"
 
     def _take(self, n: int) -> list[Any]:
-        fn, options, counts = self._fn, self._ctx.options, self._guard.counts
+        options, counts = self._ctx.options, self._guard.counts
         kept: list[Any] = []
         try:
             while len(kept) < n:
                 elements = self._source._take(n - len(kept))
                 if not elements:
                     break
-                keep = [bool(fn(x)) for x in elements]
+                keep = self._decisions(elements)
                 self._guard.observe(keep, options)
                 kept += [x for x, k in zip(elements, keep, strict=True) if k]
         except BaseException:
@@ -93,6 +100,14 @@ class FilterDatasetIterator(StatelessIterator[T]):
                 self._guard.counts = counts  # the block is taken, and counted, again
             raise
         return kept
+
+    def _decisions(self, elements: list[Any]) -> list[bool]:
+        fn = self._fn
+        try:
+            return [bool(fn(x)) for x in elements]
+        except Exception as error:
+            tell_at_last(error, self, self._source)
+            raise
 
     def _stream(self, n: int) -> Iterator[Any]:
         fn, num_kept = self._fn, 0
@@ -106,11 +121,11 @@ class FilterDatasetIterator(StatelessIterator[T]):
     def _skip(self) -> None:
         # The output that failed lies behind elements that were rejected properly.
         while True:
-            before = self.get_state()
+            before = marked(self._source)
             try:
                 elements = self._source._take(1)
             except Exception:
-                self._source._restore(before)
+                return_to(self._source, before)
                 self._source._skip()
                 return
             if not elements:

@@ -19,22 +19,14 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.state import shown
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import (
-    BlockIterator,
-    ComponentContext,
-    DatasetIterator,
-    IteratorContext,
-    iterate,
-    rewinding,
-    skip_one,
-    snapshot,
-)
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.readahead import ReadAhead
+from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.ahead.readahead import ReadAhead
+from gristmill.dataset.bases.context import ComponentContext, IteratorContext
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, skip_one, snapshot
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
-from gristmill.dataset.stated_blocks import StatedBlocks
-from gristmill.dataset.states import CycleState, Fetched, LinearStates, copied
+from gristmill.dataset.states.values import CycleState, Fetched, LinearStates, copied
 
 T = TypeVar("T")
 
@@ -93,6 +85,10 @@ class InterleaveIterDataset(IterDataset[T]):
         self._num_make_iter_threads = as_int("num_make_iter_threads", num_make_iter_threads, minimum=0)
         self._make_iter_buffer_size = as_int("make_iter_buffer_size", make_iter_buffer_size, minimum=0)
         self._iter_buffer_size = as_int("iter_buffer_size", iter_buffer_size, minimum=0)
+
+    @property
+    def _upstream(self) -> Sequence[Any]:
+        return [self._datasets] if isinstance(self._datasets, MapDataset) else self._datasets
 
     @property
     def _cycle_length(self) -> int:
@@ -207,9 +203,12 @@ class InterleaveDatasetIterator(BlockIterator[T]):
     @property
     def _upstream(self) -> Sequence[Any]:
         datasets = self._opener.datasets
-        if isinstance(datasets, MapDataset):
-            return (datasets,)
-        return [iterate(ds) for ds in datasets[:_NUM_DESCRIBED]]
+        return self._parents or ([datasets] if isinstance(datasets, MapDataset) else datasets)
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        datasets = self._opener.datasets
+        return [datasets] if isinstance(datasets, MapDataset) else [iterate(ds) for ds in datasets[:_NUM_DESCRIBED]]
 
     def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
         return [dataset.iterator for dataset in [*self._open.values()]]
@@ -438,8 +437,6 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         self._failed_state = None
 
     def _restore(self, state: Any) -> None:
-        if rewinding.is_active and state == self.get_state():
-            return  # that is where it is: what is open and ready stays so
         cycle = CycleState.parse(state, self, self._cycle_length, "the cycle length")
         if cycle.num_opened > self._num_datasets:
             raise StateMismatchError(
@@ -457,8 +454,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
             raise StateMismatchError(
                 f"iterators_in_use_indices in the state of {self} must be different datasets, got {cycle.indices!r:.200}"
             )
-        # On the way back from an error they are opened when their turn comes: opening one may fail, too.
-        opened = {} if rewinding.is_active else {i: self._open_at(i, s) for i, s in running}
+        opened = {i: self._open_at(i, s) for i, s in running}
         self._forget()
         self._slot, self._num_opened = cycle.slot, cycle.num_opened
         self._indices, self._exhausted, self._future_states = cycle.indices, cycle.exhausted, cycle.future_states

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateIndexError, as_int
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one, stream_of
-from gristmill.dataset.next_index import check_no_gaps
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, skip_one, stream_of
+from gristmill.dataset.bases.next_index import check_no_gaps
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.origins import Place
 
 T = TypeVar("T")
 
@@ -50,6 +51,7 @@ class LimitIterDataset(IterDataset[T]):
 class LimitDatasetIterator(BlockIterator[T]):
     _parameters: ClassVar = {"count": "_count"}
     _kind = "one_to_one"
+    _placed_by = ("_num_read",)
 
     def __init__(self, parent: DatasetIterator[Any], count: int) -> None:
         super().__init__(parent)
@@ -77,6 +79,9 @@ class LimitDatasetIterator(BlockIterator[T]):
         num_read = state_count(state, "count_elements_read", self)
         self._parents[0].set_state(state_field(state, "parent", self))
         self._num_read = num_read
+
+    def _place(self) -> Place | None:
+        return self._parents[0]._place()
 
     def _skip(self) -> None:
         skip_one(self._parents[0])

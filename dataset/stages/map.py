@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.naming import transform_name
-from gristmill.dataset.element_spec import transformed_spec
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.element_spec import transformed_spec
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.stateless import PassingIterator
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Map, transform_function
 
 T = TypeVar("T")
@@ -24,6 +26,7 @@ class MapMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
+    _origins = same_index
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -34,8 +37,12 @@ class MapMapDataset(BlockMapDataset[T]):
         return f"MapMapDataset(transform={transform_name(self._transform)})"
 
     def _block(self, indices: Indices) -> list[Any]:
-        fn = self._fn
-        return [None if x is None else fn(x) for x in self._parents[0]._block(indices)]
+        fn, elements = self._fn, self._parents[0]._block(indices)
+        try:
+            return [None if x is None else fn(x) for x in elements]
+        except Exception as error:
+            tell(error, self, indices)
+            raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         fn = self._fn
@@ -63,7 +70,7 @@ class MapIterDataset(IterDataset[T]):
         return MapDatasetIterator(iterate(self._parent), self._fn, self._with_nones, self._transform)
 
 
-class MapDatasetIterator(StatelessIterator[T]):
+class MapDatasetIterator(PassingIterator[T]):
     _kind = "one_to_one"
 
     def __init__(self, parent: DatasetIterator[Any], fn: Any, with_nones: bool, transform: Any) -> None:
@@ -76,10 +83,14 @@ class MapDatasetIterator(StatelessIterator[T]):
         return f"MapDatasetIterator(transform={transform_name(self._transform)})"
 
     def _take(self, n: int) -> list[Any]:
-        fn = self._fn
-        if self._with_nones:
-            return [fn(x) for x in self._source._take(n)]
-        return [None if x is None else fn(x) for x in self._source._take(n)]
+        fn, elements = self._fn, self._source._take(n)
+        try:
+            if self._with_nones:
+                return [fn(x) for x in elements]
+            return [None if x is None else fn(x) for x in elements]
+        except Exception as error:
+            tell_at_last(error, self, self._source)
+            raise
 
     def _stream(self, n: int) -> Iterator[Any]:
         fn, keeps = self._fn, not self._with_nones

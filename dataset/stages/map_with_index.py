@@ -7,12 +7,13 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
-from gristmill.dataset.counting import CountingIterator
-from gristmill.dataset.element_spec import transformed_spec
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.counting import CountingIterator
+from gristmill.dataset.bases.element_spec import transformed_spec
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import MapWithIndex, transform_function
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
+    _origins = same_index
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -37,7 +39,11 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
     def _block(self, indices: Indices) -> list[Any]:
         fn = self._fn
         elements = self._parents[0]._block(indices)
-        return [None if x is None else fn(i, x) for i, x in zip(as_ints(indices), elements, strict=True)]
+        try:
+            return [None if x is None else fn(i, x) for i, x in zip(as_ints(indices), elements, strict=True)]
+        except Exception as error:
+            tell(error, self, indices)
+            raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         fn = self._fn
@@ -81,7 +87,11 @@ class MapWithIndexDatasetIterator(CountingIterator[T]):
         step = ctx.worker_count
         first = ctx.worker_index + self._count * step
         elements = self._parents[0]._take(n)
-        result = [None if x is None else fn(first + i * step, x) for i, x in enumerate(elements)]
+        try:
+            result = [None if x is None else fn(first + i * step, x) for i, x in enumerate(elements)]
+        except Exception as error:
+            tell_at_last(error, self, self._parents[0])
+            raise
         self._count += len(elements)
         return result
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError, add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag, state_list
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
-from gristmill.dataset.map_dataset import BlockMapDataset, MapDataset
-from gristmill.dataset.refilling import refuse_refilling
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.selection import (
     BlockSelectionMap,
     ConcatenationMap,
@@ -25,6 +25,8 @@ from gristmill.dataset.selection import (
     select_singly,
     selected,
 )
+from gristmill.dataset.states.refilling import refuse_refilling
+from gristmill.dataset.telling.failures import tell
 
 T = TypeVar("T")
 
@@ -63,10 +65,8 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _block(self, indices: Indices) -> list[Any]:
         self._check_not_empty(self._length)
-        selection_map = self._selection_map
         if len(indices) == 1:
-            component, inner = selected(selection_map, as_ints(indices)[0])
-            return self._read(component, [inner])
+            return self._read(*self._selected(as_ints(indices)[0]))
         shares, places = self._select(indices)
         if len(shares) == 1:
             return self._read(*shares[0])
@@ -82,6 +82,19 @@ class MixedMapDataset(BlockMapDataset[T]):
         for component, inner_indices in shares:
             streams += [self._component(component)._stream(Feed(inner_indices))] * len(inner_indices)
         return (next(streams[place]) for place in feed.steps([*places]))
+
+    def _selected(self, index: int) -> tuple[int, list[int]]:
+        try:
+            component, inner = selected(self._selection_map, index)
+            self._component(component)
+        except Exception as error:
+            tell(error, self, [index])
+            raise
+        return component, [inner]
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        component, (inner,) = self._selected(index)
+        return [Part(self._parents[component], inner)]
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map
@@ -190,6 +203,7 @@ def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
 class MixedDatasetIterator(BlockIterator[T]):
     _parameters: ClassVar = {"proportions": "_described_proportions"}
     _kind = "stateful"
+    _placed_by = ("_index", "_has_ended")
 
     def __init__(self, datasets: Sequence[Any], proportions: tuple[int, ...], names: list[str] | None) -> None:
         super().__init__([iterate(ds) for ds in datasets])
@@ -224,16 +238,16 @@ class MixedDatasetIterator(BlockIterator[T]):
     def _take_block(self, n: int) -> list[Any]:
         if n == 1:
             return self._take_one()
-        before = [snapshot(parent) for parent in self._parents]
-        if any([state is None for state in before]):
+        before = [marked(parent) for parent in self._parents]
+        if any([mark is None for mark in before]):
             return [x for _ in range(n) for x in self._take_one()]
         shares, places = self._selection.select(range(self._index, self._index + n))
         found: list[Any] = []
         for component, inner in shares:
             elements = self._pull(component, len(inner))
             if len(elements) < len(inner):  # then the parents are asked again, for what comes before that
-                for parent, state in zip(self._parents, before, strict=True):
-                    rewind(parent, state)
+                for parent, mark in zip(self._parents, before, strict=True):
+                    return_to(parent, mark)
                 return self._take_until_the_end(n)
             found += elements
         self._index += n

@@ -12,13 +12,12 @@ from typing import Any, TypeVar
 from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
 from gristmill.core.options import MultiprocessingOptions
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.map_dataset import ancestors
-from gristmill.dataset.round_robin import RoundRobinIterator, Shard
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
+from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.slicing import slice_pipeline, worker_slice
-from gristmill.dataset.states import Fetched
+from gristmill.dataset.states.values import Fetched
 from gristmill.dataset.worker_task import PipelineTask, place
 from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
 from gristmill.workers.logbook import Entry

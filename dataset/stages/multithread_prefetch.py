@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.round_robin import RoundRobinIterator, Shard
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
-from gristmill.dataset.states import Fetched
+from gristmill.dataset.states.values import Fetched
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")

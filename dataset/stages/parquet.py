@@ -9,8 +9,8 @@ from typing import Any
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count
-from gristmill.dataset.files import FileIterator, FilesIterDataset
-from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.bases.files import FileIterator, FilesIterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.sources.parquet import ParquetRows
 
 

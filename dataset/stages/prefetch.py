@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.naming import stable_repr
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int, shown, state_field
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.filter_guard import FilterGuard
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator
-from gristmill.dataset.map_dataset import MapDataset, ancestors, read
-from gristmill.dataset.readahead import ReadAhead, Stream
-from gristmill.dataset.root_log import OneByOne, RootLog
+from gristmill.dataset.ahead.readahead import ReadAhead, Stream
+from gristmill.dataset.ahead.root_log import OneByOne, RootLog
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.bases.map import MapDataset, read
+from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         return f"PrefetchDatasetIterator(read_options={stable_repr(self._read_options)}, allow_nones={self._allow_nones})"
 
     @property
-    def _upstream(self) -> tuple[MapDataset[Any]]:
+    def _upstream(self) -> Sequence[Any]:
         return (self._ds,)
 
     def _take(self, n: int) -> list[Any]:
@@ -194,6 +195,9 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             )
         self._stop_reading()
         self._next_index = position
+
+    def _place(self) -> Place:
+        return Place(self._ds, self._next_index - 1, is_exact=not self._has_gaps())
 
     def _get_next_index(self) -> int:
         return self._next_index

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, TypeVar
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.seeds import RngPool
-from gristmill.dataset.counting import CountingIterator
-from gristmill.dataset.element_spec import transformed_spec
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.graph import random_seed
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.counting import CountingIterator
+from gristmill.dataset.bases.element_spec import transformed_spec
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.node import random_seed
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import RandomMap, transform_function
 
 T = TypeVar("T")
@@ -29,6 +30,7 @@ class RandomMapMapDataset(BlockMapDataset[T]):
 
     _parameters: ClassVar = {"seed": "_rng_pool._seed"}
     _element_spec = transformed_spec
+    _origins = same_index
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
@@ -41,7 +43,11 @@ class RandomMapMapDataset(BlockMapDataset[T]):
 
     def _block(self, indices: Indices) -> list[Any]:
         elements = self._parents[0]._block(indices)
-        return _random_map(self._fn, elements, as_ints(indices), self._rng_pool)
+        try:
+            return _random_map(self._fn, elements, as_ints(indices), self._rng_pool)
+        except Exception as error:
+            tell(error, self, indices)
+            raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return _random_stream(self._fn, self._parents[0]._stream(feed), as_ints(feed.indices), self._rng_pool)
@@ -86,7 +92,11 @@ class RandomMapDatasetIterator(CountingIterator[T]):
         elements = self._parents[0]._take(n)
         first, step = ctx.worker_index + self._count * ctx.worker_count, ctx.worker_count
         streams = range(first, first + len(elements) * step, step)
-        result = _random_map(self._fn, elements, streams, self._rng_pool)
+        try:
+            result = _random_map(self._fn, elements, streams, self._rng_pool)
+        except Exception as error:
+            tell_at_last(error, self, self._parents[0])
+            raise
         self._count += len(elements)
         return result
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,8 +11,9 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array, as_ints
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.origins import RecordKey
 
 
 class RangeMapDataset(BlockMapDataset[int]):
@@ -60,6 +61,10 @@ class RangeMapDataset(BlockMapDataset[int]):
         if self.start:
             positions += self.start
         return positions.tolist()
+
+    def _origins(self, index: int) -> Iterable[RecordKey]:
+        epoch, key = divmod(index, len(self))
+        return [RecordKey(key, epoch)]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return feed.steps(self._block(feed.indices))

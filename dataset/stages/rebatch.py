@@ -11,10 +11,11 @@ from gristmill.core import tree
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, skip_one, snapshot
-from gristmill.dataset.refilling import refilling
-from gristmill.dataset.states import copied, is_same
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
+from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.states.values import copied, is_same
+from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool
 
@@ -99,7 +100,11 @@ class RebatchDatasetIterator(BlockIterator[T]):
             pieces = self._cut()
             if not pieces:
                 break
-            leaves = pieces[0] if len(pieces) == 1 else self._join(pieces)
+            try:
+                leaves = pieces[0] if len(pieces) == 1 else self._join(pieces)
+            except Exception as error:
+                tell(error, self)
+                raise
             batches.append(tree.unflatten(self._structure, leaves))
         return batches
 
@@ -124,8 +129,7 @@ class RebatchDatasetIterator(BlockIterator[T]):
             after = copied(snapshot(self._source))
             batch = self._checked(elements[0], before, after) if elements else None
         except BaseException:
-            if before is not None:
-                rewind(self._source, before)
+            go_to(self._source, before)
             raise
         if batch is None:
             if self._batch is None or self._batch.leaves:
@@ -137,6 +141,13 @@ class RebatchDatasetIterator(BlockIterator[T]):
         return True
 
     def _checked(self, element: Any, before: Any, after: Any) -> _Batch:
+        try:
+            return self._check(element, before, after)
+        except Exception as error:
+            tell(error, self)
+            raise
+
+    def _check(self, element: Any, before: Any, after: Any) -> _Batch:
         flatten = self._flatten or tree.flattener()
         leaves, structure = flatten(element)
         if self._structure is not None and structure != self._structure:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one
-from gristmill.dataset.map_dataset import ReindexMapDataset
-from gristmill.dataset.states import copied
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, skip_one
+from gristmill.dataset.bases.map import ReindexMapDataset
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.origins import Part, Place
+from gristmill.dataset.states.values import copied
+from gristmill.dataset.telling.failures import tell_epoch
 
 T = TypeVar("T")
 
@@ -60,6 +62,9 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         self._check_not_empty(self._parent_length)
         return index % self._parent_length
 
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(self._parent, self._reindex(index), 0 if self._reseed else index // self._parent_length)]
+
 
 class RepeatIterDataset(IterDataset[T]):
     """Returns the elements of ``parent`` again and again: every epoch is identical, its random steps too.
@@ -97,6 +102,7 @@ class RepeatIterDataset(IterDataset[T]):
 class RepeatDatasetIterator(BlockIterator[T]):
     _parameters: ClassVar = {"num_epochs": "_num_epochs"}
     _kind = "stateful"
+    _placed_by = ("_epoch", "_is_new_epoch")
 
     def __init__(self, parent: DatasetIterator[Any], num_epochs: int | None) -> None:
         super().__init__(parent)
@@ -117,7 +123,11 @@ class RepeatDatasetIterator(BlockIterator[T]):
         self._note_start()
         taken: list[Any] = []
         while len(taken) < n and not self._is_at_end:
-            elements = self._source._take(n - len(taken))
+            try:
+                elements = self._source._take(n - len(taken))
+            except Exception as error:
+                tell_epoch(error, self, self._epoch)
+                raise
             if elements:
                 taken += elements
                 self._is_new_epoch = False
@@ -139,6 +149,10 @@ class RepeatDatasetIterator(BlockIterator[T]):
     def _note_start(self) -> None:
         if self._start is None:
             self._start = copied(self._source.get_state())
+
+    def _place(self) -> Place | None:
+        place = self._source._place()
+        return None if place is None else place.in_epoch(self._epoch)
 
     def get_state(self) -> Any:
         return {"parent": self._source.get_state(), "epoch": self._epoch}

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.seeds import check_seed
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.node import spec_of_first_parent
 
 T = TypeVar("T")
 
@@ -20,6 +20,7 @@ class SeedMapDataset(BlockMapDataset[T]):
     """The parent, with a seed for the random steps that follow."""
 
     _element_spec = spec_of_first_parent
+    _origins = same_index
 
     def __init__(self, parent: Any, seed: int | None) -> None:
         super().__init__(parent)

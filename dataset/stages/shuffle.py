@@ -6,8 +6,8 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.permutation import Permutation
-from gristmill.dataset.graph import random_seed
-from gristmill.dataset.map_dataset import ReindexMapDataset
+from gristmill.dataset.bases.map import ReindexMapDataset
+from gristmill.dataset.bases.node import random_seed
 
 T = TypeVar("T")
 

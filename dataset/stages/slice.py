@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from gristmill.core.errors import SliceTypeError, as_int
 from gristmill.core.indices import Indices, as_ints
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.map_dataset import BlockMapDataset, ReindexMapDataset, not_over_a_part
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.map import BlockMapDataset, ReindexMapDataset, not_over_a_part
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.origins import Part
 
 T = TypeVar("T")
 
@@ -98,6 +99,9 @@ class ReindexedMapDataset(BlockMapDataset[T]):
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return self._parents[0]._stream(feed.over(self._moved(feed.indices)))
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(self._parent, self._moved([index])[0])]
 
     def _moved(self, indices: Indices) -> list[int]:
         length = len(self._indices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -10,10 +10,12 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.state import shown
-from gristmill.dataset.description import source_files, source_text
-from gristmill.dataset.feed import Feed, read_stream
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed, read_stream
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
+from gristmill.dataset.bases.node import DatasetNode
+from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.telling.description import source_files, source_text
+from gristmill.dataset.telling.failures import tell
 from gristmill.sources.reading import read_keys, wrap_keys
 
 T = TypeVar("T")
@@ -46,6 +48,10 @@ class SourceMapDataset(BlockMapDataset[T]):
         return f"SourceMapDataset(source={self._source_text})"
 
     @property
+    def _upstream(self) -> Sequence[Any]:
+        return [self._source] if isinstance(self._source, DatasetNode) else []
+
+    @property
     def _source_text(self) -> str:
         return source_text(self._source)
 
@@ -73,7 +79,17 @@ class SourceMapDataset(BlockMapDataset[T]):
         return getattr(self._source, "paths", [])
 
     def _block(self, indices: Indices) -> list[Any]:
-        return read_keys(self._source, wrap_keys(self._source, as_ints(indices)))
+        try:
+            return read_keys(self._source, wrap_keys(self._source, as_ints(indices)))
+        except Exception as error:
+            tell(error, self, indices)
+            raise
+
+    def _origins(self, index: int) -> Iterable[Part | RecordKey]:
+        epoch, key = divmod(index, len(self))
+        if isinstance(self._source, MapDataset):
+            return [Part(self._source, key, epoch)]
+        return [RecordKey(key, epoch)]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return read_stream(self._source, wrap_keys(self._source, as_ints(feed.indices)), feed)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gristmill.core.state import state_count
-from gristmill.dataset.files import FileIterator, FilesIterDataset
-from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.bases.files import FileIterator, FilesIterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.sources.tfrecord import Compression, TFRecordFile, check_compression
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, rewinding, skip_one, snapshot
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.pullahead import Failure, PullAhead
-from gristmill.dataset.states import LinearStates, copied
+from gristmill.dataset.ahead.pullahead import Failure, PullAhead
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.states.values import LinearStates, copied
+from gristmill.dataset.telling.failures import has_arrived
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -146,16 +149,16 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
                 if elements:
                     after = snapshot(self._source)
                     if LinearStates.between(before, after, len(elements)) is None:
-                        rewind(self._source, before)
+                        go_to(self._source, before)
                         elements = self._source._take(len(elements))
                         after = snapshot(self._source)
                     before = after
                 self._after = [copied(before)], 0
             return elements, None
         except BaseException as error:
-            if before is not None:
-                rewind(self._source, before)
+            go_to(self._source, before)
             if isinstance(error, Exception):
+                has_arrived(error)
                 return [], (error, error.__traceback__)
             raise
 
@@ -220,12 +223,18 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         return copied(self._source.get_state() if state is None else state)
 
     def _restore(self, state: Any) -> None:
-        current = self.get_state()  # of an iterator without states, which is not to lose what is ready: an error
-        if rewinding.is_active and state == current:
-            return
+        self.get_state()  # of an iterator without states, which is not to lose what is ready: an error
         self._discard()
         self._source.set_state(state)
         self._after = self._index = None
+
+    def _place(self) -> Place | None:
+        place, state = self._source._place(), self._state()
+        while isinstance(state, dict) and "parent" in state:
+            state = state["parent"]
+        if place is None or not isinstance(state, dict) or "next_index" not in state:
+            return place
+        return replace(place, last=state["next_index"] - 1)  # the parent is ahead of it
 
     def _merged_state(self, states: Any) -> Any:
         return self._source._merged_state(states)
@@ -238,7 +247,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
             if state is None:
                 return super()._get_next_index()
             self._discard()
-            rewind(self._source, copied(state))
+            go_to(self._source, copied(state))
         index = self._source._get_next_index()
         if self._buffer_size and not self._has_gaps():
             self._index = index
@@ -252,8 +261,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
     def _skip(self) -> None:
         self._discard()
         state = self._state()
-        if state is not None:
-            rewind(self._source, copied(state))
+        go_to(self._source, copied(state))
         skip_one(self._source)
         self._after = self._index = None
 
@@ -267,6 +275,9 @@ class ForeignIterator(DatasetIterator[T]):
         if missing:
             raise TypeError(f"parent must be an iterator with get_state and set_state, got {shown(iterator)} without {missing}")
         self._iterator = iterator
+
+    def __str__(self) -> str:
+        return str(getattr(self._iterator, "__qualname__", type(self._iterator).__qualname__))
 
     def __next__(self) -> T:
         return self._iterator.__next__()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.state import state_list
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.origins import Part
 
 T = TypeVar("T")
 
@@ -52,6 +53,9 @@ class ZipMapDataset(BlockMapDataset[T]):
     def __str__(self) -> str:
         return f"ZipMapDataset(parents={_names(self._parents)}, drop_missing={self._drops})"
 
+    def _chain_text(self) -> str:
+        return f"ZipMapDataset([{len(self._parents)} parents], drop_missing={self._drops})"
+
     @property
     def _element_spec(self) -> Any:
         return tuple([parent._element_spec for parent in self._parents])
@@ -59,6 +63,9 @@ class ZipMapDataset(BlockMapDataset[T]):
     def _block(self, indices: Indices) -> list[Any]:
         rows: list[Any] = list(zip(*[parent._block(indices) for parent in self._parents], strict=True))
         return [None if any([x is None for x in row]) else row for row in rows] if self._drops else rows
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(parent, index) for parent in self._parents]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         rows = zip(*[parent._stream(Feed(feed.indices)) for parent in self._parents], strict=True)
@@ -94,6 +101,9 @@ class ZipIterDataset(IterDataset[T]):
     def __str__(self) -> str:
         return f"ZipIterDataset(parents={_names(self._parents)}, strict={self._strict})"
 
+    def _chain_text(self) -> str:
+        return f"ZipIterDataset([{len(self._parents)} parents], strict={self._strict})"
+
     @property
     def _element_spec(self) -> Any:
         return tuple([parent._element_spec for parent in self._parents])
@@ -105,20 +115,21 @@ class ZipIterDataset(IterDataset[T]):
 class ZipDatasetIterator(BlockIterator[T]):
     _parameters: ClassVar = {"strict": "_strict"}
     _kind = "one_to_one"
+    _placed_by = ("_has_ended",)
 
     def __init__(self, parents: list[DatasetIterator[Any]], strict: bool) -> None:
         super().__init__(parents)
         self._strict = strict
-        self._end: list[Any] | None = None  # the parents' states at the end: asked again, those that had not ended would go on
+        self._has_ended = False  # asked again, parents that had not ended would go on
 
     def __str__(self) -> str:
         return f"ZipDatasetIterator([{len(self._parents)} parents])"
 
     def _take(self, n: int) -> list[Any]:
-        if self._end is not None:
+        if self._has_ended:
             return []
-        before = [snapshot(parent) for parent in self._parents] if n > 1 else []
-        if any([state is None for state in before]):  # there is no way back from too many elements of one parent
+        before = [marked(parent) for parent in self._parents] if n > 1 else []
+        if any([mark is None for mark in before]):  # there is no way back from too many elements of one parent
             return DatasetIterator._take(self, n)
         columns: list[list[Any]] = []
         wanted = [n]
@@ -134,9 +145,9 @@ class ZipDatasetIterator(BlockIterator[T]):
                 first
             ):  # those before the first parent that has ended have given one element more, and were not asked again
                 if wanted[i] > num_rows + 1:
-                    rewind(self._parents[i], before[i])
+                    return_to(self._parents[i], before[i])
                     pull(self._parents[i], num_rows + 1)
-            self._end = [snapshot(parent) for parent in self._parents]
+            self._has_ended = True
         return list(zip(*[column[:num_rows] for column in columns], strict=True))
 
     def _check_ends(self, first: int) -> None:
@@ -154,8 +165,7 @@ class ZipDatasetIterator(BlockIterator[T]):
         states = state_list(state, "parents", self, len(self._parents), "the number of datasets")
         for parent, parent_state in zip(self._parents, states, strict=True):
             parent.set_state(parent_state)
-        if not (rewinding.is_active and states == self._end):
-            self._end = None
+        self._has_ended = False
 
     def _skip(self) -> None:
         for parent in self._parents:

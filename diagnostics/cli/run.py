@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gristmill.core.options import ReadOptions
-from gristmill.dataset.display import abbreviated, length_text, stage_length
-from gristmill.dataset.iterator import snapshot
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.next_index import set_next_index
+from gristmill.dataset.bases.iterator import snapshot
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.next_index import set_next_index
+from gristmill.dataset.telling.display import abbreviated, length_text, stage_length
 from gristmill.diagnostics.cli.elements import element_lines
 from gristmill.diagnostics.cli.reader import END, attended, ended_if_frozen, iterator_of, reading
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline

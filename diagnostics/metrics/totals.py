@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import DatasetNode, ancestors
 from gristmill.diagnostics.probe import Probe
 from gristmill.diagnostics.remote import records_of
 from gristmill.diagnostics.summary import ExecutionSummary, take_snapshot

@@ -10,7 +10,7 @@ import pytest
 import gristmill
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
-from gristmill.dataset.description import complete_repr, source_text
+from gristmill.dataset.telling.description import complete_repr, source_text
 from gristmill.experimental import ElasticIterator, InterleaveIterDataset, ZipIterDataset, ZipMapDataset
 from gristmill.sharding import ShardOptions
 

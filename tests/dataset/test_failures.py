@@ -15,7 +15,7 @@ import gristmill as gm
 from gristmill import IterDataset, MapDataset
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset

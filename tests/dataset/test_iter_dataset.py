@@ -5,7 +5,7 @@ import pytest
 
 from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
-from gristmill.dataset.iterator import BlockIterator
+from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
-from gristmill.dataset.stated_blocks import StatedBlocks
+from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 from gristmill.workers import pool as pool_module
 from gristmill.workers.pool import unpark

@@ -10,8 +10,8 @@ import pytest
 
 import gristmill as gm
 from gristmill.dataset import MapDataset, stages
-from gristmill.dataset.map_dataset import BlockMapDataset
-from gristmill.dataset.origin import origin
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.telling.origin import origin
 
 N = 10
 BASE = MapDataset.range(N)

@@ -11,8 +11,8 @@ from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
-from gristmill.dataset.iterator import StatelessIterator
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
@@ -38,7 +38,7 @@ def draw(x, rng):
     return (x, int(rng.integers(10**6)))
 
 
-class Pass(StatelessIterator):
+class Pass(PassingIterator):
     def _take(self, n):
         return self._source._take(n)
 

@@ -16,8 +16,8 @@ import entries_stream
 
 from gristmill import loader
 from gristmill.dataset import IterDataset, stages
-from gristmill.dataset.iterator import BlockIterator
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.iterator import BlockIterator
+from gristmill.dataset.bases.map import BlockMapDataset
 
 _FAMILIES = (entries_basic, entries_device, entries_files, entries_packing, entries_reshape, entries_select, entries_stream)
 

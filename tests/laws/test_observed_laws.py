@@ -11,8 +11,8 @@ from stage_table import ITER_ENTRIES, MAP_ENTRIES
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import MapDataset
-from gristmill.dataset.display import stage_inputs
-from gristmill.dataset.iterator import iterate
+from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.telling.display import stage_inputs
 from gristmill.diagnostics import observe
 from gristmill.diagnostics.graph import graph_of
 from gristmill.diagnostics.seen_specs import seen_specs

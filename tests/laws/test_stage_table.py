@@ -3,7 +3,7 @@
 from entry import nodes
 from stage_table import ITER_ENTRIES, MAP_ENTRIES, stage_classes
 
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import ancestors
 
 
 def test_every_stage_is_in_the_table():

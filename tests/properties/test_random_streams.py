@@ -13,8 +13,8 @@ from list_model import FAILED, Boom
 from new_seed import SEED
 from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
 
-from gristmill.dataset.description import describe
-from gristmill.dataset.iterator import pull, rewind
+from gristmill.dataset.bases.iterator import pull, rewind
+from gristmill.dataset.telling.description import describe
 from gristmill.experimental import get_next_index, set_next_index
 
 LIMIT = 50  # outcomes that are looked at

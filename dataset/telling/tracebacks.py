@@ -16,11 +16,11 @@ from gristmill.core.errors import add_note
 
 # Where errors leave the library: the functions of that name in these modules.
 _EXITS = {
-    "gristmill.dataset.iterator": "__next__",
+    "gristmill.dataset.bases.iterator": "__next__",
     "gristmill.loader.iterator": "__next__",
-    "gristmill.dataset.map_dataset": "__getitem__",
+    "gristmill.dataset.bases.map": "__getitem__",
 }
-_THREADS_AND_WORKERS = ("gristmill.dataset.readahead", "gristmill.dataset.pullahead", "gristmill.workers.child")
+_THREADS_AND_WORKERS = ("gristmill.dataset.ahead.readahead", "gristmill.dataset.ahead.pullahead", "gristmill.workers.child")
 _NOTE = (
     "Frames of gristmill are left out of this traceback. To see them, call "
     'gristmill.config.update("py_traceback_filtering", "off") or set GRISTMILL_PY_TRACEBACK_FILTERING=off.'

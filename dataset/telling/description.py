@@ -19,7 +19,7 @@ import numpy as np
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import stable_repr, without_addresses
 from gristmill.core.state import shown
-from gristmill.dataset.graph import only_parent
+from gristmill.dataset.bases.node import DatasetNode, only_parent
 
 _MAX_TEXT = 1000
 _MAX_SHOWN = 500  # of a value in a message
@@ -47,7 +47,7 @@ def describe(node: Any) -> dict[str, Any]:
     components = getattr(node, "_components", None)
     if components is not None:
         return {**description, "components": {name: describe(component) for name, component in components.items()}}
-    parents = [describe(parent) for parent in getattr(node, "_upstream", node._parents)]
+    parents = [describe(parent) for parent in node._described_upstream]
     if parents:
         description["parents"] = parents
     return description
@@ -72,9 +72,7 @@ def source_files(source: Any) -> list[str] | None:
 
     ``None`` if there is nothing of the kind: then the text of a source tells it from others.
     """
-    from gristmill.dataset.map_dataset import MapDataset
-
-    if isinstance(source, MapDataset):
+    if isinstance(source, DatasetNode):
         found = [getattr(node, "_source_files", None) for node in source_first(source)]
         return [text for files in found if files is not None for text in files] or None
     files = getattr(source, "described_files", None)
@@ -136,9 +134,7 @@ def complete_repr(value: Any) -> str:
 
     States and checkpoints have it, for other processes and later versions to compare.
     """
-    from gristmill.dataset.map_dataset import MapDataset
-
-    is_chain = isinstance(value, MapDataset) and type(value).__repr__ is MapDataset.__repr__
+    is_chain = isinstance(value, DatasetNode) and value._shows_chain
     return description_text(describe(value)) if is_chain else stable_repr(value)
 
 

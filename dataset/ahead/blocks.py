@@ -6,9 +6,17 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from gristmill.core.errors import stop_iteration_error
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind, snapshot, stream_of
-from gristmill.dataset.states import LinearStates, copied, is_ours
+from gristmill.dataset.bases.iterator import (
+    BlockIterator,
+    DatasetIterator,
+    is_of_blocks,
+    marked,
+    return_to,
+    snapshot,
+    stream_of,
+)
+from gristmill.dataset.states.values import LinearStates, copied
+from gristmill.dataset.telling.failures import has_arrived, instead_of_stop
 
 _BLOCK_SECONDS = 0.001  # what there is after this time is given away
 _PIECE = 32  # elements between two looks at the clock: quick ones may be followed by slow ones
@@ -64,7 +72,7 @@ class StatedBlocks:
         self._it = it
         self._stages = _streaming_stages(it)
         self._in_blocks = _passes_singly(it)
-        self._is_ours = is_ours(it)
+        self._is_exact = is_of_blocks(it)  # nobody changes its states later, and going back by marks is quicker
         self._is_new = True
         self._state: Any = None  # after the last element that was taken
         self.growing = _NOTHING  # what ``take`` is at
@@ -120,20 +128,21 @@ class StatedBlocks:
                 self._state = states[sink.num - first - 1]
             if sink.num < first + num:
                 self._stages = []  # there may be more of that
-                self._go_back()
+                self._go_to_state()
 
     def _take_block(self, sink: Sink, n: int) -> None:
         """Takes up to ``n`` elements if their states are known then."""
+        before = marked(self._it)
         try:
             block = self._take_pieces(n)
             after = self._current_state()
             states = LinearStates.between(self._state, after, len(block))
         except BaseException:  # of the elements before the error, too, the states are needed
-            self._go_back()
+            return_to(self._it, before)
             raise
         if states is None:
             self._in_blocks = False
-            self._go_back()
+            return_to(self._it, before)
         else:
             self._state = after
             sink.put(block, states, 0)
@@ -151,12 +160,17 @@ class StatedBlocks:
 
     def _take_one(self) -> tuple[list[Any], BaseException | None]:
         """The next element in a list, or what came instead."""
+        before = marked(self._it) if self._is_exact else None
         try:
             element = self._it._take(1)
         except BaseException as error:
-            self._go_back()
+            if before is None:
+                self._go_to_state()
+            else:
+                return_to(self._it, before)
+            has_arrived(error)
             if isinstance(error, StopIteration):
-                cause, error = error, stop_iteration_error(str(self._it))
+                cause, error = error, instead_of_stop(error, str(self._it))
                 error.__cause__ = cause
             return [], error
         if not element:
@@ -177,11 +191,11 @@ class StatedBlocks:
 
     def _current_state(self) -> Any:
         state = snapshot(self._it)
-        return state if self._is_ours else copied(state)
+        return state if self._is_exact else copied(state)
 
-    def _go_back(self) -> None:
+    def _go_to_state(self) -> None:
         if self._state is not None:
-            rewind(self._it, self._state if self._is_ours else copied(self._state))
+            self._it._restore(self._state if self._is_exact else copied(self._state))
 
 
 def _passes_singly(it: DatasetIterator[Any]) -> bool:

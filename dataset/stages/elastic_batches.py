@@ -10,11 +10,13 @@ from gristmill.core.indices import Indices
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import plain_int, shown, state_count, state_field
-from gristmill.dataset.filter_guard import FilterGuard
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, IteratorContext, iterate, skip_one
-from gristmill.dataset.map_dataset import BlockMapDataset, MapDataset, ancestors, read
+from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, skip_one
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, read
+from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
 from gristmill.dataset.stages.random_map import RandomMapMapDataset

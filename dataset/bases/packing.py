@@ -18,10 +18,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind, rewinding
-from gristmill.dataset.lookahead import Lookahead
-from gristmill.dataset.refilling import refilling
-from gristmill.dataset.states import copied, given
+from gristmill.dataset.ahead.lookahead import Lookahead
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
+from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.states.values import copied, given
 
 S = TypeVar("S")  # where in the elements a group begins, and what else decides how it is made
 G = TypeVar("G")  # a group in the making
@@ -124,7 +124,7 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
         memory, self._memory = self._memory, None
         if memory is None:
             if self._at.parent is not None:
-                rewind(self._source, copied(self._at.parent))
+                go_to(self._source, copied(self._at.parent))
             memory = Memory(self._source)
         memory.ahead.has_failed = False
         if self._at.parent is None:
@@ -175,8 +175,6 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
         return state
 
     def _restore(self, state: Any) -> None:
-        if rewinding.is_active and state == self.get_state():
-            return  # what is in memory has not been delivered yet
         at = self._position_in(state)
         skipped = state.get("skipped", [])
         numbers = plain_counts(skipped)

@@ -15,17 +15,10 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from gristmill.core.naming import one_line, without_addresses
-from gristmill.dataset.description import as_json
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.stages.zip import ZipIterDataset, ZipMapDataset
+from gristmill.dataset.telling.description import as_json
 
 T = TypeVar("T")
 
-_KINDS = (DatasetIterator, MapDataset, IterDataset)
-_CHAIN_REPRS: set[Any] = {kind.__repr__ for kind in _KINDS}
 _MAX_CHAIN = 24  # stages one after the other
 _MAX_BRANCHES = 8  # side by side
 _MAX_DEPTH = 4  # of branches in branches
@@ -65,7 +58,7 @@ def chain_text(pipeline: Any) -> str:
 
 
 def _chain_text(pipeline: Any) -> str:
-    kind = next(kind.__name__ for kind in _KINDS if isinstance(pipeline, kind))
+    kind = pipeline._family
     length = length_text(stage_length(pipeline))
     head = f"{kind} of {length}:" if length.endswith(("element", "elements")) else f"{kind}{length and ', '}{length}:"
     lines = abbreviated(_lines(pipeline, {}, 0), _MAX_LINES, lambda num: f"… {num} more lines …")
@@ -73,15 +66,8 @@ def _chain_text(pipeline: Any) -> str:
 
 
 def stage_name(stage: Any) -> str:
-    """``str(stage)``: on one line, without memory addresses, whatever a user's class makes of it.
-
-    That of a zip has the names of its parents, which stand above it where this is used: it gets their number instead.
-    """
-    if isinstance(stage, ZipMapDataset):
-        return f"ZipMapDataset([{len(stage.parents)} parents], drop_missing={stage._drops})"
-    if isinstance(stage, ZipIterDataset):
-        return f"ZipIterDataset([{len(stage.parents)} parents], strict={stage._strict})"
-    text = without_addresses(one_line(_answer(lambda: str(stage), ""), _MAX_LINE))
+    """The text of a stage in a chain: on one line, without memory addresses, whatever a user's class makes of it."""
+    text = without_addresses(one_line(_answer(stage._chain_text, ""), _MAX_LINE))
     return text if text.strip("…") else type(stage).__name__
 
 
@@ -99,12 +85,7 @@ def length_text(length: int | None) -> str:
 
 def stage_inputs(stage: Any) -> Sequence[Any]:
     """What a dataset or iterator draws from, as far as it exists: no iterator is made for it."""
-    attributes = vars(stage)
-    if stage._parents:
-        return list(stage._parents)
-    datasets = attributes.get("_datasets", getattr(attributes.get("_opener"), "datasets", None))  # of an interleave
-    candidates = datasets if isinstance(datasets, list) else [datasets, attributes.get("_ds"), attributes.get("_source")]
-    return [candidate for candidate in candidates if isinstance(candidate, DatasetNode)]
+    return list(stage._upstream)
 
 
 def joined(branches: Sequence[Sequence[str]]) -> list[str]:
@@ -153,7 +134,7 @@ def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
 def _stage_text(stage: Any) -> str:
     """The name of a stage and its parameters."""
     kind = type(stage)
-    if kind.__repr__ not in _CHAIN_REPRS and not _inputs(stage):
+    if not stage._shows_chain and not _inputs(stage):
         return without_addresses(one_line(_answer(lambda: repr(stage), kind.__name__), _MAX_LINE))
     text = stage_name(stage)
     missing = [(name, attribute) for name, attribute in kind._parameters.items() if f"{name}=" not in text]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any, ClassVar, Self, TypeVar
 
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, skip_one
-from gristmill.dataset.next_index import check_no_gaps
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, skip_one
+from gristmill.dataset.bases.next_index import check_no_gaps
+from gristmill.dataset.bases.origins import Place
 
 T = TypeVar("T")
 
@@ -40,6 +41,9 @@ class CountingIterator(BlockIterator[T]):
     def _return_to(self, mark: Any) -> None:
         parent, self._count = mark
         self._parents[0]._return_to(parent)
+
+    def _place(self) -> Place | None:
+        return self._parents[0]._place()
 
     def _merged_state(self, states: Any) -> Any:
         key = self._count_key

@@ -33,10 +33,10 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, rewind
-from gristmill.dataset.stated_blocks import StatedBlocks
-from gristmill.dataset.states import Fetched
-from gristmill.dataset.threads import start_thread
+from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
+from gristmill.dataset.states.values import Fetched
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more
@@ -179,7 +179,7 @@ class PullAhead:
         try:
             state, self._state = self._state, None
             if state is not None:
-                rewind(self._it, state)
+                go_to(self._it, state)
             failure = blocks.fill(self, size)
         except BaseException as error:
             failure = error

@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
-from gristmill.dataset.graph import DatasetNode
+from gristmill.dataset.bases.node import DatasetNode
 
 
 def get_element_spec(ds: Any) -> Any:

@@ -6,6 +6,7 @@ Guarantees:
    over. How fast they are does not matter.
 2. The state counts what was delivered: a position in the cycle, and the state of every shard after its last delivered element.
 3. An error of a shard comes in its turn, after the elements before it, and again at every ``next`` until the state is set.
+   Going back to where this is already is not that.
 4. An interrupt at any point leaves the iterator after its last delivered element; what had been fetched and not delivered is
    computed again. So does a fork, in the new process.
 5. A state of ``mp_prefetch`` in Grain before 0.2.16 counts elements that were delivered since its shards' states. They are
@@ -23,17 +24,17 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewinding, snapshot
-from gristmill.dataset.old_states import (
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, is_of_blocks, iterate, snapshot
+from gristmill.dataset.slicing import share_iterator, slice_pipeline
+from gristmill.dataset.stages.options import collected_options
+from gristmill.dataset.states.old import (
     is_old_workers_state,
     old_workers_state,
     parse_old_workers_state,
     refuse_old_interleave,
 )
-from gristmill.dataset.slicing import share_iterator, slice_pipeline
-from gristmill.dataset.stages.options import collected_options
-from gristmill.dataset.states import CycleState, Fetched, copied, given, is_ours
+from gristmill.dataset.states.values import CycleState, Fetched, copied, given
 from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")
@@ -100,7 +101,11 @@ class RoundRobinIterator(BlockIterator[T]):
         """Called when all shards have ended: they may not be needed any more. May be called again."""
 
     @property
-    def _upstream(self) -> tuple[DatasetIterator[Any]]:
+    def _upstream(self) -> Sequence[Any]:
+        return (self._ds,)
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
         return (iterate(self._ds),)
 
     def _share_iterators(self) -> list[DatasetIterator[Any]]:
@@ -266,8 +271,6 @@ class RoundRobinIterator(BlockIterator[T]):
         self._failed_state = None
 
     def _restore(self, state: Any) -> None:
-        if rewinding.is_active and state == self.get_state():
-            return  # that is where it is, and an error stays until somebody else sets the state
         shares, nums = self._share_iterators(), [0] * self._count
         if is_old_workers_state(state):
             slot, values, nums = parse_old_workers_state(state, self, self._count)
@@ -278,7 +281,7 @@ class RoundRobinIterator(BlockIterator[T]):
         else:
             cycle = self._parse(state)
         for it, value in zip(shares, cycle.states, strict=True):
-            if value is not None and is_ours(it):  # what users do with a state may take long or have effects
+            if value is not None and is_of_blocks(it):  # what users do with a state may take long or have effects
                 it.set_state(value)
         self._next = cycle.slot
         self._after = [_NOTHING if value is None else ([value], 0) for value in cycle.states]

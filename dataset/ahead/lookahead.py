@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gristmill.dataset.iterator import DatasetIterator, skip_one, snapshot
-from gristmill.dataset.stated_blocks import StatedBlocks
-from gristmill.dataset.states import copied
+from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
+from gristmill.dataset.states.values import copied
 
 _BLOCK_SIZE = 128
 

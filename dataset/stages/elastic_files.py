@@ -8,16 +8,17 @@ from typing import Any
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown, state_count, state_field
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import StatelessIterator, iterate
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
-from gristmill.dataset.states import CycleState, states_by_index
+from gristmill.dataset.states.values import CycleState, states_by_index
 
 
-class FilesIterator(StatelessIterator[Any]):
+class FilesIterator(PassingIterator[Any]):
     """The share of one shard in an interleave of datasets."""
 
     _kind = "stateful"
@@ -110,7 +111,7 @@ def _interleave_of(ds: IterDataset[Any]) -> InterleaveIterDataset[Any]:
     """The interleave at the beginning of ``ds``, behind which there must be no other state."""
     it = iterate(ds)
     while not isinstance(it, InterleaveDatasetIterator):
-        if not isinstance(it, StatelessIterator | ThreadPrefetchDatasetIterator):
+        if not isinstance(it, PassingIterator | ThreadPrefetchDatasetIterator):
             raise ValueError(
                 "ds must be a MapDataset, or an InterleaveIterDataset and what has no state of its own after it (map, filter, "
                 f"batch): the state of {it} cannot be divided among another number of shards. Put that step into the datasets "

@@ -12,64 +12,25 @@ here, once. The guarantees:
 from __future__ import annotations
 
 import abc
-import contextlib
-import functools
-import sys
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from gristmill.core.errors import StateMismatchError, stop_iteration_error
-from gristmill.core.options import DatasetOptions
+from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_from_text, state_to_text
-from gristmill.dataset.checkpoint_files import read_checkpoint, write_checkpoint
-from gristmill.dataset.description import describe
-from gristmill.dataset.graph import as_parents, only_parent
-from gristmill.dataset.watching import watcher
+from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.node import Node, as_parents
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
+from gristmill.dataset.telling.description import describe
+from gristmill.dataset.telling.display import chain_text
+from gristmill.dataset.telling.failures import instead_of_stop, tell
+from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.transforms.batching import Allocate
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-@dataclass
-class IteratorContext:
-    """What all iterators of one pipeline share."""
-
-    options: DatasetOptions = field(default_factory=DatasetOptions)
-    worker_index: int = 0
-    worker_count: int = 1
-    joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
-
-
-class ComponentContext(IteratorContext):
-    """Of a pipeline that another one opens: that one's options, and its own where they say nothing.
-
-    Workers open whole pipelines, not shares of them, so it is always that of the only worker.
-    """
-
-    def __init__(self, outer: IteratorContext, options: DatasetOptions | None = None) -> None:
-        self.outer = outer
-        self.joined = outer.joined
-        self._own = options or DatasetOptions()
-
-    @property  # looked up when used: the outer pipeline may get options after its parts were made
-    def options(self) -> DatasetOptions:
-        return self.outer.options.merge(self._own)
-
-    @options.setter
-    def options(self, options: DatasetOptions) -> None:
-        self._own = options
-
-
-class _Rewinding(threading.local):
-    is_active = False  # a step that failed is being taken back, by this thread
-
-
-rewinding = _Rewinding()
-
-
-class DatasetIterator(Iterator[T_co], abc.ABC):
+class DatasetIterator(Node, Iterator[T_co], abc.ABC):
     """An iterator that knows its position: ``get_state`` is small, ``set_state`` continues exactly from there.
 
     Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal pipeline, ``it`` delivers the
@@ -84,8 +45,8 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         parents: the iterator or iterators that this one draws from.
     """
 
+    _family = "DatasetIterator"
     _parents: tuple[DatasetIterator[Any], ...] = ()
-    _parameters: ClassVar[dict[str, str]] = {}  # what a checkpoint's description shows: name there, attribute here
     _refills: ClassVar[bool] = False  # whether it may take elements of its parents again when it is restored
     _is_taken_again = False  # whether a step behind it may
     _closed = False
@@ -106,10 +67,6 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
             self._share_context(shared)
         else:
             self._share_context(IteratorContext())
-
-    @property
-    def _parent(self) -> DatasetIterator[Any]:
-        return only_parent(self)
 
     @property
     def _ctx(self) -> IteratorContext:
@@ -163,12 +120,14 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         self.close()
 
     def __repr__(self) -> str:
-        from gristmill.dataset.display import chain_text
-
         return chain_text(self)
 
     def __str__(self) -> str:
-        return type(self).__name__ if type(self).__repr__ is DatasetIterator.__repr__ else repr(self)
+        return type(self).__name__ if self._shows_chain else repr(self)
+
+    @property
+    def _shows_chain(self) -> bool:
+        return type(self).__repr__ is DatasetIterator.__repr__
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset")
@@ -186,10 +145,11 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
         """
         if self._failed_state is None or self._failed_state != self.get_state():
             raise ValueError(f"there is nothing to skip: the last next() of {self} did not fail")
+        before = marked(self)
         try:
             self._skip()
         except BaseException:
-            rewind(self, self._failed_state)
+            return_to(self, before)
             raise
         self._failed_state = None
 
@@ -228,6 +188,9 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
                 elements.append(self.__next__())
             except StopIteration:
                 break
+            except Exception as error:
+                tell(error, self)
+                raise
         return elements
 
     def _restore(self, state: Any) -> None:
@@ -240,6 +203,10 @@ class DatasetIterator(Iterator[T_co], abc.ABC):
 
     def _return_to(self, mark: Any) -> None:
         self._restore(mark)
+
+    def _place(self) -> Place | None:
+        """Where the element that was delivered last comes from, if that follows from what the stages upstream say. Optional."""
+        return None
 
     def _merged_state(self, states: Any) -> Any:
         """The state that goes on where all of several shards stopped, whose number was another one. Optional.
@@ -287,11 +254,31 @@ class BlockIterator(DatasetIterator[T_co]):
     # ends or raises, and the iterator may be anywhere. Whoever asks for the next ``n`` has taken all that there were.
     _stream: Callable[[int], Iterator[Any]] | None = None
 
+    # Attributes, never changed in place, that say with the parents' places where it is: going back to them is quick and exact.
+    _placed_by: ClassVar[tuple[str, ...] | None] = None
+
     @abc.abstractmethod
     def _take(self, n: int) -> list[Any]: ...
 
     @abc.abstractmethod
     def _restore(self, state: Any) -> None: ...
+
+    def _mark(self) -> Any:
+        names = self._placed_by
+        if names is None:
+            return self.get_state()
+        return [parent._mark() for parent in self._parents], [getattr(self, name) for name in names]
+
+    def _return_to(self, mark: Any) -> None:
+        names = self._placed_by
+        if names is None:
+            go_to(self, mark)
+            return
+        marks, values = mark
+        for parent, parent_mark in zip(self._parents, marks, strict=True):
+            parent._return_to(parent_mark)
+        for name, value in zip(names, values, strict=True):
+            setattr(self, name, value)
 
     @abc.abstractmethod
     def _skip(self) -> None: ...
@@ -305,15 +292,11 @@ class BlockIterator(DatasetIterator[T_co]):
             try:
                 block = self._take(1)
             except BaseException as error:
-                try:
-                    explain = explainer(error)
-                finally:
-                    if before is not None:
-                        return_to(self, before)
+                return_to(self, before)
                 self._failed_state = snapshot(self)
                 if isinstance(error, StopIteration):
-                    raise explain(stop_iteration_error(str(self))) from error
-                explain(error)
+                    raise instead_of_stop(error, str(self)) from error
+                filter_traceback(error)
                 raise
         finally:
             self._is_in_next = False
@@ -337,8 +320,7 @@ class BlockIterator(DatasetIterator[T_co]):
         try:
             self._restore(state)
         except BaseException as error:
-            if before is not None:
-                return_to(self, before)
+            return_to(self, before)
             if isinstance(error, RecursionError):  # where it is compared, copied or shown
                 raise StateMismatchError(f"the state of {self} must be nested less deeply than {shown(state)}") from error
             raise
@@ -348,38 +330,22 @@ class BlockIterator(DatasetIterator[T_co]):
         return type(self).__name__
 
 
-class StatelessIterator(BlockIterator[T_co]):
-    """The base of iterators whose position is their only parent's. Who has more to restore overrides ``_return_to`` as well."""
-
-    def __init__(self, parent: DatasetIterator[Any]) -> None:
-        super().__init__(parent)
-        self._source = parent  # the parent without the detour of a property
-
-    def get_state(self) -> Any:
-        return self._source.get_state()
-
-    def _restore(self, state: Any) -> None:
-        self._source.set_state(state)
-
-    def _skip(self) -> None:
-        skip_one(self._source)
-
-    def _mark(self) -> Any:
-        return self._source._mark()
-
-    def _return_to(self, mark: Any) -> None:
-        self._source._return_to(mark)
-
-    def _merged_state(self, states: Any) -> Any:
-        return self._source._merged_state(states)
-
-
 class PlainIterator(DatasetIterator[T_co]):
-    """Wraps a plain Python iterator, which has no state to save, so that our stages can draw from it."""
+    """Wraps a plain Python iterator, which has no state to save, so that our stages can draw from it.
 
-    def __init__(self, iterator: Iterator[T_co]) -> None:
+    Args:
+        iterator: the plain one.
+        ds: the dataset that it is of.
+    """
+
+    def __init__(self, iterator: Iterator[T_co], ds: Any) -> None:
         super().__init__()
         self._iterator = iterator
+        name = str(getattr(iterator, "__qualname__", type(iterator).__qualname__))
+        self._name = type(ds).__name__ if name.endswith(f"{type(ds).__qualname__}.__iter__") else name
+
+    def __str__(self) -> str:
+        return self._name
 
     def __next__(self) -> T_co:
         return next(self._iterator)
@@ -405,7 +371,7 @@ def iterate(ds: Any) -> DatasetIterator[Any]:
     if isinstance(it, DatasetIterator):
         return it
     if isinstance(it, Iterator):
-        return PlainIterator(it)
+        return PlainIterator(it, ds)
     raise TypeError(f"{type(ds).__name__}.__iter__ must return an iterator, got {type(it).__name__}")
 
 
@@ -417,18 +383,6 @@ def snapshot(it: DatasetIterator[Any]) -> Any:
         return None
 
 
-def rewind(it: DatasetIterator[Any], state: Any) -> None:
-    """Takes ``it`` back to ``state`` after a step that failed: where it is again, errors may stay as they are."""
-    try:
-        _tell_before_rewinding(sys.exc_info()[1])
-    finally:
-        rewinding.is_active = True
-        try:
-            it._restore(state)
-        finally:
-            rewinding.is_active = False
-
-
 def marked(it: DatasetIterator[Any]) -> Any:
     """Where ``it`` is, for ``return_to``; ``None`` for an iterator that has no state."""
     try:
@@ -438,34 +392,15 @@ def marked(it: DatasetIterator[Any]) -> Any:
 
 
 def return_to(it: DatasetIterator[Any], mark: Any) -> None:
-    """As ``rewind``, with what ``marked`` gave."""
-    rewinding.is_active = True
-    try:
+    """Takes ``it`` back, after a step that failed or went too far, to where it was ``marked``, if it can go back."""
+    if mark is not None:
         it._return_to(mark)
-    finally:
-        rewinding.is_active = False
 
 
-def explainer(error: BaseException) -> Callable[[BaseException], BaseException]:
-    """What tells of an error, or of what takes its place, where ``error`` came up, and returns it. Of an interrupt, nothing.
-
-    It also leaves our frames out of the traceback. To be called as long as the iterators are where the error met them.
-    """
-    if isinstance(error, Exception | KeyboardInterrupt):
-        with contextlib.suppress(ImportError):  # the interpreter is about to end
-            from gristmill.dataset import failures  # loaded with the first failure: it knows all kinds of stages
-
-            return functools.partial(failures.explain, failures.located(error) if isinstance(error, Exception) else None)
-    return lambda error: error
-
-
-def _tell_before_rewinding(error: BaseException | None) -> None:
-    """Adds to an error that is being handled where it came up, while the iterators are where it met them."""
-    if isinstance(error, Exception):
-        with contextlib.suppress(ImportError):  # as in ``explainer``
-            from gristmill.dataset import failures
-
-            failures.tell_before_rewinding(error)
+def go_to(it: DatasetIterator[Any], state: Any) -> None:
+    """Takes ``it`` back to ``state``, if that is known. An iterator of ours that is there keeps errors and what is in memory."""
+    if state is not None and not (isinstance(it, BlockIterator) and state == snapshot(it)):
+        it._restore(state)
 
 
 def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
@@ -497,12 +432,11 @@ def stream_of(it: DatasetIterator[Any], n: int) -> Iterator[Any]:
 
 def skip_one(it: DatasetIterator[Any]) -> bool:
     """Advances ``it`` by one output, failing or not; whether there was one."""
-    before = snapshot(it)
+    before = marked(it)
     try:
         return bool(it._take(1))
     except Exception:
-        if before is not None:
-            rewind(it, before)
+        return_to(it, before)
         it._skip()
         return True
 
@@ -513,3 +447,8 @@ async def write_when_created(directory: Any, state: str, description: dict[str, 
 
     path = await directory.await_creation()
     await asyncio.to_thread(write_checkpoint, path, state, description)
+
+
+def is_of_blocks(it: DatasetIterator[Any]) -> bool:
+    """Whether no user's iterator is among ``it`` and those upstream."""
+    return isinstance(it, BlockIterator) and all([is_of_blocks(parent) for parent in it._parents])

@@ -32,9 +32,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.root_log import RootLog
-from gristmill.dataset.threads import start_thread
+from gristmill.dataset.ahead.root_log import RootLog
+from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.bases.feed import Feed
 
 _QUICK_SECONDS = 0.0005  # grow while a block takes less
 _SLOW_SECONDS = 0.002  # shrink when it takes more

@@ -4,36 +4,66 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from gristmill.core import hooks
 from gristmill.core.seeds import check_seed, derive_seed
 from gristmill.core.state import shown
 
 S = TypeVar("S")
 
 
-class DatasetNode:
-    """What a ``MapDataset`` and an ``IterDataset`` have in common: their place in the graph."""
+class Node:
+    """What datasets and iterators have in common: their place in the graph, and what they say of themselves."""
 
-    # On the class, so that a user's subclass that does not call ``super().__init__`` has them too.
+    _family: ClassVar[str]  # the class that users know it by
+    # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
     _parents: tuple[Any, ...] = ()
+    _parameters: ClassVar[dict[str, str]] = {}  # what decides its elements: name in descriptions and texts, attribute here
+
+    @property
+    def _parent(self) -> Any:
+        return only_parent(self)
+
+    @property
+    def _upstream(self) -> Sequence[Any]:
+        """What it draws from, datasets or iterators, as far as they exist: none is made for it."""
+        return self._parents
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        """The same for descriptions, where streams are described by their iterators."""
+        return self._upstream
+
+    @property
+    def _shows_chain(self) -> bool:
+        """Whether its ``repr`` is the text of the whole chain."""
+        return False
+
+    def _chain_text(self) -> str:
+        """What it is called in the text of a chain, below what it draws from."""
+        return str(self)
+
+
+class DatasetNode(Node):
+    """What a ``MapDataset`` and an ``IterDataset`` have in common."""
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        return self._parents
+
     _seed_point: int | None = None  # the seed given at this point of the pipeline
-    _parameters: ClassVar[dict[str, str]] = {}  # what a checkpoint's description shows: name there, attribute here
     _drops = False  # whether this step may leave out elements of its parent
     _adds_step = True  # whether it counts in the distance of a seed (what does not has one parent)
+    _is_share = False  # whether it is a worker's part of its parent
 
     @property
     def parents(self) -> tuple[Any, ...]:
         """The datasets that this one is made of."""
         return self._parents
-
-    @property
-    def _parent(self) -> Any:
-        return only_parent(self)
 
     @functools.cached_property
     def _default_seed(self) -> np.uint32 | None:
@@ -48,9 +78,7 @@ class DatasetNode:
         )
 
     def _repr_html_(self) -> str:
-        # By name: it is above this package, and only here because a notebook asks for it.
-        html: str = importlib.import_module("gristmill.diagnostics.notebook").pipeline_html(self)
-        return html
+        return hooks.pipeline_html(self)
 
     def _over(self, replaced: Callable[[Any], Any]) -> Any:
         """This step over other parents: a copy that shares whatever it has with this one, and has the same default seed.
@@ -134,3 +162,20 @@ def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = N
     if default is None:
         raise ValueError(f"{name} needs a seed: pass seed=..., or call ds.seed(seed) before it")
     return int(default)
+
+
+def ancestors(ds: Any) -> Iterator[Any]:
+    """``ds`` and everything upstream, each object once."""
+    seen: set[int] = set()
+    todo = [ds]
+    while todo:
+        node = todo.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            todo.extend(node._parents)
+
+
+def is_of_library(stage: Any) -> bool:
+    """Whether ``stage`` is of a class of this library: of a subclass, nobody knows what it does."""
+    return type(stage).__module__.partition(".")[0] == "gristmill"

@@ -6,7 +6,7 @@ from typing import Any
 
 from gristmill.core.errors import StateIndexError, as_int
 from gristmill.core.state import shown
-from gristmill.dataset.iterator import DatasetIterator, rewind, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator, marked, return_to
 
 
 def get_next_index(ds_iter: Any) -> int:
@@ -59,12 +59,12 @@ def set_next_index(ds_iter: Any, index: int) -> None:
     number = as_int("index", index)
     if number < 0:
         raise StateIndexError(f"index must not be negative, got {number}")
-    before = snapshot(it) if isinstance(it, DatasetIterator) else None
+    before = marked(it) if isinstance(it, DatasetIterator) else None
     try:
         it._set_next_index(number)
     except BaseException as error:
         if before is not None:
-            rewind(it, before)
+            return_to(it, before)
             if isinstance(error, IndexError):  # about the index of something upstream, which the caller does not know
                 raise StateIndexError(f"index {number} is out of range: {error}") from error
         raise

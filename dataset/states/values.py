@@ -13,8 +13,7 @@ import numpy as np
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import plain_counts, plain_int, shown, state_count, state_list
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator
-from gristmill.dataset.old_states import refuse_old_interleave
+from gristmill.dataset.states.old import refuse_old_interleave
 
 _UNCHANGEABLE = frozenset((int, str, bool, float, bytes, NoneType))
 _DIGITS = re.compile("[0-9]{1,18}")
@@ -51,11 +50,6 @@ def _advanced(state: Any, num: int) -> Any:
     if type(state) is dict:
         return {key: value + num if type(value) is int else _advanced(value, num) for key, value in state.items()}
     return [_advanced(value, num) for value in state] if type(state) is list else state
-
-
-def is_ours(it: DatasetIterator[Any]) -> bool:
-    """Whether no user's iterator is among ``it`` and those upstream."""
-    return isinstance(it, BlockIterator) and all([is_ours(parent) for parent in it._parents])
 
 
 def copied(state: Any) -> Any:

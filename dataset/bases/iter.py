@@ -1,0 +1,58 @@
+"""``IterDataset``: a lazily computed stream."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import DatasetNode, as_parents
+from gristmill.dataset.methods import IterAheadMethods, IterDatasetMeta, IterElementMethods, IterSequenceMethods
+from gristmill.dataset.telling.display import chain_text
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class IterDataset(
+    DatasetNode,
+    IterElementMethods[T_co],
+    IterSequenceMethods[T_co],
+    IterAheadMethods[T_co],
+    metaclass=IterDatasetMeta,
+):
+    """A stream of elements without random access, whose iterators can be saved and restored.
+
+    Immutable; every ``iter(ds)`` is an independent iterator at the beginning. Most are made by
+    ``MapDataset.to_iter_dataset()``.
+
+    Subclasses define ``__iter__``.
+
+    Args:
+        parents: the dataset or datasets that this one is made of.
+
+    Example:
+        >>> ds = MapDataset.range(5).to_iter_dataset().filter(lambda x: x % 2 == 0).batch(2)
+        >>> list(ds)
+        [array([0, 2]), array([4])]
+    """
+
+    _family = "IterDataset"
+
+    def __init__(self, parents: Any | Iterable[Any] = ()) -> None:
+        self._parents = as_parents(parents, MapDataset, IterDataset)
+
+    @abc.abstractmethod
+    def __iter__(self) -> DatasetIterator[T_co]:
+        """Returns an iterator at the beginning."""
+
+    def __repr__(self) -> str:
+        return chain_text(self)
+
+    def __str__(self) -> str:
+        return type(self).__name__ if self._shows_chain else repr(self)
+
+    @property
+    def _shows_chain(self) -> bool:
+        return type(self).__repr__ is IterDataset.__repr__
