@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gristmill.core.errors import add_note
+from gristmill.core.pacing import BlockSize
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoded, Encoder
 from gristmill.workers.flags import set_flags
@@ -63,8 +64,6 @@ _MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
 _MAX_BLOCK = 2048  # elements
 _MAX_BLOCK_BYTES = 1 << 17
 _LATE_SECONDS = 0.01  # see guarantee 5
-_QUICK_SECONDS = 0.0005  # blocks grow while one takes less
-_SLOW_SECONDS = 0.002  # and shrink when one takes more
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -217,10 +216,11 @@ class Worker:
 
     def _produce(self, state: Any, *, is_careful: bool) -> None:
         """Sends elements until the end, an error or a new start."""
-        size, connection = 1, self._connection
+        block_size, connection = BlockSize(), self._connection
         while connection.start is None:
             began = time.perf_counter()
             self._encoder.forget_allocated()
+            size = block_size.now
             elements, states, stop = self._take(size)
             num_taken, num_sent = len(elements), self._num_sent
             if num_sent:
@@ -243,10 +243,9 @@ class Worker:
             if stop is not None:
                 self._report(stop, state)
                 return
-            if num_sent or has_slots or seconds > _SLOW_SECONDS or num_bytes > _MAX_BLOCK_BYTES:
-                size = max(1, min(size, num_taken) // 2)
-            elif seconds < _QUICK_SECONDS and 2 * num_bytes <= _MAX_BLOCK_BYTES and not is_careful:
-                size = min(2 * size, _MAX_BLOCK)
+            is_heavy = bool(num_sent) or has_slots or num_bytes > _MAX_BLOCK_BYTES
+            may_grow = 2 * num_bytes <= _MAX_BLOCK_BYTES and not is_careful
+            block_size.adapt(seconds, size, _MAX_BLOCK, num=num_taken, is_heavy=is_heavy, may_grow=may_grow)
             connection.receive(wait=False)
             self._obey()
 

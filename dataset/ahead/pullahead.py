@@ -17,7 +17,7 @@ Guarantees:
    ``_LATE_SECONDS`` looks.
 11. In a forked process there is no thread: ``is_stopped`` is true there, and nothing touches the lock.
 
-Blocks grow 1, 2, 4, … while one takes less than about a millisecond: small elements then cost little more than without a thread.
+Blocks grow while they are quick (see ``BlockSize``): small elements then cost little more than without a thread.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, TypeAlias
 
+from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.threads import start_thread
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.states.values import Fetched
 
-_QUICK_SECONDS = 0.0005  # grow while a block takes less
-_SLOW_SECONDS = 0.002  # shrink when it takes more
 _LATE_SECONDS = 0.01  # see guarantee 10
 _LOOK_SECONDS = 0.5  # an interrupt that comes in the moment before a wait is noticed after it
 
@@ -63,7 +62,7 @@ class PullAhead:
         self._buffer_size = buffer_size
         # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
         self._max_block_size = max(1, buffer_size // 2)
-        self._block_size = 1
+        self._block_size = BlockSize()
         self._size = 1  # of the block that the thread computes, or has
         self.num = 0  # elements that were put
         self._process_id = os.getpid()
@@ -170,10 +169,10 @@ class PullAhead:
 
     def _has_room(self) -> bool:
         # For a whole block: a thread that is woken up for every element computes blocks of one.
-        return self._num_free() >= min(self._block_size, self._max_block_size)
+        return self._num_free() >= min(self._block_size.now, self._max_block_size)
 
     def _pull(self, blocks: StatedBlocks) -> None:
-        size = self._size = max(1, min(self._block_size, self._num_free()))
+        size = self._size = max(1, min(self._block_size.now, self._num_free()))
         began = time.perf_counter()
         failure: BaseException | None
         try:
@@ -184,10 +183,7 @@ class PullAhead:
         except BaseException as error:
             failure = error
         seconds = time.perf_counter() - began
-        if seconds < _QUICK_SECONDS:
-            self._block_size = max(self._block_size, min(2 * size, max(self._max_block_size, self.wanted)))
-        elif seconds > _SLOW_SECONDS:
-            self._block_size = max(1, size // 2)
+        self._block_size.adapt(seconds, size, max(self._max_block_size, self.wanted))
         if failure is not None:
             self._failure = failure, failure.__traceback__
             del failure  # its traceback may refer to this frame

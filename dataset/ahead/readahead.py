@@ -17,10 +17,9 @@ Guarantees:
    that is still being computed, and blocks that take that long are shortened to the element that they are at. The rest is
    anybody's again.
 
-Blocks grow 1, 2, 4, … while one takes less than about a millisecond, and there are more threads than CPUs only where threads
-wait for something else. So storage that answers slowly is asked by many threads for one element each, storage that answers
-quickly by few threads for many at once: 16 threads that all want the interpreter between quick reads take four times as long
-as one.
+Blocks grow while they are quick (see ``BlockSize``), and there are more threads than CPUs only where threads wait for something
+else. So storage that answers slowly is asked by many threads for one element each, storage that answers quickly by few threads
+for many at once: 16 threads that all want the interpreter between quick reads take four times as long as one.
 """
 
 from __future__ import annotations
@@ -32,12 +31,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+from gristmill.core.pacing import QUICK_SECONDS, BlockSize
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.threads import start_thread
 from gristmill.dataset.bases.feed import Feed
 
-_QUICK_SECONDS = 0.0005  # grow while a block takes less
-_SLOW_SECONDS = 0.002  # shrink when it takes more
 _ANEW_SECONDS = 1.0  # see guarantee 5
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
 _LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one block
@@ -88,7 +86,7 @@ class ReadAhead:
         self._taken = start  # indices before it have been delivered
         self._running: list[_Block] = []  # blocks that are being computed
         self._ready: dict[int, tuple[list[Any], BaseException | None]] = {}  # by the first index of the block
-        self._block_size = 1
+        self._block_size = BlockSize()
         self._num_alive = 0  # threads
         self._num_waits = 0
         self._waited_seconds = 0.0
@@ -192,7 +190,7 @@ class ReadAhead:
             for block in self._running:
                 if block.began < late and (left := block.shorten()):
                     heapq.heappush(self._returned, left)
-                    self._block_size = 1
+                    self._block_size.restart()
             self._room.notify(len(self._returned))
             return bool(self._returned)
 
@@ -214,12 +212,12 @@ class ReadAhead:
                 return None
             if self._returned:
                 start, stop = heapq.heappop(self._returned)
-                size = min(self._block_size, stop - start)
+                size = min(self._block_size.now, stop - start)
                 if start + size < stop:
                     heapq.heappush(self._returned, (start + size, stop))
             elif self._claimed < self._stop:
                 start = self._claimed
-                size = min(self._block_size, self._stop - start, self._buffer_size - self._num_ahead())
+                size = min(self._block_size.now, self._stop - start, self._buffer_size - self._num_ahead())
                 self._claimed = start + size
             else:
                 return None
@@ -238,14 +236,11 @@ class ReadAhead:
             log.leave(entry)
         seconds, cpu_seconds = time.perf_counter() - block.began, time.thread_time() - began_cpu
         with self._room:
-            if seconds < _QUICK_SECONDS:
-                self._block_size = min(max(self._block_size, 2 * size), self._max_block_size)
-            elif seconds > _SLOW_SECONDS:
-                self._block_size = max(1, min(self._block_size, block.size // 2))
+            self._block_size.adapt(seconds, size, self._max_block_size, num=block.size)
             self._put(block, error)
             del error
             # Longer than its own work and that of all other threads, which may want the same interpreter lock.
-            waited = seconds > _QUICK_SECONDS and seconds > 2 * (self._num_alive + 1) * cpu_seconds
+            waited = seconds > QUICK_SECONDS and seconds > 2 * (self._num_alive + 1) * cpu_seconds
             self._num_waits = self._num_waits + 1 if size == 1 and waited else 0
             more = self._num_waits == _NUM_WAITS
         if more:
