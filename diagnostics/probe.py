@@ -205,7 +205,7 @@ class Probe:
         self.components: list[Probe] = []  # the outputs of pipelines that this stage opens by itself
         self.waits = False  # for elements that other threads or processes compute
         self.takes_indices = not hasattr(stage, "__next__")
-        self.drops = category != "prefetch" and (getattr(stage, "_drops", False) or getattr(stage, "_kind", "") == "dropping")
+        self.drops = category != "prefetch" and (getattr(stage, "_drops", False) or getattr(stage, "_flow", "") == "dropping")
         self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
         self.num_threads: int | None = None  # that may compute its elements ahead
         self.sample_at = 0

@@ -7,6 +7,7 @@ carries ``Record`` objects and these adaptors apply the user's function to their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.errors import add_note
@@ -16,8 +17,10 @@ from gristmill.core.record import Record, RecordMetadata, sampled
 from gristmill.dataset.bases.feed import Feed, read_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, stream_of
+from gristmill.dataset.bases.length import Length, Unknown, same_number
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import RecordKey
+from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
@@ -110,6 +113,11 @@ _NOT_A_MAP = (
 )
 
 
+@dataclass(frozen=True)
+class OperationParameters(Parameters):
+    operation: Any = function()
+
+
 class LegacyOperationIterDataset(IterDataset[Any]):
     """The records that a legacy operation makes of the parent's.
 
@@ -119,16 +127,17 @@ class LegacyOperationIterDataset(IterDataset[Any]):
     def __init__(self, parent: Any, operation: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
         super().__init__(parent)
         self._operation = operation
+        self._parameters = OperationParameters(operation)
 
-    def __str__(self) -> str:
-        return f"LegacyOperationIterDataset(operation={transform_name(self._operation)})"
+    def _num_elements(self) -> Length:
+        return Unknown()  # the operation decides it
 
     def __iter__(self) -> DatasetIterator[Any]:
         return LegacyOperationIterator(iterate(self._parent), self._operation)
 
 
 class LegacyOperationIterator(PassingIterator[Any]):
-    _kind = "stateful"
+    _flow = "stateful"
 
     def __init__(self, parent: DatasetIterator[Any], operation: Any) -> None:
         super().__init__(parent)
@@ -248,6 +257,8 @@ class DataIterDataset(IterDataset[Any]):
     State: the parent's.
     """
 
+    _num_elements = same_number
+
     def __str__(self) -> str:
         return "DataIterDataset"
 
@@ -256,7 +267,7 @@ class DataIterDataset(IterDataset[Any]):
 
 
 class DataDatasetIterator(PassingIterator[Any]):
-    _kind = "one_to_one"
+    _flow = "one_to_one"
 
     def _take(self, n: int) -> list[Any]:
         return [record.data for record in self._source._take(n)]

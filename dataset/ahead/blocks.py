@@ -202,7 +202,7 @@ def _passes_singly(it: DatasetIterator[Any]) -> bool:
     """Whether each output is made of one element of every iterator upstream, some of which may be left out."""
     return (
         isinstance(it, BlockIterator)
-        and it._kind in ("one_to_one", "dropping")
+        and it._flow in ("one_to_one", "dropping")
         and all([_passes_singly(parent) for parent in it._parents])
     )
 

@@ -20,7 +20,7 @@ class CountingIterator(BlockIterator[T]):
     A stage writes ``_take``, which adds to ``_count``.
     """
 
-    _kind = "one_to_one"
+    _flow = "one_to_one"
     _count_key: ClassVar[str]  # what the count is called in the state
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:

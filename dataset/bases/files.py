@@ -7,10 +7,11 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.bases.length import Length, Unknown
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,6 +41,9 @@ class FilesIterDataset(IterDataset[T]):
 
         files = [self._with_paths([path]) for path in self._paths]
         return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH, iter_buffer_size=_BUFFER_SIZE).__iter__()
+
+    def _num_elements(self) -> Length:
+        return Unknown()  # the files tell, when they are read
 
     @abc.abstractmethod
     def _file_iterator(self, path: str | os.PathLike[str]) -> DatasetIterator[T]:
@@ -72,8 +76,7 @@ class FileIterator(BlockIterator[T]):
     The block, its place and the position in it change together, without a call in between that could be interrupted.
     """
 
-    _kind = "stateful"  # an element does not add one to every count in the state
-    _parameters: ClassVar = {"file": "_file_name"}
+    _flow = "stateful"  # an element does not add one to every count in the state
     _file: Any = None
 
     def __init__(self, path: str | os.PathLike[str], place: Any) -> None:
@@ -88,8 +91,8 @@ class FileIterator(BlockIterator[T]):
         return f"{type(self).__name__}({self._path})"
 
     @property
-    def _file_name(self) -> str:
-        return PurePath(self._path).name  # where the file lies may change
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"file": PurePath(self._path).name}  # where the file lies may change
 
     @abc.abstractmethod
     def _open(self) -> Any:

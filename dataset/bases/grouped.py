@@ -18,7 +18,7 @@ class GroupedIterator(BlockIterator[T]):
     delivered of it is left out. A stage writes ``_make``, ``get_state`` and ``_restore``.
     """
 
-    _kind = "stateful"
+    _flow = "stateful"
     _refills = True
     # What is left of the group, the next element last. ``None``: the group is to be made, and the parent is where it starts.
     _left: list[Any] | None = None

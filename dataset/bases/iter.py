@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, as_parents
 from gristmill.dataset.methods import IterAheadMethods, IterDatasetMeta, IterElementMethods, IterSequenceMethods
@@ -47,11 +48,15 @@ class IterDataset(
     def __iter__(self) -> DatasetIterator[T_co]:
         """Returns an iterator at the beginning."""
 
+    def _num_elements(self) -> Length:
+        """How many elements it delivers, as far as that is known; of users' datasets it is not."""
+        return Unknown()
+
     def __repr__(self) -> str:
         return chain_text(self)
 
     def __str__(self) -> str:
-        return type(self).__name__ if self._shows_chain else repr(self)
+        return self._text() if self._shows_chain else repr(self)
 
     @property
     def _shows_chain(self) -> bool:

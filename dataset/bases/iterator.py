@@ -123,7 +123,7 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
         return chain_text(self)
 
     def __str__(self) -> str:
-        return type(self).__name__ if self._shows_chain else repr(self)
+        return self._text() if self._shows_chain else repr(self)
 
     @property
     def _shows_chain(self) -> bool:
@@ -243,7 +243,7 @@ class BlockIterator(DatasetIterator[T_co]):
     """The base of our own iterators: whole blocks are taken, ``next`` is a block of one."""
 
     # What becomes of the parent's elements: needed to share out work among processes.
-    _kind: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
+    _flow: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
     _is_in_next = False
     # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
     _stays_on_error: ClassVar[bool] = False
@@ -327,7 +327,7 @@ class BlockIterator(DatasetIterator[T_co]):
         self._failed_state = None
 
     def __str__(self) -> str:
-        return type(self).__name__
+        return self._text()
 
 
 class PlainIterator(DatasetIterator[T_co]):

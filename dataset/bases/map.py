@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.dataset.bases.feed import Feed
-from gristmill.dataset.bases.node import DatasetNode, as_parents, spec_of_first_parent
+from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
+from gristmill.dataset.bases.node import DatasetNode, ancestors, as_parents, spec_of_first_parent
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapDatasetMeta, MapElementMethods, MapSequenceMethods
 from gristmill.dataset.telling.display import chain_text
@@ -66,7 +67,7 @@ class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co],
         return chain_text(self)
 
     def __str__(self) -> str:
-        return type(self).__name__ if self._shows_chain else repr(self)
+        return self._text() if self._shows_chain else repr(self)
 
     @property
     def _shows_chain(self) -> bool:
@@ -90,6 +91,11 @@ class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co],
     def _stream(self, feed: Feed) -> Iterator[Any]:
         """The elements of ``_block(feed.indices)``, each computed when it is asked for (see ``feed``)."""
         return (self[i] for i in feed.steps([*as_ints(feed.indices)]))
+
+    def _num_elements(self) -> Length:
+        """How many elements of an epoch are there."""
+        length = of_number(len(self))
+        return AtMost(length.num) if isinstance(length, Exact) and any([node._drops for node in ancestors(self)]) else length
 
     def _origins(self, index: int) -> Iterable[Part | RecordKey]:
         """What the element at ``index`` is made of; nothing if that is not known, as of users' datasets."""
@@ -120,11 +126,20 @@ class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co],
 class BlockMapDataset(MapDataset[T]):
     """The base of our own stages: an element is derived from a block of one."""
 
+    _is_made_anew: ClassVar = False  # over other parents, since it keeps something that follows from them
+
     @abc.abstractmethod
     def _block(self, indices: Indices) -> list[Any]: ...
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return (self._block([i])[0] for i in feed.steps([*as_ints(feed.indices)]))
+
+    def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
+        if self._is_made_anew:
+            remake: Any = type(self)
+            new: MapDataset[T] = remake(replaced(self._parent), **self._parameters.arguments())
+            return new
+        return super()._over(replaced)
 
     def __len__(self) -> int:
         return len(self._parent)
@@ -143,7 +158,7 @@ class BlockMapDataset(MapDataset[T]):
             raise
 
     def __str__(self) -> str:
-        return type(self).__name__
+        return self._text()
 
     def _check_not_empty(self, length: int) -> None:
         if not length:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from gristmill.core import hooks
 from gristmill.core.seeds import check_seed, derive_seed
 from gristmill.core.state import shown
+from gristmill.dataset.bases.parameters import NONE, Parameters
 
 S = TypeVar("S")
 
@@ -22,7 +24,7 @@ class Node:
     _family: ClassVar[str]  # the class that users know it by
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
     _parents: tuple[Any, ...] = ()
-    _parameters: ClassVar[dict[str, str]] = {}  # what decides its elements: name in descriptions and texts, attribute here
+    _parameters: Parameters = NONE  # what it was made with, but its parents
 
     @property
     def _parent(self) -> Any:
@@ -42,6 +44,20 @@ class Node:
     def _shows_chain(self) -> bool:
         """Whether its ``repr`` is the text of the whole chain."""
         return False
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        """What decides which elements there are."""
+        if isinstance(self._parameters, dict):
+            return {name: attrgetter(attribute)(self) for name, attribute in self._parameters.items()}
+        return self._parameters.described()
+
+    def _text(self) -> str:
+        """Its class and parameters."""
+        if isinstance(self._parameters, dict):
+            return type(self).__name__
+        name, text = type(self).__name__, self._parameters.text()
+        return f"{name}({text})" if text else name
 
     def _chain_text(self) -> str:
         """What it is called in the text of a chain, below what it draws from."""

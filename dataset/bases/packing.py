@@ -67,7 +67,7 @@ class Memory(Generic[G]):
 class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
     """Subclasses define ``_pack``, ``_after_group``, ``_state_at`` and ``_position_in``."""
 
-    _kind = "stateful"
+    _flow = "stateful"
     _refills = True
     _stays_on_error = True
 

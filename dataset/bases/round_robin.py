@@ -66,7 +66,7 @@ class RoundRobinIterator(BlockIterator[T]):
 
     _parameters: ClassVar = {"num_shards": "_count"}
     _stage_name: ClassVar = "RoundRobinIterator"  # threads and processes read each other's checkpoints
-    _kind = "stateful"
+    _flow = "stateful"
     _stays_on_error = True
     _closes_anytime = True
 

@@ -33,8 +33,8 @@ class PassingIterator(BlockIterator[T_co]):
         self._source._return_to(mark)
 
     def _place(self) -> Place | None:
-        place = None if self._kind == "stateful" else self._source._place()
-        return place.with_gaps() if place is not None and self._kind == "dropping" else place
+        place = None if self._flow == "stateful" else self._source._place()
+        return place.with_gaps() if place is not None and self._flow == "dropping" else place
 
     def _merged_state(self, states: Any) -> Any:
         return self._source._merged_state(states)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import add_note
@@ -12,10 +13,12 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one
+from gristmill.dataset.bases.length import Length, num_elements, scaled
 from gristmill.dataset.bases.map import BlockMapDataset, read
 from gristmill.dataset.bases.next_index import check_no_gaps
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.bases.origins import Part, Place
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import check_batch_size
@@ -29,13 +32,25 @@ _SPARSE_NOTE = (
 )
 
 
+@dataclass(frozen=True)
+class BatchParameters(Parameters):
+    batch_size: int
+    drop_remainder: bool
+    batch_fn: Callable[[list[Any]], Any] | None = aside()
+
+    def __post_init__(self) -> None:
+        self._replace(batch_size=check_batch_size(self.batch_size), drop_remainder=bool(self.drop_remainder))
+        _check_batch_fn(self.batch_fn)
+
+
 class BatchMapDataset(BlockMapDataset[T]):
     """Batches of consecutive elements of each epoch of the parent.
 
     Order: the parent's. Cost: one allocation and one copy per leaf.
     """
 
-    _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
+    _is_made_anew = True
+    _parameters: BatchParameters
 
     def __init__(
         self,
@@ -46,8 +61,7 @@ class BatchMapDataset(BlockMapDataset[T]):
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(parent)
-        self._batch_size = check_batch_size(batch_size)
-        self._drop_remainder = bool(drop_remainder)
+        self._parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
         sparse = next((ds for ds in ancestors(parent) if ds._drops), None)
         if sparse is not None:
             raise ValueError(
@@ -55,23 +69,17 @@ class BatchMapDataset(BlockMapDataset[T]):
                 "Call to_iter_dataset() before batch()."
             )
         self._parent_length = len(parent)
-        whole, rest = divmod(self._parent_length, self._batch_size)
-        self._length = whole if self._drop_remainder or not rest else whole + 1
+        whole, rest = divmod(self._parent_length, self._parameters.batch_size)
+        self._length = whole if self._parameters.drop_remainder or not rest else whole + 1
+        self._batch_size = self._parameters.batch_size
         self._batch_fn = batch_function(batch_fn)
 
     def __len__(self) -> int:
         return self._length
 
-    def __str__(self) -> str:
-        return f"BatchMapDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
-
     @property
     def _element_spec(self) -> Any:
-        return batched_spec(self._batch_fn, self._parent._element_spec, self._batch_size, self._drop_remainder)
-
-    def _over(self, replaced: Callable[[Any], Any]) -> BatchMapDataset[T]:
-        drop, batch_fn = self._drop_remainder, self._batch_fn
-        return BatchMapDataset(replaced(self._parent), self._batch_size, drop_remainder=drop, batch_fn=batch_fn)
+        return _spec_of(self, self._batch_fn)
 
     def _block(self, indices: Indices) -> list[Any]:
         self._check_not_empty(self._length)
@@ -104,6 +112,8 @@ class BatchIterDataset(IterDataset[T]):
     Order: the parent's. State: the parent's. Cost: one allocation and one copy per leaf.
     """
 
+    _parameters: BatchParameters
+
     def __init__(
         self,
         parent: Any,
@@ -113,34 +123,29 @@ class BatchIterDataset(IterDataset[T]):
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(parent)
-        self._batch_size = check_batch_size(batch_size)
-        self._drop_remainder = bool(drop_remainder)
-        self._batch_fn = _check_batch_fn(batch_fn)
-
-    def __str__(self) -> str:
-        return f"BatchIterDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+        self._parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
 
     @property
     def _element_spec(self) -> Any:
-        batch_fn = batch_function(self._batch_fn)
-        return batched_spec(batch_fn, self._parent._element_spec, self._batch_size, self._drop_remainder)
+        return _spec_of(self, batch_function(self._parameters.batch_fn))
+
+    def _num_elements(self) -> Length:
+        size, rest = self._parameters.batch_size, 0 if self._parameters.drop_remainder else self._parameters.batch_size - 1
+        return scaled(num_elements(self._parent), lambda num: (num + rest) // size)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return BatchDatasetIterator(iterate(self._parent), self._batch_size, self._drop_remainder, batch_function(self._batch_fn))
+        return BatchDatasetIterator(iterate(self._parent), self._parameters)
 
 
 class BatchDatasetIterator(PassingIterator[T]):
-    _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
-    _kind = "stateful"
+    _flow = "stateful"
 
-    def __init__(self, parent: DatasetIterator[Any], batch_size: int, drop_remainder: bool, batch_fn: Any) -> None:
+    def __init__(self, parent: DatasetIterator[Any], parameters: BatchParameters) -> None:
         super().__init__(parent)
-        self._batch_size = batch_size
-        self._drop_remainder = drop_remainder
-        self._batch_fn = batch_fn
-
-    def __str__(self) -> str:
-        return f"BatchDatasetIterator(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+        self._parameters = parameters
+        self._batch_size = parameters.batch_size
+        self._drop_remainder = parameters.drop_remainder
+        self._batch_fn = batch_function(parameters.batch_fn)
 
     def _take(self, n: int) -> list[Any]:
         batches: list[Any] = []
@@ -192,6 +197,11 @@ class BatchDatasetIterator(PassingIterator[T]):
     def _skip(self) -> None:
         for _ in range(self._batch_size):
             skip_one(self._source)
+
+
+def _spec_of(stage: BatchMapDataset[Any] | BatchIterDataset[Any], batch_fn: Any) -> Any:
+    given = stage._parameters
+    return batched_spec(batch_fn, stage._parent._element_spec, given.batch_size, given.drop_remainder)
 
 
 def _check_batch_fn(batch_fn: Any) -> Any:

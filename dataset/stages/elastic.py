@@ -70,7 +70,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         array([11, 15])
     """
 
-    _kind = "stateful"
+    _flow = "stateful"
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterat
 class BatchesIterator(BlockIterator[Any]):
     """The batches of one shard of a map dataset that has an element at every index."""
 
-    _kind = "stateful"
+    _flow = "stateful"
     _running: DatasetIterator[Any] | None = None  # delivers the batches from a position on
 
     def __init__(
@@ -202,7 +202,7 @@ class _Steps(IterDataset[tuple[int, list[int]]]):
 
 
 class _StepsIterator(BlockIterator[Any]):
-    _kind = "stateful"
+    _flow = "stateful"
 
     def __init__(
         self, presence: DatasetIterator[bool], length: int, name: str, size: int, shard: ShardOptions, sl: slice

@@ -21,7 +21,7 @@ from gristmill.dataset.states.values import CycleState, states_by_index
 class FilesIterator(PassingIterator[Any]):
     """The share of one shard in an interleave of datasets."""
 
-    _kind = "stateful"
+    _flow = "stateful"
 
     def __init__(self, ds: IterDataset[Any], batch_size: int, shard: ShardOptions) -> None:
         interleave = _interleave_of(ds)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
-from gristmill.core.naming import transform_name
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, stream_of
+from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset, same_index
 from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Filter, transform_function
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FilterParameters(Parameters):
+    transform: Any = function()
 
 
 class FilterMapDataset(BlockMapDataset[T]):
@@ -32,11 +39,8 @@ class FilterMapDataset(BlockMapDataset[T]):
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = FilterParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
-
-    def __str__(self) -> str:
-        return f"FilterMapDataset(transform={transform_name(self._transform)})"
 
     def _block(self, indices: Indices) -> list[Any]:
         fn, elements = self._fn, self._parents[0]._block(indices)
@@ -59,30 +63,25 @@ class FilterIterDataset(IterDataset[T]):
 
     _drops = True
     _element_spec = spec_of_first_parent
+    _num_elements = some_of_them
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = FilterParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
 
-    def __str__(self) -> str:
-        return f"FilterIterDataset(transform={transform_name(self._transform)})"
-
     def __iter__(self) -> DatasetIterator[T]:
-        return FilterDatasetIterator(iterate(self._parent), self._fn, self._transform)
+        return FilterDatasetIterator(iterate(self._parent), self._fn, self._parameters)
 
 
 class FilterDatasetIterator(PassingIterator[T]):
-    _kind = "dropping"
+    _flow = "dropping"
 
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, transform: Any) -> None:
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, parameters: Parameters) -> None:
         super().__init__(parent)
         self._fn = fn
-        self._transform = transform
+        self._parameters = parameters
         self._guard = FilterGuard(str(self))
-
-    def __str__(self) -> str:
-        return f"FilterDatasetIterator(transform={transform_name(self._transform)})"
 
     def _take(self, n: int) -> list[Any]:
         options, counts = self._ctx.options, self._guard.counts

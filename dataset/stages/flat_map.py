@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.indices import Indices, as_ints
@@ -14,8 +15,10 @@ from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.grouped import GroupedIterator
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, go_to, iterate, pull, snapshot
+from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import LinearStates
 from gristmill.dataset.telling.failures import tell, tell_at_last
@@ -24,6 +27,16 @@ from gristmill.transforms.base import FlatMap, transform_function
 T = TypeVar("T")
 
 _HANDED_OUT = object()
+
+
+@dataclass(frozen=True)
+class FlatMapParameters(Parameters):
+    transform: Any = function()
+
+
+@dataclass(frozen=True)
+class StreamFlatMapParameters(FlatMapParameters):
+    with_nones: bool = aside()  # ``None`` is an element like any other (in a DataLoader)
 
 
 class FlatMapMapDataset(BlockMapDataset[T]):
@@ -52,7 +65,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         (9, 'b', None, ['a', 'b', 'c', 'd', 'e'])
     """
 
-    _parameters: ClassVar = {"max_fan_out": "_max_fan_out"}
+    _is_made_anew = True
     _drops = True
     # The index of the parent's element that was split last, and its items. Whoever uses it takes it away from other threads.
     _memo: tuple[int, list[Any]] | None
@@ -66,18 +79,17 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)
+        self._parameters = FlatMapParameters(transform)
 
     def __len__(self) -> int:
         return min(len(self._parent) * self._max_fan_out, sys.maxsize)
 
-    def __str__(self) -> str:
-        return f"FlatMapMapDataset(transform={transform_name(self._transform)})"
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"max_fan_out": self._max_fan_out}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_memo"}
-
-    def _over(self, replaced: Callable[[Any], Any]) -> FlatMapMapDataset[T]:
-        return FlatMapMapDataset(replaced(self._parent), self._transform)
 
     def _block(self, indices: Indices) -> list[Any]:
         size, numbers = self._max_fan_out, as_ints(indices)
@@ -139,29 +151,28 @@ class FlatMapIterDataset(IterDataset[T]):
         ['a', 'b', 'c']
     """
 
+    _parameters: StreamFlatMapParameters
+
     def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
         super().__init__(parent)
-        self._transform = transform
-        self._with_nones = with_nones  # ``None`` is an element like any other (in a DataLoader)
+        self._parameters = StreamFlatMapParameters(transform, with_nones)
         transform_function(transform, FlatMap, "flat_map")
 
-    def __str__(self) -> str:
-        return f"FlatMapIterDataset(transform={transform_name(self._transform)})"
+    def _num_elements(self) -> Length:
+        return Unknown()  # the transformation decides it
 
     def __iter__(self) -> DatasetIterator[T]:
-        return FlatMapDatasetIterator(iterate(self._parent), self._transform, self._with_nones)
+        return FlatMapDatasetIterator(iterate(self._parent), self._parameters)
 
 
 class FlatMapDatasetIterator(GroupedIterator[T]):
-    def __init__(self, parent: DatasetIterator[Any], transform: Any, with_nones: bool) -> None:
+    def __init__(self, parent: DatasetIterator[Any], parameters: StreamFlatMapParameters) -> None:
         super().__init__(parent)
-        self._transform = transform
-        self._with_nones = with_nones
-        self._fn = transform_function(transform, FlatMap, "flat_map")
+        self._parameters = parameters
+        self._transform = parameters.transform
+        self._with_nones = parameters.with_nones
+        self._fn = transform_function(parameters.transform, FlatMap, "flat_map")
         self._most = 0  # items that an element had so far
-
-    def __str__(self) -> str:
-        return f"FlatMapDatasetIterator(transform={transform_name(self._transform)})"
 
     def _take_groups(self, n: int, taken: list[Any]) -> None:
         num = n // self._most if self._most else 0

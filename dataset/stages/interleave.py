@@ -169,7 +169,7 @@ class _Open:
 
 
 class InterleaveDatasetIterator(BlockIterator[T]):
-    _kind = "stateful"
+    _flow = "stateful"
     _stays_on_error = True
     _parameters: ClassVar = {"num_datasets": "_num_datasets", "cycle_length": "_cycle_length"}
     _lacks_states = False  # one of the datasets is iterated by a plain Python iterator

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
-from gristmill.core.naming import transform_name
 from gristmill.dataset.bases.element_spec import transformed_spec
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Map, transform_function
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class MapParameters(Parameters):
+    transform: Any = function()
+
+
+@dataclass(frozen=True)
+class StreamMapParameters(MapParameters):
+    with_nones: bool = aside()  # ``None`` is an element like any other (in a DataLoader)
 
 
 class MapMapDataset(BlockMapDataset[T]):
@@ -30,11 +42,8 @@ class MapMapDataset(BlockMapDataset[T]):
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = MapParameters(transform)
         self._fn = transform_function(transform, Map, "map")
-
-    def __str__(self) -> str:
-        return f"MapMapDataset(transform={transform_name(self._transform)})"
 
     def _block(self, indices: Indices) -> list[Any]:
         fn, elements = self._fn, self._parents[0]._block(indices)
@@ -56,31 +65,26 @@ class MapIterDataset(IterDataset[T]):
     """
 
     _element_spec = transformed_spec
+    _num_elements = same_number
+    _parameters: StreamMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = StreamMapParameters(transform, with_nones)
         self._fn = transform_function(transform, Map, "map")
-        self._with_nones = with_nones  # ``None`` is an element like any other (in a DataLoader)
-
-    def __str__(self) -> str:
-        return f"MapIterDataset(transform={transform_name(self._transform)})"
 
     def __iter__(self) -> DatasetIterator[T]:
-        return MapDatasetIterator(iterate(self._parent), self._fn, self._with_nones, self._transform)
+        return MapDatasetIterator(iterate(self._parent), self._fn, self._parameters)
 
 
 class MapDatasetIterator(PassingIterator[T]):
-    _kind = "one_to_one"
+    _flow = "one_to_one"
 
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, with_nones: bool, transform: Any) -> None:
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, parameters: StreamMapParameters) -> None:
         super().__init__(parent)
         self._fn = fn
-        self._with_nones = with_nones
-        self._transform = transform
-
-    def __str__(self) -> str:
-        return f"MapDatasetIterator(transform={transform_name(self._transform)})"
+        self._with_nones = parameters.with_nones
+        self._parameters = parameters
 
     def _take(self, n: int) -> list[Any]:
         fn, elements = self._fn, self._source._take(n)

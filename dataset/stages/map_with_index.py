@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
-from gristmill.core.naming import transform_name
 from gristmill.dataset.bases.counting import CountingIterator
 from gristmill.dataset.bases.element_spec import transformed_spec
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import MapWithIndex, transform_function
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class MapWithIndexParameters(Parameters):
+    transform: Any = function()
 
 
 class MapWithIndexMapDataset(BlockMapDataset[T]):
@@ -30,11 +37,8 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = MapWithIndexParameters(transform)
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")
-
-    def __str__(self) -> str:
-        return f"MapWithIndexMapDataset(transform={transform_name(self._transform)})"
 
     def _block(self, indices: Indices) -> list[Any]:
         fn = self._fn
@@ -58,29 +62,24 @@ class MapWithIndexIterDataset(IterDataset[T]):
     """
 
     _element_spec = transformed_spec
+    _num_elements = same_number
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = MapWithIndexParameters(transform)
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")
 
-    def __str__(self) -> str:
-        return f"MapWithIndexIterDataset(transform={transform_name(self._transform)})"
-
     def __iter__(self) -> DatasetIterator[T]:
-        return MapWithIndexDatasetIterator(iterate(self._parent), self._fn, self._transform)
+        return MapWithIndexDatasetIterator(iterate(self._parent), self._fn, self._parameters)
 
 
 class MapWithIndexDatasetIterator(CountingIterator[T]):
     _count_key = "counter"
 
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, transform: Any) -> None:
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, parameters: Parameters) -> None:
         super().__init__(parent)
         self._fn = fn
-        self._transform = transform
-
-    def __str__(self) -> str:
-        return f"MapWithIndexDatasetIterator(transform={transform_name(self._transform)})"
+        self._parameters = parameters
 
     def _take(self, n: int) -> list[Any]:
         fn, ctx = self._fn, self._ctx

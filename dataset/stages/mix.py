@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError, add_note
 from gristmill.core.indices import Indices, as_ints
@@ -13,6 +13,7 @@ from gristmill.core.state import plain_counts, shown, state_count, state_field, 
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
+from gristmill.dataset.bases.length import Infinite, Length, added, at_most, num_elements
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
@@ -39,7 +40,6 @@ class MixedMapDataset(BlockMapDataset[T]):
     Order: the selection's. Cost: about 0.05 µs per element in blocks, and a block of each dataset that is selected from.
     """
 
-    _parameters: ClassVar = {"selection_map": "_selection_map"}
     _element_spec = spec_of_first_parent
 
     def __init__(self, datasets: Sequence[MapDataset[T]], selection_map: Any) -> None:
@@ -57,6 +57,10 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def __str__(self) -> str:
         return f"MixedMapDataset[{len(self._parents)} parents]"
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"selection_map": self._selection_map}
 
     def __repr__(self) -> str:
         lengths = [len(parent) for parent in self._parents]
@@ -175,8 +179,17 @@ class MixedIterDataset(IterDataset[T]):
         self._names = None if names is None else [str(name) for name in names]  # as JSON has them
         self._proportions = integer_weights([1] * len(self._parents) if weights is None else weights, len(self._parents))
 
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"proportions": self._proportions}
+
     def __str__(self) -> str:
         return f"MixedIterDataset([{len(self._parents)} parents], proportions={list(self._proportions)})"
+
+    def _num_elements(self) -> Length:
+        # It ends with the first component whose turn comes in vain, which depends on the pattern.
+        lengths = [num_elements(parent) for parent in self._parents]
+        return Infinite() if lengths == [Infinite()] * len(lengths) else at_most(added(lengths))
 
     def __iter__(self) -> DatasetIterator[T]:
         return MixedDatasetIterator(self._parents, self._proportions, self._names)
@@ -201,8 +214,7 @@ def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
 
 
 class MixedDatasetIterator(BlockIterator[T]):
-    _parameters: ClassVar = {"proportions": "_described_proportions"}
-    _kind = "stateful"
+    _flow = "stateful"
     _placed_by = ("_index", "_has_ended")
 
     def __init__(self, datasets: Sequence[Any], proportions: tuple[int, ...], names: list[str] | None) -> None:
@@ -219,9 +231,9 @@ class MixedDatasetIterator(BlockIterator[T]):
         return f"MixedDatasetIterator([{len(self._parents)} parents], proportions={self._proportions})"
 
     @property
-    def _described_proportions(self) -> Any:
+    def _described_parameters(self) -> dict[str, Any]:
         # Named components may come and go, and be weighed anew, between saving and restoring.
-        return self._proportions if self._names is None else None
+        return {"proportions": self._proportions if self._names is None else None}
 
     @property
     def _components(self) -> dict[str, DatasetIterator[Any]] | None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OptionsParameters(Parameters):
+    options: DatasetOptions = aside(in_text=True)
 
 
 class WithOptionsIterDataset(IterDataset[T]):
@@ -33,15 +41,14 @@ class WithOptionsIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _num_elements = same_number
 
     def __init__(self, parent: Any, options: DatasetOptions) -> None:
         super().__init__(parent)
         if not isinstance(options, DatasetOptions):
             raise TypeError(f"options must be a DatasetOptions, got {options!r:.200}")
         self.options = options
-
-    def __str__(self) -> str:
-        return f"WithOptionsIterDataset(options={self.options})"
+        self._parameters = OptionsParameters(options)
 
     def __iter__(self) -> DatasetIterator[T]:
         it = iterate(self._parent)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.naming import stable_repr
@@ -15,13 +16,21 @@ from gristmill.dataset.ahead.root_log import OneByOne, RootLog
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.bases.length import Length, num_elements, of_number
 from gristmill.dataset.bases.map import MapDataset, read
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PrefetchParameters(Parameters):
+    read_options: ReadOptions = aside(in_text=True, show=stable_repr)
+    allow_nones: bool
 
 
 class PrefetchIterDataset(IterDataset[T]):
@@ -31,6 +40,7 @@ class PrefetchIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _parameters: PrefetchParameters
 
     def __init__(self, parent: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> None:
         super().__init__(parent)
@@ -40,41 +50,37 @@ class PrefetchIterDataset(IterDataset[T]):
             read_options = ReadOptions(prefetch_buffer_size=0) if isinstance(parent, RangeMapDataset) else ReadOptions()
         if not isinstance(read_options, ReadOptions):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
-        self._read_options = read_options
-        self._allow_nones = bool(allow_nones)
-        self._drops = not self._allow_nones
+        self._parameters = PrefetchParameters(read_options, bool(allow_nones))
+        self._drops = not allow_nones
 
-    def __str__(self) -> str:
-        return f"PrefetchIterDataset(read_options={stable_repr(self._read_options)}, allow_nones={self._allow_nones})"
+    def _num_elements(self) -> Length:
+        return num_elements(self._parent) if self._drops else of_number(len(self._parent))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return PrefetchDatasetIterator(self._parent, self._read_options, self._allow_nones)
+        return PrefetchDatasetIterator(self._parent, self._parameters)
 
 
 class PrefetchDatasetIterator(BlockIterator[T]):
-    _parameters: ClassVar = {"allow_nones": "_allow_nones"}
-    _kind = "dropping"
+    _parameters: PrefetchParameters
+    _flow = "dropping"
     _stays_on_error = True
     _closes_anytime = True
     _read_ahead: ReadAhead | None = None
     _finalizer: Any = None
     _log: RootLog | None = None  # in a worker
 
-    def __init__(self, ds: MapDataset[Any], read_options: ReadOptions, allow_nones: bool) -> None:
+    def __init__(self, ds: MapDataset[Any], parameters: PrefetchParameters) -> None:
         super().__init__()
         self._ds = ds
         self._length = len(ds)
-        self._num_threads = read_options.num_threads
-        self._buffer_size = read_options.prefetch_buffer_size
-        self._read_options = read_options
-        self._allow_nones = allow_nones
+        self._parameters = parameters
+        self._num_threads = parameters.read_options.num_threads
+        self._buffer_size = parameters.read_options.prefetch_buffer_size
+        self._allow_nones = parameters.allow_nones
         self._next_index = 0
         sparse = [node for node in ancestors(ds) if node._drops]
         self._is_sparse = bool(sparse)
         self._guard = FilterGuard(str([*sparse, self][0]))
-
-    def __str__(self) -> str:
-        return f"PrefetchDatasetIterator(read_options={stable_repr(self._read_options)}, allow_nones={self._allow_nones})"
 
     @property
     def _upstream(self) -> Sequence[Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +15,18 @@ from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import RecordKey
+from gristmill.dataset.bases.parameters import Parameters
+
+
+@dataclass(frozen=True)
+class RangeParameters(Parameters):
+    start: int
+    stop: int
+    step: int
 
 
 class RangeMapDataset(BlockMapDataset[int]):
     """The integers of the builtin ``range``; element ``i`` is ``start + (i % len) * step``."""
-
-    _parameters: ClassVar = {"start": "start", "stop": "stop", "step": "step"}
 
     def __init__(self, start: int, stop: int | None = None, step: int = 1) -> None:
         super().__init__()
@@ -28,16 +35,15 @@ class RangeMapDataset(BlockMapDataset[int]):
         self.step = as_int("step", step)
         if not self.step:
             raise ValueError("step must not be zero, got 0")
+        self._parameters = RangeParameters(self.start, self.stop, self.step)
         self._range = range(self.start, self.stop, self.step)
         self._length = max(0, -((self.start - self.stop) // self.step))  # exact, unlike len() also beyond sys.maxsize
 
     def __len__(self) -> int:
         return min(self._length, sys.maxsize)
 
-    def __str__(self) -> str:
-        return f"RangeMapDataset(start={self.start}, stop={self.stop}, step={self.step})"
-
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def _element_spec(self) -> Any:

@@ -77,7 +77,7 @@ class _Batch:
 class RebatchDatasetIterator(BlockIterator[T]):
     # The parent is always right behind the batch in memory, or at the batch that is to be cut.
     _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
-    _kind = "stateful"
+    _flow = "stateful"
     _refills = True
 
     def __init__(self, parent: DatasetIterator[Any], batch_size: int, drop_remainder: bool) -> None:

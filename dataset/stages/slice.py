@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,8 +14,16 @@ from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.map import BlockMapDataset, ReindexMapDataset, not_over_a_part
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.parameters import Parameters
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SliceParameters(Parameters):
+    start: int
+    stop: int
+    step: int
 
 
 class SliceMapDataset(ReindexMapDataset[T]):
@@ -23,12 +32,11 @@ class SliceMapDataset(ReindexMapDataset[T]):
     Order: the slice's. Cost: a few array operations per block.
     """
 
-    _parameters: ClassVar = {"start": "_start", "stop": "_stop", "step": "_step"}
-
     def __init__(self, parent: Any, sl: slice) -> None:
         super().__init__(parent)
         self._parent_length = len(parent)
         self._start, self._stop, self._step = sl.indices(self._parent_length)
+        self._parameters = SliceParameters(self._start, self._stop, self._step)
         self._length = len(range(self._start, self._stop, self._step))
         self._stride = self._step if self._length > 1 else 0  # of one element any step is, even one beyond int64
 
@@ -68,7 +76,6 @@ class ReindexedMapDataset(BlockMapDataset[T]):
     Order: that of ``indices``. Cost: one look-up per element.
     """
 
-    _parameters: ClassVar = {"indices": "_described_indices"}
     _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, indices: Any) -> None:
@@ -90,9 +97,9 @@ class ReindexedMapDataset(BlockMapDataset[T]):
         raise not_over_a_part(self, "selects elements by their position")
 
     @property
-    def _described_indices(self) -> Any:
+    def _described_parameters(self) -> dict[str, Any]:
         # More than fits a description, but not millions of them as text.
-        return self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices
+        return {"indices": self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices}
 
     def _block(self, indices: Indices) -> list[Any]:
         return self._parents[0]._block(self._moved(indices))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -27,8 +27,6 @@ class SourceMapDataset(BlockMapDataset[T]):
     Order: the source's. Cost: that of the source's reads, a block in one vectored read where the source has one.
     """
 
-    _parameters: ClassVar = {"source": "_source_text"}
-
     def __init__(self, source: Any) -> None:
         super().__init__()
         if not hasattr(source, "__getitem__"):
@@ -50,6 +48,10 @@ class SourceMapDataset(BlockMapDataset[T]):
     @property
     def _upstream(self) -> Sequence[Any]:
         return [self._source] if isinstance(self._source, DatasetNode) else []
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"source": self._source_text}
 
     @property
     def _source_text(self) -> str:

@@ -92,7 +92,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         (0, 1, {'next_index': 2})
     """
 
-    _kind = "one_to_one"
+    _flow = "one_to_one"
     _stays_on_error = True
     _stage_name: ClassVar = None  # it does nothing to elements or states
     _ahead: PullAhead | None = None  # stopped, or at an error or the end, if it is not at work

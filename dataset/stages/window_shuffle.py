@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.indices import Indices
@@ -11,11 +12,22 @@ from gristmill.core.state import state_count, state_field
 from gristmill.dataset.bases.grouped import GroupedIterator
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one
+from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed, spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, silent
 from gristmill.dataset.states.refilling import refilling
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WindowParameters(Parameters):
+    window_size: int = silent()
+    seed: int = silent()
+
+    def __post_init__(self) -> None:
+        self._replace(window_size=as_int("window_size", self.window_size, minimum=1))
 
 
 class WindowShuffleMapDataset(ReindexMapDataset[T]):
@@ -40,13 +52,13 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
         [2, 3, 0, 1, 5, 4, 6, 7, 9, 8]
     """
 
-    _parameters: ClassVar = {"window_size": "_window_size", "seed": "_seed"}
+    _parameters: WindowParameters
     _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._window_size = as_int("window_size", window_size, minimum=1)
-        self._seed = random_seed(self, seed, "window_shuffle", bits=32)
+        self._parameters = WindowParameters(window_size, random_seed(self, seed, "window_shuffle", bits=32))
+        self._window_size, self._seed = self._parameters.window_size, self._parameters.seed
         # The windows of one length are the "epochs" of a permutation. Only the last window of an epoch may be shorter.
         self._whole = Permutation(self._window_size, self._seed)
         self._last = Permutation(0, self._seed)
@@ -121,26 +133,24 @@ class WindowShuffleIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _num_elements = same_number
+    _parameters: WindowParameters
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._window_size = as_int("window_size", window_size, minimum=1)
-        self._seed = random_seed(self, seed, "window_shuffle", bits=32)
-
-    def __str__(self) -> str:
-        return "WindowShuffleIterDataset"
+        self._parameters = WindowParameters(window_size, random_seed(self, seed, "window_shuffle", bits=32))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return WindowShuffleDatasetIterator(iterate(self._parent), self._window_size, self._seed)
+        return WindowShuffleDatasetIterator(iterate(self._parent), self._parameters)
 
 
 class WindowShuffleDatasetIterator(GroupedIterator[T]):
-    _parameters: ClassVar = {"window_size": "_window_size", "seed": "_seed"}
+    _parameters: WindowParameters
 
-    def __init__(self, parent: DatasetIterator[Any], window_size: int, seed: int) -> None:
+    def __init__(self, parent: DatasetIterator[Any], parameters: WindowParameters) -> None:
         super().__init__(parent)
-        self._window_size = window_size
-        self._seed = seed
+        self._parameters = parameters
+        self._window_size, self._seed = parameters.window_size, parameters.seed
         self._number = 0  # of the window that the next element comes from
 
     def _make(self, num_delivered: int) -> tuple[list[Any], bool]:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.state import state_list
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
+from gristmill.dataset.bases.length import Length, num_elements, shortest
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.parameters import Parameters
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class MapZipParameters(Parameters):
+    drop_missing: bool
+
+
+@dataclass(frozen=True)
+class ZipParameters(Parameters):
+    strict: bool
 
 
 class ZipMapDataset(BlockMapDataset[T]):
@@ -38,23 +51,22 @@ class ZipMapDataset(BlockMapDataset[T]):
         [(1, 'b')]
     """
 
-    _parameters: ClassVar = {"drop_missing": "_drops"}
-
     def __init__(self, parents: Any, *, drop_missing: bool = False) -> None:
         super().__init__(parents)
         lengths = [len(parent) for parent in _at_least_one(self._parents)]
         if len(set(lengths)) > 1:
             raise ValueError(f"all parents of a zip must have the same length, got the lengths {lengths}")
         self._drops = bool(drop_missing)
+        self._parameters = MapZipParameters(self._drops)
 
     def __len__(self) -> int:
         return len(self._parents[0])
 
     def __str__(self) -> str:
-        return f"ZipMapDataset(parents={_names(self._parents)}, drop_missing={self._drops})"
+        return f"ZipMapDataset(parents={_names(self._parents)}, {self._parameters.text()})"
 
     def _chain_text(self) -> str:
-        return f"ZipMapDataset([{len(self._parents)} parents], drop_missing={self._drops})"
+        return f"ZipMapDataset([{len(self._parents)} parents], {self._parameters.text()})"
 
     @property
     def _element_spec(self) -> Any:
@@ -93,33 +105,38 @@ class ZipIterDataset(IterDataset[T]):
         [(0, 10), (1, 11)]
     """
 
+    _parameters: ZipParameters
+
     def __init__(self, parents: Any, *, strict: bool = True) -> None:
         super().__init__(parents)
         _at_least_one(self._parents)
-        self._strict = bool(strict)
+        self._parameters = ZipParameters(bool(strict))
 
     def __str__(self) -> str:
-        return f"ZipIterDataset(parents={_names(self._parents)}, strict={self._strict})"
+        return f"ZipIterDataset(parents={_names(self._parents)}, {self._parameters.text()})"
 
     def _chain_text(self) -> str:
-        return f"ZipIterDataset([{len(self._parents)} parents], strict={self._strict})"
+        return f"ZipIterDataset([{len(self._parents)} parents], {self._parameters.text()})"
 
     @property
     def _element_spec(self) -> Any:
         return tuple([parent._element_spec for parent in self._parents])
 
+    def _num_elements(self) -> Length:
+        return shortest([num_elements(parent) for parent in self._parents])
+
     def __iter__(self) -> DatasetIterator[T]:
-        return ZipDatasetIterator([iterate(parent) for parent in self._parents], self._strict)
+        return ZipDatasetIterator([iterate(parent) for parent in self._parents], self._parameters)
 
 
 class ZipDatasetIterator(BlockIterator[T]):
-    _parameters: ClassVar = {"strict": "_strict"}
-    _kind = "one_to_one"
+    _flow = "one_to_one"
     _placed_by = ("_has_ended",)
 
-    def __init__(self, parents: list[DatasetIterator[Any]], strict: bool) -> None:
+    def __init__(self, parents: list[DatasetIterator[Any]], parameters: ZipParameters) -> None:
         super().__init__(parents)
-        self._strict = strict
+        self._parameters = parameters
+        self._strict = parameters.strict
         self._has_ended = False  # asked again, parents that had not ended would go on
 
     def __str__(self) -> str:

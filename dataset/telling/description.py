@@ -11,7 +11,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,7 @@ def describe(node: Any) -> dict[str, Any]:
             description["length"] = len(node)
         except TypeError:  # of a source without a length
             description["length"] = None
-    for name, attribute in getattr(node, "_parameters", {}).items():
-        description[name] = as_json(attrgetter(attribute)(node))
+    description.update({name: as_json(value) for name, value in node._described_parameters.items()})
     files = getattr(node, "_source_files", None)
     if files is not None:
         description["source_files"] = few_files(files, MAX_FILES)

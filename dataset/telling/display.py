@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -137,17 +136,13 @@ def _stage_text(stage: Any) -> str:
     if not stage._shows_chain and not _inputs(stage):
         return without_addresses(one_line(_answer(lambda: repr(stage), kind.__name__), _MAX_LINE))
     text = stage_name(stage)
-    missing = [(name, attribute) for name, attribute in kind._parameters.items() if f"{name}=" not in text]
+    found: dict[str, Any] = _answer(lambda: stage._described_parameters, {})
+    missing = [f"{name}={_answer(partial(as_json, value), '?')}" for name, value in found.items() if f"{name}=" not in text]
     if not missing:
         return text
-    values = [_answer(partial(_parameter, stage, attribute), "?") for _, attribute in missing]
-    parameters = ", ".join([f"{name}={value}" for (name, _), value in zip(missing, values, strict=True)])
+    parameters = ", ".join(missing)
     text = f"{text[:-1]}, {parameters})" if text.endswith(")") else f"{text}({parameters})"
     return one_line(text, _MAX_LINE)
-
-
-def _parameter(stage: Any, attribute: str) -> Any:
-    return as_json(attrgetter(attribute)(stage))
 
 
 def _answer(ask: Callable[[], T], otherwise: T) -> T:
