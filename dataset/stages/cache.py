@@ -83,8 +83,9 @@ class _Memory:
         while len(self.elements) < stop and not self.is_all:
             before = snapshot(self.source)
             self._note_start(before)
-            following = skipped[len(self.gaps) : len(self.gaps) + 1]
-            n = min(stop - len(self.elements), _BLOCK, *[gap - len(self.elements) for gap in following])
+            n = min(stop - len(self.elements), _BLOCK)
+            if len(skipped) > len(self.gaps):
+                n = min(n, skipped[len(self.gaps)] - len(self.elements))
             try:
                 elements = pull(self.source, n) if n else []
                 is_gap = not n and skip_one(self.source)
