@@ -1,14 +1,17 @@
-"""What packages above do for those below, which must not import them: the facade says here where it is."""
+"""What packages above do for those below, which must not import them: the facade, which knows all, is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from typing import Any
 
 
-def _missing(*args: Any) -> Any:
-    raise ImportError("gristmill is imported in part only: import gristmill")
+def new_observer() -> Any:
+    """An observer of a new pipeline, as options and environment want it (see ``gristmill.diagnostics.automatic``)."""
+    return sys.modules["gristmill"]._new_observer()
 
 
-new_observer: Callable[[], Any] = _missing  # see ``gristmill.diagnostics.automatic``
-pipeline_html: Callable[[Any], str] = _missing  # see ``gristmill.diagnostics.notebook``
+def pipeline_html(pipeline: Any) -> str:
+    """What a notebook shows of a dataset or loader (see ``gristmill.diagnostics.notebook``)."""
+    html: str = sys.modules["gristmill"]._pipeline_html(pipeline)
+    return html

@@ -6,18 +6,26 @@ import abc
 import copy
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.observing import Wrap
+from gristmill.dataset.bases.parameters import Parameters, aside
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _CYCLE_LENGTH = 16  # as in Grain: it decides the order
 _BUFFER_SIZE = 16  # elements of each of several files that are ready ahead
+
+
+@dataclass(frozen=True)
+class FilesParameters(Parameters):
+    path: Any = aside()  # the iterators of the files are described
 
 
 class FilesIterDataset(IterDataset[T]):
@@ -29,6 +37,7 @@ class FilesIterDataset(IterDataset[T]):
     def __init__(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
         super().__init__()
         self._paths = _as_paths(path)
+        self._parameters = FilesParameters(path)
 
     def __str__(self) -> str:
         files = str(self._paths[0]) if len(self._paths) == 1 else f"[{len(self._paths)} files]"
@@ -78,12 +87,13 @@ class FileIterator(BlockIterator[T]):
 
     _flow = "stateful"  # an element does not add one to every count in the state
     _file: Any = None
+    _has_short_way = True  # from ``next`` to the block, past ``_take``
 
     def __init__(self, path: str | os.PathLike[str], place: Any) -> None:
         super().__init__()
         self._path = path
         self._block: list[Any] = []  # what has been read,
-        self._place = place  # where that stands in the file,
+        self._block_place = place  # where that stands in the file,
         self._index = 0  # and which element of it is the next one
         self._is_at_end = False
 
@@ -103,7 +113,7 @@ class FileIterator(BlockIterator[T]):
         """The block behind this one, empty only at the end, and its place."""
 
     def __next__(self) -> T:
-        if self._index < len(self._block) and not self._closed:  # the short way, nearly always
+        if self._index < len(self._block) and self._has_short_way:  # nearly always
             self._index += 1
             return self._block[self._index - 1]
         return super().__next__()
@@ -121,7 +131,7 @@ class FileIterator(BlockIterator[T]):
         if self._is_at_end:
             return False
         block, place = self._use_file(self._read)
-        self._block, self._place, self._index, self._is_at_end = block, place, 0, not block
+        self._block, self._block_place, self._index, self._is_at_end = block, place, 0, not block
         if not block:
             self._close_file()
         return bool(block)
@@ -142,13 +152,18 @@ class FileIterator(BlockIterator[T]):
 
     def _leave_block(self, place: Any) -> None:
         """Goes to a place that is not in the block."""
-        self._block, self._place, self._index, self._is_at_end = [], place, 0, False
+        self._block, self._block_place, self._index, self._is_at_end = [], place, 0, False
 
     def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
+    def _instrument(self, wrap: Wrap | None) -> None:
+        super()._instrument(wrap)
+        self._has_short_way = wrap is None and not self._closed
+
     def close(self) -> None:
         super().close()
+        self._has_short_way = False
         self._close_file()

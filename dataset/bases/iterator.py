@@ -19,6 +19,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import Node, as_parents
+from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, shadow
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
 from gristmill.dataset.telling.description import describe
@@ -30,7 +31,7 @@ from gristmill.transforms.batching import Allocate
 T_co = TypeVar("T_co", covariant=True)
 
 
-class DatasetIterator(Node, Iterator[T_co], abc.ABC):
+class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
     """An iterator that knows its position: ``get_state`` is small, ``set_state`` continues exactly from there.
 
     Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal pipeline, ``it`` delivers the
@@ -83,9 +84,8 @@ class DatasetIterator(Node, Iterator[T_co], abc.ABC):
             for parent in self._parents:
                 parent._share_context(ctx)
 
-    def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
-        """Iterators that this one runs besides its parents, as far as there are any at the moment."""
-        return ()
+    def _instrument(self, wrap: Wrap | None) -> None:
+        divert_next(self, wrap)
 
     def __iter__(self) -> DatasetIterator[T_co]:
         return self
@@ -282,6 +282,9 @@ class BlockIterator(DatasetIterator[T_co]):
 
     @abc.abstractmethod
     def _skip(self) -> None: ...
+
+    def _instrument(self, wrap: Wrap | None) -> None:
+        shadow(self, "_take", wrap)
 
     def __next__(self) -> T_co:
         if self._closed or self._is_in_next:

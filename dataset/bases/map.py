@@ -11,6 +11,7 @@ from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.node import DatasetNode, ancestors, as_parents, spec_of_first_parent
+from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, shadow
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapDatasetMeta, MapElementMethods, MapSequenceMethods
 from gristmill.dataset.telling.display import chain_text
@@ -44,6 +45,7 @@ class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co],
 
     _family = "MapDataset"
     _parents: tuple[MapDataset[Any], ...] = ()
+    _current_instrument: Instrument | None = None  # of an object of a user's class
 
     def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:
         self._parents = as_parents(parents, MapDataset)
@@ -92,6 +94,10 @@ class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co],
         """The elements of ``_block(feed.indices)``, each computed when it is asked for (see ``feed``)."""
         return (self[i] for i in feed.steps([*as_ints(feed.indices)]))
 
+    def _instrument(self, wrap: Wrap | None) -> None:
+        """Lets elements be computed through what ``wrap`` makes of the method that computes them (see ``observing``)."""
+        divert_items(self, wrap)
+
     def _num_elements(self) -> Length:
         """How many elements of an epoch are there."""
         length = of_number(len(self))
@@ -133,6 +139,9 @@ class BlockMapDataset(MapDataset[T]):
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return (self._block([i])[0] for i in feed.steps([*as_ints(feed.indices)]))
+
+    def _instrument(self, wrap: Wrap | None) -> None:
+        shadow(self, "_block", wrap)
 
     def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
         if self._is_made_anew:

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class Node:
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
     _parents: tuple[Any, ...] = ()
     _parameters: Parameters = NONE  # what it was made with, but its parents
+    # What its time is spent for, as summaries say it: where it is not said here, that follows from whether it draws from others.
+    _category: ClassVar[Literal["read", "preprocessing", "prefetch"] | None] = None
 
     @property
     def _parent(self) -> Any:
@@ -39,6 +41,16 @@ class Node:
     def _described_upstream(self) -> Sequence[Any]:
         """The same for descriptions, where streams are described by their iterators."""
         return self._upstream
+
+    @property
+    def _observed_upstream(self) -> Sequence[Any]:
+        """The same for observers: without pipelines that it opens by itself, which they meet when they are opened."""
+        return self._parents
+
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        """Options that users gave, of how much of it runs at once and how far ahead."""
+        return ()
 
     @property
     def _shows_chain(self) -> bool:

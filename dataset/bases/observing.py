@@ -6,7 +6,7 @@ Nothing of this is called as long as nobody observes, and nothing is asked for e
    elements. Only this object has it. Of a user's class, Python looks up the method in the class alone; so that is what has another
    method as long as some of its objects have instruments, and other objects of the class do there what they did before;
 2. is told of pipelines that a stage opens by itself (``_tell_opened``), and of its worker processes (``_tell_hired``);
-3. replaces the dataset that a stage reads by index with one that does the same (``_read_from``);
+3. has a stage read another dataset by index, which does the same as its own (``_observe_reads``);
 4. asks a stage how it works ahead (``_work_ahead``), and where what it waits for is (``_awaited``).
 """
 
@@ -44,6 +44,7 @@ class Observable:
     """What iterators let observers do, and tell them. By default there is nothing to tell."""
 
     _observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
+    _current_instrument: Instrument | None = None  # of an object of a user's class
 
     def _instrument(self, wrap: Wrap | None) -> None:
         """Lets elements be taken through what ``wrap`` makes of the method that takes them; ``None``: as without it."""
@@ -55,7 +56,7 @@ class Observable:
     def _tell_hired(self, tell: Callable[[Any], None] | None) -> None:
         """Has ``tell`` be called with the pool of worker processes that this one uses, now or whenever that is another one."""
 
-    def _read_from(self, replace: Callable[[Any], Any] | None) -> None:
+    def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
         """Reads by index what ``replace`` makes of the dataset, which is equal to it; ``None``: the dataset itself."""
 
     def _work_ahead(self) -> WorkAhead | None:
@@ -84,26 +85,80 @@ def shadow(stage: Any, name: str, wrap: Wrap | None) -> None:
             delattr(stage, name)
 
 
-def divert(stage: Any, name: str, wrap: Wrap | None, kind: Callable[[Diversion], tuple[Method, Callable[..., Any]]]) -> None:
-    """Puts an instrument in place of a method that Python looks up in the class.
-
-    Args:
-        stage: an object of a class that need not be ours.
-        name: of the method.
-        wrap: what makes the instrument; ``None`` takes it away.
-        kind: gives the method as one of blocks, and the method that a class has meanwhile.
-    """
-    with _lock:
-        cls = type(stage)
-        diversion = _diversions.get((cls, name))
-        if wrap is not None:
-            diversion = diversion or Diversion(cls, name, kind)
-            diversion.stages[id(stage)] = stage
-            stage._instrument_in_use = wrap(diversion.method)
-        elif diversion is not None:
-            stage._instrument_in_use = None
-            diversion.leave(stage)
+def divert_next(it: Any, wrap: Wrap | None) -> None:
+    """Puts an instrument in place of the ``__next__`` of a user's class; ``None`` takes it away."""
+    _divert(it, "__next__", wrap, _next_through)
 
 
-_diversions: dict[tuple[type, str], Diversion] = {}
+def divert_items(ds: Any, wrap: Wrap | None) -> None:
+    """Puts an instrument in place of the ``__getitem__`` of a user's class, but for slices; ``None`` takes it away."""
+    _divert(ds, "__getitem__", wrap, _items_through)
+
+
+def _next_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]]:
+    def take(it: Any, n: int) -> list[Any]:
+        return [original(it)]
+
+    def next_element(it: Any) -> Any:
+        instrument = it._current_instrument
+        if instrument is None or type(it) is not cls:  # a class made of this one calls the method that it has from it
+            return original(it)
+        return instrument(1)[0]
+
+    return take, next_element
+
+
+def _items_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]]:
+    def block(ds: Any, indices: Any) -> list[Any]:
+        return [original(ds, i) for i in indices]
+
+    def item(ds: Any, index: Any) -> Any:
+        instrument = ds._current_instrument
+        if instrument is None or type(ds) is not cls or isinstance(index, slice):
+            return original(ds, index)
+        return instrument([index])[0]
+
+    return block, item
+
+
+class _Diversion:
+    """A method of a class that goes through instruments, as long as there are objects of the class that have some."""
+
+    def __init__(self, cls: type, name: str, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]) -> None:
+        self._cls = cls
+        self._name = name
+        self._own = vars(cls).get(name)  # the class may have it from another one
+        original = getattr(cls, name)
+        self.method, diverted = through(cls, original)
+        self.stages: WeakValueDictionary[int, Any] = WeakValueDictionary()  # that have instruments
+        setattr(cls, name, functools.wraps(original)(diverted))
+
+    def end(self) -> None:
+        if self._own is None:
+            delattr(self._cls, self._name)
+        else:
+            setattr(self._cls, self._name, self._own)
+
+
+_diversions: dict[type, _Diversion] = {}
 _lock = threading.RLock()
+
+
+def _divert(
+    stage: Any, name: str, wrap: Wrap | None, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]
+) -> None:
+    cls = type(stage)
+    with _lock:
+        if wrap is not None:
+            if cls not in _diversions:
+                _diversions[cls] = _Diversion(cls, name, through)
+            _diversions[cls].stages[id(stage)] = stage
+            stage._current_instrument = wrap(_diversions[cls].method)
+            return
+        with contextlib.suppress(AttributeError):
+            del stage._current_instrument
+        if cls in _diversions:
+            stages = _diversions[cls].stages
+            stages.pop(id(stage), None)
+            if not stages:
+                _diversions.pop(cls).end()

@@ -1,14 +1,11 @@
 """Iterating over shards of a pipeline that are computed elsewhere, one element of each in turn.
 
-Guarantees:
+Guarantees, besides those of ``cycle``:
 
-1. The order is decided by the shards alone: shard ``c`` gives an element, then shard ``c + 1``; one that has ended is passed
-   over. How fast they are does not matter.
-2. The state counts what was delivered: a position in the cycle, and the state of every shard after its last delivered element.
-3. An error of a shard comes in its turn, after the elements before it, and again at every ``next`` until the state is set.
-   Going back to where this is already is not that.
-4. An interrupt at any point leaves the iterator after its last delivered element; what had been fetched and not delivered is
-   computed again. So does a fork, in the new process.
+1. A shard that has ended is passed over.
+2. The state has the state of every shard after its last delivered element.
+3. An error of a shard comes again at every ``next`` until the state is set. Going back to where this is already is not that.
+4. After a fork, what had been fetched and not delivered is computed again in the new process.
 5. A state of ``mp_prefetch`` in Grain before 0.2.16 counts elements that were delivered since its shards' states. They are
    computed again and passed over when this is first asked for an element or its state, which then has the form of today.
 """
@@ -17,17 +14,16 @@ from __future__ import annotations
 
 import abc
 import os
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count
+from gristmill.dataset.bases.context import collected_options
+from gristmill.dataset.bases.cycle import After, CycleIterator, Failure, Member
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, is_of_blocks, iterate, snapshot
-from gristmill.dataset.slicing import share_iterator, slice_pipeline
-from gristmill.dataset.stages.options import collected_options
+from gristmill.dataset.bases.iterator import DatasetIterator, is_of_blocks, iterate, snapshot
 from gristmill.dataset.states.old import (
     is_old_workers_state,
     old_workers_state,
@@ -39,18 +35,22 @@ from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")
 
-_NOTHING = ((None,), 0)  # the state of a shard that has nothing to run
+_BEGINNING: After = ((None,), 0)  # where a shard is that has not delivered anything
 
 
-class Shard(abc.ABC):
-    """Computes one share of the elements, ahead of whoever fetches them."""
+class Shard(Member, abc.ABC):
+    """Computes one share of the elements, ahead of whoever fetches them.
+
+    A failure is made for each ``raise``: an error that was raised refers to the frames it came through, the iterator's and the
+    user's, and would keep alive all that is in them.
+    """
 
     @abc.abstractmethod
     def start(self, state: Any) -> None:
         """Begins to compute from ``state`` on (``None``: the beginning), without waiting."""
 
     @abc.abstractmethod
-    def fetch(self) -> list[Fetched] | Callable[[], BaseException] | None:
+    def fetch(self) -> list[Fetched] | Failure | None:
         """Waits for the next elements, or what makes the error that the next one raises; ``None`` at the end."""
 
     @abc.abstractmethod
@@ -61,35 +61,24 @@ class Shard(abc.ABC):
         """
 
 
-class RoundRobinIterator(BlockIterator[T]):
+class RoundRobinIterator(CycleIterator[T, Shard]):
     """The elements of the shares of ``ds`` in turn, each computed by a shard."""
 
-    _parameters: ClassVar = {"num_shards": "_count"}
     _stage_name: ClassVar = "RoundRobinIterator"  # threads and processes read each other's checkpoints
-    _flow = "stateful"
-    _stays_on_error = True
     _closes_anytime = True
 
     def __init__(self, ds: IterDataset[T], count: int, *, sequential_slice: bool) -> None:
-        super().__init__()
+        super().__init__(count, count)
         self._ctx.options = collected_options(ds)  # they hold after this stage, too
         self._ds = ds
         self._count = count
         self._sequential_slice = sequential_slice
-        self._next = 0  # the shard that gives the next element
-        self._after: list[tuple[Sequence[Any], int] | None] = [None] * count  # where the state after its last element is
-        self._exhausted = [0] * count  # as the state says it
+        self._num_opened, self._indices, self._after = count, range(count), [_BEGINNING] * count
         # Where a shard is, in place of ``_after``, and how many of its elements from there on an old state calls delivered.
-        self._undropped: dict[int, tuple[tuple[Sequence[Any], int], int]] = {}
+        # Not changed in place.
+        self._undropped: dict[int, tuple[After, int]] = {}
         self._initial_states: list[Any] | None = None
-        # The rest describes running shards and is as it was computed, not as it was delivered.
-        self._shards: Sequence[Shard] | None = None
         self._process_id = 0
-        self._ready: list[deque[Fetched]] = [deque() for _ in range(count)]
-        self._ended = [False] * count
-        # Made for each ``raise``: an error that was raised refers to the frames it came through, this iterator's and the
-        # user's, and would keep alive all that is in them.
-        self._failed: list[Callable[[], BaseException] | None] = [None] * count
         watch_if_tracked(self, self._ctx.options)
 
     @abc.abstractmethod
@@ -97,8 +86,12 @@ class RoundRobinIterator(BlockIterator[T]):
         """The shards, new ones or those that were used before."""
 
     @abc.abstractmethod
-    def _rest(self) -> None:
-        """Called when all shards have ended: they may not be needed any more. May be called again."""
+    def _share(self, index: int) -> IterDataset[T]:
+        """The part of the pipeline that shard ``index`` computes."""
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"num_shards": self._count}
 
     @property
     def _upstream(self) -> Sequence[Any]:
@@ -110,136 +103,87 @@ class RoundRobinIterator(BlockIterator[T]):
 
     def _share_iterators(self) -> list[DatasetIterator[Any]]:
         """New iterators of all shards in this process. No element is computed."""
-        shares = [slice_pipeline(self._ds, i, self._count, sequential=self._sequential_slice) for i in range(self._count)]
-        index, count = self._ctx.worker_index, self._ctx.worker_count  # this may itself be the share of a worker
-        return [share_iterator(ds, self._ctx.options, index + i * count, self._count * count) for i, ds in enumerate(shares)]
+        ctx = self._ctx
+        index, count = ctx.worker_index, ctx.worker_count  # this may itself be the share of a worker
+        iterators = [iterate(share) for share in [self._share(i) for i in range(self._count)]]
+        for i, it in enumerate(iterators):
+            it._ctx.belong_to(index + i * count, self._count * count, ctx.options)
+        return iterators
+
+    def _take(self, n: int) -> list[Any]:
+        if self._undropped:
+            self._drop_delivered()
+        return super()._take(n)
 
     def _drop_delivered(self) -> None:
         """Passes over what an old state calls delivered."""
-        if not self._undropped:
-            return
         try:
             failure = self._drop()
         except BaseException:
-            self._stop()
+            self._forget()
             raise
         if failure is not None:
             raise failure()
 
-    def _drop(self) -> Callable[[], BaseException] | None:
+    def _drop(self) -> Failure | None:
         while self._undropped:
-            for shard, (after, num) in [*self._undropped.items()]:  # of each in turn, so that all compute meanwhile
+            for i, (after, num) in self._undropped.items():  # of each in turn, so that all compute meanwhile
+                shard = self._members.get(i)
                 if not num:
-                    self._after[shard] = after
-                    del self._undropped[shard]
-                elif self._ready[shard]:
-                    _, states, i = self._ready[shard].popleft()
-                    self._undropped[shard] = (states, i), num - 1
-                elif self._failed[shard] is not None:
-                    return self._failed[shard]
-                elif self._ended[shard]:
-                    reason = f"iterations_to_skip of worker {shard} is larger by {num} than the number of its elements that"
-                    return partial(StateMismatchError, f"{reason} follow its state: the state was taken with other data")
+                    self._after[i] = after
+                    self._undropped = {j: left for j, left in self._undropped.items() if j != i}
+                elif shard is None or not (shard.ready or shard.failure or shard.has_ended):
+                    self._fetch(i, 1)
+                elif shard.ready:
+                    _, *after_it = shard.ready.popleft()
+                    self._undropped = {**self._undropped, i: (tuple(after_it), num - 1)}
+                elif shard.failure is not None:
+                    return shard.failure
                 else:
-                    self._fetch(shard)
+                    reason = f"iterations_to_skip of worker {i} is larger by {num} than the number of its elements that"
+                    return partial(StateMismatchError, f"{reason} follow its state: the state was taken with other data")
         return None
 
-    def _take(self, n: int) -> list[Any]:
-        self._drop_delivered()
-        before = self._next, [*self._after], [*self._exhausted]
-        taken: list[tuple[int, Fetched]] = []
-        try:
-            failure = self._collect(n, taken)
-            if failure is not None:
-                for shard, fetched in reversed(taken):
-                    self._ready[shard].appendleft(fetched)
-                self._next, self._after, self._exhausted = before
-            elements = [fetched[0] for _, fetched in taken]
-        except BaseException:
-            self._next, self._after, self._exhausted = before
-            self._stop()
-            raise
-        if failure is not None:
-            raise failure()
-        return elements
+    def _leave_vacant(self, slot: int) -> None:
+        self._exhausted = (*self._exhausted[:slot], 1, *self._exhausted[slot + 1 :])
+        self._pass_on()
 
-    def _collect(self, n: int, taken: list[tuple[int, Fetched]]) -> Any:
-        """Takes elements until there are ``n``, or the end, or a failure, which is returned."""
-        while len(taken) < n:
-            shard = self._next
-            if self._ready[shard]:
-                fetched = self._ready[shard].popleft()
-                taken.append((shard, fetched))
-                self._after[shard] = fetched[1], fetched[2]
-                self._exhausted[shard] = 0
-                self._next = (shard + 1) % self._count
-            elif self._failed[shard] is not None:
-                return self._failed[shard]
-            elif self._ended[shard]:
-                if all(self._ended):
-                    self._exhausted = [1] * self._count
-                    self._rest()
-                    break
-                self._pass_over(shard)
-            else:
-                self._fetch(shard)
-                if self._ended[shard]:
-                    self._pass_over(shard)
-        return None
-
-    def _pass_over(self, shard: int) -> None:
-        """Goes on to the next shard from one that has ended."""
-        self._exhausted[shard] = 1
-        self._next = (shard + 1) % self._count
-
-    def _fetch(self, shard: int) -> None:
-        """Gets something into one of the lists of ``shard``."""
-        if self._shards is None or self._process_id != os.getpid():
+    def _fetch(self, slot: int, num: int) -> None:
+        shard = self._members.get(slot)
+        if shard is None or self._process_id != os.getpid():
             self._run()
             return
-        fetched = self._shards[shard].fetch()
+        fetched = shard.fetch()
         if self._closed:
             raise ValueError(f"{self} was closed while it waited for its next element")
         if isinstance(fetched, list):
-            self._ready[shard].extend(fetched)
+            shard.ready.extend(fetched)
         elif fetched is None:
-            self._ended[shard] = True
+            shard.has_ended = True
         else:
-            self._failed[shard] = fetched
+            shard.failure = fetched
 
     def _run(self) -> None:
         """Makes the shards compute from where this iterator is."""
         if self._closed:
             raise ValueError(f"{self} is closed")
-        if any([after is not None and after is not _NOTHING and after[0][after[1]] is None for after in self._after]):
+        if any([after not in (None, _BEGINNING) and after[0][after[1]] is None for after in self._after]):
             raise self._stateless()
-        self._reset()
         shards = self._open()
-        for i, shard in enumerate(shards):
-            if not self._ended[i]:
-                shard.start(self._state_of(i))
-        self._shards = shards
+        for slot, shard in enumerate(shards):
+            if not self._is_vacant(slot):
+                shard.start(self._state_of(slot))
+        self._members = dict(enumerate(shards))
         self._process_id = os.getpid()
         if self._closed:  # in the meantime
             raise ValueError(f"{self} is closed")
 
-    def _stop(self) -> None:
-        """Forgets what was fetched, of which an interrupt may have lost a part: it is computed again."""
-        self._shards = None
-        self._reset()
-
-    def _reset(self) -> None:
-        for i in range(self._count):
-            self._ready[i].clear()
-            self._failed[i] = None
-            self._ended[i] = self._after[i] is _NOTHING
-
     def start_prefetch(self) -> None:
-        if self._shards is None and not self._closed and not all(self._ended):
+        if not (self._members or self._closed or all(map(self._is_vacant, range(self._count)))):
             self._run()
 
-    def _state_of(self, shard: int) -> Any:
-        after = self._undropped[shard][0] if shard in self._undropped else self._after[shard]
+    def _state_of(self, slot: int) -> Any:
+        after = self._undropped[slot][0] if slot in self._undropped else self._after[slot]
         return None if after is None else after[0][after[1]]
 
     def get_state(self) -> Any:

@@ -170,6 +170,7 @@ class _Open:
 
 class InterleaveDatasetIterator(BlockIterator[T]):
     _flow = "stateful"
+    _category = "preprocessing"  # also without any dataset
     _stays_on_error = True
     _parameters: ClassVar = {"num_datasets": "_num_datasets", "cycle_length": "_cycle_length"}
     _lacks_states = False  # one of the datasets is iterated by a plain Python iterator
@@ -212,6 +213,9 @@ class InterleaveDatasetIterator(BlockIterator[T]):
 
     def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
         return [dataset.iterator for dataset in [*self._open.values()]]
+
+    def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
+        self._opener.ctx.joined = tell
 
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.bases.length import Length, num_elements, of_number
 from gristmill.dataset.bases.map import MapDataset, read
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
+from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.stages.filter_guard import FilterGuard
@@ -56,6 +57,10 @@ class PrefetchIterDataset(IterDataset[T]):
     def _num_elements(self) -> Length:
         return num_elements(self._parent) if self._drops else of_number(len(self._parent))
 
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        return (self._parameters.read_options,)
+
     def __iter__(self) -> DatasetIterator[T]:
         return PrefetchDatasetIterator(self._parent, self._parameters)
 
@@ -63,6 +68,7 @@ class PrefetchIterDataset(IterDataset[T]):
 class PrefetchDatasetIterator(BlockIterator[T]):
     _parameters: PrefetchParameters
     _flow = "dropping"
+    _category = "prefetch"
     _stays_on_error = True
     _closes_anytime = True
     _read_ahead: ReadAhead | None = None
@@ -72,6 +78,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def __init__(self, ds: MapDataset[Any], parameters: PrefetchParameters) -> None:
         super().__init__()
         self._ds = ds
+        self._read_from = ds  # or what an observer has made of it
         self._length = len(ds)
         self._parameters = parameters
         self._num_threads = parameters.read_options.num_threads
@@ -85,6 +92,22 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     @property
     def _upstream(self) -> Sequence[Any]:
         return (self._ds,)
+
+    _observed_upstream = _upstream
+
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        return (self._parameters.read_options,)
+
+    def _work_ahead(self) -> WorkAhead:
+        ahead = self._read_ahead  # which another thread may drop
+        num_threads = min(self._num_threads, self._buffer_size)
+        return WorkAhead(num_threads > 0, num_threads, 0 if ahead is None else ahead.num_ready, reads=True)
+
+    def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
+        self._read_from = self._ds if replace is None else replace(self._ds)
+        if self._read_ahead is not None:
+            self._read_ahead.compute, self._read_ahead.stream = self._read_from._block, self._streamed
 
     def _take(self, n: int) -> list[Any]:
         if n > 1 and self._is_careful:
@@ -138,7 +161,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             return elements, index + len(elements)
         if self._log is not None:
             self._log.note(index, stop)
-        return self._ds._stream(Feed(range(index, stop))), stop
+        return self._read_from._stream(Feed(range(index, stop))), stop
 
     def _read(self, index: int, n: int) -> list[Any]:
         log = self._log
@@ -148,7 +171,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             return self._read_ahead_of(index, n)
         elif log is not None:
             log.note(index, index + n)
-        return read(self._ds, range(index, index + n))
+        return read(self._read_from, range(index, index + n))
 
     def _read_ahead_of(self, index: int, n: int) -> list[Any]:
         elements = self._start_reading().take(n)
@@ -162,14 +185,14 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if self._read_ahead is None or not self._read_ahead.is_here:
             self._stop_reading()
             sizes = self._num_threads, self._buffer_size
-            self._read_ahead = ReadAhead(self._ds._block, self._next_index, self._length, *sizes, self._streamed, self._log)
+            self._read_ahead = ReadAhead(self._read_from._block, self._next_index, self._length, *sizes, self._streamed, self._log)
             self._finalizer = weakref.finalize(self, self._read_ahead.close)
         return self._read_ahead
 
     @property
     def _streamed(self) -> Stream | None:
         """What computes elements one after the other; while somebody observes blocks, there are only these."""
-        return None if hasattr(self, "_unobserved") else self._ds._stream
+        return self._ds._stream if self._read_from is self._ds else None
 
     def _stop_reading(self) -> None:
         self._read_ahead = None
@@ -179,7 +202,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def _read_for_skip(self) -> list[Any]:
         if self._log is not None and self._log.is_careful:
             self._log.note_alone(self._next_index)
-        return read(self._ds, range(self._next_index, self._next_index + 1))
+        return read(self._read_from, range(self._next_index, self._next_index + 1))
 
     def start_prefetch(self) -> None:
         if self._num_threads and self._buffer_size and not self._closed and not self._is_careful:

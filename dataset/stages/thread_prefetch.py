@@ -14,6 +14,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.states.values import LinearStates, copied
 from gristmill.dataset.telling.failures import has_arrived
@@ -93,6 +94,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
     """
 
     _flow = "one_to_one"
+    _category = "prefetch"
     _stays_on_error = True
     _stage_name: ClassVar = None  # it does nothing to elements or states
     _ahead: PullAhead | None = None  # stopped, or at an error or the end, if it is not at work
@@ -161,6 +163,10 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
                 has_arrived(error)
                 return [], (error, error.__traceback__)
             raise
+
+    def _work_ahead(self) -> WorkAhead:
+        ahead, num_threads = self._ahead, min(1, self._buffer_size)
+        return WorkAhead(num_threads > 0, num_threads, 0 if ahead is None else ahead.num_ready)
 
     def _running(self) -> PullAhead:
         if self._closed:

@@ -99,10 +99,10 @@ class CycleState:
 
     slot: int  # of the cycle, whose turn it is
     num_opened: int  # datasets that have been put into slots
-    indices: list[int]  # of the dataset in each slot
+    indices: Sequence[int]  # of the dataset in each slot
     states: list[Any]  # of its iterator; ``None``: no dataset
-    exhausted: list[int]  # 1: it has ended
-    future_states: dict[int, Any] = field(default_factory=dict)  # of datasets that will be opened, by index
+    exhausted: Sequence[int]  # 1: it has ended
+    future_states: Mapping[int, Any] = field(default_factory=dict)  # of datasets that will be opened, by index
 
     def as_state(self, *, owns_states: bool = False) -> dict[str, Any]:
         """The state that is saved; ``states`` are copied into it unless nobody else has them."""

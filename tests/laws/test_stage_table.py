@@ -38,7 +38,7 @@ def test_every_stage_answers_for_itself(stage):
 @pytest.mark.parametrize("entry", [*MAP_ENTRIES, *ITER_ENTRIES], **by_name)
 def test_what_a_stage_was_made_with_is_declared(entry):
     ds = entry.make()
-    made_with = set(inspect.signature(type(ds).__init__).parameters) - {"self", "args", "kwargs", "parent", "parents", "datasets"}
+    made_with = set(inspect.signature(type(ds).__init__).parameters) - {"self", "args", "parent", "parents", "datasets"}
     declared = {*ds._parameters.arguments(), *ds._described_parameters}
     if "proportions" in declared:
         made_with.remove("weights")
