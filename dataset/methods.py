@@ -11,7 +11,7 @@ import builtins
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -336,7 +336,8 @@ class MapSequenceMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.interleave import InterleaveIterDataset
 
-        datasets: MapDataset[Any] = self if make_dataset is None else self.map(make_dataset)
+        ds: Any = self
+        datasets: MapDataset[Any] = ds if make_dataset is None else ds.map(make_dataset)
         return InterleaveIterDataset(datasets, cycle_length=cycle_length)
 
     def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
@@ -783,18 +784,19 @@ class IterAheadMethods(Generic[T_co]):
             options = MultiprocessingOptions(num_workers=10)
         if not isinstance(options, MultiprocessingOptions):
             raise TypeError(f"options must be a MultiprocessingOptions, got {options!r:.200}")
+        ds = cast("IterDataset[T_co]", self)
         if options.num_workers == 0:
-            return self
+            return ds
         as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1)
         if not getattr(sys, "_is_gil_enabled", lambda: True)():  # threads of a free-threaded Python do as well
             from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 
             if worker_init_fn is not None:
                 warnings.warn("worker_init_fn is ignored: in free-threaded Python the workers are threads", stacklevel=2)
-            return multithread_prefetch(self, options.num_workers, options.per_worker_buffer_size, sequential_slice)
+            return multithread_prefetch(ds, options.num_workers, options.per_worker_buffer_size, sequential_slice)
         from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 
-        return MultiprocessPrefetchIterDataset(self, options, worker_init_fn, sequential_slice)
+        return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
 
     def multithread_prefetch(self, num_threads: int, buffer_size: int, *, sequential_slice: bool = False) -> IterDataset[T_co]:
         """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does with processes.
@@ -817,7 +819,7 @@ class IterAheadMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 
-        return multithread_prefetch(self, num_threads, buffer_size, sequential_slice)
+        return multithread_prefetch(cast("IterDataset[T_co]", self), num_threads, buffer_size, sequential_slice)
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T_co]:
         """Deprecated: use ``mp_prefetch``."""
@@ -839,7 +841,7 @@ class IterAheadMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.device_put import device_put
 
-        return device_put(self, device, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size)
+        return device_put(cast("IterDataset[T_co]", self), device, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size)
 
     def thread_prefetch(self, prefetch_buffer_size: int) -> IterDataset[T_co]:
         """Returns the same elements, computed ahead by one thread.
@@ -859,4 +861,4 @@ class IterAheadMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 
-        return ThreadPrefetchIterDataset(self, prefetch_buffer_size=prefetch_buffer_size)
+        return ThreadPrefetchIterDataset(cast("IterDataset[T_co]", self), prefetch_buffer_size=prefetch_buffer_size)

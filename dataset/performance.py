@@ -21,6 +21,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
@@ -140,7 +141,7 @@ class _Unbuffered(PipelineEditor):
 
     def _replace(self, ds: Any) -> Any:
         if isinstance(ds, PrefetchIterDataset):
-            return PrefetchIterDataset(ds._parent, _DIRECT, allow_nones=ds._allow_nones)
+            return PrefetchIterDataset(ds._parent, _DIRECT, allow_nones=parameters_of(ds).allow_nones)
         if isinstance(ds, InterleaveIterDataset):
             parts = ds._datasets
             parts = parts.map(_unbuffered_part) if isinstance(parts, MapDataset) else [_unbuffered_part(part) for part in parts]

@@ -8,6 +8,7 @@ from typing import Any
 from gristmill.core.cgroup import usable_cpus
 from gristmill.core.naming import one_line
 from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator, PrefetchIterDataset
 from gristmill.diagnostics.advice import MIN_GAIN, Advisor, Machine, Settings, rate_text
@@ -94,10 +95,10 @@ def settings_of(it: Any) -> Settings:
         if isinstance(node, MultiprocessPrefetchIterator):
             workers = workers or node._options
         if hasattr(node, "_count") and hasattr(node, "_ds"):  # shares of a pipeline in threads or workers
-            found = [x._read_options for x in ancestors(node._ds) if isinstance(x, PrefetchIterDataset)]
+            found = [parameters_of(x).read_options for x in ancestors(node._ds) if isinstance(x, PrefetchIterDataset)]
             reads = reads or (found[0] if found else None)
         elif isinstance(node, PrefetchDatasetIterator):
-            reads = reads or node._read_options
+            reads = reads or parameters_of(node).read_options
         todo += node._parents
         todo += node._inner_iterators()
     return Settings(reads, workers)

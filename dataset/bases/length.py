@@ -69,7 +69,8 @@ def at_most(length: Length) -> Length:
 
 def added(lengths: Iterable[Length]) -> Length:
     """That of all of them, one after the other."""
-    total, kind = 0, Exact
+    total = 0
+    kind: type[Exact | AtMost] = Exact
     found = list(lengths)
     for length in found:
         if isinstance(length, Exact | AtMost):

@@ -6,10 +6,11 @@ A stage of map datasets answers ``_origins(index)``, an iterator ``_place()``. W
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """An element of another dataset that an element is made of."""
 
     ds: Any
@@ -17,7 +18,8 @@ class Part(NamedTuple):
     epoch: int = 0  # that the index does not count
 
 
-class RecordKey(NamedTuple):
+@dataclass(frozen=True)
+class RecordKey:
     """A record of a source that an element is."""
 
     key: Any

@@ -62,6 +62,11 @@ def function() -> Any:
     return dataclasses.field(metadata={"is_described": False, "show": transform_name})
 
 
+def stated() -> Any:
+    """A field like any other, for those that stand behind one of the following."""
+    return dataclasses.field()
+
+
 def silent() -> Any:
     """A field that is described, but stands in no text."""
     return dataclasses.field(metadata={"in_text": False})
@@ -70,3 +75,8 @@ def silent() -> Any:
 def aside(*, in_text: bool = False, show: Callable[[Any], str] = str) -> Any:
     """A field that does not change which elements there are."""
     return dataclasses.field(metadata={"is_described": False, "in_text": in_text, "show": show})
+
+
+def parameters_of(stage: Any) -> Any:
+    """What a dataset or iterator was made with."""
+    return stage._parameters

@@ -21,7 +21,7 @@ from gristmill.dataset.bases.map import MapDataset, read
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, aside, stated
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class PrefetchParameters(Parameters):
     read_options: ReadOptions = aside(in_text=True, show=stable_repr)
-    allow_nones: bool
+    allow_nones: bool = stated()
 
 
 class PrefetchIterDataset(IterDataset[T]):
