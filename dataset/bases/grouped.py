@@ -1,38 +1,92 @@
-"""The base of iterators whose elements come in groups, each made of one or several elements of the parent."""
+"""The bases of iterators whose outputs come in groups, each made of one or several elements of the parent."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, marked, return_to, skip_one, snapshot
+from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied
 
 T = TypeVar("T")
+S = TypeVar("S")  # what decides how a group is made, besides the elements
 
 
-class GroupedIterator(BlockIterator[T]):
-    """A group, the parent's state before it, and how many of its elements were delivered: that is the position.
+class Position(NamedTuple, Generic[S]):
+    """Where an iterator of groups is.
+
+    Args:
+        parent: the parent's state before the group; ``None`` as long as nothing was read.
+        start: what else decides the group.
+        num_taken: outputs of the group that have been delivered.
+        skipped: which elements are left out, counted from the state of the parent.
+    """
+
+    parent: Any
+    start: S
+    num_taken: int = 0
+    skipped: tuple[int, ...] = ()
+
+
+class GroupedIterator(BlockIterator[T], Generic[T, S]):
+    """A group, the parent's state before it, and how many of its outputs were delivered: that is the position.
 
     What was handed out is not kept: its user may change it. To continue from a state, the group is made again, and what was
-    delivered of it is left out. A stage writes ``_make``, ``get_state`` and ``_restore``.
+    delivered of it is left out. A stage says what its states look like: ``_saved``, ``_position_in`` and ``_held``.
+
+    How groups are made is written twice. Who knows how many elements the next one takes is a ``SizedGroupsIterator``: the parent
+    stands between groups, so that an error is undone by setting it back, and an output costs no more than an item of a list.
+    Who does not is a ``PackIterator``: it has read ahead, nothing of which an error in the middle of a group may lose.
     """
 
     _flow = "stateful"
     _refills = True
-    # What is left of the group, the next element last. ``None``: the group is to be made, and the parent is where it starts.
-    _left: list[Any] | None = None
-    _start: Any = None  # the parent's state before the group
-    _position = 0  # elements of the group that were delivered
-    _has_ended = False
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:
         super().__init__(parent)
         self._source = parent
 
     @abc.abstractmethod
+    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
+        """The state in the group before which that of the parent is ``parent``."""
+
+    @abc.abstractmethod
+    def _position_in(self, state: Any) -> Position[S]:
+        """The position that ``state`` says, an error if it says none."""
+
+    @abc.abstractmethod
+    def _held(self, at: Position[S]) -> str | None:
+        """What is made again at a position; ``None`` if that begins with elements of which nothing was delivered."""
+
+    @abc.abstractmethod
+    def _begin(self, at: Position[S]) -> None:
+        """Is at a group that is to be made; the parent is where it starts."""
+
+    def _restore(self, state: Any) -> None:
+        self._go_to(self._position_in(state))
+
+    def _go_to(self, at: Position[S]) -> None:
+        with refilling(self, self._held(at)):
+            self._source.set_state(copied(at.parent))
+        self._begin(at)
+
+
+class SizedGroupsIterator(GroupedIterator[T, S]):
+    """Takes groups of the parent whose number of elements is known, and gives out what they are made into.
+
+    A stage also writes ``_make``.
+    """
+
+    # What is left of the group, the next output last. ``None``: the group is to be made, and the parent is where it starts.
+    _left: list[Any] | None = None
+    _start: Any = None  # the parent's state before the group
+    _num_taken = 0  # outputs of the group that were delivered
+    _has_ended = False
+
+    @abc.abstractmethod
     def _make(self, num_delivered: int) -> tuple[list[Any], bool] | None:
-        """Takes the next group from the parent: what is left of it, the next element last, and whether it is the last group.
+        """Takes the next group from the parent: what is left of it, the next output last, and whether it is the last group.
 
         ``None``: there was none, and there will be none.
         """
@@ -42,10 +96,10 @@ class GroupedIterator(BlockIterator[T]):
         skip_one(self._source)
 
     def _is_used_up(self) -> None:
-        """Called when the last element of a group has been delivered."""
+        """Called when the last output of a group has been delivered."""
 
     def _take_groups(self, n: int, taken: list[Any]) -> None:
-        """Adds whole groups to ``taken``, ``n`` elements at most, where that is quicker."""
+        """Adds whole groups to ``taken``, ``n`` outputs at most, where that is quicker."""
 
     def _take(self, n: int) -> list[Any]:
         taken: list[Any] = []
@@ -56,7 +110,7 @@ class GroupedIterator(BlockIterator[T]):
                     break
                 continue
             part = self._left[len(taken) - n :]
-            self._position += len(part)  # before they are taken away, in case of an interrupt
+            self._num_taken += len(part)  # before they are taken away, in case of an interrupt
             del self._left[-len(part) :]
             taken += part[::-1]
             if not self._left:
@@ -79,23 +133,26 @@ class GroupedIterator(BlockIterator[T]):
             return False
         left, is_last = made
         # In this order, so that an interrupt in between finds a state that is not that of what is in memory, or none there.
-        self._position = delivered
+        self._num_taken = delivered
         self._start, self._has_ended = start, is_last
         self._left = left
         return bool(left) or not is_last
 
     @property
     def _num_to_leave_out(self) -> int:
-        """How many elements of the group to be made were delivered before."""
-        return self._position if self._left is None else 0
+        """How many outputs of the group to be made were delivered before."""
+        return self._num_taken if self._left is None else 0
 
-    def _start_state(self) -> Any:
-        """The parent's state before the group."""
-        return self._source.get_state() if self._left is None or self._start is None else copied(self._start)
+    def get_state(self) -> Any:
+        is_there = self._left is None or self._start is None
+        return self._saved(self._source.get_state() if is_there else copied(self._start), self._num_taken)
 
-    def _go_to(self, position: int) -> None:
-        """Is at a group to be made, of which so many elements were delivered; the parent is where it starts."""
-        self._left, self._position, self._has_ended = None, position, False
+    def _begin(self, at: Position[S]) -> None:
+        self._begin_after(at.num_taken)
+
+    def _begin_after(self, num_taken: int) -> None:
+        """Is at a group to be made, of which so many outputs were delivered; the parent is where it starts."""
+        self._left, self._num_taken, self._has_ended = None, num_taken, False
 
     def _skip(self) -> None:
         while not self._left:
@@ -106,6 +163,6 @@ class GroupedIterator(BlockIterator[T]):
             except Exception:
                 return_to(self._source, before)
                 self._skip_group()
-                self._go_to(0)
+                self._begin_after(0)
                 return
         self._take(1)

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown
 from gristmill.dataset.ahead.lookahead import Lookahead
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
-from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.bases.grouped import GroupedIterator, Position, S
+from gristmill.dataset.bases.iterator import DatasetIterator, go_to
 from gristmill.dataset.states.values import copied, given
 
-S = TypeVar("S")  # where in the elements a group begins, and what else decides how it is made
 G = TypeVar("G")  # a group in the making
 
 
@@ -33,22 +32,6 @@ class Outputs(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, i: int, /) -> dict[str, Any]: ...
-
-
-class Position(NamedTuple, Generic[S]):
-    """Where such an iterator is.
-
-    Args:
-        parent: the parent's state before the group; ``None`` as long as nothing was read.
-        start: what else decides the group.
-        num_taken: outputs of the group that have been delivered.
-        skipped: which elements are left out, counted from the state of the parent.
-    """
-
-    parent: Any
-    start: S
-    num_taken: int = 0
-    skipped: tuple[int, ...] = ()
 
 
 class Memory(Generic[G]):
@@ -64,16 +47,13 @@ class Memory(Generic[G]):
         self.group: Outputs | None = None  # when it is made
 
 
-class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
-    """Subclasses define ``_pack``, ``_after_group``, ``_state_at`` and ``_position_in``."""
+class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
+    """Makes groups of elements whose number is not known beforehand. A stage also writes ``_pack`` and ``_after_group``."""
 
-    _flow = "stateful"
-    _refills = True
     _stays_on_error = True
 
     def __init__(self, parent: DatasetIterator[Any], start: S) -> None:
         super().__init__(parent)
-        self._source = parent
         self._at = Position(None, start)
         self._memory: Memory[G] | None = Memory(parent)  # ``None`` after an interrupt: whatever was read is read again
 
@@ -85,16 +65,7 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
     def _after_group(self, memory: Memory[G], at: Position[S]) -> Position[S]:
         """The position when all outputs of the group at ``at`` have been taken."""
 
-    @abc.abstractmethod
-    def _state_at(self, parent: Any, at: Position[S]) -> dict[str, Any]:
-        """The state of position ``at``, ``parent`` being that of the parent."""
-
-    @abc.abstractmethod
-    def _position_in(self, state: Any) -> Position[S]:
-        """The position that ``state`` says, an error if it says none."""
-
     def _held(self, at: Position[S]) -> str | None:
-        """What is made again at a position; ``None`` if that begins with elements of which nothing was delivered."""
         return f"rows, {at.num_taken} of them delivered" if at.num_taken or at.skipped else None
 
     def _take(self, n: int) -> list[Any]:
@@ -169,7 +140,7 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
 
     def get_state(self) -> Any:
         at = self._at
-        state = self._state_at(self._source.get_state() if at.parent is None else copied(at.parent), at)
+        state = self._saved(self._source.get_state() if at.parent is None else copied(at.parent), at.num_taken)
         if at.skipped:
             state["skipped"] = list(at.skipped)
         return state
@@ -182,10 +153,9 @@ class PackIterator(BlockIterator[dict[str, Any]], Generic[S, G]):
             raise StateMismatchError(
                 f"skipped in the state of {self} must be a list of non-negative integers, got {shown(skipped)}"
             )
-        parent = given(at.parent)
-        at = at._replace(parent=parent, skipped=tuple(numbers))
-        with refilling(self, self._held(at)):
-            self._source.set_state(copied(parent))
+        self._go_to(at._replace(parent=given(at.parent), skipped=tuple(numbers)))
+
+    def _begin(self, at: Position[S]) -> None:
         self._at, self._memory = at, Memory(self._source)
 
     def _skip(self) -> None:

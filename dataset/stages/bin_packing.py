@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.core.seeds import check_seed
 from gristmill.core.state import state_count, state_field
+from gristmill.dataset.bases.grouped import Position
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.packing import Memory, PackIterator, Position
+from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.transforms.bin_packing import Bins, MakePlacer, best_fit, emission_order, first_fit
 from gristmill.transforms.pack_layout import PackedRows, PackLayout
 from gristmill.transforms.sequences import Array
@@ -235,8 +236,8 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         held = super()._held(at)
         return held and f"up to {self._packing.num_packing_bins} {held}"
 
-    def _state_at(self, parent: Any, at: Position[int]) -> dict[str, Any]:
-        return {"parent": parent, "next_row": at.num_taken, "counter": at.start + at.num_taken}
+    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
+        return {"parent": parent, "next_row": num_taken, "counter": self._at.start + num_taken}
 
     def _position_in(self, state: Any) -> Position[int]:
         row, count = state_count(state, "next_row", self), state_count(state, "counter", self)

@@ -13,10 +13,11 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.state import plain_int, shown, state_count, state_field
+from gristmill.dataset.bases.grouped import Position
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.packing import Memory, PackIterator, Position
+from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 from gristmill.transforms.sequences import Array, as_sequence
 
@@ -220,11 +221,12 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
     def _held(self, at: Position[Slices]) -> str | None:
         return super()._held(at) or (None if at.start is None else "the rest of an element")
 
-    def _state_at(self, parent: Any, at: Position[Slices]) -> dict[str, Any]:
+    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
+        start = self._at.start
         return {
             "parent_state": parent,
-            "remainder_slices": {name: [-1, -1] if at.start is None else list(at.start[name]) for name in self._cut_names},
-            "elements_from_buffer_after_checkpoint": at.num_taken,
+            "remainder_slices": {name: [-1, -1] if start is None else list(start[name]) for name in self._cut_names},
+            "elements_from_buffer_after_checkpoint": num_taken,
         }
 
     def _position_in(self, state: Any) -> Position[Slices]:

@@ -12,14 +12,13 @@ from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown, state_count, state_field
-from gristmill.dataset.bases.grouped import GroupedIterator
+from gristmill.dataset.bases.grouped import Position, SizedGroupsIterator
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, go_to, iterate, pull, snapshot
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside, function
-from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import LinearStates
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import FlatMap, transform_function
@@ -165,7 +164,7 @@ class FlatMapIterDataset(IterDataset[T]):
         return FlatMapDatasetIterator(iterate(self._parent), self._parameters)
 
 
-class FlatMapDatasetIterator(GroupedIterator[T]):
+class FlatMapDatasetIterator(SizedGroupsIterator[T, None]):
     def __init__(self, parent: DatasetIterator[Any], parameters: StreamFlatMapParameters) -> None:
         super().__init__(parent)
         self._parameters = parameters
@@ -197,7 +196,7 @@ class FlatMapDatasetIterator(GroupedIterator[T]):
             go_to(parent, before)
         elif split:
             taken += itertools.chain.from_iterable(split)
-            self._left, self._start, self._position = [], None, len(split[-1])
+            self._left, self._start, self._num_taken = [], None, len(split[-1])
 
     def _make(self, num_delivered: int) -> tuple[list[Any], bool] | None:
         elements = self._source._take(1)
@@ -222,14 +221,15 @@ class FlatMapDatasetIterator(GroupedIterator[T]):
         self._most = max(self._most, len(items))
         return items
 
-    def get_state(self) -> Any:
-        return {"parent": self._start_state(), "next_index_in_buffer": self._position}
+    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
+        return {"parent": parent, "next_index_in_buffer": num_taken}
 
-    def _restore(self, state: Any) -> None:
-        position = state_count(state, "next_index_in_buffer", self)
-        with refilling(self, f"an element, {position} items of it delivered" if position else None):
-            self._source.set_state(state_field(state, "parent", self))
-        self._go_to(position)
+    def _position_in(self, state: Any) -> Position[None]:
+        num_taken = state_count(state, "next_index_in_buffer", self)
+        return Position(state_field(state, "parent", self), None, num_taken)
+
+    def _held(self, at: Position[None]) -> str | None:
+        return f"an element, {at.num_taken} items of it delivered" if at.num_taken else None
 
 
 class FlatMapFunction(FlatMap):

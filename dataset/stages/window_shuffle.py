@@ -9,14 +9,13 @@ from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.indices import Indices
 from gristmill.core.permutation import Permutation, shuffled_order
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.bases.grouped import GroupedIterator
+from gristmill.dataset.bases.grouped import Position, SizedGroupsIterator
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, silent
-from gristmill.dataset.states.refilling import refilling
 
 T = TypeVar("T")
 
@@ -144,7 +143,8 @@ class WindowShuffleIterDataset(IterDataset[T]):
         return WindowShuffleDatasetIterator(iterate(self._parent), self._parameters)
 
 
-class WindowShuffleDatasetIterator(GroupedIterator[T]):
+class WindowShuffleDatasetIterator(SizedGroupsIterator[T, int]):
+    # A window starts with its number.
     _parameters: WindowParameters
 
     def __init__(self, parent: DatasetIterator[Any], parameters: WindowParameters) -> None:
@@ -157,8 +157,8 @@ class WindowShuffleDatasetIterator(GroupedIterator[T]):
         window = pull(self._source, self._window_size)
         if len(window) < num_delivered:
             raise StateMismatchError(
-                f"pos_in_window in the state of {self} is {num_delivered}, but only {len(window)} elements follow where its window "
-                "starts: the state belongs to another pipeline"
+                f"pos_in_window in the state of {self} is {num_delivered}, but only {len(window)} elements follow where its "
+                "window starts: the state belongs to another pipeline"
             )
         left: list[Any] = []
         if num_delivered < len(window):  # otherwise the number is already that of the next window
@@ -169,14 +169,10 @@ class WindowShuffleDatasetIterator(GroupedIterator[T]):
     def _is_used_up(self) -> None:
         self._number += 1
 
-    def get_state(self) -> Any:
-        return {
-            "parent_window_start_state": self._start_state(),
-            "window_index": self._number,
-            "pos_in_window": self._position,
-        }
+    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
+        return {"parent_window_start_state": parent, "window_index": self._number, "pos_in_window": num_taken}
 
-    def _restore(self, state: Any) -> None:
+    def _position_in(self, state: Any) -> Position[int]:
         number, position = [state_count(state, key, self) for key in ("window_index", "pos_in_window")]
         start = state_field(state, "parent_window_start_state", self)
         if position > self._window_size:
@@ -185,11 +181,14 @@ class WindowShuffleDatasetIterator(GroupedIterator[T]):
             )
         if "parent_exhausted" in state and position == self._window_size:
             number += 1  # Grain before 0.2.16 counted a window when it read the next one
-        what = f"a window of up to {self._window_size} elements, {position} of them delivered" if position else None
-        with refilling(self, what):
-            self._source.set_state(start)
-        self._go_to(position)
-        self._number = number
+        return Position(start, number, position)
+
+    def _held(self, at: Position[int]) -> str | None:
+        return f"a window of up to {self._window_size} elements, {at.num_taken} of them delivered" if at.num_taken else None
+
+    def _begin(self, at: Position[int]) -> None:
+        super()._begin(at)
+        self._number = at.start
 
     def _skip_group(self) -> None:
         for _ in range(self._window_size):
