@@ -19,6 +19,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, stream_of
 from gristmill.dataset.bases.length import Length, Unknown, same_number
 from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.origins import RecordKey
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.stateless import PassingIterator
@@ -279,10 +280,10 @@ class DataDatasetIterator(PassingIterator[Any]):
         self._source._allocate_with(allocate)
 
     def _get_next_index(self) -> int:
-        return self._source._get_next_index()
+        return next_index_of(self._source)
 
     def _set_next_index(self, index: int) -> None:
-        self._source._set_next_index(index)
+        move_to_index(self._source, index)
 
 
 class _BatchRecords:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, TypeVar
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, skip_one
-from gristmill.dataset.bases.next_index import check_no_gaps
-from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index
+from gristmill.dataset.bases.origins import Place, place_of
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class CountingIterator(BlockIterator[T]):
         self._parents[0]._return_to(parent)
 
     def _place(self) -> Place | None:
-        return self._parents[0]._place()
+        return place_of(self._parents[0])
 
     def _merged_state(self, states: Any) -> Any:
         key = self._count_key
@@ -61,7 +61,7 @@ class CountingIterator(BlockIterator[T]):
 
     def _set_next_index(self, index: int) -> None:
         check_no_gaps(self)
-        self._parents[0]._set_next_index(index)
+        move_to_index(self._parents[0], index)
         self._count = index
 
     def _skip(self) -> None:

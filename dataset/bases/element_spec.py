@@ -8,7 +8,7 @@ from typing import Any
 
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
-from gristmill.dataset.bases.node import DatasetNode
+from gristmill.dataset.bases.node import DatasetNode, spec_of
 
 
 def get_element_spec(ds: Any) -> Any:
@@ -37,7 +37,7 @@ def get_element_spec(ds: Any) -> Any:
     """
     if not isinstance(ds, DatasetNode):
         raise TypeError(f"ds must be a MapDataset or IterDataset, got {shown(ds)} of type {type(ds).__name__}")
-    return ds._element_spec
+    return spec_of(ds)
 
 
 def _transformed_spec(stage: Any) -> Any:
@@ -47,7 +47,7 @@ def _transformed_spec(stage: Any) -> Any:
             f"cannot tell what {transform_name(transform)} makes of an element: use an object, as of a class derived from Map, "
             "with a method output_spec(self, input_spec) that returns a pytree of ShapeDtypeStruct"
         )
-    return transform.output_spec(stage._parents[0]._element_spec)
+    return transform.output_spec(spec_of(stage._parents[0]))
 
 
 transformed_spec = property(_transformed_spec)  # ``_element_spec`` of stages that apply ``_transform`` to every element

@@ -71,9 +71,24 @@ def set_next_index(ds_iter: Any, index: int) -> None:
     it._failed_state = None
 
 
+def next_index_of(it: DatasetIterator[Any]) -> int:
+    """``get_next_index`` within a pipeline."""
+    return it._get_next_index()
+
+
+def move_to_index(it: DatasetIterator[Any], index: int) -> None:
+    """``set_next_index`` within a pipeline, without a way back."""
+    it._set_next_index(index)
+
+
+def may_have_gaps(it: DatasetIterator[Any]) -> bool:
+    """Whether there may be no element at some index."""
+    return it._has_gaps()
+
+
 def check_no_gaps(stage: DatasetIterator[Any]) -> None:
     """Refuses to count, for ``stage``, elements before it by their indices if there may be none at some index."""
-    if stage._has_gaps():
+    if may_have_gaps(stage):
         raise NotImplementedError(
             f"{stage} has no index for its elements: a step of the MapDataset before it may leave out elements, so that how many "
             "come before one does not follow from its index. Use get_state and set_state"

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from gristmill.core import hooks
+from gristmill.core.options import DatasetOptions
 from gristmill.core.seeds import check_seed, derive_seed
 from gristmill.core.state import shown
 from gristmill.dataset.bases.parameters import NONE, Parameters
@@ -25,8 +26,9 @@ class Node:
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
     _parents: tuple[Any, ...] = ()
     _parameters: Parameters = NONE  # what it was made with, but its parents
+    _own_options: DatasetOptions | None = None  # those that are given at this point of the pipeline
     # What its time is spent for, as summaries say it: where it is not said here, that follows from whether it draws from others.
-    _category: ClassVar[Literal["read", "preprocessing", "prefetch"] | None] = None
+    _work_category: ClassVar[Literal["read", "preprocessing", "prefetch"] | None] = None
 
     @property
     def _parent(self) -> Any:
@@ -134,8 +136,13 @@ class DatasetNode(Node):
         return func(self, *args, **kwargs)
 
 
+def spec_of(ds: Any) -> Any:
+    """What an element of ``ds`` looks like."""
+    return ds._element_spec
+
+
 def _spec_of_first_parent(stage: DatasetNode) -> Any:
-    return stage._parents[0]._element_spec
+    return spec_of(stage._parents[0])
 
 
 spec_of_first_parent = property(_spec_of_first_parent)  # ``_element_spec`` of stages that pass elements on as they are
@@ -147,6 +154,17 @@ def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
     if found is None or not all([isinstance(p, kinds) for p in found]):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"parents must be a {names} or a sequence of them, got {shown(parents)}")
+    return found
+
+
+def parents_of(node: Any) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = node._parents
+    return found
+
+
+def upstream_for_observers(node: Any) -> Sequence[Any]:
+    """What an observer counts together with a dataset or iterator, of all that it draws from."""
+    found: Sequence[Any] = node._observed_upstream
     return found
 
 
@@ -202,6 +220,11 @@ def ancestors(ds: Any) -> Iterator[Any]:
             seen.add(id(node))
             yield node
             todo.extend(node._parents)
+
+
+def dropping_steps(ds: Any) -> list[Any]:
+    """Those that may leave out elements, of ``ds`` and everything upstream."""
+    return [node for node in ancestors(ds) if node._drops]
 
 
 def is_of_library(stage: Any) -> bool:

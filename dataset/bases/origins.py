@@ -56,3 +56,9 @@ class Place:
     def in_epoch(self, epoch: int) -> Place:
         """That of a stage that has begun anew so often."""
         return replace(self, epoch=self.epoch + epoch)
+
+
+def place_of(it: Any) -> Place | None:
+    """Where the element that ``it`` delivered last comes from."""
+    place: Place | None = it._place()
+    return place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, skip_one
-from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.origins import Place, place_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -33,7 +33,7 @@ class PassingIterator(BlockIterator[T_co]):
         self._source._return_to(mark)
 
     def _place(self) -> Place | None:
-        place = None if self._flow == "stateful" else self._source._place()
+        place = None if self._flow == "stateful" else place_of(self._source)
         return place.with_gaps() if place is not None and self._flow == "dropping" else place
 
     def _merged_state(self, states: Any) -> Any:

@@ -15,9 +15,9 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one
 from gristmill.dataset.bases.length import Length, num_elements, scaled
 from gristmill.dataset.bases.map import BlockMapDataset, read
-from gristmill.dataset.bases.next_index import check_no_gaps
-from gristmill.dataset.bases.node import ancestors
-from gristmill.dataset.bases.origins import Part, Place
+from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index, next_index_of
+from gristmill.dataset.bases.node import dropping_steps, spec_of
+from gristmill.dataset.bases.origins import Part, Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.telling.failures import tell, tell_at_last
@@ -62,10 +62,10 @@ class BatchMapDataset(BlockMapDataset[T]):
     ) -> None:
         super().__init__(parent)
         self._parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
-        sparse = next((ds for ds in ancestors(parent) if ds._drops), None)
-        if sparse is not None:
+        sparse = dropping_steps(parent)
+        if sparse:
             raise ValueError(
-                f"cannot batch after {sparse}: it may leave out elements, and batches by index would have holes. "
+                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index would have holes. "
                 "Call to_iter_dataset() before batch()."
             )
         self._parent_length = len(parent)
@@ -161,7 +161,7 @@ class BatchDatasetIterator(PassingIterator[T]):
         return batches
 
     def _place(self) -> Place | None:
-        place = self._source._place()
+        place = place_of(self._source)
         return None if place is None else place.in_groups(self._batch_size)
 
     def _allocate_with(self, allocate: Allocate) -> None:
@@ -170,14 +170,14 @@ class BatchDatasetIterator(PassingIterator[T]):
 
     def _get_next_index(self) -> int:
         check_no_gaps(self)
-        position = self._source._get_next_index()
+        position = next_index_of(self._source)
         return position // self._batch_size if self._drop_remainder else -(-position // self._batch_size)
 
     def _set_next_index(self, index: int) -> None:
         check_no_gaps(self)
         start = index * self._batch_size
         try:
-            self._source._set_next_index(start)
+            move_to_index(self._source, start)
         except IndexError:  # perhaps it is the index after the last batch, which may be smaller
             if self._drop_remainder:
                 raise
@@ -185,11 +185,11 @@ class BatchDatasetIterator(PassingIterator[T]):
             num_valid = bisect.bisect_left(positions, True, key=self._is_beyond_end)
             if not num_valid:
                 raise
-            self._source._set_next_index(positions[num_valid - 1])
+            move_to_index(self._source, positions[num_valid - 1])
 
     def _is_beyond_end(self, position: int) -> bool:
         try:
-            self._source._set_next_index(position)
+            move_to_index(self._source, position)
         except IndexError:
             return True
         return False
@@ -201,7 +201,7 @@ class BatchDatasetIterator(PassingIterator[T]):
 
 def _spec_of(stage: BatchMapDataset[Any] | BatchIterDataset[Any], batch_fn: Any) -> Any:
     given = stage._parameters
-    return batched_spec(batch_fn, stage._parent._element_spec, given.batch_size, given.drop_remainder)
+    return batched_spec(batch_fn, spec_of(stage._parent), given.batch_size, given.drop_remainder)
 
 
 def _check_batch_fn(batch_fn: Any) -> Any:

@@ -11,9 +11,9 @@ from gristmill.core.state import state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, skip_one, stream_of
 from gristmill.dataset.bases.length import Exact, Length, num_elements, shortest
-from gristmill.dataset.bases.next_index import check_no_gaps
+from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.bases.parameters import Parameters
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ class LimitDatasetIterator(BlockIterator[T]):
         self._num_read = num_read
 
     def _place(self) -> Place | None:
-        return self._parents[0]._place()
+        return place_of(self._parents[0])
 
     def _skip(self) -> None:
         skip_one(self._parents[0])
@@ -103,5 +103,5 @@ class LimitDatasetIterator(BlockIterator[T]):
         check_no_gaps(self)
         if index > self._count:
             raise StateIndexError(f"the index of the next element of {self} must be in [0, {self._count}], got {index}")
-        self._parents[0]._set_next_index(index)
+        move_to_index(self._parents[0], index)
         self._num_read = index

@@ -13,6 +13,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.telling.failures import tell, tell_at_last
@@ -101,7 +102,7 @@ class MapDatasetIterator(PassingIterator[T]):
         return (None if x is None and keeps else fn(x) for x in stream_of(self._source, n))
 
     def _get_next_index(self) -> int:
-        return self._source._get_next_index()
+        return next_index_of(self._source)
 
     def _set_next_index(self, index: int) -> None:
-        self._source._set_next_index(index)
+        move_to_index(self._source, index)

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, ite
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, scaled
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
-from gristmill.dataset.bases.origins import Part, Place
+from gristmill.dataset.bases.origins import Part, Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, silent
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import tell_epoch
@@ -159,7 +159,7 @@ class RepeatDatasetIterator(BlockIterator[T]):
             self._start = copied(self._source.get_state())
 
     def _place(self) -> Place | None:
-        place = self._source._place()
+        place = place_of(self._source)
         return None if place is None else place.in_epoch(self._epoch)
 
     def get_state(self) -> Any:

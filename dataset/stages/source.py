@@ -10,9 +10,10 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.state import shown
+from gristmill.dataset.bases.division import cut_into_parts
 from gristmill.dataset.bases.feed import Feed, read_stream
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
-from gristmill.dataset.bases.node import DatasetNode
+from gristmill.dataset.bases.node import DatasetNode, spec_of
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.telling.description import source_files, source_text
 from gristmill.dataset.telling.failures import tell
@@ -26,6 +27,8 @@ class SourceMapDataset(BlockMapDataset[T]):
 
     Order: the source's. Cost: that of the source's reads, a block in one vectored read where the source has one.
     """
+
+    _divided = cut_into_parts
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -65,7 +68,7 @@ class SourceMapDataset(BlockMapDataset[T]):
     def _element_spec(self) -> Any:
         source = self._source
         if isinstance(source, DatasetNode):
-            return source._element_spec
+            return spec_of(source)
         if isinstance(source, np.ndarray):
             return ShapeDtypeStruct(source.shape[1:], source.dtype)
         if not hasattr(source, "element_spec"):

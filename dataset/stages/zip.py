@@ -13,6 +13,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
 from gristmill.dataset.bases.length import Length, num_elements, shortest
 from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters
 
@@ -70,7 +71,7 @@ class ZipMapDataset(BlockMapDataset[T]):
 
     @property
     def _element_spec(self) -> Any:
-        return tuple([parent._element_spec for parent in self._parents])
+        return tuple([spec_of(parent) for parent in self._parents])
 
     def _block(self, indices: Indices) -> list[Any]:
         rows: list[Any] = list(zip(*[parent._block(indices) for parent in self._parents], strict=True))
@@ -120,7 +121,7 @@ class ZipIterDataset(IterDataset[T]):
 
     @property
     def _element_spec(self) -> Any:
-        return tuple([parent._element_spec for parent in self._parents])
+        return tuple([spec_of(parent) for parent in self._parents])
 
     def _num_elements(self) -> Length:
         return shortest([num_elements(parent) for parent in self._parents])

@@ -16,7 +16,7 @@ from typing import Any
 
 from gristmill.core.errors import StateMismatchError, add_note, stop_iteration_error
 from gristmill.dataset.bases.node import ancestors, is_of_library
-from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.telling.origin import Records, origin
 
 _MAX_NAME = 200  # characters
@@ -167,7 +167,7 @@ def _failure_at(stage: Any, indices: Sequence[int]) -> Failure:
 
 
 def _failure_at_last(stage: Any, it: Any) -> Failure:
-    place = it._place()
+    place = place_of(it)
     name = _name(stage)
     if place is None or not is_of_library(stage):
         return Failure(name)
