@@ -28,9 +28,7 @@ from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.flat_map import FlatMapIterDataset, check_max_fan_out, items_of
 from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.telling.failures import tell
-from gristmill.samplers.base import answers_blocks
-from gristmill.samplers.index import IndexSampler
-from gristmill.samplers.sequential import SequentialSampler
+from gristmill.samplers.base import answers_blocks, epoch_of
 from gristmill.sources.reading import read_keys, wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, TfRandomMap
 from gristmill.transforms.batching import Allocate
@@ -74,7 +72,7 @@ class SampledMapDataset(BlockMapDataset[Any]):
     def _origins(self, index: int) -> Iterable[RecordKey]:
         sampled = self._shard.shard_index + index * self._shard.shard_count
         key = self._sampler[sampled].record_key
-        return [RecordKey(key, _epoch(self._sampler, sampled), sampled)]
+        return [RecordKey(key, epoch_of(self._sampler, sampled) if answers_blocks(self._sampler) else None, sampled)]
 
     def _sampled(self, indices: Indices) -> tuple[list[Any], list[Any] | None]:
         """The keys of the records at ``indices`` and, if elements are to be records, their metadata."""
@@ -91,15 +89,6 @@ class SampledMapDataset(BlockMapDataset[Any]):
             metadata = sampler._block(sampled)
         keys = as_ints(sampler._keys(sampled)) if metadata is None else [m.record_key for m in metadata]
         return wrap_keys(self._source, keys), metadata if self._as_records else None
-
-
-def _epoch(sampler: Any, index: int) -> int | None:
-    """That of the record at ``index``, if the sampler is one of ours."""
-    if not answers_blocks(sampler):
-        return None
-    if isinstance(sampler, IndexSampler):
-        return index // sampler._shard_options.shard_count // sampler._size
-    return 0 if isinstance(sampler, SequentialSampler) else None
 
 
 def _check_metadata(metadata: Any, index: int) -> Any:
