@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.core.config import config
+from gristmill.dataset.watching import tell_of_joining
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.load import cpu_demand_ns
 from gristmill.diagnostics.probe import Cell, Probe, clock
@@ -316,8 +317,7 @@ class _Reporter:
 
     def _join(self) -> None:
         it = getattr(self._producer, "_iterator", None)
-        if it is not None and it._ctx.joined != self._observer.adopt:
-            it._ctx.joined = self._observer.adopt
+        if it is not None and tell_of_joining(it, self._observer.adopt):
             if self._observer.root is None:
                 self._observer.adopt(it)
             else:

@@ -6,7 +6,7 @@ carries ``Record`` objects and these adaptors apply the user's function to their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one,
 from gristmill.dataset.bases.length import Length, Unknown, same_number
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
+from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.origins import RecordKey
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.stateless import PassingIterator
@@ -47,6 +48,10 @@ class SampledMapDataset(BlockMapDataset[Any]):
         self._shard = shard
         self._length = length
         self._as_records = as_records
+
+    @property
+    def _upstream(self) -> Sequence[Any]:
+        return [self._source] if isinstance(self._source, DatasetNode) else []
 
     def __len__(self) -> int:
         return self._length

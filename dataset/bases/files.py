@@ -159,8 +159,8 @@ class FileIterator(BlockIterator[T]):
         if file is not None:
             file.close()
 
-    def _instrument(self, wrap: Wrap | None) -> None:
-        super()._instrument(wrap)
+    def _set_instrument(self, wrap: Wrap | None) -> None:
+        super()._set_instrument(wrap)
         self._has_short_way = wrap is None and not self._closed
 
     def close(self) -> None:

@@ -2,12 +2,12 @@
 
 Nothing of this is called as long as nobody observes, and nothing is asked for each element. An observer
 
-1. puts an instrument between an object and its class (``_instrument``): a function that is called in place of the one that takes
-   elements. Only this object has it. Of a user's class, Python looks up the method in the class alone; so that is what has another
-   method as long as some of its objects have instruments, and other objects of the class do there what they did before;
+1. gives an object an instrument (``_set_instrument``): a function that is called in place of the method that takes elements. No
+   other object has it. Python looks up methods of users' classes in the class alone: so the class has another one as long as some
+   of its objects have instruments, which does for all others what the class's own does;
 2. is told of pipelines that a stage opens by itself (``_tell_opened``), and of its worker processes (``_tell_hired``);
 3. has a stage read another dataset by index, which does the same as its own (``_observe_reads``);
-4. asks a stage how it works ahead (``_work_ahead``), and where what it waits for is (``_awaited``).
+4. asks a stage how it works ahead (``_work_ahead``), and where what it waits for is (``_awaited_worker``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
-from weakref import WeakValueDictionary
 
 Method: TypeAlias = Callable[[Any, Any], list[Any]]  # elements of a stage: as many as the number says, or at the indices
 Instrument: TypeAlias = Callable[[Any], list[Any]]  # the same of one stage, which it does not keep alive
@@ -46,7 +46,7 @@ class Observable:
     _observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
     _current_instrument: Instrument | None = None  # of an object of a user's class
 
-    def _instrument(self, wrap: Wrap | None) -> None:
+    def _set_instrument(self, wrap: Wrap | None) -> None:
         """Lets elements be taken through what ``wrap`` makes of the method that takes them; ``None``: as without it."""
         raise NotImplementedError
 
@@ -60,20 +60,30 @@ class Observable:
         """Reads by index what ``replace`` makes of the dataset, which is equal to it; ``None``: the dataset itself."""
 
     def _work_ahead(self) -> WorkAhead | None:
-        """How elements are computed ahead, of a stage that is there for that (whose ``_category`` is ``"prefetch"``)."""
+        """How elements are computed ahead, of a stage that is there for that (whose ``_work_category`` is ``"prefetch"``)."""
         return None
 
-    def _workers(self) -> Sequence[Any]:
+    def _worker_processes(self) -> Sequence[Any]:
         """The worker processes that compute its elements at the moment."""
         return ()
 
-    def _awaited(self) -> str | None:
+    def _awaited_worker(self) -> str | None:
         """Which worker it waits for, and where in the pipeline that is."""
         return None
 
     def _inner_iterators(self) -> Iterable[Any]:
         """Iterators that this one runs besides its parents, as far as there are any at the moment."""
         return ()
+
+
+def opens_pipelines(it: Any) -> bool:
+    """Whether an iterator is of a class that runs others besides its parents."""
+    return type(it)._inner_iterators is not Observable._inner_iterators
+
+
+def running_upstream(it: Any) -> list[Any]:
+    """The iterators that one runs: its parents, and those that it has opened."""
+    return [*it._parents, *it._inner_iterators()]
 
 
 def shadow(stage: Any, name: str, wrap: Wrap | None) -> None:
@@ -128,37 +138,51 @@ class _Diversion:
         self._cls = cls
         self._name = name
         self._own = vars(cls).get(name)  # the class may have it from another one
-        original = getattr(cls, name)
-        self.method, diverted = through(cls, original)
-        self.stages: WeakValueDictionary[int, Any] = WeakValueDictionary()  # that have instruments
-        setattr(cls, name, functools.wraps(original)(diverted))
+        self._original = getattr(cls, name)
+        self.method, self._diverted = through(cls, self._original)
+        self._is_on = False
+        self.stages: set[int] = set()  # that have instruments, by their ids
+
+    def begin(self) -> None:
+        if not self._is_on:
+            setattr(self._cls, self._name, functools.wraps(self._original)(self._diverted))
+            self._is_on = True
 
     def end(self) -> None:
         if self._own is None:
             delattr(self._cls, self._name)
         else:
             setattr(self._cls, self._name, self._own)
+        self._is_on = False
 
 
 _diversions: dict[type, _Diversion] = {}
 _lock = threading.RLock()
 
 
-def _divert(
-    stage: Any, name: str, wrap: Wrap | None, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]
-) -> None:
-    cls = type(stage)
-    with _lock:
-        if wrap is not None:
-            if cls not in _diversions:
-                _diversions[cls] = _Diversion(cls, name, through)
-            _diversions[cls].stages[id(stage)] = stage
-            stage._current_instrument = wrap(_diversions[cls].method)
-            return
+def _divert(stage: Any, name: str, wrap: Wrap | None, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]) -> None:
+    cls, key = type(stage), id(stage)
+    if wrap is None:
         with contextlib.suppress(AttributeError):
             del stage._current_instrument
-        if cls in _diversions:
-            stages = _diversions[cls].stages
-            stages.pop(id(stage), None)
-            if not stages:
-                _diversions.pop(cls).end()
+        _leave(cls, key)
+        return
+    with _lock:
+        diversion = _diversions.get(cls) or _Diversion(cls, name, through)
+        if key not in diversion.stages:
+            weakref.finalize(stage, _leave, cls, key).atexit = False
+        diversion.stages.add(key)  # from here on nothing ends it; before, whatever is collected might
+        _diversions[cls] = diversion
+        diversion.begin()
+    stage._current_instrument = wrap(diversion.method)
+
+
+def _leave(cls: type, key: int) -> None:
+    """A stage has no instrument any more; also called wherever it is garbage collected."""
+    with _lock:
+        diversion = _diversions.get(cls)
+        if diversion is not None:
+            diversion.stages.discard(key)
+            if not diversion.stages:
+                del _diversions[cls]
+                diversion.end()
