@@ -10,8 +10,8 @@ from gristmill.core.options import DatasetOptions
 from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, snapshot
-from gristmill.dataset.slicing import share_iterator, slice_pipeline, worker_slice
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
+from gristmill.dataset.slicing import slice_pipeline, worker_slice
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook
@@ -63,7 +63,8 @@ class PipelineProducer:
         if it is None or state is None:
             if it is not None:
                 it.close()
-            it = self._iterator = share_iterator(self._ds, self._options, self._index, self._count)
+            it = self._iterator = iterate(self._ds)
+            it._ctx.belong_to(self._index, self._count, self._options)
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:

@@ -19,6 +19,11 @@ class IteratorContext:
     worker_count: int = 1
     joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
 
+    def belong_to(self, index: int, count: int, options: DatasetOptions) -> None:
+        """Makes the pipeline the share of worker ``index`` of ``count``, with ``options`` where it has none of its own."""
+        self.options = options.merge(self.options)
+        self.worker_index, self.worker_count = index, count
+
 
 class ComponentContext(IteratorContext):
     """Of a pipeline that another one opens: that one's options, and its own where they say nothing.
@@ -38,3 +43,11 @@ class ComponentContext(IteratorContext):
     @options.setter
     def options(self, options: DatasetOptions) -> None:
         self._own = options
+
+
+def collected_options(ds: Any) -> DatasetOptions:
+    """The options in ``ds`` and upstream, merged as iterators merge them: nearest the output first, then first parent first."""
+    options = DatasetOptions()
+    for parent in ds._parents:
+        options = options.merge(collected_options(parent))
+    return options if ds._own_options is None else ds._own_options.merge(options)

@@ -85,7 +85,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
 
     def _end(self, slot: int) -> None:
         """Called when the member in ``slot`` has ended."""
-        self._exhausted = _with(self._exhausted, slot, 1)
+        self._say_exhausted(slot, 1)
         self._ended |= {self._indices[slot]}
 
     def _leave_vacant(self, slot: int) -> None:
@@ -133,7 +133,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
                 taken.append((index, fetched))
                 self._after[slot] = fetched[1], fetched[2]
                 if self._exhausted[slot]:
-                    self._exhausted = _with(self._exhausted, slot, 0)
+                    self._say_exhausted(slot, 0)
                 self._slot = (slot + 1) % self._cycle_length
             elif self._is_vacant(slot):
                 if self._num_opened == self._num_members:
@@ -164,6 +164,9 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         """Whether there is no member in ``slot`` that may have more elements. What is ready may have to be delivered still."""
         return self._after[slot] is None or self._indices[slot] in self._ended
 
+    def _say_exhausted(self, slot: int, flag: int) -> None:
+        self._exhausted = (*self._exhausted[:slot], flag, *self._exhausted[slot + 1 :])
+
     def _pass_on(self) -> None:
         self._slot = (self._slot + 1) % self._cycle_length
 
@@ -171,9 +174,9 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         """Puts member ``index``, the next one, into ``slot``; with ``None`` it is left out, so that the slot stays vacant."""
         if self._after[slot] is not None:
             self._ended -= {self._indices[slot]}
-        self._indices = _with(self._indices, slot, index)
+        self._indices = (*self._indices[:slot], index, *self._indices[slot + 1 :])
         self._after[slot] = after
-        self._exhausted = _with(self._exhausted, slot, int(after is None))
+        self._say_exhausted(slot, int(after is None))
         if index in self._future_states:
             self._future_states = {i: state for i, state in self._future_states.items() if i != index}
         self._num_opened = index + 1
@@ -219,8 +222,3 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
     def _skip(self) -> None:
         if self._collect(1, []) is not None and self._skip_failed(self._slot):
             self._pass_on()
-
-
-def _with(values: Sequence[int], i: int, value: int) -> Sequence[int]:
-    """``values`` with another one at ``i``."""
-    return (*values[:i], value, *values[i + 1 :])

@@ -6,6 +6,7 @@ import abc
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import MapDataset
@@ -51,6 +52,19 @@ class IterDataset(
     def _num_elements(self) -> Length:
         """How many elements it delivers, as far as that is known; of users' datasets it is not."""
         return Unknown()
+
+    def _divided(self, division: Division) -> Any:
+        """What a worker has in place of this dataset."""
+        if hasattr(self, "set_slice"):
+            return division.sliced_by_itself(self)
+        if not self._parents:
+            raise ValueError(
+                f"an IterDataset source of class {type(self).__name__} cannot be sliced among {division.num_workers} workers: "
+                "start from a MapDataset (to_iter_dataset()), give the class a method set_slice(sl, sequential_slice=False) "
+                "that keeps a part of its data, or use one worker. If it draws from other datasets, pass them to "
+                "super().__init__()"
+            )
+        return division.over_shares(self)
 
     def __repr__(self) -> str:
         return chain_text(self)

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from gristmill.core.indices import Indices, as_array, as_ints
+from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
-from gristmill.dataset.bases.node import DatasetNode, ancestors, as_parents, spec_of_first_parent
+from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, spec_of_first_parent
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, shadow
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapDatasetMeta, MapElementMethods, MapSequenceMethods
@@ -94,18 +95,29 @@ class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co],
         """The elements of ``_block(feed.indices)``, each computed when it is asked for (see ``feed``)."""
         return (self[i] for i in feed.steps([*as_ints(feed.indices)]))
 
-    def _instrument(self, wrap: Wrap | None) -> None:
+    def _set_instrument(self, wrap: Wrap | None) -> None:
         """Lets elements be computed through what ``wrap`` makes of the method that computes them (see ``observing``)."""
         divert_items(self, wrap)
 
     def _num_elements(self) -> Length:
         """How many elements of an epoch are there."""
         length = of_number(len(self))
-        return AtMost(length.num) if isinstance(length, Exact) and any([node._drops for node in ancestors(self)]) else length
+        return AtMost(length.num) if isinstance(length, Exact) and dropping_steps(self) else length
 
     def _origins(self, index: int) -> Iterable[Part | RecordKey]:
         """What the element at ``index`` is made of; nothing if that is not known, as of users' datasets."""
         return ()
+
+    def _divided(self, division: Division) -> Any:
+        """What a worker has in place of this dataset, from which a stream is made."""
+        if not division.is_sequential:
+            return division.every_nth(self)
+        if not self._parents:
+            raise ValueError(
+                f"sequential_slice=True can cut only MapDataset.source and MapDataset.range into parts, not {self!s:.200}: "
+                "use sequential_slice=False"
+            )
+        return division.over_shares(self)
 
     def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
         """This step over a part of its parent, for ``sequential_slice``.
@@ -140,7 +152,7 @@ class BlockMapDataset(MapDataset[T]):
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return (self._block([i])[0] for i in feed.steps([*as_ints(feed.indices)]))
 
-    def _instrument(self, wrap: Wrap | None) -> None:
+    def _set_instrument(self, wrap: Wrap | None) -> None:
         shadow(self, "_block", wrap)
 
     def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:

@@ -24,6 +24,8 @@ from gristmill.dataset.bases.context import collected_options
 from gristmill.dataset.bases.cycle import After, CycleIterator, Failure, Member
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, is_of_blocks, iterate, snapshot
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.states.old import (
     is_old_workers_state,
     old_workers_state,
@@ -65,6 +67,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
     """The elements of the shares of ``ds`` in turn, each computed by a shard."""
 
     _stage_name: ClassVar = "RoundRobinIterator"  # threads and processes read each other's checkpoints
+    _work_category = "prefetch"
     _closes_anytime = True
 
     def __init__(self, ds: IterDataset[T], count: int, *, sequential_slice: bool) -> None:
@@ -73,7 +76,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         self._ds = ds
         self._count = count
         self._sequential_slice = sequential_slice
-        self._num_opened, self._indices, self._after = count, range(count), [_BEGINNING] * count
+        self._num_opened, self._indices, self._after = count, tuple(range(count)), [_BEGINNING] * count
         # Where a shard is, in place of ``_after``, and how many of its elements from there on an old state calls delivered.
         # Not changed in place.
         self._undropped: dict[int, tuple[After, int]] = {}
@@ -100,6 +103,13 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
     @property
     def _described_upstream(self) -> Sequence[Any]:
         return (iterate(self._ds),)
+
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        return [options for node in ancestors(self._ds) for options in node._work_options]
+
+    def _work_ahead(self) -> WorkAhead:
+        return WorkAhead(True, None, self.num_ready)
 
     def _share_iterators(self) -> list[DatasetIterator[Any]]:
         """New iterators of all shards in this process. No element is computed."""
@@ -135,8 +145,8 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
                 elif shard is None or not (shard.ready or shard.failure or shard.has_ended):
                     self._fetch(i, 1)
                 elif shard.ready:
-                    _, *after_it = shard.ready.popleft()
-                    self._undropped = {**self._undropped, i: (tuple(after_it), num - 1)}
+                    _, states, which = shard.ready.popleft()
+                    self._undropped = {**self._undropped, i: ((states, which), num - 1)}
                 elif shard.failure is not None:
                     return shard.failure
                 else:
@@ -145,8 +155,8 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         return None
 
     def _leave_vacant(self, slot: int) -> None:
-        self._exhausted = (*self._exhausted[:slot], 1, *self._exhausted[slot + 1 :])
-        self._pass_on()
+        self._say_exhausted(slot, 1)
+        super()._leave_vacant(slot)
 
     def _fetch(self, slot: int, num: int) -> None:
         shard = self._members.get(slot)
@@ -167,7 +177,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         """Makes the shards compute from where this iterator is."""
         if self._closed:
             raise ValueError(f"{self} is closed")
-        if any([after not in (None, _BEGINNING) and after[0][after[1]] is None for after in self._after]):
+        if any([after and after is not _BEGINNING and after[0][after[1]] is None for after in self._after]):
             raise self._stateless()
         shards = self._open()
         for slot, shard in enumerate(shards):
@@ -191,28 +201,41 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
             self._drop_delivered()
         except Exception:  # the following ``next`` raises it, too
             nums = [self._undropped[i][1] if i in self._undropped else 0 for i in range(self._count)]
-            return copied(old_workers_state(self._next, [self._state_of(i) for i in range(self._count)], nums))
-        if None in self._after and self._initial_states is None:
+            return copied(old_workers_state(self._slot, [self._state_of(i) for i in range(self._count)], nums))
+        return self._cycle_state(self._states()).as_state()
+
+    def _states(self) -> list[Any]:
+        """Where each shard is, ``None`` if that is at the end of what has no states.
+
+        Raises:
+            NotImplementedError: it is elsewhere.
+        """
+        if self._initial_states is None and any([after is _BEGINNING for after in self._after]):
             self._initial_states = [snapshot(it) for it in self._share_iterators()]
         states = []
-        for i, after in enumerate(self._after):
-            state = self._initial_states[i] if after is None and self._initial_states else self._state_of(i)
-            if state is None and not self._ended[i]:
+        for slot, after in enumerate(self._after):
+            state = self._initial_states[slot] if after is _BEGINNING and self._initial_states else self._state_of(slot)
+            if state is None and not self._is_vacant(slot):
                 raise self._stateless()
             states.append(state)
-        return CycleState(self._next, self._count, list(range(self._count)), states, self._exhausted).as_state()
+        return states
+
+    def _mark(self) -> Any:
+        self._states()  # raises if there is no way back
+        return super()._mark(), self._undropped
+
+    def _return_to(self, mark: Any) -> None:
+        position, undropped = mark
+        if undropped != self._undropped:
+            self._forget()
+            self._undropped = undropped
+        super()._return_to(position)
 
     def _stateless(self) -> NotImplementedError:
         return NotImplementedError(
             f"{self} has no state to save or to continue from: the pipeline before it is iterated by plain Python iterators. "
             "Return a DatasetIterator from __iter__ to save its position"
         )
-
-    def set_state(self, state: Any) -> None:
-        if self._is_in_next:
-            raise self._unusable()
-        self._restore(state)
-        self._failed_state = None
 
     def _restore(self, state: Any) -> None:
         shares, nums = self._share_iterators(), [0] * self._count
@@ -223,33 +246,12 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
                 raise self._stateless()
             cycle = CycleState(slot, self._count, list(range(self._count)), values, [0] * self._count)
         else:
-            cycle = self._parse(state)
+            cycle = _parse(state, self, self._count)
         for it, value in zip(shares, cycle.states, strict=True):
             if value is not None and is_of_blocks(it):  # what users do with a state may take long or have effects
                 it.set_state(value)
-        self._next = cycle.slot
-        self._after = [_NOTHING if value is None else ([value], 0) for value in cycle.states]
+        self._go_to(cycle)
         self._undropped = {i: (([cycle.states[i]], 0), num) for i, num in enumerate(nums) if num}
-        # Grain may say "exhausted" of a shard that is not: all are asked, and the flag stays until one gives an element.
-        self._exhausted = cycle.exhausted
-        self._stop()
-
-    def _parse(self, state: Any) -> CycleState:
-        refuse_old_interleave(state, self)
-        count = state_count(state, "next_index_in_datasets", self)
-        if count != self._count:
-            raise StateMismatchError(
-                f"the state was taken with {count} workers (next_index_in_datasets), {self} has {self._count}: "
-                "their number must be the same when a state is restored"
-            )
-        cycle = CycleState.parse(state, self, count, "the number of workers")
-        if cycle.indices != list(range(count)):
-            raise StateMismatchError(
-                f"iterators_in_use_indices in the state of {self} must be {list(range(count))}, got {cycle.indices!r:.200}"
-            )
-        if cycle.future_states:
-            raise StateMismatchError(f"future_states in the state of {self} must be empty, got {state['future_states']!r:.200}")
-        return cycle
 
     def _has_gaps(self) -> bool:
         return any([it._has_gaps() for it in self._share_iterators()])
@@ -289,33 +291,40 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         )
 
     def _skip(self) -> None:
-        """Leaves out the next element, which may be one that fails."""
         try:
-            self._skip_one()
+            self._drop_delivered()
+            super()._skip()
         except BaseException:
-            self._stop()
+            self._forget()
             raise
 
-    def _skip_one(self) -> None:
-        self._drop_delivered()
-        while True:
-            shard = self._next
-            if self._failed[shard] is not None and self._shards is not None:
-                state = self._shards[shard].skip(self._state_of(shard))
-                self._failed[shard] = None
-                if state is None:
-                    return
-                self._after[shard] = [state], 0
-                self._next = (shard + 1) % self._count
-                return
-            if self._ready[shard]:
-                self._take(1)
-                return
-            if self._ended[shard]:
-                if all(self._ended):
-                    return
-                self._pass_over(shard)
-            else:
-                self._fetch(shard)
-                if self._ended[shard]:
-                    self._pass_over(shard)
+    def _skip_failed(self, slot: int) -> bool:
+        shard = self._members[slot]
+        state = shard.skip(self._state_of(slot))
+        shard.failure = None
+        if state is not None:
+            self._after[slot] = [state], 0
+        return state is not None
+
+
+def _parse(state: Any, owner: object, num_shards: int) -> CycleState:
+    """The parts of a state of as many shards.
+
+    Raises:
+        StateMismatchError: it cannot be one.
+    """
+    refuse_old_interleave(state, owner)
+    count = state_count(state, "next_index_in_datasets", owner)
+    if count != num_shards:
+        raise StateMismatchError(
+            f"the state was taken with {count} workers (next_index_in_datasets), {owner} has {num_shards}: "
+            "their number must be the same when a state is restored"
+        )
+    cycle = CycleState.parse(state, owner, count, "the number of workers")
+    if cycle.indices != list(range(count)):
+        raise StateMismatchError(
+            f"iterators_in_use_indices in the state of {owner} must be {list(range(count))}, got {cycle.indices!r:.200}"
+        )
+    if cycle.future_states:
+        raise StateMismatchError(f"future_states in the state of {owner} must be empty, got {state['future_states']!r:.200}")
+    return cycle

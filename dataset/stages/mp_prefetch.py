@@ -76,6 +76,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     _resting: WorkerPool | None = None  # the pool that was used last, if nobody else has taken it over
     _finalizer: Any = None
+    _tell: Callable[[Any], None] | None = None  # is told of the pool that is used
 
     def __init__(self, ds: IterDataset[T], options: MultiprocessingOptions, init_fn: Any, *, sequential_slice: bool) -> None:
         super().__init__(ds, options.num_workers, sequential_slice=sequential_slice)
@@ -89,6 +90,25 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     @property
     def _pool(self) -> WorkerPool | None:
         return next(iter(self._held), None)
+
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        return [self._options, *super()._work_options]
+
+    def _worker_processes(self) -> Sequence[Any]:
+        return () if self._pool is None else self._pool.workers
+
+    def _awaited_worker(self) -> str | None:
+        shard = self._members.get(self._slot)
+        return None if shard is None else f"worker {self._slot}, {shard}"
+
+    def _tell_hired(self, tell: Callable[[Any], None] | None) -> None:
+        self._tell = tell
+        if tell is not None and self._pool is not None:
+            tell(self._pool)
+
+    def _share(self, index: int) -> IterDataset[T]:
+        return slice_pipeline(self._ds, index, self._count, sequential=self._sequential_slice)
 
     def _open(self) -> Sequence[Shard]:
         if self._finalizer is None:
@@ -109,6 +129,8 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
             except BaseException:
                 self._park_unless_held(pool)
                 raise
+        if self._tell is not None:
+            self._tell(pool)
         numbers = [None if self._sequential_slice else worker_slice(i, self._count) for i in range(self._count)]
         return [ProcessShard(pool, i, self._count, numbers[i]) for i in range(self._count)]
 
@@ -153,7 +175,8 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
         if pool is not None:
             pool.close()
         self._held.clear()
-        self._reset()
+        for shard in self._members.values():
+            shard.clear()
 
 
 def _park_all(held: list[WorkerPool]) -> None:
@@ -172,6 +195,7 @@ class ProcessShard(Shard):
     """
 
     def __init__(self, pool: WorkerPool, index: int, count: int, numbers: slice | None) -> None:
+        super().__init__()
         self._pool = pool
         self._index = index
         self._count = count
@@ -184,6 +208,9 @@ class ProcessShard(Shard):
         self._unexplained = ""  # a death that may be no element's fault
         self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, Any] | None = None  # a message that has been received ahead
+
+    def __str__(self) -> str:
+        return place(self._state, self._numbers)
 
     def start(self, state: Any) -> None:
         self._start(state)

@@ -47,7 +47,7 @@ class WithOptionsIterDataset(IterDataset[T]):
         super().__init__(parent)
         if not isinstance(options, DatasetOptions):
             raise TypeError(f"options must be a DatasetOptions, got {options!r:.200}")
-        self.options = options
+        self.options = self._own_options = options
         self._parameters = OptionsParameters(options)
 
     def __iter__(self) -> DatasetIterator[T]:
@@ -55,11 +55,3 @@ class WithOptionsIterDataset(IterDataset[T]):
         it._ctx.options = self.options.merge(it._ctx.options)
         watch_if_tracked(it, it._ctx.options)
         return it
-
-
-def collected_options(ds: Any) -> DatasetOptions:
-    """The options in ``ds`` and upstream, merged as iterators merge them: nearest the output first, then first parent first."""
-    options = DatasetOptions()
-    for parent in ds._parents:
-        options = options.merge(collected_options(parent))
-    return ds.options.merge(options) if isinstance(ds, WithOptionsIterDataset) else options

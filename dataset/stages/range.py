@@ -12,6 +12,7 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array, as_ints
+from gristmill.dataset.bases.division import cut_into_parts
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import RecordKey
@@ -27,6 +28,8 @@ class RangeParameters(Parameters):
 
 class RangeMapDataset(BlockMapDataset[int]):
     """The integers of the builtin ``range``; element ``i`` is ``start + (i % len) * step``."""
+
+    _divided = cut_into_parts
 
     def __init__(self, start: int, stop: int | None = None, step: int = 1) -> None:
         super().__init__()

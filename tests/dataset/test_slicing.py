@@ -247,7 +247,7 @@ def test_nothing_of_the_users_is_changed_or_copied(options):
     assert [dict(vars(node)) for node in nodes] == before
     assert list(ds) == expected and lists(ds, 2, **options) == results
     share = slice_pipeline(ds, 0, 2, **options)
-    functions = [node._fn for node in ancestors(share) if hasattr(node, "_transform") and node._transform is fn]
+    functions = [node._fn for node in ancestors(share) if getattr(node._parameters, "transform", None) is fn]
     assert len(functions) == 2
     assert [node._source is source for node in ancestors(share) if hasattr(node, "_source")] == [True]
     if not options:
