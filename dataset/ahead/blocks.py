@@ -15,6 +15,7 @@ from gristmill.dataset.bases.iterator import (
     snapshot,
     stream_of,
 )
+from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.states.values import LinearStates, copied
 from gristmill.dataset.telling.failures import has_arrived, instead_of_stop
 
@@ -203,7 +204,7 @@ def _passes_singly(it: DatasetIterator[Any]) -> bool:
     return (
         isinstance(it, BlockIterator)
         and it._flow in ("one_to_one", "dropping")
-        and all([_passes_singly(parent) for parent in it._parents])
+        and all([_passes_singly(parent) for parent in parents_of(it)])
     )
 
 
@@ -213,5 +214,5 @@ def _streaming_stages(it: DatasetIterator[Any]) -> list[DatasetIterator[Any]]:
     for stage in stages:
         if not isinstance(stage, BlockIterator) or stage._stream is None:
             return []
-        stages += stage._parents
+        stages += parents_of(stage)
     return stages

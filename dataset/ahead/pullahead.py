@@ -37,6 +37,7 @@ from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.threads import start_thread
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
+from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.states.values import Fetched
 
 _LATE_SECONDS = 0.01  # see guarantee 10
@@ -231,5 +232,5 @@ def end_waits(it: DatasetIterator[Any]) -> None:
     if isinstance(it, BlockIterator) and it._closes_anytime:
         it.close()
     else:
-        for parent in it._parents:
+        for parent in parents_of(it):
             end_waits(parent)

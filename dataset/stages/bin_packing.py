@@ -14,6 +14,7 @@ from gristmill.dataset.bases.grouped import Position
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.transforms.bin_packing import Bins, MakePlacer, best_fit, emission_order, first_fit
 from gristmill.transforms.pack_layout import PackedRows, PackLayout
@@ -61,7 +62,7 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
 
     @property
     def _element_spec(self) -> Any:
-        return self._packing.layout.spec(self._parent._element_spec)
+        return self._packing.layout.spec(spec_of(self._parent))
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         return BinPackDatasetIterator(iterate(self._parent), self._packing)

@@ -17,6 +17,7 @@ from gristmill.dataset.bases.grouped import Position
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 from gristmill.transforms.sequences import Array, as_sequence
@@ -121,7 +122,7 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
 
     @property
     def _element_spec(self) -> Any:
-        spec = self._parent._element_spec
+        spec = spec_of(self._parent)
         row = {}
         for target in self._targets:
             leaf = spec[target.name]

@@ -12,9 +12,9 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, share_context
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.node import dropping_steps, spec_of
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.elastic_batches import BatchesIterator, SparseBatchesIterator
 from gristmill.dataset.stages.elastic_files import FilesIterator
@@ -104,21 +104,21 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         self._iterator: BlockIterator[T]
         if isinstance(ds, MapDataset):
             args = ds, size, shard_options, read_options or ReadOptions(), multiprocessing_options or MultiprocessingOptions()
-            is_sparse = any(node._drops for node in ancestors(ds))
+            is_sparse = bool(dropping_steps(ds))
             self._iterator = SparseBatchesIterator(*args) if is_sparse else BatchesIterator(*args)
         elif multiprocessing_options is not None:
             raise NotImplementedError("multiprocessing_options needs a MapDataset: the state of workers cannot be divided anew")
         else:
             self._iterator = FilesIterator(ds, self._batch_size, shard_options)
         self._ctx.options = self._iterator._ctx.options
-        self._iterator._share_context(self._ctx)
+        share_context([self._iterator], self._ctx)
 
     def __str__(self) -> str:
         return f"ElasticIterator(global_batch_size={self._global_batch_size}, shard_options={self._shard})"
 
     @property
     def _element_spec(self) -> Any:
-        spec = self._ds._element_spec
+        spec = spec_of(self._ds)
         if not self._batch_size:
             return spec
         return batched_spec(batch_function(None), spec, self._batch_size, isinstance(self._ds, MapDataset))
@@ -184,8 +184,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
 
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
-        for it in self._inner_iterators():
-            it._share_context(ctx)
+        share_context(self._inner_iterators(), ctx)
 
     def _take(self, n: int) -> list[Any]:
         return self._iterator._take(n)
@@ -197,13 +196,13 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         return self._iterator.get_state()
 
     def _restore(self, state: Any) -> None:
-        self._iterator._restore(state)
+        self._iterator.set_state(state)
 
     def _mark(self) -> Any:
-        return self._iterator._mark()
+        return marked(self._iterator)
 
     def _return_to(self, mark: Any) -> None:
-        self._iterator._return_to(mark)
+        return_to(self._iterator, mark)
 
     def _merged_state(self, states: Any) -> Any:
         return self._iterator._merged_state(states)

@@ -12,9 +12,10 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, skip_one
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, skip_one
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, read
-from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.next_index import move_to_index, next_index_of
+from gristmill.dataset.bases.node import dropping_steps, only_parent
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.map import MapMapDataset
@@ -55,8 +56,7 @@ class BatchesIterator(BlockIterator[Any]):
 
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
-        for it in self._inner_iterators():
-            it._share_context(ctx)
+        share_context(self._inner_iterators(), ctx)
 
     @property
     def _num_left(self) -> int:
@@ -66,7 +66,7 @@ class BatchesIterator(BlockIterator[Any]):
         """What delivers the batches, where this iterator is."""
         if self._running is None:
             running = self._start()
-            running._share_context(self._ctx)
+            share_context([running], self._ctx)
             self._running = running
         if self._closed:  # perhaps in the meantime
             self._running.close()
@@ -80,7 +80,7 @@ class BatchesIterator(BlockIterator[Any]):
         # A batch of nothing but missing elements is missing itself, and must not be passed over.
         batches = shard.batch(self._batch_size).to_iter_dataset(self._read_options, allow_nones=True)
         running = iterate(batches.mp_prefetch(self._multiprocessing_options))
-        running._set_next_index(step)
+        move_to_index(running, step)
         return running
 
     def _take(self, n: int) -> list[Any]:
@@ -127,7 +127,7 @@ class BatchesIterator(BlockIterator[Any]):
         if self._running is None:
             return
         if is_of_running and self._num_left:
-            self._running._set_next_index(step)
+            move_to_index(self._running, step)
         else:
             self._stop()
 
@@ -166,7 +166,7 @@ class SparseBatchesIterator(BatchesIterator):
 
     def _skip(self) -> None:
         steps = _Steps(self._ds, self._global_batch_size, self._shard, self._read_options, self._position).__iter__()
-        steps._skip()
+        steps.pass_step()
         self._move(steps.position)
         steps.close()
 
@@ -183,7 +183,7 @@ class _Steps(IterDataset[tuple[int, list[int]]]):
 
     def __init__(self, ds: MapDataset[Any], size: int, shard: ShardOptions, read_options: ReadOptions, start: int) -> None:
         super().__init__()
-        self._name = str(next(node for node in ancestors(ds) if node._drops))
+        self._name = str(dropping_steps(ds)[0])
         self._presence = _presence(ds).to_iter_dataset(read_options)
         self._length = len(ds)
         self._size = size
@@ -197,7 +197,7 @@ class _Steps(IterDataset[tuple[int, list[int]]]):
 
     def __iter__(self) -> _StepsIterator:
         presence = iterate(self._presence)
-        presence._set_next_index(self._start)
+        move_to_index(presence, self._start)
         return _StepsIterator(presence, self._length, self._name, self._size, self._shard, self._slice)
 
 
@@ -259,10 +259,16 @@ class _StepsIterator(BlockIterator[Any]):
     @property
     def position(self) -> int:
         """The index in the dataset after the last step."""
-        return self._parents[0]._get_next_index()
+        return next_index_of(self._parents[0])
 
     def _skip(self) -> None:
-        """What fails counts as an element, so that shards that fail and shards that do not go on at the same place."""
+        self.pass_step()
+
+    def pass_step(self) -> None:
+        """Moves past the next step.
+
+        What fails counts as an element, so that shards that fail and shards that do not go on at the same place.
+        """
         presence, is_own = self._parents[0], False
         while not is_own and self.position < self._length:
             num = 0
@@ -279,7 +285,7 @@ class _StepsIterator(BlockIterator[Any]):
 def _presence(ds: MapDataset[Any]) -> MapDataset[bool]:
     # Behind the last step that leaves out elements, they are still at the same indices.
     while type(ds) in (MapMapDataset, MapWithIndexMapDataset, RandomMapMapDataset):
-        ds = ds._parent
+        ds = only_parent(ds)
     return _PresenceMapDataset(ds)
 
 

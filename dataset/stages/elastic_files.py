@@ -10,7 +10,7 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import iterate
-from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.node import ancestors, only_parent
 from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
@@ -117,5 +117,5 @@ def _interleave_of(ds: IterDataset[Any]) -> InterleaveIterDataset[Any]:
                 f"batch): the state of {it} cannot be divided among another number of shards. Put that step into the datasets "
                 "that are interleaved, or after the ElasticIterator"
             )
-        it = it._parent
+        it = only_parent(it)
     return next(node for node in ancestors(ds) if isinstance(node, InterleaveIterDataset))

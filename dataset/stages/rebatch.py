@@ -13,6 +13,7 @@ from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
+from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, is_same
 from gristmill.dataset.telling.failures import tell
@@ -58,7 +59,7 @@ class RebatchIterDataset(IterDataset[T]):
     @property
     def _element_spec(self) -> Any:
         size = self._batch_size
-        return map_spec(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), self._parent._element_spec)
+        return map_spec(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), spec_of(self._parent))
 
     def __iter__(self) -> DatasetIterator[T]:
         return RebatchDatasetIterator(iterate(self._parent), self._batch_size, self._drop_remainder)

@@ -13,9 +13,10 @@ from gristmill.dataset.ahead.pullahead import Failure, PullAhead
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
 from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
-from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.states.values import LinearStates, copied
 from gristmill.dataset.telling.failures import has_arrived
 
@@ -94,7 +95,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
     """
 
     _flow = "one_to_one"
-    _category = "prefetch"
+    _work_category = "prefetch"
     _stays_on_error = True
     _stage_name: ClassVar = None  # it does nothing to elements or states
     _ahead: PullAhead | None = None  # stopped, or at an error or the end, if it is not at work
@@ -235,7 +236,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         self._after = self._index = None
 
     def _place(self) -> Place | None:
-        place, state = self._source._place(), self._state()
+        place, state = place_of(self._source), self._state()
         while isinstance(state, dict) and "parent" in state:
             state = state["parent"]
         if place is None or not isinstance(state, dict) or "next_index" not in state:
@@ -254,14 +255,14 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
                 return super()._get_next_index()
             self._discard()
             go_to(self._source, copied(state))
-        index = self._source._get_next_index()
+        index = next_index_of(self._source)
         if self._buffer_size and not self._has_gaps():
             self._index = index
         return index
 
     def _set_next_index(self, index: int) -> None:
         self._discard()
-        self._source._set_next_index(index)
+        move_to_index(self._source, index)
         self._after = self._index = None
 
     def _skip(self) -> None:
