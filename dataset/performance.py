@@ -145,7 +145,7 @@ class _Unbuffered(PipelineEditor):
         if isinstance(ds, InterleaveIterDataset):
             parts = ds._datasets
             parts = parts.map(_unbuffered_part) if isinstance(parts, MapDataset) else [_unbuffered_part(part) for part in parts]
-            cycle_length = ds._wanted_cycle_length
+            cycle_length = parameters_of(ds).cycle_length
             return InterleaveIterDataset(parts, cycle_length=cycle_length, make_iter_buffer_size=0, iter_buffer_size=0)
         if isinstance(ds, ThreadPrefetchIterDataset | MultithreadPrefetchIterDataset | MultiprocessPrefetchIterDataset):
             return self.replaced(ds._parent)

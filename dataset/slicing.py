@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from gristmill.core.sharding import ShardOptions, even_split
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.length import Length, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, ancestors
 from gristmill.dataset.stages.slice import SliceMapDataset
@@ -52,6 +53,11 @@ def slice_pipeline(ds: IterDataset[T], index: int, count: int, *, sequential: bo
     """
     shard = ShardOptions(index, count)
     return ds if count == 1 else _Slicer(shard, sequential).replaced(ds)
+
+
+def num_elements_of_shares(ds: IterDataset[Any], count: int, sequential: bool) -> Length:
+    """How many elements all shares of ``ds`` have together: batches and the like are made by each for itself."""
+    return added([num_elements(slice_pipeline(ds, i, count, sequential=sequential)) for i in range(count)])
 
 
 class PipelineEditor(abc.ABC):

@@ -22,7 +22,7 @@ from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.origins import RecordKey
-from gristmill.dataset.bases.parameters import Parameters, function
+from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
@@ -33,6 +33,15 @@ from gristmill.samplers.base import answers_blocks, epoch_of
 from gristmill.sources.reading import read_keys, wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, TfRandomMap
 from gristmill.transforms.batching import Allocate
+
+
+@dataclass(frozen=True)
+class SampledParameters(Parameters):
+    source: Any = aside()  # a loader has a description of its own
+    sampler: Any = aside()
+    shard: Any = aside()
+    length: int = aside()
+    as_records: bool = aside()
 
 
 class SampledMapDataset(BlockMapDataset[Any]):
@@ -48,6 +57,7 @@ class SampledMapDataset(BlockMapDataset[Any]):
         self._shard = shard
         self._length = length
         self._as_records = as_records
+        self._parameters = SampledParameters(source, sampler, shard, length, as_records)
 
     @property
     def _upstream(self) -> Sequence[Any]:

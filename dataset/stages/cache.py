@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, pull, skip_one, snapshot
+from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, given, is_same
 
 T = TypeVar("T")
 
 _BLOCK = 256  # elements that are read at once after a restore
+
+
+@dataclass(frozen=True)
+class CacheParameters(Parameters):
+    copy_elements: bool = aside()
 
 
 class CacheIterDataset(IterDataset[T]):
@@ -44,16 +52,18 @@ class CacheIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _num_elements = same_number
+    _parameters: CacheParameters
 
     def __init__(self, parent: Any, *, copy_elements: bool = False) -> None:
         super().__init__(parent)
-        self._copy_elements = bool(copy_elements)
+        self._parameters = CacheParameters(bool(copy_elements))
 
     def __str__(self) -> str:
         return f"CacheIterDataset(parent={self._parent})"
 
     def __iter__(self) -> DatasetIterator[T]:
-        return CacheDatasetIterator(iterate(self._parent), self._copy_elements)
+        return CacheDatasetIterator(iterate(self._parent), self._parameters.copy_elements)
 
 
 # Where an iterator is, which is what its state says:

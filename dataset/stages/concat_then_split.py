@@ -6,7 +6,7 @@ import enum
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.grouped import Position
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
+from gristmill.dataset.bases.parameters import Parameters, silent
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 from gristmill.transforms.sequences import Array, as_sequence
 
@@ -35,6 +37,16 @@ class BOSHandling(enum.Enum):
 
     DO_NOTHING = 1
     REPLACE_FIRST_TOKEN_WITH_BOS = 2
+
+
+@dataclass(frozen=True)
+class ConcatThenSplitParameters(Parameters):
+    length_struct: dict[str, int]
+    meta_features: Collection[str] = silent()
+    split_full_length_features: bool = silent()
+    bos_handling: BOSHandling = silent()
+    bos_features: Collection[str] = silent()
+    bos_token_id: int | None = silent()
 
 
 class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
@@ -115,10 +127,12 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
         if len(set(outputs)) < len(outputs):
             raise ValueError(f"features must not be named as the segment ids or positions of others are, got {list(lengths)}")
         self._splits_full_length = bool(split_full_length_features)
+        self._parameters = ConcatThenSplitParameters(
+            lengths, meta_features, self._splits_full_length, bos_handling, bos_features, bos_token_id
+        )
 
-    def __str__(self) -> str:
-        lengths = {target.name: target.length for target in self._targets}
-        return f"ConcatThenSplitIterDataset(length_struct={lengths})"
+    def _num_elements(self) -> Length:
+        return Unknown()  # the lengths of the sequences decide it
 
     @property
     def _element_spec(self) -> Any:
@@ -151,8 +165,6 @@ class _Rows:
 
 class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
     # An element that is cut remains the next one until nothing is left of it.
-    _parameters: ClassVar = {"targets": "_targets", "split_full_length_features": "_splits_full_length"}
-
     def __init__(self, parent: DatasetIterator[Any], targets: list[Target], splits_full_length: bool) -> None:
         super().__init__(parent, None)
         self._targets = targets
@@ -160,6 +172,10 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
         self._cut_names = [target.name for target in targets if not target.is_meta]
         self._splits_full_length = splits_full_length
         self._has_warned = False
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"targets": self._targets, "split_full_length_features": self._splits_full_length}
 
     def _pack(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices] | None:
         ahead = memory.ahead

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
@@ -13,13 +14,23 @@ from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, share_context
+from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, Unknown, num_elements, scaled
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import dropping_steps, spec_of
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.elastic_batches import BatchesIterator, SparseBatchesIterator
 from gristmill.dataset.stages.elastic_files import FilesIterator
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ElasticParameters(Parameters):
+    global_batch_size: int = aside(in_text=True)  # a state goes on with another one, and with other shards
+    shard_options: ShardOptions = aside(in_text=True)
+    read_options: ReadOptions | None = aside()
+    multiprocessing_options: MultiprocessingOptions | None = aside()
 
 
 class ElasticIterator(BlockIterator[T], IterDataset[T]):
@@ -100,6 +111,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         self._ds = ds
         self._global_batch_size = size
         self._shard = shard_options
+        self._parameters = ElasticParameters(size, shard_options, read_options, multiprocessing_options)
         self._closes_anytime = isinstance(ds, MapDataset)
         self._iterator: BlockIterator[T]
         if isinstance(ds, MapDataset):
@@ -114,7 +126,13 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         share_context([self._iterator], self._ctx)
 
     def __str__(self) -> str:
-        return f"ElasticIterator(global_batch_size={self._global_batch_size}, shard_options={self._shard})"
+        return self._text()
+
+    def _num_elements(self) -> Length:
+        length = num_elements(self._ds)
+        if isinstance(self._ds, MapDataset) and isinstance(length, Exact | AtMost | Infinite):
+            return scaled(length, lambda num: num // self._global_batch_size)
+        return Unknown()  # which datasets a shard reads does not tell how long they are
 
     @property
     def _element_spec(self) -> Any:

@@ -13,7 +13,8 @@ from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, skip_one
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, read
+from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, read, same_index
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import dropping_steps, only_parent
 from gristmill.dataset.stages.batch import batch_function
@@ -191,6 +192,9 @@ class _Steps(IterDataset[tuple[int, list[int]]]):
         self._start = start
         self._slice = slice(0, None, 1)
 
+    def _num_elements(self) -> Length:
+        return Unknown()  # which elements there are is looked up
+
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         del sequential_slice
         self._slice = sl
@@ -291,6 +295,8 @@ def _presence(ds: MapDataset[Any]) -> MapDataset[bool]:
 
 class _PresenceMapDataset(BlockMapDataset[bool]):
     """Whether there is an element, at every index of the parent."""
+
+    _origins = same_index
 
     def _block(self, indices: Indices) -> list[Any]:
         return [x is not None for x in self._parents[0]._block(indices)]

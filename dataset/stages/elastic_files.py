@@ -11,6 +11,7 @@ from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.node import ancestors, only_parent
+from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.bases.stateless import PassingIterator
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
@@ -28,7 +29,7 @@ class FilesIterator(PassingIterator[Any]):
         share = slice_pipeline(ds, shard.shard_index, shard.shard_count)
         super().__init__(iterate(share.batch(batch_size) if batch_size else share))
         self._num_datasets = len(interleave._datasets)
-        self._wanted_cycle_length = interleave._wanted_cycle_length
+        self._wanted_cycle_length = parameters_of(interleave).cycle_length
         self._shard = shard
 
     def __str__(self) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,13 +24,28 @@ from gristmill.dataset.bases.context import ComponentContext, IteratorContext
 from gristmill.dataset.bases.cycle import After, CycleIterator, Failure, Member
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, snapshot
+from gristmill.dataset.bases.length import Length, Unknown, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.parameters import Parameters, aside, silent
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.states.values import CycleState, LinearStates, copied
 
 T = TypeVar("T")
 
 _NUM_DESCRIBED = 16  # datasets of a list that a checkpoint's description shows
+
+
+@dataclass(frozen=True)
+class InterleaveParameters(Parameters):
+    cycle_length: int = silent()
+    num_make_iter_threads: int = aside()
+    make_iter_buffer_size: int = aside()
+    iter_buffer_size: int = aside()
+
+    def __post_init__(self) -> None:
+        self._replace(cycle_length=as_int("cycle_length", self.cycle_length, minimum=1))
+        for name in ("num_make_iter_threads", "make_iter_buffer_size", "iter_buffer_size"):
+            self._replace(**{name: as_int(name, getattr(self, name), minimum=0)})
 
 
 class InterleaveIterDataset(IterDataset[T]):
@@ -61,6 +77,8 @@ class InterleaveIterDataset(IterDataset[T]):
         ['a', 'x', 'b', 'c', '1', '2']
     """
 
+    _parameters: InterleaveParameters
+
     def __init__(
         self,
         datasets: Sequence[IterDataset[T] | MapDataset[T]] | MapDataset[IterDataset[T] | MapDataset[T]],
@@ -79,18 +97,20 @@ class InterleaveIterDataset(IterDataset[T]):
                 )
             datasets = [_check_dataset(ds, i) for i, ds in enumerate(datasets)]
         self._datasets = datasets
-        self._wanted_cycle_length = as_int("cycle_length", cycle_length, minimum=1)
-        self._num_make_iter_threads = as_int("num_make_iter_threads", num_make_iter_threads, minimum=0)
-        self._make_iter_buffer_size = as_int("make_iter_buffer_size", make_iter_buffer_size, minimum=0)
-        self._iter_buffer_size = as_int("iter_buffer_size", iter_buffer_size, minimum=0)
+        self._parameters = InterleaveParameters(cycle_length, num_make_iter_threads, make_iter_buffer_size, iter_buffer_size)
 
     @property
     def _upstream(self) -> Sequence[Any]:
         return [self._datasets] if isinstance(self._datasets, MapDataset) else self._datasets
 
+    def _num_elements(self) -> Length:
+        if isinstance(self._datasets, MapDataset):
+            return Unknown()  # its elements would have to be computed
+        return added([num_elements(ds) for ds in self._datasets])
+
     @property
     def _cycle_length(self) -> int:
-        return min(self._wanted_cycle_length, len(self._datasets))
+        return min(self._parameters.cycle_length, len(self._datasets))
 
     @property
     def _element_spec(self) -> Any:
@@ -107,9 +127,9 @@ class InterleaveIterDataset(IterDataset[T]):
         self._datasets = self._datasets.slice(sl) if isinstance(self._datasets, MapDataset) else self._datasets[sl]
 
     def __iter__(self) -> DatasetIterator[T]:
-        opener = _Opener(self._datasets, self._iter_buffer_size)
-        num_ahead = self._make_iter_buffer_size if self._num_make_iter_threads else 0
-        return InterleaveDatasetIterator(opener, self._cycle_length, self._num_make_iter_threads, num_ahead)
+        opener = _Opener(self._datasets, self._parameters.iter_buffer_size)
+        num_ahead = self._parameters.make_iter_buffer_size if self._parameters.num_make_iter_threads else 0
+        return InterleaveDatasetIterator(opener, self._cycle_length, self._parameters.num_make_iter_threads, num_ahead)
 
 
 def _check_dataset(ds: Any, index: int) -> Any:

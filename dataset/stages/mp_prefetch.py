@@ -6,6 +6,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,9 +15,11 @@ from gristmill.core.naming import transform_name
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
-from gristmill.dataset.slicing import slice_pipeline, worker_slice
+from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline, worker_slice
 from gristmill.dataset.states.values import Fetched
 from gristmill.dataset.worker_task import PipelineTask, place
 from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
@@ -31,6 +34,13 @@ T = TypeVar("T")
 
 _PATIENCE_SECONDS = 0.5  # for the next element, where a death is still to be reported
 _CAREFUL_OUTPUTS = 1000  # after a death: read-ahead may have been that far
+
+
+@dataclass(frozen=True)
+class MultiprocessPrefetchParameters(Parameters):
+    multiprocessing_options: MultiprocessingOptions = aside(in_text=True)
+    worker_init_fn: Any = aside()
+    sequential_slice: bool = aside()
 
 
 class MultiprocessPrefetchIterDataset(IterDataset[T]):
@@ -62,10 +72,11 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
                     f"{self} cannot be applied to a pipeline that already has {node}: workers do not start workers. "
                     "Keep one of them, the last one, and add up their numbers of workers"
                 )
+        self._parameters = MultiprocessPrefetchParameters(options, worker_init_fn, self._sequential_slice)
         slice_pipeline(parent, 0, options.num_workers, sequential=self._sequential_slice)  # raises if that is impossible
 
-    def __str__(self) -> str:
-        return f"MultiprocessPrefetchIterDataset(multiprocessing_options={self._options})"
+    def _num_elements(self) -> Length:
+        return num_elements_of_shares(self._parent, self._options.num_workers, self._sequential_slice)
 
     def __iter__(self) -> DatasetIterator[T]:
         return MultiprocessPrefetchIterator(

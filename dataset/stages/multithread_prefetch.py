@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,10 +13,12 @@ from typing import Any, TypeVar
 from gristmill.core.errors import as_int
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
-from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.states.values import Fetched
 
@@ -55,6 +58,13 @@ def multithread_prefetch(
     return MultithreadPrefetchIterDataset(ds, num_threads, buffer_size, sequential_slice) if num_threads else ds
 
 
+@dataclass(frozen=True)
+class MultithreadPrefetchParameters(Parameters):
+    num_threads: int = aside(in_text=True)
+    buffer_size: int = aside(in_text=True)
+    sequential_slice: bool = aside()
+
+
 class MultithreadPrefetchIterDataset(IterDataset[T]):
     """The parent's elements, computed by ``num_threads`` threads, each of which has every ``num_threads``-th one.
 
@@ -70,10 +80,11 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
         self._num_threads = num_threads
         self._buffer_size = buffer_size
         self._sequential_slice = bool(sequential_slice)
+        self._parameters = MultithreadPrefetchParameters(num_threads, buffer_size, self._sequential_slice)
         slice_pipeline(parent, 0, num_threads, sequential=self._sequential_slice)  # raises if that is impossible
 
-    def __str__(self) -> str:
-        return f"MultithreadPrefetchIterDataset(num_threads={self._num_threads}, buffer_size={self._buffer_size})"
+    def _num_elements(self) -> Length:
+        return num_elements_of_shares(self._parent, self._num_threads, self._sequential_slice)
 
     def __iter__(self) -> DatasetIterator[T]:
         return MultithreadPrefetchIterator(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from gristmill.core.errors import as_int
@@ -12,11 +12,13 @@ from gristmill.core.state import shown
 from gristmill.dataset.ahead.pullahead import Failure, PullAhead
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
+from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.states.values import LinearStates, copied
 from gristmill.dataset.telling.failures import has_arrived
 
@@ -34,6 +36,14 @@ class CheckpointableIterator(Protocol[T_co]):
     def get_state(self) -> Any: ...
 
     def set_state(self, state: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class ThreadPrefetchParameters(Parameters):
+    prefetch_buffer_size: int = aside(in_text=True)
+
+    def __post_init__(self) -> None:
+        self._replace(prefetch_buffer_size=as_int("prefetch_buffer_size", self.prefetch_buffer_size, minimum=0))
 
 
 class ThreadPrefetchIterDataset(IterDataset[T]):
@@ -61,16 +71,15 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _num_elements = same_number
+    _parameters: ThreadPrefetchParameters
 
     def __init__(self, parent: IterDataset[T] | MapDataset[T], *, prefetch_buffer_size: int) -> None:
         super().__init__(parent)
-        self._buffer_size = as_int("prefetch_buffer_size", prefetch_buffer_size, minimum=0)
-
-    def __str__(self) -> str:
-        return f"ThreadPrefetchIterDataset(prefetch_buffer_size={self._buffer_size})"
+        self._parameters = ThreadPrefetchParameters(prefetch_buffer_size)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return ThreadPrefetchDatasetIterator(iterate(self._parent), self._buffer_size)
+        return ThreadPrefetchDatasetIterator(iterate(self._parent), self._parameters.prefetch_buffer_size)
 
 
 class ThreadPrefetchDatasetIterator(BlockIterator[T]):
@@ -105,12 +114,10 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
 
     def __init__(self, parent: CheckpointableIterator[T], prefetch_buffer_size: int) -> None:
         super().__init__(parent if isinstance(parent, DatasetIterator) else ForeignIterator(parent))
-        self._buffer_size = as_int("prefetch_buffer_size", prefetch_buffer_size, minimum=0)
+        self._parameters = ThreadPrefetchParameters(prefetch_buffer_size)
+        self._buffer_size = self._parameters.prefetch_buffer_size
         self._source = self._parent
         self._closes_anytime = self._buffer_size > 0
-
-    def __str__(self) -> str:
-        return f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={self._buffer_size})"
 
     def _take(self, n: int) -> list[Any]:
         elements, failure = self._try_take(n)

@@ -30,6 +30,8 @@ def stage_classes() -> set[type]:
     found = set()
     for package in (stages, loader):
         for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            if info.name.endswith((".elastic_batches", ".elastic_files")):
+                continue  # parts of ``ElasticIterator``
             for value in vars(importlib.import_module(info.name)).values():
                 is_stage = inspect.isclass(value) and issubclass(value, BlockMapDataset | IterDataset | BlockIterator)
                 if is_stage and value.__module__ == info.name and not inspect.isabstract(value):
