@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from gristmill.core.indices import Indices, as_array, as_ints
+from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, spec_of_first_parent
-from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items, shadow
+from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapDatasetMeta, MapElementMethods, MapSequenceMethods
 from gristmill.dataset.telling.display import chain_text
@@ -210,7 +211,7 @@ class ReindexMapDataset(BlockMapDataset[T]):
         return self._parents[0]._block(self._moved(indices))
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._parents[0]._stream(feed.over(self._moved(feed.indices)))
+        return stream_elements(self._parents[0], feed.over(self._moved(feed.indices)))
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parent, self._reindex(index))]
@@ -249,6 +250,11 @@ def _as_index(index: Any) -> int:
         return index.__index__()
     except AttributeError:
         raise TypeError(f"index must be an integer or a slice, got {index!r:.100} of type {type(index).__name__}") from None
+
+
+def stream_elements(ds: MapDataset[Any], feed: Feed) -> Iterator[Any]:
+    """The elements of ``ds`` at the indices of ``feed``, each computed when it is asked for."""
+    return ds._stream(feed)
 
 
 def read(ds: MapDataset[Any], indices: Indices) -> list[Any]:

@@ -11,7 +11,7 @@ from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, stream_of
 from gristmill.dataset.bases.length import some_of_them
-from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.stateless import PassingIterator
@@ -52,7 +52,7 @@ class FilterMapDataset(BlockMapDataset[T]):
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         fn = self._fn
-        return (x if x is not None and fn(x) else None for x in self._parents[0]._stream(feed))
+        return (x if x is not None and fn(x) else None for x in stream_elements(self._parents[0], feed))
 
 
 class FilterIterDataset(IterDataset[T]):

@@ -12,7 +12,7 @@ from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.stateless import PassingIterator
@@ -56,7 +56,7 @@ class MapMapDataset(BlockMapDataset[T]):
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         fn = self._fn
-        return (None if x is None else fn(x) for x in self._parents[0]._stream(feed))
+        return (None if x is None else fn(x) for x in stream_elements(self._parents[0], feed))
 
 
 class MapIterDataset(IterDataset[T]):

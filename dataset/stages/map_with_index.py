@@ -13,7 +13,7 @@ from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import MapWithIndex, transform_function
@@ -51,7 +51,7 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         fn = self._fn
-        elements = self._parents[0]._stream(feed)  # may end early
+        elements = stream_elements(self._parents[0], feed)  # may end early
         return (None if x is None else fn(i, x) for x, i in zip(elements, as_ints(feed.indices), strict=False))
 
 

@@ -14,7 +14,7 @@ from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
 from gristmill.dataset.bases.length import Infinite, Length, added, at_most, num_elements
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.selection import (
@@ -84,7 +84,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         shares, places = self._select(feed.indices)
         streams: list[Iterator[Any]] = []  # at each place, the one that its element comes from
         for component, inner_indices in shares:
-            streams += [self._component(component)._stream(Feed(inner_indices))] * len(inner_indices)
+            streams += [stream_elements(self._component(component), Feed(inner_indices))] * len(inner_indices)
         return (next(streams[place]) for place in feed.steps([*places]))
 
     def _selected(self, index: int) -> tuple[int, list[int]]:

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.node import random_seed
 from gristmill.dataset.bases.parameters import Parameters, function, silent
 from gristmill.dataset.telling.failures import tell, tell_at_last
@@ -55,7 +55,7 @@ class RandomMapMapDataset(BlockMapDataset[T]):
             raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return _random_stream(self._fn, self._parents[0]._stream(feed), as_ints(feed.indices), self._rng_pool)
+        return _random_stream(self._fn, stream_elements(self._parents[0], feed), as_ints(feed.indices), self._rng_pool)
 
 
 class RandomMapIterDataset(IterDataset[T]):

@@ -12,7 +12,7 @@ from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.map import BlockMapDataset, same_index
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside
 
@@ -39,7 +39,7 @@ class SeedMapDataset(BlockMapDataset[T]):
         return self._parents[0]._block(indices)
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._parents[0]._stream(feed)
+        return stream_elements(self._parents[0], feed)
 
 
 class SeedIterDataset(IterDataset[T]):

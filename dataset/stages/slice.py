@@ -11,7 +11,7 @@ import numpy as np
 from gristmill.core.errors import SliceTypeError, as_int
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.feed import Feed
-from gristmill.dataset.bases.map import BlockMapDataset, ReindexMapDataset, not_over_a_part
+from gristmill.dataset.bases.map import BlockMapDataset, ReindexMapDataset, not_over_a_part, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters
@@ -105,7 +105,7 @@ class ReindexedMapDataset(BlockMapDataset[T]):
         return self._parents[0]._block(self._moved(indices))
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._parents[0]._stream(feed.over(self._moved(feed.indices)))
+        return stream_elements(self._parents[0], feed.over(self._moved(feed.indices)))
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parent, self._moved([index])[0])]

@@ -12,7 +12,7 @@ from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
 from gristmill.dataset.bases.length import Length, num_elements, shortest
-from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.map import BlockMapDataset, stream_elements
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters
@@ -81,7 +81,7 @@ class ZipMapDataset(BlockMapDataset[T]):
         return [Part(parent, index) for parent in self._parents]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        rows = zip(*[parent._stream(Feed(feed.indices)) for parent in self._parents], strict=True)
+        rows = zip(*[stream_elements(parent, Feed(feed.indices)) for parent in self._parents], strict=True)
         for row in (next(rows) for _ in feed.steps([*feed.indices])):
             yield None if self._drops and any([x is None for x in row]) else row
 
