@@ -52,6 +52,7 @@ class WithOptionsIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         it = iterate(self._parent)
-        it._ctx.options = self.options.merge(it._ctx.options)
-        watch_if_tracked(it, it._ctx.options)
+        ctx = it._ctx
+        ctx.options = self.options.merge(ctx.options)
+        watch_if_tracked(it, ctx.options)
         return it
