@@ -49,22 +49,22 @@ class PipelineProducer:
     ) -> None:
         self._ds = ds
         self._options = options
-        self._index = index
+        self.index = index
         self._count = count
         self._numbers = numbers
         self._allocate = allocate
-        self._iterator: DatasetIterator[Any] | None = None
+        self.iterator: DatasetIterator[Any] | None = None
         self._blocks: StatedBlocks | None = None
         self.log: Logbook | None = None
         self.care: Care | None = None
 
     def start(self, state: Any, *, skip: bool) -> Any:
-        it = self._iterator
+        it = self.iterator
         if it is None or state is None:
             if it is not None:
                 it.close()
-            it = self._iterator = iterate(self._ds)
-            it._ctx.belong_to(self._index, self._count, self._options)
+            it = self.iterator = iterate(self._ds)
+            it._ctx.belong_to(self.index, self._count, self._options)
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
@@ -99,7 +99,7 @@ class PipelineProducer:
     def annotate(self, error: BaseException, state: Any) -> None:
         from gristmill.dataset.telling.failures import tell_in_worker
 
-        tell_in_worker(error, f"worker {self._index} of {self._count}", place(state, self._numbers))
+        tell_in_worker(error, f"worker {self.index} of {self._count}", place(state, self._numbers))
 
 
 def _roots(it: DatasetIterator[Any]) -> list[PrefetchDatasetIterator[Any]]:

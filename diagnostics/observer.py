@@ -22,7 +22,7 @@ from typing import Any
 from gristmill.core.config import config
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import parents_of, upstream_for_observers
-from gristmill.dataset.bases.observing import Instrument, Method, opens_pipelines
+from gristmill.dataset.bases.observing import Instrument, Method, let_observe, opens_pipelines, work_ahead
 from gristmill.dataset.watching import observe_as, observed_as, unobserve
 from gristmill.diagnostics.annotations import annotated
 from gristmill.diagnostics.metrics.measuring import measured
@@ -103,7 +103,8 @@ class Observer:
             for ref in self._adopted:
                 it = ref()
                 if it is not None and self.probe_of(it) is not None:
-                    _restore(it)
+                    let_observe(it, None)
+                    unobserve(it)
             for group in self.groups.values():
                 group.stop()
 
@@ -195,16 +196,19 @@ class Observer:
 
     def _change(self, it: DatasetIterator[Any], probe: Probe) -> None:
         probe.name = name_of(it)
-        work = it._work_ahead()
+        work = work_ahead(it)
         if work is not None:
             probe.depth = partial(_num_ready, weakref.ref(it))
             probe.waits, probe.num_threads, probe.reads_ahead = work.waits, work.num_threads, work.waits and work.reads
         if probe is self.root and self.on_end:
             weakref.finalize(it, self._end)
-        it._set_instrument(lambda original: self._instrument_of(weakref.ref(it), probe, original))
-        it._observe_reads(partial(self._observed_copy, probe))
-        it._tell_opened(partial(self._adopt_component, probe))
-        it._tell_hired(partial(self._attach, probe))
+        let_observe(
+            it,
+            partial(self._instrument_of, weakref.ref(it), probe),
+            reads=partial(self._observed_copy, probe),
+            opened=partial(self._adopt_component, probe),
+            hired=partial(self._attach, probe),
+        )
         for inner in it._inner_iterators():
             self._adopt_component(probe, inner)
         if self._waiting:
@@ -285,14 +289,5 @@ def _fits(probe: Probe, stage: Any) -> bool:
 def _num_ready(owner: Callable[[], Any]) -> int | None:
     """How many elements a prefetching stage could deliver at once."""
     it = owner()
-    work = None if it is None else it._work_ahead()
+    work = None if it is None else work_ahead(it)
     return None if work is None else work.num_ready
-
-
-def _restore(it: DatasetIterator[Any]) -> None:
-    """Leaves it as it was before it was observed."""
-    it._set_instrument(None)
-    it._tell_opened(None)
-    it._tell_hired(None)
-    it._observe_reads(None)
-    unobserve(it)

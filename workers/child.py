@@ -27,9 +27,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from os import _exit as end_process  # at once, whatever other threads do
 from typing import Any, Protocol
 
 from gristmill.core.errors import add_note
+from gristmill.core.instruments import Wrap, shadow_for_good
 from gristmill.core.pacing import BlockSize
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoded, Encoder
@@ -181,19 +183,25 @@ class _Connection:
 
 
 class Worker:
-    """Runs a producer. Who watches it from outside (see ``WorkerProcess.call``) may replace its parts by others that count."""
+    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``report`` and ``set_instruments``."""
 
     def __init__(self, connection: _Connection, encoder: Encoder, producer: Producer) -> None:
         self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
         self._connection = connection
         self._encoder = encoder
-        self._producer = producer
+        self.producer = producer
         self._watched: Any = producer if hasattr(producer, "finished") else None
         self._lock = threading.Lock()  # whoever has it may send: the thread that computes elements, but while it does
         self._num_taken = 0  # blocks
         self._num_sent = 0  # elements of the block that is being computed
         self._has_several = threading.Event()  # this block may have some that are finished before the last one
         self._watcher: threading.Thread | None = None
+
+    def set_instruments(self, starting: Wrap | None, encoding: Wrap | None, receiving: Wrap | None) -> None:
+        """Lets somebody see when the producer is started, and time how long outputs are encoded and messages waited for."""
+        shadow_for_good(self.producer, "start", starting)
+        shadow_for_good(self._encoder, "encode", encoding)
+        shadow_for_good(self._connection, "receive", receiving)
 
     def run(self) -> None:
         with self._lock:
@@ -206,7 +214,7 @@ class Worker:
                 if self._watched is not None:
                     self._watched.care = care
                 try:
-                    state = self._producer.start(state, skip=skip)
+                    state = self.producer.start(state, skip=skip)
                 except BaseException as error:
                     self._report(error, state)
                     continue
@@ -259,7 +267,7 @@ class Worker:
                 self._watch_several(n > 1)
         self._lock.release()
         try:
-            return self._producer.take(n)
+            return self.producer.take(n)
         finally:
             self._lock.acquire()
 
@@ -319,7 +327,7 @@ class Worker:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
             raise error
         with contextlib.suppress(Exception):  # it shows objects of users
-            self._producer.annotate(error, state)
+            self.producer.annotate(error, state)
         self._send_report(True)
         self._connection.send(ERROR, encode_error(error), [])
 
@@ -395,14 +403,14 @@ def _die_with(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
         with contextlib.suppress(BlockingIOError):  # closed before the signal was ordered?
             os.read(lifeline, 1)
-            os._exit(1)
+            end_process(1)
     else:
         threading.Thread(target=_wait_for_end, args=(lifeline,), daemon=True).start()
 
 
 def _wait_for_end(lifeline: int) -> None:
     os.read(lifeline, 1)
-    os._exit(1)
+    end_process(1)
 
 
 def _exit(code: int) -> None:
@@ -412,4 +420,4 @@ def _exit(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
-    os._exit(code)
+    end_process(code)

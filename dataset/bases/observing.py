@@ -81,18 +81,29 @@ def opens_pipelines(it: Any) -> bool:
     return type(it)._inner_iterators is not Observable._inner_iterators
 
 
+def let_observe(
+    it: Observable,
+    wrap: Wrap | None,
+    *,
+    reads: Callable[[Any], Any] | None = None,
+    opened: Callable[[Any], None] | None = None,
+    hired: Callable[[Any], None] | None = None,
+) -> None:
+    """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was before."""
+    it._set_instrument(wrap)
+    it._observe_reads(reads)
+    it._tell_opened(opened)
+    it._tell_hired(hired)
+
+
+def work_ahead(it: Observable) -> WorkAhead | None:
+    """How an iterator computes elements ahead, if it is there for that."""
+    return it._work_ahead()
+
+
 def running_upstream(it: Any) -> list[Any]:
     """The iterators that one runs: its parents, and those that it has opened."""
     return [*it._parents, *it._inner_iterators()]
-
-
-def shadow(stage: Any, name: str, wrap: Wrap | None) -> None:
-    """Puts an instrument in place of a method that our stages call by its name."""
-    if wrap is not None:
-        setattr(stage, name, wrap(getattr(type(stage), name)))
-    else:
-        with contextlib.suppress(AttributeError):
-            delattr(stage, name)
 
 
 def divert_next(it: Any, wrap: Wrap | None) -> None:
