@@ -39,6 +39,7 @@ def chain_text(pipeline: Any) -> str:
     branches are abbreviated in the middle.
 
     Example:
+        >>> from gristmill.dataset import MapDataset
         >>> print(chain_text(MapDataset.range(3).batch(2)))
         MapDataset of 2 elements:
           RangeMapDataset(start=0, stop=3, step=1)  3 elements
