@@ -60,7 +60,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         super().__init__()
         self._num_members = num_members
         self._cycle_length = cycle_length
-        # Where this is, as the state says it. But for ``_after`` nothing of it is changed in place.
+        # Where this is, as the state says it. Nothing of it is changed in place but ``_after``, which is always the same list.
         self._slot = 0  # whose turn it is
         self._num_opened = 0  # members that have been put into slots
         self._indices: Sequence[int] = (0,) * cycle_length  # which member is in a slot,
@@ -68,6 +68,8 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         self._exhausted: Sequence[int] = (0,) * cycle_length  # and whether it is said to have ended
         self._ended: frozenset[int] = frozenset()  # members of whom that is known
         self._future_states: Mapping[int, Any] = {}  # of members that will be put into slots
+        # Where a member is in place of ``_after``, and how many of its elements from there on an old state calls delivered.
+        self._undropped: Mapping[int, tuple[After, int]] = {}
         # What is being done, by the number of the member.
         self._members: dict[int, M] = {}
 
@@ -92,6 +94,9 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         """Goes on from ``slot``, for which there is no member left."""
         self._pass_on()
 
+    def _drop_delivered(self) -> None:
+        """Passes over what an old state calls delivered, where there are such states."""
+
     def _rest(self) -> None:
         """Called when all members have ended. May be called again."""
 
@@ -101,6 +106,8 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         return sum([len(member.ready) for member in [*self._members.values()]])
 
     def _take(self, n: int) -> list[Any]:
+        if self._undropped:
+            self._drop_delivered()
         before = self._position()
         taken: list[tuple[int, Fetched]] = []
         try:
@@ -123,19 +130,20 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
     def _collect(self, n: int, taken: list[tuple[int, Fetched]]) -> Failure | None:
         """Takes elements until there are ``n``, or the end, or a failure, which is returned."""
         num_vacant = 0  # slots in a row that will remain so
-        while len(taken) < n and num_vacant < self._cycle_length:
+        after, cycle_length = self._after, self._cycle_length
+        while len(taken) < n and num_vacant < cycle_length:
             slot = self._slot
             index = self._indices[slot]
             member = self._members.get(index)
-            if member is not None and member.ready and self._after[slot] is not None:
+            if member is not None and member.ready and after[slot] is not None:
                 num_vacant = 0
                 fetched = member.ready.popleft()
                 taken.append((index, fetched))
-                self._after[slot] = fetched[1], fetched[2]
+                after[slot] = fetched[1], fetched[2]
                 if self._exhausted[slot]:
                     self._say_exhausted(slot, 0)
-                self._slot = (slot + 1) % self._cycle_length
-            elif self._is_vacant(slot):
+                self._slot = (slot + 1) % cycle_length
+            elif after[slot] is None or index in self._ended:
                 if self._num_opened == self._num_members:
                     num_vacant += 1
                     self._leave_vacant(slot)
@@ -182,12 +190,12 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         self._num_opened = index + 1
 
     def _position(self) -> Any:
-        lists = self._indices, [*self._after], self._exhausted
-        return self._slot, self._num_opened, *lists, self._future_states, self._ended
+        slots = self._indices, [*self._after], self._exhausted
+        return self._slot, self._num_opened, slots, self._ended, self._future_states, self._undropped
 
     def _set_position(self, position: Any) -> None:
-        self._slot, self._num_opened, self._indices, after, self._exhausted, self._future_states, self._ended = position
-        self._after = [*after]
+        self._slot, self._num_opened, slots, self._ended, self._future_states, self._undropped = position
+        self._indices, self._after[:], self._exhausted = slots
 
     def _mark(self) -> Any:
         return self._position()
@@ -210,8 +218,8 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         self._slot, self._num_opened = cycle.slot, cycle.num_opened
         # Grain may say "exhausted" of a member that is not: it is asked, and the flag stays until it gives an element.
         self._indices, self._exhausted = tuple(cycle.indices), tuple(cycle.exhausted)
-        self._after = [None if state is None else ([state], 0) for state in cycle.states]
-        self._future_states = cycle.future_states
+        self._after[:] = [None if state is None else ([state], 0) for state in cycle.states]
+        self._future_states, self._undropped = cycle.future_states, {}
 
     def set_state(self, state: Any) -> None:
         if self._is_in_next:

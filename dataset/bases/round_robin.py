@@ -76,10 +76,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         self._ds = ds
         self._count = count
         self._sequential_slice = sequential_slice
-        self._num_opened, self._indices, self._after = count, tuple(range(count)), [_BEGINNING] * count
-        # Where a shard is, in place of ``_after``, and how many of its elements from there on an old state calls delivered.
-        # Not changed in place.
-        self._undropped: dict[int, tuple[After, int]] = {}
+        self._num_opened, self._indices, self._after[:] = count, tuple(range(count)), [_BEGINNING] * count
         self._initial_states: list[Any] | None = None
         self._process_id = 0
         watch_if_tracked(self, self._ctx.options)
@@ -120,13 +117,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
             it._ctx.belong_to(index + i * count, self._count * count, ctx.options)
         return iterators
 
-    def _take(self, n: int) -> list[Any]:
-        if self._undropped:
-            self._drop_delivered()
-        return super()._take(n)
-
     def _drop_delivered(self) -> None:
-        """Passes over what an old state calls delivered."""
         try:
             failure = self._drop()
         except BaseException:
@@ -222,14 +213,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
 
     def _mark(self) -> Any:
         self._states()  # raises if there is no way back
-        return super()._mark(), self._undropped
-
-    def _return_to(self, mark: Any) -> None:
-        position, undropped = mark
-        if undropped != self._undropped:
-            self._forget()
-            self._undropped = undropped
-        super()._return_to(position)
+        return super()._mark()
 
     def _stateless(self) -> NotImplementedError:
         return NotImplementedError(
