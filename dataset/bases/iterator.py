@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gristmill.core.errors import StateMismatchError
+from gristmill.core.instruments import shadow
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import Node, as_parents
-from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, shadow
+from gristmill.dataset.bases.observing import Observable, Wrap, divert_next
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
 from gristmill.dataset.telling.description import describe
@@ -81,10 +82,9 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
             self._own_ctx = ctx
             if ctx.joined is not None:
                 ctx.joined(self)
-            for parent in self._parents:
-                parent._share_context(ctx)
+            share_context(self._parents, ctx)
 
-    def _instrument(self, wrap: Wrap | None) -> None:
+    def _set_instrument(self, wrap: Wrap | None) -> None:
         divert_next(self, wrap)
 
     def __iter__(self) -> DatasetIterator[T_co]:
@@ -283,7 +283,7 @@ class BlockIterator(DatasetIterator[T_co]):
     @abc.abstractmethod
     def _skip(self) -> None: ...
 
-    def _instrument(self, wrap: Wrap | None) -> None:
+    def _set_instrument(self, wrap: Wrap | None) -> None:
         shadow(self, "_take", wrap)
 
     def __next__(self) -> T_co:
@@ -360,6 +360,12 @@ class PlainIterator(DatasetIterator[T_co]):
 
     def set_state(self, state: Any) -> None:
         self.get_state()
+
+
+def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContext) -> None:
+    """Lets ``iterators``, and those upstream, be of the pipeline that has ``ctx``."""
+    for it in iterators:
+        it._share_context(ctx)
 
 
 def _are_taken_again(iterators: Iterable[DatasetIterator[Any]]) -> None:
