@@ -18,7 +18,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.bases.length import Length, num_elements, of_number
 from gristmill.dataset.bases.map import MapDataset, read
-from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
+from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside, stated
@@ -68,7 +68,7 @@ class PrefetchIterDataset(IterDataset[T]):
 class PrefetchDatasetIterator(BlockIterator[T]):
     _parameters: PrefetchParameters
     _flow = "dropping"
-    _category = "prefetch"
+    _work_category = "prefetch"
     _stays_on_error = True
     _closes_anytime = True
     _read_ahead: ReadAhead | None = None
@@ -85,7 +85,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._buffer_size = parameters.read_options.prefetch_buffer_size
         self._allow_nones = parameters.allow_nones
         self._next_index = 0
-        sparse = [node for node in ancestors(ds) if node._drops]
+        sparse = dropping_steps(ds)
         self._is_sparse = bool(sparse)
         self._guard = FilterGuard(str([*sparse, self][0]))
 
