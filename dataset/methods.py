@@ -1,7 +1,7 @@
 """The fluent methods of datasets, and their factories.
 
-This is the one file that knows all stages; each is imported when its method is called. ``MapDataset`` and ``IterDataset`` are these
-methods and what the files of that name in ``bases`` say of datasets.
+This is the one file that knows all stages; each is imported when its method is called. ``MapDataset`` and ``IterDataset`` are
+these methods and what the files of that name in ``bases`` say of datasets.
 """
 
 from __future__ import annotations
@@ -841,7 +841,9 @@ class IterAheadMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.device_put import device_put
 
-        return device_put(cast("IterDataset[T_co]", self), device, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size)
+        return device_put(
+            cast("IterDataset[T_co]", self), device, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size
+        )
 
     def thread_prefetch(self, prefetch_buffer_size: int) -> IterDataset[T_co]:
         """Returns the same elements, computed ahead by one thread.

@@ -49,8 +49,8 @@ def imported(name: str) -> set[str]:
             found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
         elif isinstance(node, ast.Import) and id(node) not in for_checkers:
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func) and node.args and isinstance(node.args[0], ast.Constant):
-            found.add(str(node.args[0].value))
+        elif isinstance(node, ast.Call) and node.args and "import_module" in ast.unparse(node.func):
+            found.add(ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else "")
     return found & modules().keys() - {name, "gristmill"}  # the facade knows all, by name
 
 
@@ -92,9 +92,9 @@ def test_few_looks_into_other_objects():
         for node in ast.walk(parsed(name)):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
                 lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
-            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-                if ast.unparse(node.value) not in ("self", "cls", "super()"):
-                    reaches.append(f"{name}:{node.lineno} {ast.unparse(node)}")
+            is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+            if is_private and ast.unparse(node.value) not in ("self", "cls", "super()"):
+                reaches.append(f"{name}:{node.lineno} {ast.unparse(node)}")
         num_lines += len(lines)
     assert 1000 * len(reaches) <= _MAX_REACHES * num_lines, f"{len(reaches)} in {num_lines} lines"
 

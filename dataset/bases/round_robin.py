@@ -24,6 +24,7 @@ from gristmill.dataset.bases.context import collected_options
 from gristmill.dataset.bases.cycle import After, CycleIterator, Failure, Member
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, is_of_blocks, iterate, snapshot
+from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.states.old import (
@@ -238,7 +239,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         self._undropped = {i: (([cycle.states[i]], 0), num) for i, num in enumerate(nums) if num}
 
     def _has_gaps(self) -> bool:
-        return any([it._has_gaps() for it in self._share_iterators()])
+        return any([may_have_gaps(it) for it in self._share_iterators()])
 
     def _get_next_index(self) -> int:
         self._drop_delivered()
@@ -246,20 +247,20 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         for it, state in zip(shares, self.get_state()["iterators_in_use_states"], strict=True):
             if state is not None:
                 it.set_state(state)
-        indices = [it._get_next_index() for it in shares]
+        indices = [next_index_of(it) for it in shares]
         if self._count == 1:
             return indices[0]
         index = sum(indices)
-        if indices != self._indices_of_shares(index) or any([it._has_gaps() for it in shares]):
+        if indices != self._indices_of_shares(index) or any([may_have_gaps(it) for it in shares]):
             raise self._uneven()
         return index
 
     def _set_next_index(self, index: int) -> None:
         shares = self._share_iterators()
-        if self._count > 1 and any([it._has_gaps() for it in shares]):
+        if self._count > 1 and any([may_have_gaps(it) for it in shares]):
             raise self._uneven()
         for it, own_index in zip(shares, self._indices_of_shares(index), strict=True):
-            it._set_next_index(own_index)
+            move_to_index(it, own_index)
         states = [it.get_state() for it in shares]
         cycle = CycleState(index % self._count, self._count, list(range(self._count)), states, [0] * self._count)
         self._restore(cycle.as_state())

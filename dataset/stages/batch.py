@@ -79,7 +79,7 @@ class BatchMapDataset(BlockMapDataset[T]):
 
     @property
     def _element_spec(self) -> Any:
-        return _spec_of(self, self._batch_fn)
+        return _spec_of(self._parent, self._parameters, self._batch_fn)
 
     def _block(self, indices: Indices) -> list[Any]:
         self._check_not_empty(self._length)
@@ -127,7 +127,7 @@ class BatchIterDataset(IterDataset[T]):
 
     @property
     def _element_spec(self) -> Any:
-        return _spec_of(self, batch_function(self._parameters.batch_fn))
+        return _spec_of(self._parent, self._parameters, batch_function(self._parameters.batch_fn))
 
     def _num_elements(self) -> Length:
         size, rest = self._parameters.batch_size, 0 if self._parameters.drop_remainder else self._parameters.batch_size - 1
@@ -199,9 +199,8 @@ class BatchDatasetIterator(PassingIterator[T]):
             skip_one(self._source)
 
 
-def _spec_of(stage: BatchMapDataset[Any] | BatchIterDataset[Any], batch_fn: Any) -> Any:
-    given = stage._parameters
-    return batched_spec(batch_fn, spec_of(stage._parent), given.batch_size, given.drop_remainder)
+def _spec_of(parent: Any, given: BatchParameters, batch_fn: Any) -> Any:
+    return batched_spec(batch_fn, spec_of(parent), given.batch_size, given.drop_remainder)
 
 
 def _check_batch_fn(batch_fn: Any) -> Any:

@@ -26,6 +26,8 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, snapshot
 from gristmill.dataset.bases.length import Length, Unknown, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
+from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside, silent
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.states.values import CycleState, LinearStates, copied
@@ -116,7 +118,7 @@ class InterleaveIterDataset(IterDataset[T]):
     def _element_spec(self) -> Any:
         if not len(self._datasets):
             raise NotImplementedError(f"{self} has no elements to describe")
-        return _check_dataset(self._datasets[0], 0)._element_spec
+        return spec_of(_check_dataset(self._datasets[0], 0))
 
     def __str__(self) -> str:
         return f"InterleaveIterDataset([{len(self._datasets)} datasets], cycle_length={self._cycle_length})"
@@ -411,17 +413,17 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
         self._check_single("know the index of its next element")
         after = self._after[0]
         it = self._opener.open(0) if after is None else self._open_at(0, self._state_of(after))
-        return it._get_next_index()
+        return next_index_of(it)
 
     def _set_next_index(self, index: int) -> None:
         self._check_single("jump to an index")
         it = self._opener.open(0)
-        it._set_next_index(index)
+        move_to_index(it, index)
         self._go_to(CycleState(0, 1, [0], [it.get_state()], [0]))
         self._add(0, it)
 
     def _has_gaps(self) -> bool:
-        return self._num_members == 1 and self._opener.open(0)._has_gaps()
+        return self._num_members == 1 and may_have_gaps(self._opener.open(0))
 
     def _check_single(self, ability: str) -> None:
         if self._num_members != 1:

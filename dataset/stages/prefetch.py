@@ -185,7 +185,9 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if self._read_ahead is None or not self._read_ahead.is_here:
             self._stop_reading()
             sizes = self._num_threads, self._buffer_size
-            self._read_ahead = ReadAhead(self._read_from._block, self._next_index, self._length, *sizes, self._streamed, self._log)
+            self._read_ahead = ReadAhead(
+                self._read_from._block, self._next_index, self._length, *sizes, self._streamed, self._log
+            )
             self._finalizer = weakref.finalize(self, self._read_ahead.close)
         return self._read_ahead
 

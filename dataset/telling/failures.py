@@ -1,9 +1,9 @@
 """What an error says when it leaves ``next``: which stage raised it, and about which element.
 
-Stages tell it where they call what users have written: ``tell`` adds a note to the error, which goes wherever that goes, to other
-threads and processes too. Nothing here runs as long as nothing fails. Nothing here raises either, whatever the objects of users do
-when they are asked for their names and lengths: the error that is to be explained goes out in any case, of the same type and with the
-same arguments.
+Stages tell it where they call what users have written: ``tell`` adds a note to the error, which goes wherever that goes, to
+other threads and processes too. Nothing here runs as long as nothing fails. Nothing here raises either, whatever the objects of
+users do when they are asked for their names and lengths: the error that is to be explained goes out in any case, of the same type
+and with the same arguments.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
 
 
 def has_arrived(error: BaseException) -> None:
-    """Says that whoever keeps ``error`` to raise it later has it: the steps that it passes then were not asked for the element."""
+    """Says that whoever keeps ``error`` to raise it later has it: steps that it passes then were not asked for the element."""
     told = note_at(error)
     if told is not None:
         told.is_on_its_way = False

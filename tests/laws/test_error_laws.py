@@ -279,7 +279,7 @@ TYPICAL = ("alone", "batch", "batch_thread_prefetch", "mix", "interleave", "cach
 
 
 def combinations(stage, *choices):
-    """Everything that may stand behind ``stage`` with everything that may fail, and of ``choices`` in turn, so that any two meet."""
+    """All that may stand behind ``stage`` with all that may fail, and of ``choices`` one in turn, so that any two meet."""
     afters = AFTER if stage in THOROUGH else TYPICAL
     for i, (after, bad) in enumerate(itertools.product(afters, BAD), start=list(STAGES).index(stage)):
         turn = i + i // len(BAD)

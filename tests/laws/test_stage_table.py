@@ -1,4 +1,4 @@
-"""The table of stages is complete, and every stage tells about itself: one that the laws do not see, or that is silent, fails here."""
+"""The table of stages is complete, and every stage tells about itself: one that is not seen, or silent, fails here."""
 
 import inspect
 
