@@ -17,7 +17,7 @@ from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapDatasetMeta, MapElementMethods, MapSequenceMethods
 from gristmill.dataset.telling.display import chain_text
-from gristmill.dataset.telling.failures import instead_of_stop, tell
+from gristmill.dataset.telling.failures import instead_of_stop, tell, told
 from gristmill.dataset.telling.tracebacks import filter_traceback
 
 if TYPE_CHECKING:
@@ -182,9 +182,9 @@ class BlockMapDataset(MapDataset[T]):
     def __str__(self) -> str:
         return self._text()
 
-    def _check_not_empty(self, length: int) -> None:
+    def _check_not_empty(self, length: int, indices: Iterable[Any] = ()) -> None:
         if not length:
-            raise IndexError(f"{self} is empty: it has no element at any index")
+            raise told(IndexError(f"{self} is empty: it has no element at any index"), self, indices)
 
 
 class ReindexMapDataset(BlockMapDataset[T]):
@@ -206,9 +206,12 @@ class ReindexMapDataset(BlockMapDataset[T]):
         """Up to this magnitude of an index all arithmetic of ``_reindex`` stays within int64."""
 
     def _block(self, indices: Indices) -> list[Any]:
-        if len(indices) == 1:
-            return self._parents[0]._block([self._reindex(as_ints(indices)[0])])
-        return self._parents[0]._block(self._moved(indices))
+        try:
+            moved = [self._reindex(as_ints(indices)[0])] if len(indices) == 1 else self._moved(indices)
+        except Exception as error:
+            tell(error, self, indices)
+            raise
+        return self._parents[0]._block(moved)
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return stream_elements(self._parents[0], feed.over(self._moved(feed.indices)))

@@ -22,6 +22,7 @@ from gristmill.dataset.ahead.lookahead import Lookahead
 from gristmill.dataset.bases.grouped import GroupedIterator, Position, S
 from gristmill.dataset.bases.iterator import DatasetIterator, go_to
 from gristmill.dataset.states.values import copied, given
+from gristmill.dataset.telling.failures import tell
 
 G = TypeVar("G")  # a group in the making
 
@@ -83,8 +84,10 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
                 if stop == len(group):
                     memory.group = None
                     at = self._after_group(memory, at)
-        except BaseException:
-            if memory.ahead.has_failed and not outputs:
+        except BaseException as error:
+            if not memory.ahead.has_failed:
+                tell(error, self)
+            elif not outputs:
                 self._memory = memory
             raise
         self._at, self._memory = at, memory

@@ -82,7 +82,7 @@ class BatchMapDataset(BlockMapDataset[T]):
         return _spec_of(self._parent, self._parameters, self._batch_fn)
 
     def _block(self, indices: Indices) -> list[Any]:
-        self._check_not_empty(self._length)
+        self._check_not_empty(self._length, indices)
         return [self._batch(i) for i in as_ints(indices)]
 
     def _batch(self, index: int) -> Any:

@@ -84,7 +84,7 @@ class FilterDatasetIterator(PassingIterator[T]):
         self._guard = FilterGuard(str(self))
 
     def _take(self, n: int) -> list[Any]:
-        options, counts = self._ctx.options, self._guard.counts
+        counts = self._guard.counts
         kept: list[Any] = []
         try:
             while len(kept) < n:
@@ -92,7 +92,6 @@ class FilterDatasetIterator(PassingIterator[T]):
                 if not elements:
                     break
                 keep = self._decisions(elements)
-                self._guard.observe(keep, options)
                 kept += [x for x, k in zip(elements, keep, strict=True) if k]
         except BaseException:
             if n > 1:
@@ -101,9 +100,12 @@ class FilterDatasetIterator(PassingIterator[T]):
         return kept
 
     def _decisions(self, elements: list[Any]) -> list[bool]:
+        """Which of ``elements`` are kept, counted."""
         fn = self._fn
         try:
-            return [bool(fn(x)) for x in elements]
+            keep = [bool(fn(x)) for x in elements]
+            self._guard.observe(keep, self._ctx.options)
+            return keep
         except Exception as error:
             tell_at_last(error, self, self._source)
             raise

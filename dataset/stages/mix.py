@@ -68,7 +68,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         return f"MixedMapDataset(parent_lengths={lengths}, selection_map={text})"
 
     def _block(self, indices: Indices) -> list[Any]:
-        self._check_not_empty(self._length)
+        self._check_not_empty(self._length, indices)
         if len(indices) == 1:
             return self._read(*self._selected(as_ints(indices)[0]))
         shares, places = self._select(indices)

@@ -10,9 +10,9 @@ from typing import Any
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count
-from gristmill.dataset.bases.files import FileIterator, FilesIterDataset, FilesParameters
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.parameters import aside
+from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, FilesParameters
 from gristmill.sources.parquet import ParquetRows
 
 

@@ -54,7 +54,7 @@ class RangeMapDataset(BlockMapDataset[int]):
 
     def _block(self, indices: Indices) -> list[Any]:
         values, length = self._range, self._length
-        self._check_not_empty(length)
+        self._check_not_empty(length, indices)
         if len(indices) == 1:
             return [values[as_ints(indices)[0] % length]]
         if isinstance(indices, range) and 0 <= indices[0] < length and 0 <= indices[-1] < length:

@@ -18,7 +18,7 @@ from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part, Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, silent
 from gristmill.dataset.states.values import copied
-from gristmill.dataset.telling.failures import tell_epoch
+from gristmill.dataset.telling.failures import tell_epoch, told
 
 T = TypeVar("T")
 
@@ -150,7 +150,8 @@ class RepeatDatasetIterator(BlockIterator[T]):
                 self._source.set_state(copied(self._start))
                 self._is_new_epoch = True
         elif self._num_epochs is None:
-            raise ValueError(f"{self} cannot go on: an epoch of {self._source} has no elements, so repeating it would never end")
+            reason = f"an epoch of {self._source} has no elements, so repeating it would never end"
+            raise told(ValueError(f"{self} cannot go on: {reason}"), self)
         else:
             self._epoch = self._num_epochs  # the remaining epochs have no elements either
 

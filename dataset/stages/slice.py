@@ -15,6 +15,7 @@ from gristmill.dataset.bases.map import BlockMapDataset, ReindexMapDataset, not_
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.telling.failures import tell
 
 T = TypeVar("T")
 
@@ -102,7 +103,12 @@ class ReindexedMapDataset(BlockMapDataset[T]):
         return {"indices": self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices}
 
     def _block(self, indices: Indices) -> list[Any]:
-        return self._parents[0]._block(self._moved(indices))
+        try:
+            moved = self._moved(indices)
+        except Exception as error:
+            tell(error, self, indices)
+            raise
+        return self._parents[0]._block(moved)
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return stream_elements(self._parents[0], feed.over(self._moved(feed.indices)))

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.state import state_count
-from gristmill.dataset.bases.files import FileIterator, FilesIterDataset, FilesParameters
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.parameters import aside
+from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, FilesParameters
 from gristmill.sources.tfrecord import Compression, TFRecordFile, check_compression
 
 

@@ -16,6 +16,7 @@ from gristmill.dataset.bases.map import BlockMapDataset, stream_elements
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.telling.failures import told
 
 T = TypeVar("T")
 
@@ -171,10 +172,10 @@ class ZipDatasetIterator(BlockIterator[T]):
     def _check_ends(self, first: int) -> None:
         """Raises unless all parents end where the one at ``first``, before which none has ended, has ended."""
         if first:
-            raise ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}")
+            raise told(ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}"), self)
         for i, parent in enumerate(self._parents[1:], 1):
             if parent._take(1):
-                raise ValueError(f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}")
+                raise told(ValueError(f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}"), self)
 
     def get_state(self) -> Any:
         return {"parents": [parent.get_state() for parent in self._parents]}

@@ -85,6 +85,12 @@ def tell(error: BaseException, stage: Any, indices: Iterable[Any] = ()) -> None:
     _tell(error, stage, lambda: _failure_at(stage, [operator.index(i) for i in indices]))
 
 
+def told(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception:
+    """``error``, which ``stage`` is about to raise itself, with such a note."""
+    tell(error, stage, indices)
+    return error
+
+
 def tell_at_last(error: BaseException, stage: Any, it: Any) -> None:
     """As ``tell``, by an iterator that fails with the element that the iterator ``it`` gave last; or makes, if that is itself."""
     _tell(error, stage, lambda: _failure_at_last(stage, it))

@@ -15,6 +15,8 @@ from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.stages.interleave import InterleaveIterDataset
+from gristmill.dataset.telling.failures import tell
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -46,8 +48,6 @@ class FilesIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         if len(self._paths) == 1:
             return self._file_iterator(self._paths[0])
-        from gristmill.dataset.stages.interleave import InterleaveIterDataset
-
         files = [self._with_paths([path]) for path in self._paths]
         return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH, iter_buffer_size=_BUFFER_SIZE).__iter__()
 
@@ -143,8 +143,9 @@ class FileIterator(BlockIterator[T]):
             if self._file is None:
                 self._file = self._open()
             result = use(self._file)
-        except BaseException:
+        except BaseException as error:
             self._close_file()
+            tell(error, self)
             raise
         if self._is_at_end:  # nothing is to be read from it
             self._close_file()
