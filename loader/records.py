@@ -23,7 +23,7 @@ from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.origins import RecordKey
 from gristmill.dataset.bases.parameters import Parameters, aside, function
-from gristmill.dataset.bases.stateless import PassingIterator
+from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.flat_map import FlatMapIterDataset, check_max_fan_out, items_of

@@ -19,7 +19,7 @@ from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index, nex
 from gristmill.dataset.bases.node import dropping_steps, spec_of
 from gristmill.dataset.bases.origins import Part, Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.bases.stateless import PassingIterator
+from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack

@@ -12,7 +12,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.node import ancestors, only_parent
 from gristmill.dataset.bases.parameters import parameters_of
-from gristmill.dataset.bases.stateless import PassingIterator
+from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator

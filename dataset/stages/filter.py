@@ -14,7 +14,7 @@ from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, function
-from gristmill.dataset.bases.stateless import PassingIterator
+from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Filter, transform_function

@@ -15,7 +15,7 @@ from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.parameters import Parameters, aside, function
-from gristmill.dataset.bases.stateless import PassingIterator
+from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Map, transform_function
 

@@ -12,7 +12,7 @@ from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.dataset.bases.node import ancestors
-from gristmill.dataset.bases.stateless import PassingIterator
+from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
