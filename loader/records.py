@@ -7,7 +7,6 @@ carries ``Record`` objects and these adaptors apply the user's function to their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.errors import add_note
@@ -35,7 +34,6 @@ from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, Rand
 from gristmill.transforms.batching import Allocate
 
 
-@dataclass(frozen=True)
 class SampledParameters(Parameters):
     source: Any = aside()  # a loader has a description of its own
     sampler: Any = aside()
@@ -118,7 +116,6 @@ _NOT_A_MAP = (
 )
 
 
-@dataclass(frozen=True)
 class OperationParameters(Parameters):
     operation: Any = function()
 

@@ -9,6 +9,7 @@ from typing import Any
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
 from gristmill.dataset.bases.node import DatasetNode, spec_of
+from gristmill.dataset.bases.parameters import parameters_of
 
 
 def get_element_spec(ds: Any) -> Any:
@@ -41,7 +42,7 @@ def get_element_spec(ds: Any) -> Any:
 
 
 def _transformed_spec(stage: Any) -> Any:
-    transform = stage._transform
+    transform = parameters_of(stage).transform
     if not hasattr(transform, "output_spec"):
         raise ValueError(
             f"cannot tell what {transform_name(transform)} makes of an element: use an object, as of a class derived from Map, "

@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gristmill.core.value import Value
 
-@dataclass(frozen=True)
-class Exact:
+
+class Exact(Value):
     """That many."""
 
     num: int
 
 
-@dataclass(frozen=True)
-class AtMost:
+class AtMost(Value):
     """That many or fewer."""
 
     num: int
 
 
-@dataclass(frozen=True)
-class Infinite:
+class Infinite(Value):
     """It does not end."""
 
 
-@dataclass(frozen=True)
-class Unknown:
+class Unknown(Value):
     """Nobody knows before it has been read."""
 
 

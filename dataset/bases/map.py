@@ -159,7 +159,7 @@ class BlockMapDataset(MapDataset[T]):
     def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
         if self._is_made_anew:
             remake: Any = type(self)
-            new: MapDataset[T] = remake(replaced(self._parent), **self._parameters.arguments())
+            new: MapDataset[T] = remake(replaced(self._parent), **self._parameters.as_dict())
             return new
         return super()._over(replaced)
 

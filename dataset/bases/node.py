@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -62,14 +61,10 @@ class Node:
     @property
     def _described_parameters(self) -> dict[str, Any]:
         """What decides which elements there are."""
-        if isinstance(self._parameters, dict):
-            return {name: attrgetter(attribute)(self) for name, attribute in self._parameters.items()}
         return self._parameters.described()
 
     def _text(self) -> str:
         """Its class and parameters."""
-        if isinstance(self._parameters, dict):
-            return type(self).__name__
         name, text = type(self).__name__, self._parameters.text()
         return f"{name}({text})" if text else name
 

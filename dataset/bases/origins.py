@@ -5,12 +5,12 @@ A stage of map datasets answers ``_origins(index)``, an iterator ``_place()``. W
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
+from gristmill.core.value import Value
 
-@dataclass(frozen=True)
-class Part:
+
+class Part(Value):
     """An element of another dataset that an element is made of."""
 
     ds: Any
@@ -18,8 +18,7 @@ class Part:
     epoch: int = 0  # that the index does not count
 
 
-@dataclass(frozen=True)
-class RecordKey:
+class RecordKey(Value):
     """A record of a source that an element is."""
 
     key: Any
@@ -27,8 +26,7 @@ class RecordKey:
     sampled: int | None = None  # where a sampler chose it, the index at which that was asked
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Value):
     """How far an iterator has come, by the random access part of its pipeline.
 
     Args:
@@ -47,15 +45,15 @@ class Place:
 
     def in_groups(self, size: int) -> Place:
         """That of a stage that makes one element of ``size``."""
-        return replace(self, size=self.size * size)
+        return self.replaced(size=self.size * size)
 
     def with_gaps(self) -> Place:
         """That of a stage that may leave out elements."""
-        return replace(self, is_exact=False)
+        return self.replaced(is_exact=False)
 
     def in_epoch(self, epoch: int) -> Place:
         """That of a stage that has begun anew so often."""
-        return replace(self, epoch=self.epoch + epoch)
+        return self.replaced(epoch=self.epoch + epoch)
 
 
 def place_of(it: Any) -> Place | None:

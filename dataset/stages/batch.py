@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
-from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
@@ -20,7 +18,7 @@ from gristmill.dataset.bases.node import dropping_steps, spec_of
 from gristmill.dataset.bases.origins import Part, Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.passing import PassingIterator
-from gristmill.dataset.telling.failures import tell, tell_at_last
+from gristmill.dataset.telling.failures import add_before, tell, tell_at_last
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack
 
@@ -32,7 +30,6 @@ _SPARSE_NOTE = (
 )
 
 
-@dataclass(frozen=True)
 class BatchParameters(Parameters):
     batch_size: int
     drop_remainder: bool
@@ -96,7 +93,7 @@ class BatchMapDataset(BlockMapDataset[T]):
         except Exception as error:
             tell(error, self, [index])
             if isinstance(error, ValueError) and any([x is None for x in elements]):
-                add_note(error, _SPARSE_NOTE)
+                add_before(error, _SPARSE_NOTE)
             raise
 
     def _origins(self, index: int) -> Iterable[Part]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from gristmill.core.errors import StateIndexError, StateMismatchError
@@ -21,7 +20,6 @@ T = TypeVar("T")
 _BLOCK = 256  # elements that are read at once after a restore
 
 
-@dataclass(frozen=True)
 class CacheParameters(Parameters):
     copy_elements: bool = aside()
 

@@ -39,7 +39,6 @@ class BOSHandling(enum.Enum):
     REPLACE_FIRST_TOKEN_WITH_BOS = 2
 
 
-@dataclass(frozen=True)
 class ConcatThenSplitParameters(Parameters):
     length_struct: dict[str, int]
     meta_features: Collection[str] = silent()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
@@ -25,7 +24,6 @@ from gristmill.dataset.stages.elastic_files import FilesIterator
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class ElasticParameters(Parameters):
     global_batch_size: int = aside(in_text=True)  # a state goes on with another one, and with other shards
     shard_options: ShardOptions = aside(in_text=True)

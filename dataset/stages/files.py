@@ -6,7 +6,6 @@ import abc
 import copy
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
@@ -25,7 +24,6 @@ _CYCLE_LENGTH = 16  # as in Grain: it decides the order
 _BUFFER_SIZE = 16  # elements of each of several files that are ready ahead
 
 
-@dataclass(frozen=True)
 class FilesParameters(Parameters):
     path: Any = aside()  # the iterators of the files are described
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
@@ -22,7 +21,6 @@ from gristmill.transforms.base import Filter, transform_function
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class FilterParameters(Parameters):
     transform: Any = function()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
@@ -28,12 +27,10 @@ T = TypeVar("T")
 _HANDED_OUT = object()
 
 
-@dataclass(frozen=True)
 class FlatMapParameters(Parameters):
     transform: Any = function()
 
 
-@dataclass(frozen=True)
 class StreamFlatMapParameters(FlatMapParameters):
     with_nones: bool = aside()  # ``None`` is an element like any other (in a DataLoader)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,7 +36,6 @@ T = TypeVar("T")
 _NUM_DESCRIBED = 16  # datasets of a list that a checkpoint's description shows
 
 
-@dataclass(frozen=True)
 class InterleaveParameters(Parameters):
     cycle_length: int = silent()
     num_make_iter_threads: int = aside()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateIndexError, as_int
@@ -19,7 +18,6 @@ from gristmill.dataset.bases.parameters import Parameters
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class LimitParameters(Parameters):
     count: int
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
@@ -22,12 +21,10 @@ from gristmill.transforms.base import Map, transform_function
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class MapParameters(Parameters):
     transform: Any = function()
 
 
-@dataclass(frozen=True)
 class StreamMapParameters(MapParameters):
     with_nones: bool = aside()  # ``None`` is an element like any other (in a DataLoader)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
@@ -21,7 +20,6 @@ from gristmill.transforms.base import MapWithIndex, transform_function
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class MapWithIndexParameters(Parameters):
     transform: Any = function()
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gristmill.core.errors import StateMismatchError, add_note
+from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag, state_list
@@ -27,7 +27,7 @@ from gristmill.dataset.selection import (
     selected,
 )
 from gristmill.dataset.states.refilling import refuse_refilling
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.telling.failures import add_before, tell
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         try:
             return parent._block(indices)
         except Exception as error:
-            add_note(error, f"It happened in the component with dataset_index={component} of {self}.")
+            add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
             raise
 
 
@@ -284,7 +284,7 @@ class MixedDatasetIterator(BlockIterator[T]):
         try:
             return pull(self._parents[component], n)
         except Exception as error:
-            add_note(error, f"It happened in the component with input_index={component} of {self}.")
+            add_before(error, f"It happened in the component with input_index={component} of {self}.")
             raise
 
     def get_state(self) -> Any:

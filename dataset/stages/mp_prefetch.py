@@ -6,7 +6,6 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
-from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline, worker_slice
 from gristmill.dataset.states.values import Fetched
@@ -36,7 +35,6 @@ _PATIENCE_SECONDS = 0.5  # for the next element, where a death is still to be re
 _CAREFUL_OUTPUTS = 1000  # after a death: read-ahead may have been that far
 
 
-@dataclass(frozen=True)
 class MultiprocessPrefetchParameters(Parameters):
     multiprocessing_options: MultiprocessingOptions = aside(in_text=True)
     worker_init_fn: Any = aside()
@@ -348,7 +346,10 @@ class ProcessShard(Shard):
 
 def _explain_unpicklable(error: Exception, ds: IterDataset[Any], init_fn: Any) -> None:
     """Notes at ``error`` which of the user's objects cannot be pickled."""
-    parts = [(node, name, value) for node in [*ancestors(ds)][::-1] for name, value in vars(node).items() if name != "_parents"]
+    parts = []
+    for node in [*ancestors(ds)][::-1]:
+        held = {**parameters_of(node).as_dict(), **vars(node)}
+        parts += [(node, name, value) for name, value in held.items() if name not in ("_parents", "_parameters")]
     for node, name, value in [*parts, (None, "worker_init_fn", init_fn)]:
         try:
             dumps(value)

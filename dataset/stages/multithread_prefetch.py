@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -58,7 +57,6 @@ def multithread_prefetch(
     return MultithreadPrefetchIterDataset(ds, num_threads, buffer_size, sequential_slice) if num_threads else ds
 
 
-@dataclass(frozen=True)
 class MultithreadPrefetchParameters(Parameters):
     num_threads: int = aside(in_text=True)
     buffer_size: int = aside(in_text=True)

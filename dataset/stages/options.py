@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.options import DatasetOptions
@@ -16,7 +15,6 @@ from gristmill.dataset.watching import watch_if_tracked
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class OptionsParameters(Parameters):
     options: DatasetOptions = aside(in_text=True)
 

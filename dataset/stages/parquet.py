@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.errors import StateIndexError
@@ -16,7 +15,6 @@ from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, Files
 from gristmill.sources.parquet import ParquetRows
 
 
-@dataclass(frozen=True)
 class ParquetParameters(FilesParameters):
     columns: list[str] | None = aside()
     read_kwargs: dict[str, Any] = aside()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateIndexError
@@ -21,17 +20,16 @@ from gristmill.dataset.bases.map import MapDataset, read
 from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.bases.parameters import Parameters, aside, stated
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class PrefetchParameters(Parameters):
     read_options: ReadOptions = aside(in_text=True, show=stable_repr)
-    allow_nones: bool = stated()
+    allow_nones: bool
 
 
 class PrefetchIterDataset(IterDataset[T]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
@@ -24,7 +23,6 @@ from gristmill.transforms.base import RandomMap, transform_function
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class RandomMapParameters(Parameters):
     transform: Any = function()
     seed: int = silent()

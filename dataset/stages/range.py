@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from gristmill.dataset.bases.origins import RecordKey
 from gristmill.dataset.bases.parameters import Parameters
 
 
-@dataclass(frozen=True)
 class RangeParameters(Parameters):
     start: int
     stop: int

@@ -25,7 +25,6 @@ from gristmill.transforms.batching import Allocate, BufferPool
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class RebatchParameters(Parameters):
     batch_size: int
     drop_remainder: bool

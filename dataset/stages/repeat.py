@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
@@ -23,7 +22,6 @@ from gristmill.dataset.telling.failures import tell_epoch, told
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class RepeatIterParameters(Parameters):
     num_epochs: int | None
 
@@ -31,7 +29,6 @@ class RepeatIterParameters(Parameters):
         self._replace(num_epochs=None if self.num_epochs is None else as_int("num_epochs", self.num_epochs, minimum=1))
 
 
-@dataclass(frozen=True)
 class RepeatParameters(RepeatIterParameters):
     reseed_each_epoch: bool = silent()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
@@ -19,7 +18,6 @@ from gristmill.dataset.bases.parameters import Parameters, aside
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class SeedParameters(Parameters):
     seed: int | None = aside(in_text=True)  # the seeds of the steps behind it are described
 

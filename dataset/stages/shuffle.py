@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
@@ -14,7 +13,6 @@ from gristmill.dataset.bases.parameters import Parameters, silent
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class ShuffleParameters(Parameters):
     seed: int = silent()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +19,6 @@ from gristmill.dataset.telling.failures import tell
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class SliceParameters(Parameters):
     start: int
     stop: int

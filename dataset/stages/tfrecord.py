@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.state import state_count
@@ -15,7 +14,6 @@ from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, Files
 from gristmill.sources.tfrecord import Compression, TFRecordFile, check_compression
 
 
-@dataclass(frozen=True)
 class TFRecordParameters(FilesParameters):
     check_crc: bool = aside()
     compression: Compression | None = aside()

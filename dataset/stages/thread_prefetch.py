@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from gristmill.core.errors import as_int
@@ -38,7 +37,6 @@ class CheckpointableIterator(Protocol[T_co]):
     def set_state(self, state: Any) -> None: ...
 
 
-@dataclass(frozen=True)
 class ThreadPrefetchParameters(Parameters):
     prefetch_buffer_size: int = aside(in_text=True)
 
@@ -248,7 +246,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
             state = state["parent"]
         if place is None or not isinstance(state, dict) or "next_index" not in state:
             return place
-        return replace(place, last=state["next_index"] - 1)  # the parent is ahead of it
+        return place.replaced(last=state["next_index"] - 1)  # the parent is ahead of it
 
     def _merged_state(self, states: Any) -> Any:
         return self._source._merged_state(states)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
@@ -20,7 +19,6 @@ from gristmill.dataset.bases.parameters import Parameters, silent
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class WindowParameters(Parameters):
     window_size: int = silent()
     seed: int = silent()

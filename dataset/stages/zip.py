@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
@@ -21,12 +20,10 @@ from gristmill.dataset.telling.failures import told
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
 class MapZipParameters(Parameters):
     drop_missing: bool
 
 
-@dataclass(frozen=True)
 class ZipParameters(Parameters):
     strict: bool
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.core.errors import StateMismatchError, add_note, stop_iteration_error
+from gristmill.core.value import Value
 from gristmill.dataset.bases.node import ancestors, is_of_library
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.telling.origin import Records, origin
@@ -23,8 +23,7 @@ _MAX_NAME = 200  # characters
 _MAX_SHOWN = 8  # numbers of a list
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Value):
     """Where in a pipeline an error came up, as plain data: errors are pickled, and must keep no pipeline alive.
 
     Args:
@@ -46,8 +45,7 @@ class Failure:
         return " ".join([word for word in words if word]) + self.again
 
 
-@dataclass(frozen=True)
-class _Detail:
+class _Detail(Value):
     """Records of one source in one epoch."""
 
     source: tuple[int, str]  # its number and its name
@@ -116,12 +114,12 @@ def tell_epoch(error: BaseException, it: Any, epoch: int) -> None:
             return
         failure = told.failure
         if told.is_on_its_way and failure.details:
-            details = [replace(x, epoch=None if x.epoch is None else x.epoch + epoch) for x in failure.details]
-            note(error, told.changed(replace(failure, details=tuple(details)), is_on_its_way=True))
+            details = [x.replaced(epoch=None if x.epoch is None else x.epoch + epoch) for x in failure.details]
+            note(error, told.changed(failure.replaced(details=tuple(details)), is_on_its_way=True))
             return
         words = f", in epoch {epoch} of {it}"
         if not failure.again.endswith(words):  # the error is raised once more
-            note(error, told.changed(replace(failure, again=failure.again + words)))
+            note(error, told.changed(failure.replaced(again=failure.again + words)))
 
 
 def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
@@ -131,7 +129,7 @@ def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
         note(error, Note.of(f"Raised in {worker}", Failure("", again=f", {otherwise}")))
     else:
         failure = told.failure
-        known = failure if failure.elements else replace(failure, again=f"{failure.again}, {otherwise}")
+        known = failure if failure.elements else failure.replaced(again=f"{failure.again}, {otherwise}")
         note(error, Note.of(f"Raised in {worker}", known))
 
 
@@ -164,6 +162,14 @@ def note(error: BaseException, new: Note) -> None:
             notes[i] = new
             return
     add_note(error, new)
+
+
+def add_before(error: BaseException, text: str) -> None:
+    """Adds a note of a stage that the error passes, before the one that says where it came up."""
+    add_note(error, text)
+    notes, own = error.__notes__, note_at(error)
+    if own is not None and notes[-1] == text:
+        notes.insert(notes.index(own), notes.pop())
 
 
 def _failure_at(stage: Any, indices: Sequence[int]) -> Failure:

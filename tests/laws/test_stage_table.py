@@ -39,7 +39,7 @@ def test_every_stage_answers_for_itself(stage):
 def test_what_a_stage_was_made_with_is_declared(entry):
     ds = entry.make()
     made_with = set(inspect.signature(type(ds).__init__).parameters) - {"self", "args", "ds", "parent", "parents", "datasets"}
-    declared = {*ds._parameters.arguments(), *ds._described_parameters}
+    declared = {*ds._parameters.as_dict(), *ds._described_parameters}
     if "proportions" in declared:  # given as weights
         made_with -= {"weights"}
     if {"start", "stop", "step"} <= declared:
