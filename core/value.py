@@ -20,11 +20,11 @@ class Value:
     """
 
     _names: ClassVar[tuple[str, ...]] = ()
-    __match_args__: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         own = [name for name in vars(cls).get("__annotations__", ()) if not name.startswith("_")]
-        cls._names = cls.__match_args__ = (*cls._names, *[name for name in own if name not in cls._names])
+        cls._names = (*cls._names, *[name for name in own if name not in cls._names])
+        setattr(cls, "__match_args__", cls._names)  # noqa: B010  (mypy does not let it be assigned)
 
     def __init__(self, *values: Any, **named: Any) -> None:
         given = {**dict(zip(self._names, values, strict=False)), **named}
