@@ -94,5 +94,14 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES, *_NAMES, *legacy})
 
 
+def _new_observer() -> Any:
+    """For ``gristmill.core.hooks``."""
+    return importlib.import_module("gristmill.diagnostics.automatic").automatic_observer()
+
+
+def _pipeline_html(pipeline: Any) -> Any:
+    return importlib.import_module("gristmill.diagnostics.notebook").pipeline_html(pipeline)
+
+
 if os.environ.keys() & {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"}:
     importlib.import_module("gristmill.diagnostics.metrics.prometheus").start_from_environment()

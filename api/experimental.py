@@ -5,8 +5,8 @@ from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
 from gristmill.core.permutation import index_shuffle
 from gristmill.core.seeds import RngPool
 from gristmill.dataset.apply import apply_transformations
-from gristmill.dataset.element_spec import get_element_spec
-from gristmill.dataset.next_index import get_next_index, set_next_index
+from gristmill.dataset.bases.element_spec import get_element_spec
+from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.performance import PerformanceConfig, pick_performance_config
 from gristmill.dataset.stages.bin_packing import BestFitPackIterDataset, FirstFitPackIterDataset
 from gristmill.dataset.stages.cache import CacheIterDataset

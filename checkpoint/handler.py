@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gristmill.core.state import shown, state_from_text, state_to_text
-from gristmill.dataset.checkpoint_files import read_checkpoint, write_checkpoint
-from gristmill.dataset.description import describe
-from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
+from gristmill.dataset.telling.description import describe
 
 
 class CheckpointHandler:

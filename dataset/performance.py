@@ -17,9 +17,11 @@ from gristmill.core.cgroup import available_memory, usable_cpus
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.state import shown
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import MapDataset, ancestors
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
@@ -139,11 +141,11 @@ class _Unbuffered(PipelineEditor):
 
     def _replace(self, ds: Any) -> Any:
         if isinstance(ds, PrefetchIterDataset):
-            return PrefetchIterDataset(ds._parent, _DIRECT, allow_nones=ds._allow_nones)
+            return PrefetchIterDataset(ds._parent, _DIRECT, allow_nones=parameters_of(ds).allow_nones)
         if isinstance(ds, InterleaveIterDataset):
             parts = ds._datasets
             parts = parts.map(_unbuffered_part) if isinstance(parts, MapDataset) else [_unbuffered_part(part) for part in parts]
-            cycle_length = ds._wanted_cycle_length
+            cycle_length = parameters_of(ds).cycle_length
             return InterleaveIterDataset(parts, cycle_length=cycle_length, make_iter_buffer_size=0, iter_buffer_size=0)
         if isinstance(ds, ThreadPrefetchIterDataset | MultithreadPrefetchIterDataset | MultiprocessPrefetchIterDataset):
             return self.replaced(ds._parent)

@@ -7,15 +7,13 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gristmill.core.options import DatasetOptions
 from gristmill.core.sharding import ShardOptions, even_split
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import MapDataset, ancestors
-from gristmill.dataset.stages.range import RangeMapDataset
+from gristmill.dataset.bases.division import Division
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.length import Length, added, num_elements
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import DatasetNode, ancestors
 from gristmill.dataset.stages.slice import SliceMapDataset
-from gristmill.dataset.stages.source import SourceMapDataset
 
 T = TypeVar("T")
 
@@ -57,13 +55,9 @@ def slice_pipeline(ds: IterDataset[T], index: int, count: int, *, sequential: bo
     return ds if count == 1 else _Slicer(shard, sequential).replaced(ds)
 
 
-def share_iterator(ds: IterDataset[Any], options: DatasetOptions, index: int, count: int) -> DatasetIterator[Any]:
-    """A new iterator of the share ``ds`` that knows whose share it is."""
-    it = iterate(ds)
-    ctx = it._ctx
-    ctx.options = options.merge(ctx.options)
-    ctx.worker_index, ctx.worker_count = index, count
-    return it
+def num_elements_of_shares(ds: IterDataset[Any], count: int, sequential: bool) -> Length:
+    """How many elements all shares of ``ds`` have together: batches and the like are made by each for itself."""
+    return added([num_elements(slice_pipeline(ds, i, count, sequential=sequential)) for i in range(count)])
 
 
 class PipelineEditor(abc.ABC):
@@ -107,38 +101,29 @@ class PipelineEditor(abc.ABC):
         return ds._over(replaced)
 
 
-class _Slicer(PipelineEditor):
-    def __init__(self, shard: ShardOptions, sequential: bool) -> None:
-        super().__init__()
+class _Slicer(PipelineEditor, Division):
+    def __init__(self, shard: ShardOptions, is_sequential: bool) -> None:
+        PipelineEditor.__init__(self)
+        Division.__init__(self, shard.shard_count, is_sequential)
         self._shard = shard
         self._slice = worker_slice(shard.shard_index, shard.shard_count)
-        self._sequential = sequential
 
     def _replace(self, ds: Any) -> Any:
-        if isinstance(ds, MapDataset):
-            return self._part(ds) if self._sequential else _inserted_slice(ds, self._slice)
-        if hasattr(ds, "set_slice"):
-            new = ds._over(_own_container)
-            new.set_slice(self._slice, self._sequential)
-            return new
-        if not ds._parents:
-            raise ValueError(
-                f"an IterDataset source of class {type(ds).__name__} cannot be sliced among {self._shard.shard_count} workers: "
-                "start from a MapDataset (to_iter_dataset()), give the class a method set_slice(sl, sequential_slice=False) "
-                "that keeps a part of its data, or use one worker. If it draws from other datasets, pass them to "
-                "super().__init__()"
-            )
+        return ds._divided(self)
+
+    def every_nth(self, ds: MapDataset[Any]) -> MapDataset[Any]:
+        return _inserted_slice(ds, self._slice)
+
+    def part(self, ds: MapDataset[Any]) -> MapDataset[Any]:
+        return _inserted_slice(ds, slice(*even_split(len(ds), self._shard)))
+
+    def over_shares(self, ds: Any) -> Any:
         return self._over_replaced(ds)
 
-    def _part(self, ds: MapDataset[Any]) -> MapDataset[Any]:
-        if ds._parents:
-            return self._over_replaced(ds)
-        if not isinstance(ds, SourceMapDataset | RangeMapDataset):
-            raise ValueError(
-                f"sequential_slice=True can cut only MapDataset.source and MapDataset.range into parts, not {ds!s:.200}: "
-                "use sequential_slice=False"
-            )
-        return _inserted_slice(ds, slice(*even_split(len(ds), self._shard)))
+    def sliced_by_itself(self, ds: Any) -> Any:
+        new = ds._over(_own_container)
+        new.set_slice(self._slice, self.is_sequential)
+        return new
 
 
 def _own_container(value: Any) -> Any:
@@ -147,5 +132,5 @@ def _own_container(value: Any) -> Any:
 
 def _inserted_slice(ds: MapDataset[Any], sl: slice) -> MapDataset[Any]:
     part: SliceMapDataset[Any] = SliceMapDataset(ds, sl)
-    part._adds_step = False  # default seeds are those of the whole
+    part._adds_step, part._is_share = False, True  # default seeds are those of the whole
     return part

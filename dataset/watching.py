@@ -6,10 +6,10 @@ is anybody to tell is looked up when a context is made, once for each pipeline.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
+from gristmill.core import hooks
 from gristmill.core.config import config
 from gristmill.core.options import DatasetOptions, ExecutionTrackingMode
 from gristmill.workers.setup import is_worker
@@ -49,12 +49,34 @@ def watch_if_tracked(it: Any, options: DatasetOptions) -> None:
 
 
 def _new_watcher() -> Callable[[Any], None]:
-    # By name: it is above this package, and only here because it is asked for.
-    observer: Any = importlib.import_module("gristmill.diagnostics.automatic").automatic_observer()
-    adopt: Callable[[Any], None] = observer.adopt
+    adopt: Callable[[Any], None] = hooks.new_observer().adopt
     return adopt
+
+
+def tell_of_joining(it: Any, tell: Callable[[Any], None]) -> bool:
+    """Has ``tell`` be called with every iterator that joins the pipeline of ``it`` from now on; false if it was so before."""
+    ctx = it._ctx
+    before, ctx.joined = ctx.joined, tell
+    return bool(before != tell)
+
+
+def observe_as(it: Any, observer: Any, part: Any) -> None:
+    """Notes who observes an iterator, and as which part of its pipeline."""
+    it._observed = observer, part
+
+
+def observed_as(it: Any) -> tuple[Any, Any]:
+    """Who observes an iterator, and as which part of its pipeline; nobody and nothing if there is none."""
+    return getattr(it, "_observed", None) or (None, None)
 
 
 def observed_by(it: Any) -> Any:
     """The observer of an iterator; ``None`` if there is none."""
-    return getattr(it, "_observed", (None,))[0]
+    return observed_as(it)[0]
+
+
+def unobserve(it: Any) -> None:
+    """Nobody observes an iterator any more, nor is told of what joins its pipeline."""
+    del it._observed
+    if it._own_ctx is not None:
+        it._own_ctx.joined = None

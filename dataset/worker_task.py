@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, snapshot
-from gristmill.dataset.root_log import RootLog
-from gristmill.dataset.slicing import share_iterator, slice_pipeline, worker_slice
+from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
+from gristmill.dataset.ahead.root_log import RootLog
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
+from gristmill.dataset.slicing import slice_pipeline, worker_slice
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
-from gristmill.dataset.stated_blocks import Growing, StatedBlocks
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook
 from gristmill.workers.messages import Care
@@ -49,21 +49,22 @@ class PipelineProducer:
     ) -> None:
         self._ds = ds
         self._options = options
-        self._index = index
+        self.index = index
         self._count = count
         self._numbers = numbers
         self._allocate = allocate
-        self._iterator: DatasetIterator[Any] | None = None
+        self.iterator: DatasetIterator[Any] | None = None
         self._blocks: StatedBlocks | None = None
         self.log: Logbook | None = None
         self.care: Care | None = None
 
     def start(self, state: Any, *, skip: bool) -> Any:
-        it = self._iterator
+        it = self.iterator
         if it is None or state is None:
             if it is not None:
                 it.close()
-            it = self._iterator = share_iterator(self._ds, self._options, self._index, self._count)
+            it = self.iterator = iterate(self._ds)
+            it._ctx.belong_to(self.index, self._count, self._options)
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
@@ -96,9 +97,9 @@ class PipelineProducer:
         return self._blocks.take(n)
 
     def annotate(self, error: BaseException, state: Any) -> None:
-        from gristmill.dataset.failures import tell_in_worker
+        from gristmill.dataset.telling.failures import tell_in_worker
 
-        tell_in_worker(error, f"worker {self._index} of {self._count}", place(state, self._numbers))
+        tell_in_worker(error, f"worker {self.index} of {self._count}", place(state, self._numbers))
 
 
 def _roots(it: DatasetIterator[Any]) -> list[PrefetchDatasetIterator[Any]]:

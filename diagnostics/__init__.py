@@ -1,6 +1,6 @@
 """Where a pipeline's time goes: summaries, verdicts, reports, traces and metrics of pipelines that are observed from outside."""
 
-from gristmill.diagnostics.graph import visualize
+from gristmill.diagnostics.graph_files import visualize
 from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary
 from gristmill.diagnostics.verdict import Diagnosis

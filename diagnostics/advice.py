@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.diagnostics.capacity import CONSUMER, Capacity, Station
-from gristmill.diagnostics.summary import Snapshot, StageSummary, size_text, time_text
+from gristmill.diagnostics.summary import Snapshot, StageSummary
+from gristmill.diagnostics.units import rate_text, size_text, time_text
 from gristmill.workers.process import missing_calls
 
 MIN_GAIN = 0.05  # a change that gains less is not worth it
@@ -64,13 +65,6 @@ class Change:
     text: str
     left: float | None
     is_most: bool = False  # it would take no less than that
-
-
-def rate_text(per_second: float | None) -> str:
-    if per_second is None:
-        return "an unknown number of elements/s"
-    digits = 0 if per_second >= 100 else 1 if per_second >= 10 else 2
-    return f"{per_second:,.{digits}f} elements/s"
 
 
 class Advisor:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, cast
 
-from gristmill.dataset.pullahead import end_waits
+from gristmill.dataset.ahead.pullahead import end_waits
 from gristmill.dataset.watching import observed_by
 from gristmill.diagnostics.stalls import waiting_text
 

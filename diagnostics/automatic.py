@@ -70,7 +70,8 @@ class _DebugReports:
 
 
 def _draw_once(observer: Observer, destination: str) -> None:
-    from gristmill.diagnostics.graph import Graph, Stage, emit_graph
+    from gristmill.diagnostics.graph import Graph, Stage
+    from gristmill.diagnostics.graph_files import emit_graph
 
     def draw(now: int) -> None:
         observer.on_attend.remove(draw)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gristmill.dataset.display import abbreviated, length_text
+from gristmill.dataset.telling.display import abbreviated, length_text
 from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
 from gristmill.diagnostics.html_text import safe
 

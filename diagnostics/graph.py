@@ -1,33 +1,25 @@
 """A pipeline as a graph: its stages, what each draws from, and what the elements look like after it.
 
-Nothing is run for it. What it becomes is in ``graph_texts`` and ``drawing``; here is also where that goes.
+Nothing is run for it. What it becomes is in ``graph_texts`` and ``drawing``, and where that goes in ``graph_files``.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from gristmill.core.state import shown
-from gristmill.dataset.display import stage_inputs, stage_length, stage_name
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.diagnostics.files import write_text
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import DatasetNode
+from gristmill.dataset.telling.display import stage_inputs, stage_length, stage_name
 from gristmill.diagnostics.spec_text import static_spec_text
 from gristmill.loader.data_loader import DataLoader
 from gristmill.loader.iterator import DataLoaderIterator
 
 Notes: TypeAlias = Mapping[int, Sequence[str]] | None  # lines about stages, by their numbers
 Weights: TypeAlias = Mapping[int, float] | None  # in [0, 1], how much a stage is to catch the eye
-
-_log = logging.getLogger("gristmill")
 
 
 @dataclass(frozen=True)
@@ -120,98 +112,3 @@ def _made_by_running(nodes: list[Any], inputs: list[tuple[int, ...]]) -> set[int
         found |= {i for i in range(len(nodes)) if not found.isdisjoint(inputs[i])}
         is_growing = len(found) > before
     return found
-
-
-def visualize(ds: Any, path: str | os.PathLike[str] | None = None) -> str:
-    """Returns the graph of a pipeline as a text, from the sources down, with what elements look like after each stage.
-
-    Nothing is run: what elements look like is shown as far as sources and transformations say it (see ``get_element_spec``).
-
-    Args:
-        ds: a dataset, an iterator, a ``DataLoader`` or its iterator.
-        path: a file to write the graph to as well, as its ending says: ``.txt``, ``.svg`` or ``.html`` (a picture),
-            ``.dot`` (for Graphviz) or ``.json``. An existing file is replaced.
-
-    Raises:
-        TypeError: ``ds`` is none of these.
-        ValueError: ``path`` has another ending; nothing is written then.
-
-    Example:
-        >>> print(visualize(MapDataset.range(4).batch(2, drop_remainder=True)))
-        Grain Dataset graph:
-        <BLANKLINE>
-        RangeMapDataset(start=0, stop=4, step=1)
-          ││
-          ││
-          ││
-          ╲╱
-        int64[]
-        <BLANKLINE>
-          ││
-          ││  BatchMapDataset(batch_size=2, drop_remainder=True)
-          ││
-          ╲╱
-        int64[2]
-    """
-    graph = graph_of(ds)
-    if path is not None:
-        write_graph(graph, path)
-    return _forms()[".txt"](graph)
-
-
-def write_graph(graph: Graph, path: str | os.PathLike[str]) -> None:
-    """Writes a graph to a file, as its ending says.
-
-    Raises:
-        ValueError: there is no such ending; nothing is written then.
-    """
-    path = Path(path)
-    forms = _forms()
-    if path.suffix.lower() not in forms:
-        raise ValueError(f"path must end in one of {', '.join(forms)}, got {str(path)!r}")
-    write_text(path, forms[path.suffix.lower()](graph))
-
-
-def emit_graph(graph: Graph, specs: Mapping[int, str], destination: str) -> None:
-    """Shows the graph of a pipeline whose first element has passed. A failure is logged, never raised.
-
-    Args:
-        graph: of ``graph_of``.
-        specs: what was seen of the elements, by the numbers of the stages.
-        destination: empty: the text is logged at level INFO. Otherwise a directory, which is made if need be: the graph is
-            written there as ``pipeline-<k>.txt``, ``.svg``, ``.html`` and ``.json``, with a ``k`` that is not in use.
-    """
-    graph = graph.with_specs(specs)
-    text = _forms()[".txt"](graph)
-    try:
-        if destination:
-            _log.info("The graph of the pipeline is in %s and beside it", _write_all(Path(destination), graph))
-        else:
-            _log.info("%s", text)
-        if "google.colab" in sys.modules:  # whose cells do not show what is logged at this level
-            print(text)
-    except (OSError, ValueError) as error:
-        _log.warning("The graph of the pipeline could not be written to %r: %s", destination, error)
-
-
-def _write_all(directory: Path, graph: Graph) -> Path:
-    """Writes the graph in every form; returns the text's path."""
-    directory.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count():
-        path = directory / f"pipeline-{number}.txt"
-        try:
-            path.touch(exist_ok=False)  # takes the number: other processes may write here, too
-            break
-        except FileExistsError:
-            pass
-    for ending in (".svg", ".html", ".json", ".txt"):
-        write_text(path.with_suffix(ending), _forms()[ending](graph))
-    return path
-
-
-def _forms() -> dict[str, Callable[[Graph], str]]:
-    """What writes a graph, by the ending of the file."""
-    from gristmill.diagnostics.drawing import graph_html, graph_svg
-    from gristmill.diagnostics.graph_texts import graph_dot, graph_json, graph_text
-
-    return {".dot": graph_dot, ".html": graph_html, ".json": graph_json, ".svg": graph_svg, ".txt": graph_text}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.dataset.display import joined
+from gristmill.dataset.telling.display import joined
 from gristmill.diagnostics.graph import Graph, Notes, Stage, Weights
 
 _UNKNOWN = "(not known before the first element)"

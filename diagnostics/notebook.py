@@ -7,15 +7,17 @@ dark pages, whoever decides which it is. All that comes from users is escaped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gristmill.dataset.display import joined, length_text, stage_inputs
-from gristmill.diagnostics.advice import rate_text
+from gristmill.dataset.telling.display import joined, length_text, stage_inputs
 from gristmill.diagnostics.graph import Graph, Stage, graph_of
 from gristmill.diagnostics.html_text import safe, shortened
-from gristmill.diagnostics.summary import ExecutionSummary, StageSummary, time_text
-from gristmill.diagnostics.verdict import Diagnosis
+from gristmill.diagnostics.units import rate_text, time_text
 from gristmill.loader.data_loader import DataLoader
+
+if TYPE_CHECKING:  # these show themselves by what is here
+    from gristmill.diagnostics.summary import ExecutionSummary, StageSummary
+    from gristmill.diagnostics.verdict import Diagnosis
 
 _MAX_STAGES = 60
 _MAX_NAME, _MAX_SPEC = 160, 300  # characters

@@ -18,11 +18,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iterator import BlockIterator
-from gristmill.dataset.map_dataset import BlockMapDataset, ancestors
+from gristmill.dataset.bases.iterator import BlockIterator
+from gristmill.dataset.bases.node import DatasetNode, ancestors, parents_of
+from gristmill.dataset.bases.observing import Instrument, Method
 from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 
@@ -204,8 +204,9 @@ class Probe:
         self.inputs = inputs
         self.components: list[Probe] = []  # the outputs of pipelines that this stage opens by itself
         self.waits = False  # for elements that other threads or processes compute
+        self.reads_ahead = False  # by threads, a dataset by index
         self.takes_indices = not hasattr(stage, "__next__")
-        self.drops = category != "prefetch" and (getattr(stage, "_drops", False) or getattr(stage, "_kind", "") == "dropping")
+        self.drops = category != "prefetch" and (getattr(stage, "_drops", False) or getattr(stage, "_flow", "") == "dropping")
         self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
         self.num_threads: int | None = None  # that may compute its elements ahead
         self.sample_at = 0
@@ -222,7 +223,7 @@ class Probe:
 def _source_name(stage: Any) -> str | None:
     source = getattr(stage, "_source", None)
     while isinstance(source, DatasetNode):  # in place of a source
-        source = next((getattr(node, "_source", None) for node in ancestors(source) if not node._parents), None)
+        source = next((getattr(node, "_source", None) for node in ancestors(source) if not parents_of(node)), None)
     return None if source is None else type(source).__name__
 
 
@@ -277,6 +278,20 @@ class Output:
         self.delays[self.delays.index(max(self.delays))] += self.unrecorded
         self.unrecorded = 0
 
+    def record(self, delay: int) -> None:
+        """Counts a delay among its like; one of which there are many stands for those that were not recorded, too."""
+        bits = (delay - 1).bit_length()
+        times = 1
+        if delay < _DEAR_NS:
+            times += self.unrecorded
+            self.unrecorded = 0
+        self.delays[bits << 3 | delay - 1 >> bits - 4 & 7 if bits > 3 else bits << 3] += times
+
+    def misses_too_much(self, delay: int) -> bool:
+        """After a call that took so long and was only counted: whether that happens too often."""
+        self.missed += delay
+        return self.missed > _MISSED_SHARE * self.waited
+
     def start(self, began: int) -> None:
         self.first = began
         self.thread = threading.get_ident()
@@ -306,6 +321,9 @@ class Output:
         return 0.0
 
 
+_Timed: TypeAlias = Callable[[Lane, Any, int], list[Any]]  # of a lane, what the method is called with, and how many that are
+
+
 def _never() -> bool:
     return False
 
@@ -315,16 +333,16 @@ def _ignore(is_on: bool) -> None:
 
 
 def counting(
-    original: Callable[[Any, Any], list[Any]],
+    original: Method,
     owner: Callable[[], Any],
     probe: Probe,
     lanes: Lanes,
     *,
-    timed_original: Callable[[Any, Any], list[Any]],
+    timed_original: Method,
     is_sparse: bool = False,
-    unobserved: Callable[[Any], list[Any]] | None = None,
+    unobserved: Instrument | None = None,
     output: Output | None = None,
-) -> Callable[[Any], list[Any]]:
+) -> Instrument:
     """Returns ``original`` of the object that ``owner`` gives, which counts.
 
     Args:
@@ -337,10 +355,37 @@ def counting(
         unobserved: what to call instead where calls are not timed, of a map dataset from which an iterator reads.
         output: for the last stage.
     """
+    number, waits, takes_number = probe.number, probe.waits, not probe.takes_indices
+
+    def run(argument: Any) -> list[Any]:
+        lane = lanes.lane
+        size = argument if takes_number else len(argument)
+        if lane.mode is not _COUNTING or size >= _MIN_BLOCK or waits:
+            return timed(lane, argument, size)
+        try:
+            elements = original(owner(), argument) if unobserved is None else unobserved(argument)
+        except BaseException as error:
+            lane.cell(number).errors += not isinstance(error, StopIteration)
+            raise
+        num = _number_of(elements) if is_sparse else len(elements)
+        try:
+            lane.cells[number].elements += num
+        except IndexError:
+            lane.cell(number).elements += num
+        return elements
+
+    is_bypassed = probe.takes_indices and unobserved is None  # where calls are not timed
+    timed = _timing(timed_original, owner, probe, run, is_sparse=is_sparse, is_bypassed=is_bypassed)
+    return run if output is None else _taking(timed, original, owner, probe, lanes, output)
+
+
+def _timing(
+    original: Method, owner: Callable[[], Any], probe: Probe, count: Instrument, *, is_sparse: bool, is_bypassed: bool
+) -> _Timed:
+    """Returns what times ``original``, or has ``count`` only count it where that will do."""
     number = probe.number
     is_prefetch = probe.category == "prefetch"  # all of its time is that of what it waits for, be it computed here or elsewhere
     waits = probe.waits  # few calls do for long
-    is_bypassed = probe.takes_indices and unobserved is None  # where calls are not timed
 
     def timed(lane: Lane, argument: Any, size: int) -> list[Any]:
         mode, weight, outer = lane.mode, lane.weight, lane.inner
@@ -349,14 +394,14 @@ def counting(
         elif mode is None:
             if lane.left:
                 with lane:
-                    return run(argument)
+                    return count(argument)
             lane.weight = lane.skipped + 1
             lane.skipped = 0
         lane.mode = _TIMING
         lane.inner = 0
         began = clock()
         try:
-            elements = timed_original(owner(), argument)
+            elements = original(owner(), argument)
         except BaseException as error:
             lane.cell(number).errors += not isinstance(error, StopIteration)
             raise
@@ -385,32 +430,12 @@ def counting(
             lane.attend(cell, probe, began, ended, elements)
         return elements
 
-    def run(argument: Any) -> list[Any]:
-        lane = lanes.lane
-        size = argument if takes_number else len(argument)
-        if lane.mode is not _COUNTING or size >= _MIN_BLOCK or waits:
-            return timed(lane, argument, size)
-        try:
-            elements = original(owner(), argument) if unobserved is None else unobserved(argument)
-        except BaseException as error:
-            lane.cell(number).errors += not isinstance(error, StopIteration)
-            raise
-        num = _number_of(elements) if is_sparse else len(elements)
-        try:
-            lane.cells[number].elements += num
-        except IndexError:
-            lane.cell(number).elements += num
-        return elements
-
-    takes_number = not probe.takes_indices
-    return run if output is None else _taking(timed, original, owner, number, waits, lanes, output)
+    return timed
 
 
-def place_of(stage: Any) -> str:
-    """The attribute of an observed stage that has the function which counts."""
-    if isinstance(stage, BlockIterator):
-        return "_take"
-    return "_block" if isinstance(stage, BlockMapDataset) else "_counted"
+def take_anew(it: Any, n: int) -> list[Any]:
+    """The next elements of an iterator, through the instrument that it has by now; of a user's one of them."""
+    return it._take(n) if isinstance(it, BlockIterator) else [next(it)]
 
 
 def _number_of(elements: list[Any]) -> int:
@@ -418,24 +443,16 @@ def _number_of(elements: list[Any]) -> int:
 
 
 def _taking(
-    timed: Callable[[Lane, Any, int], list[Any]],
-    original: Callable[[Any, Any], list[Any]],
-    owner: Callable[[], Any],
-    number: int,
-    waits: bool,
-    lanes: Lanes,
-    output: Output,
-) -> Callable[[Any], list[Any]]:
+    timed: _Timed, original: Method, owner: Callable[[], Any], probe: Probe, lanes: Lanes, output: Output
+) -> Callable[[int], list[Any]]:
     """For the last stage: also takes the time that the consumer waits."""
-    delays, is_profiling = output.delays, output.is_profiling
-    place = place_of(owner())
+    number, waits, is_profiling = probe.number, probe.waits, output.is_profiling
 
     def take(n: int) -> list[Any]:
         lane = lanes.lane
         if is_profiling() is not output.annotates:
             output.switch(not output.annotates)  # which puts another function in the place of this one
-            next_elements: list[Any] = getattr(owner(), place)(n)
-            return next_elements
+            return take_anew(owner(), n)
         output.began = began = clock()
         is_counted = lane.left and n < _MIN_BLOCK
         try:
@@ -469,16 +486,9 @@ def _taking(
             if is_counted and delay < _DEAR_NS:
                 output.unrecorded += 1
             else:
-                if is_counted and not waits:
-                    output.missed += delay
-                    if output.missed > _MISSED_SHARE * output.waited:
-                        lane.time_all()
-                bits = (delay - 1).bit_length()
-                times = 1
-                if delay < _DEAR_NS:
-                    times += output.unrecorded
-                    output.unrecorded = 0
-                delays[bits << 3 | delay - 1 >> bits - 4 & 7 if bits > 3 else bits << 3] += times
+                if is_counted and not waits and output.misses_too_much(delay):
+                    lane.time_all()
+                output.record(delay)
         else:
             output.failed(began, ended)
             output.on_end()

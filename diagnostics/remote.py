@@ -11,9 +11,11 @@ import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gristmill.core.config import config
+from gristmill.dataset.watching import tell_of_joining
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.load import cpu_demand_ns
 from gristmill.diagnostics.probe import Cell, Probe, clock
@@ -169,8 +171,7 @@ class WorkerGroup:
         pool.on_start = None
         self._profiled.update({})
         for worker in pool.workers:
-            vars(worker).pop("_next_message", None)
-            vars(worker).pop("receive", None)
+            worker.set_instruments(None, None)
             if not pool.is_closed and worker.is_alive():
                 worker.call(pickle.dumps(_stop))
 
@@ -187,23 +188,28 @@ class WorkerGroup:
         index = worker.index
         worker_of: Callable[[], Any] = weakref.ref(worker)
 
-        def next_message(*args: Any) -> Any:
-            began = clock()
-            try:
-                return type(worker_of())._next_message(worker_of(), *args)
-            finally:
-                self.waited += clock() - began
+        def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+            def next_message(*args: Any) -> Any:
+                began = clock()
+                try:
+                    return original(worker_of(), *args)
+                finally:
+                    self.waited += clock() - began
 
-        def receive(*args: Any) -> Any:
-            began = clock()
-            try:
-                return type(worker_of()).receive(worker_of(), *args)
-            finally:
-                self.received += clock() - began
-                self._latest[index] = worker_of().last_report
+            return next_message
 
-        vars(worker)["_next_message"] = next_message
-        vars(worker)["receive"] = receive
+        def receiving(original: Callable[..., Any]) -> Callable[..., Any]:
+            def receive(*args: Any) -> Any:
+                began = clock()
+                try:
+                    return original(worker_of(), *args)
+                finally:
+                    self.received += clock() - began
+                    self._latest[index] = worker_of().last_report
+
+            return receive
+
+        worker.set_instruments(waiting, receiving)
         worker.call(self._start())
 
     def _keep(self, worker: Any) -> None:
@@ -294,55 +300,50 @@ class _Reporter:
         self.profiler_port: int | None = None
         self.record = self._observer.record
         self._worker = worker
-        self._producer = worker._producer
+        self._producer = worker.producer
         self._began = clock()
         self._cpu_began = cpu_demand_ns()
         self._next = 0
         self._encoding = self._waiting = 0
         self._is_at_work = True  # or has nothing to do before it is started anew
-        vars(self._producer)["start"] = self._start
-        vars(worker._encoder)["encode"] = self._encode
-        vars(worker._connection)["receive"] = self._receive
+        worker.set_instruments(
+            lambda original: partial(self._start, original),
+            lambda original: partial(self._encode, original),
+            lambda original: partial(self._receive, original),
+        )
         self._join()
 
     def stop(self) -> None:
-        for owner, name in (
-            (self._producer, "start"),
-            (self._worker._encoder, "encode"),
-            (self._worker._connection, "receive"),
-        ):
-            vars(owner).pop(name, None)
+        self._worker.set_instruments(None, None, None)
         self._observer.stop()
 
     def _join(self) -> None:
-        it = getattr(self._producer, "_iterator", None)
-        if it is not None and it._ctx.joined != self._observer.adopt:
-            it._ctx.joined = self._observer.adopt
+        it = getattr(self._producer, "iterator", None)
+        if it is not None and tell_of_joining(it, self._observer.adopt):
             if self._observer.root is None:
                 self._observer.adopt(it)
             else:
                 self._observer.adopt_again(it)
             self._observer.prepare()
 
-    def _start(self, state: Any, *, skip: bool) -> Any:
+    def _start(self, original: Callable[..., Any], state: Any, *, skip: bool) -> Any:
         # The first element is made after this, so it is observed.
-        producer = self._producer
         self._is_at_work = True
-        result = type(producer).start(producer, state, skip=skip)
+        result = original(state, skip=skip)
         self._join()
         return result
 
-    def _encode(self, elements: Any, states: Any) -> Any:
+    def _encode(self, original: Callable[..., Any], elements: Any, states: Any) -> Any:
         began = clock()
         try:
-            return type(self._worker._encoder).encode(self._worker._encoder, elements, states)
+            return original(elements, states)
         finally:
             self._encoding += clock() - began
 
-    def _receive(self, *, wait: bool) -> None:
+    def _receive(self, original: Callable[..., Any], *, wait: bool) -> None:
         began = clock()
         try:
-            type(self._worker._connection).receive(self._worker._connection, wait=wait)
+            original(wait=wait)
         finally:
             if wait and self._is_at_work:
                 self._waiting += clock() - began
@@ -354,13 +355,13 @@ class _Reporter:
             return None
         observer = self._observer
         root = observer.root
-        task = self._producer
+        index = getattr(self._producer, "index", 0)
         report = WorkerReport(
-            getattr(task, "_index", 0),
+            index,
             os.getpid(),
             records_of(observer),
             None if root is None else root.number,
-            lanes_of(observer, f"worker {getattr(task, '_index', 0)}"),
+            lanes_of(observer, f"worker {index}"),
             self._began,
             began,
             self._encoding,

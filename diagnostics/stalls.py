@@ -17,11 +17,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
-from gristmill.dataset.threads import running_threads
-from gristmill.dataset.worker_task import place
+from gristmill.dataset.ahead.threads import running_threads
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.node import DatasetNode
+from gristmill.dataset.bases.observing import Observable, running_upstream
 from gristmill.diagnostics.probe import clock, name_of
 from gristmill.diagnostics.stacks import stack_text, worker_stacks
 
@@ -132,18 +131,17 @@ def _waiting(name: str, seconds: float, num: int) -> str:
 
 
 def _workers_of(it: DatasetIterator[Any]) -> Iterator[Any]:
-    if isinstance(it, MultiprocessPrefetchIterator) and it._pool is not None:
-        yield from it._pool.workers
-    for upstream in [*it._parents, *it._inner_iterators()]:
+    yield from it._worker_processes()
+    for upstream in running_upstream(it):
         yield from _workers_of(upstream)
 
 
 def _text(beginning: str, thread: int | None, threads: list[tuple[str, int | None]], workers: list[Any]) -> str:
-    where = _innermost(sys._current_frames().get(thread or 0))
-    lines = [beginning + (f", in {where}." if where else ".") + _awaited_worker(sys._current_frames().get(thread or 0))]
+    where = _innermost(_frame_of(thread))
+    lines = [beginning + (f", in {where}." if where else ".") + _awaited_worker(_frame_of(thread))]
     library = library_folders()
     for name, ident in threads:
-        frame = sys._current_frames().get(ident or 0)
+        frame = _frame_of(ident)
         place = _innermost(frame)
         if ident == thread or (place and _is_in_user_code(frame, library)):
             lines.append(f"Thread {name}{place and ', in '}{place}:\n{stack_text(ident, library)}".rstrip())
@@ -154,13 +152,18 @@ def _text(beginning: str, thread: int | None, threads: list[tuple[str, int | Non
     return "\n".join(lines)
 
 
+def _frame_of(thread: int | None) -> FrameType | None:
+    """Where a thread is."""
+    return sys._current_frames().get(thread or 0)
+
+
 def _awaited_worker(frame: FrameType | None) -> str:
     """Which worker a thread waits for, and where that is in the pipeline."""
     while frame is not None:
         owner = frame.f_locals.get("self")
-        if isinstance(owner, MultiprocessPrefetchIterator) and owner._shards is not None:
-            shard: Any = owner._shards[owner._next]
-            return f" It waits for worker {owner._next}, {place(shard._state, shard._numbers)}."
+        awaited = owner._awaited_worker() if isinstance(owner, Observable) else None
+        if awaited is not None:
+            return f" It waits for {awaited}."
         frame = frame.f_back
     return ""
 

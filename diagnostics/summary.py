@@ -10,12 +10,11 @@ from typing import Any
 
 from gristmill.diagnostics.probe import Cell
 from gristmill.diagnostics.remote import StageRecord, WorkerReport, lanes_of, merge, records_of
+from gristmill.diagnostics.units import size_text, time_text
 
 _WIDTH = 30  # of a cell of the table
 _HEIGHT = 5
 _HEADING_WIDTH = 10
-_TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us"))
-_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @dataclass(frozen=True)
@@ -173,22 +172,6 @@ def _wrapped(text: str) -> list[str]:
     if len(lines) > _HEIGHT:
         lines = [*lines[: _HEIGHT - 1], lines[_HEIGHT - 1][: _WIDTH - 3] + "..."]
     return [start + line for line in lines]
-
-
-def time_text(nanoseconds: float) -> str:
-    """A time in the largest unit of which there is one: ``971ns``, ``1.07ms``."""
-    for size, unit in _TIMES:
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.2f}{unit}"
-    return f"{int(nanoseconds)}ns"
-
-
-def size_text(num_bytes: float) -> str:
-    """A size in the largest unit of which there is one: ``640 bytes``, ``1.25 KiB``."""
-    for size, unit in _SIZES:
-        if num_bytes >= size:
-            return f"{num_bytes / size:.2f} {unit}"
-    return f"{int(num_bytes)} bytes"
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from typing import Any
 
 from gristmill.core.cgroup import usable_cpus
 from gristmill.core.naming import one_line
-from gristmill.dataset.map_dataset import ancestors
-from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
-from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator, PrefetchIterDataset
-from gristmill.diagnostics.advice import MIN_GAIN, Advisor, Machine, Settings, rate_text
+from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.dataset.bases.observing import running_upstream
+from gristmill.diagnostics.advice import MIN_GAIN, Advisor, Machine, Settings
 from gristmill.diagnostics.capacity import CONSUMER, Capacity, spread
 from gristmill.diagnostics.load import free_memory
-from gristmill.diagnostics.summary import Snapshot, StageSummary, time_text
+from gristmill.diagnostics.summary import Snapshot, StageSummary
+from gristmill.diagnostics.units import rate_text, time_text
 
 _MIN_ELEMENTS = 2
 _MIN_NOISE = 0.05  # of the time that an output takes: smaller differences are not told apart
@@ -91,15 +91,12 @@ def settings_of(it: Any) -> Settings:
     todo = [it]
     while todo:
         node = todo.pop(0)
-        if isinstance(node, MultiprocessPrefetchIterator):
-            workers = workers or node._options
-        if hasattr(node, "_count") and hasattr(node, "_ds"):  # shares of a pipeline in threads or workers
-            found = [x._read_options for x in ancestors(node._ds) if isinstance(x, PrefetchIterDataset)]
-            reads = reads or (found[0] if found else None)
-        elif isinstance(node, PrefetchDatasetIterator):
-            reads = reads or node._read_options
-        todo += node._parents
-        todo += node._inner_iterators()
+        for options in node._work_options:
+            if isinstance(options, MultiprocessingOptions):
+                workers = workers or options
+            elif isinstance(options, ReadOptions):
+                reads = reads or options
+        todo += running_upstream(node)
     return Settings(reads, workers)
 
 

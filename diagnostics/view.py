@@ -10,11 +10,11 @@ from typing import Any, Self
 
 from gristmill.core.config import config
 from gristmill.core.errors import as_seconds
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.tracebacks import filter_traceback
-from gristmill.dataset.watching import observed_by
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.dataset.watching import observed_by, tell_of_joining
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.attended import NEXT_SECONDS, START_SECONDS, Attended
 from gristmill.diagnostics.files import write_text
@@ -22,8 +22,9 @@ from gristmill.diagnostics.load import cpu_demand_ns
 from gristmill.diagnostics.observer import Observer
 from gristmill.diagnostics.probe import clock
 from gristmill.diagnostics.stalls import watching
-from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, take_snapshot, time_text
+from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, take_snapshot
 from gristmill.diagnostics.trace import trace_json
+from gristmill.diagnostics.units import time_text
 from gristmill.diagnostics.verdict import Diagnosis, diagnosis_of, settings_of
 from gristmill.loader import DataLoader, DataLoaderIterator
 
@@ -118,9 +119,9 @@ def _diagnose(
         if attended.call(lambda: next(it, _END), seconds=start_seconds) is _END:  # what starting takes is not what is asked for
             raise ValueError(f"the pipeline has no elements to diagnose: {it!s:.200}")
     with observe(it) as view:
-        if not attended.call(lambda: run(it, seconds, consumer, attended), progress=view._progress):
+        if not attended.call(lambda: run(it, seconds, consumer, attended), progress=lambda: progress_of(view)):
             it.set_state(start)
-            attended.call(lambda: run(it, seconds, consumer, attended), progress=view._progress)
+            attended.call(lambda: run(it, seconds, consumer, attended), progress=lambda: progress_of(view))
         return view.diagnosis()
 
 
@@ -183,6 +184,11 @@ def dataset_iterator(it: Any) -> DatasetIterator[Any]:
     return it
 
 
+def progress_of(view: View) -> int:
+    """A number that stays the same as long as a ``next`` is in progress, and changes otherwise."""
+    return view._observer.output.began or clock()
+
+
 class View:
     """What ``observe`` returns. May be read at any time, by other threads too, and after the ``with`` block."""
 
@@ -204,7 +210,7 @@ class View:
             observer.record(_MAX_EVENTS)
         if self._is_ours:
             annotate_while_profiling(observer)
-            self._it._ctx.joined = observer.adopt
+            tell_of_joining(self._it, observer.adopt)
             observer.adopt(self._it)
             observer.prepare()
             self._stack.callback(observer.stop)
@@ -230,10 +236,6 @@ class View:
         from gristmill.diagnostics.notebook import diagnosis_html
 
         return diagnosis_html(self.diagnosis())
-
-    def _progress(self) -> int:
-        """A number that stays the same as long as a ``next`` is in progress, and changes otherwise."""
-        return self._observer.output.began or clock()
 
     def snapshot(self) -> Snapshot:
         """All numbers of this moment."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
@@ -10,17 +9,17 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from gristmill.core import hooks
 from gristmill.core.errors import as_int
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
-from gristmill.dataset.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
-from gristmill.dataset.iter_dataset import IterDataset
+from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.stages.flat_map import check_max_fan_out
+from gristmill.dataset.telling.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
 from gristmill.loader.iterator import DataLoaderIterator
+from gristmill.loader.plan import Plan
 from gristmill.loader.records import (
     TRANSFORMATION_CLASSES,
     DataIterDataset,
@@ -29,7 +28,7 @@ from gristmill.loader.records import (
     operation_kind,
 )
 from gristmill.samplers import IndexSampler, Sampler, SequentialSampler
-from gristmill.samplers.base import answers_blocks
+from gristmill.samplers.base import answers_blocks, num_records_of, seed_of
 from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRandomMap, Transformation
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.operations import BatchOperation
@@ -107,13 +106,14 @@ class DataLoader:
         _check_length(sampler, data_source)
         self._length = _local_length(sampler, self._shard)
         self._dataset = self._lower()
+        has_flat_map = FlatMap in [operation_kind(operation) for operation in self._operations]
+        self._plan = Plan(data_source, sampler, self._shard, self._length, worker_count, has_flat_map, self._dataset)
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
     def _lower(self) -> IterDataset[Any]:
         kinds = [operation_kind(operation) for operation in self._operations]
-        self._has_flat_map = FlatMap in kinds
         as_records = any([kind not in (Map, FlatMap, Filter, Batch) for kind in kinds])
-        seed = self._sampler._seed if isinstance(self._sampler, IndexSampler | SequentialSampler) else None
+        seed = seed_of(self._sampler) if isinstance(self._sampler, IndexSampler | SequentialSampler) else None
         records = SampledMapDataset(self._source, self._sampler, self._shard, self._length, as_records=as_records)
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
         for operation in self._operations:
@@ -137,9 +137,7 @@ class DataLoader:
         )
 
     def _repr_html_(self) -> str:
-        # By name: it is above this package, and only here because a notebook asks for it.
-        html: str = importlib.import_module("gristmill.diagnostics.notebook").pipeline_html(self)
-        return html
+        return hooks.pipeline_html(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterators": None}
@@ -178,12 +176,6 @@ class DataLoader:
             name = "legacy operation" if kind is None else kind.__name__
             description = {"stage": name, **parameters, "parents": [description]}
         return description
-
-    @property
-    def _source_text(self) -> str:
-        """What stands for the source in a state."""
-        source = self._source
-        return str(type(source)) if isinstance(source, list | tuple | np.ndarray) else complete_repr(source)
 
 
 def _as_iterable(operations: Any) -> Iterable[Any]:
@@ -234,7 +226,7 @@ def _is_same_shard(a: ShardOptions, b: ShardOptions) -> bool:
 
 
 def _check_seed(sampler: Any, operations: list[Any]) -> None:
-    if isinstance(sampler, IndexSampler | SequentialSampler) and sampler._seed is None and answers_blocks(sampler):
+    if isinstance(sampler, IndexSampler | SequentialSampler) and seed_of(sampler) is None and answers_blocks(sampler):
         for position, operation in enumerate(operations):
             if operation_kind(operation) in (RandomMap, TfRandomMap):
                 raise ValueError(
@@ -249,9 +241,10 @@ def _check_length(sampler: Any, source: Any) -> None:
             length = len(source)
         except TypeError:  # keys go to such a source as they are
             return
-        if length and sampler._num_records > length:
+        num_records = num_records_of(sampler)
+        if length and num_records > length:
             warnings.warn(
-                f"the sampler has num_records={sampler._num_records}, but the source only {length} records: keys past its end "
+                f"the sampler has num_records={num_records}, but the source only {length} records: keys past its end "
                 "begin anew, so some records are read more often than others",
                 stacklevel=3,
             )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.core.naming import one_line, stable_repr
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
-from gristmill.dataset.checkpoint_files import read_checkpoint
-from gristmill.dataset.description import few_files, source_difference, source_files
-from gristmill.dataset.iterator import iterate, write_when_created
-from gristmill.dataset.next_index import get_next_index, set_next_index
+from gristmill.dataset.bases.iterator import iterate, write_when_created
+from gristmill.dataset.bases.next_index import get_next_index, set_next_index
+from gristmill.dataset.states.files import read_checkpoint
+from gristmill.dataset.telling.description import few_files, source_difference, source_files
 
 if TYPE_CHECKING:
     from gristmill.loader.data_loader import DataLoader
@@ -45,8 +45,9 @@ class DataLoaderIterator(Iterator[Any]):
         if not hasattr(data_loader, "_dataset"):
             raise TypeError(f"data_loader must be a DataLoader, got {shown(data_loader)} of type {type(data_loader).__name__}")
         self._loader = data_loader
+        self._plan = plan = data_loader._plan
         self._validate = validate_state
-        self._iterator = iterate(data_loader._dataset)
+        self._iterator = iterate(plan.dataset)
         self._frame: tuple[str, str] | None = None  # the text of a state before and after the position
         data_loader._iterators.add(self)
         if state is not None:
@@ -62,7 +63,7 @@ class DataLoaderIterator(Iterator[Any]):
             raise
         except (Exception, KeyboardInterrupt) as error:
             with contextlib.suppress(ImportError):  # at the end of the interpreter
-                from gristmill.dataset.tracebacks import filter_traceback
+                from gristmill.dataset.telling.tracebacks import filter_traceback
 
                 filter_traceback(error)
             raise
@@ -81,7 +82,7 @@ class DataLoaderIterator(Iterator[Any]):
 
     def get_state(self) -> bytes:
         """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any data."""
-        if self._loader._has_flat_map:  # the items of a record cannot be told apart by sampler indices
+        if self._plan.has_flat_map:  # the items of a record cannot be told apart by sampler indices
             return state_to_text({**self._iterator.get_state(), **self._origin}).encode()
         if self._frame is None:
             self._frame = self._text_around_position()
@@ -94,28 +95,28 @@ class DataLoaderIterator(Iterator[Any]):
 
     @property
     def _num_positions(self) -> int:
-        return max(1, self._loader.multiprocessing_options.num_workers)
+        return max(1, self._plan.num_workers)
 
     @property
     def _step(self) -> int:
         """From one sampler index of a worker to its next."""
-        return self._num_positions * self._loader._shard.shard_count
+        return self._num_positions * self._plan.shard.shard_count
 
     def _first_index(self, worker: int) -> int:
         """The first sampler index of a worker."""
-        shard = self._loader._shard
+        shard = self._plan.shard
         return shard.shard_index + worker * shard.shard_count
 
     def _position(self) -> tuple[int, list[int]]:
         """The worker before the one that is next, and how many records each worker has read for what was delivered."""
         state = self._iterator.get_state()
-        if not self._loader.multiprocessing_options.num_workers:
+        if not self._plan.num_workers:
             return -1, [state["next_index"]]
         return state["next_index_in_cycle"] - 1, [state["next_index"] for state in state["iterators_in_use_states"]]
 
     def _set_position(self, next_worker: int, num_read: list[int]) -> None:
         states = [{"next_index": num} for num in num_read]
-        if not self._loader.multiprocessing_options.num_workers:
+        if not self._plan.num_workers:
             self._iterator.set_state(states[0])
         else:
             self._iterator.set_state(
@@ -143,7 +144,7 @@ class DataLoaderIterator(Iterator[Any]):
             state = state_from_text(state, "a DataLoader")
         if not isinstance(state, Mapping):
             raise StateMismatchError(f"a DataLoader state must be a JSON object, got {shown(state)}")
-        if self._loader._has_flat_map:
+        if self._plan.has_flat_map:
             if self._validate:
                 self._check_origin({**{key: self._origin[key] for key in _ORIGIN}, **state})  # Grain writes none in this case
             self._iterator.set_state(state)
@@ -158,7 +159,7 @@ class DataLoaderIterator(Iterator[Any]):
         self._set_position(*self._parse_position(state["last_seen_indices"], state["last_worker_index"]))
 
     def _parse_position(self, last_seen: Any, last_worker: Any) -> tuple[int, list[int]]:
-        count, shard = self._num_positions, self._loader._shard
+        count, shard = self._num_positions, self._plan.shard
         keys = [str(worker) for worker in range(count)]
         num_read = []
         for worker, key in enumerate(keys):
@@ -170,7 +171,7 @@ class DataLoaderIterator(Iterator[Any]):
                     f"shard {shard.shard_index} of {shard.shard_count}, got {shown(value)}"
                 )
             num_read.append((index - self._first_index(worker)) // self._step + 1)
-            length = len(range(worker, self._loader._length, count))
+            length = len(range(worker, self._plan.length, count))
             if not 0 <= num_read[-1] <= length:
                 raise StateIndexError(
                     f"last_seen_indices[{key!r}] in the state of a DataLoader is {shown(index)}: the number of elements that "
@@ -238,14 +239,14 @@ class DataLoaderIterator(Iterator[Any]):
     @functools.cached_property
     def _origin(self) -> dict[str, Any]:
         """What a state says about the loader it belongs to."""
-        loader = self._loader
-        values = (loader.multiprocessing_options.num_workers, stable_repr(loader._sampler), loader._source_text)
-        files = source_files(loader._source)
+        plan = self._plan
+        values = (plan.num_workers, stable_repr(plan.sampler), plan.source_text)
+        files = source_files(plan.source)
         origin = dict(zip(_ORIGIN, values, strict=True))
         return origin if files is None else {**origin, _FILES: few_files(files, _MAX_FILES)}
 
     def _check_origin(self, state: Mapping[str, Any]) -> None:
-        worker_count = self._loader.multiprocessing_options.num_workers
+        worker_count = self._plan.num_workers
         saved_count = state_count(state, "worker_count", "a DataLoader")
         if saved_count != worker_count:
             raise StateMismatchError(
@@ -255,12 +256,12 @@ class DataLoaderIterator(Iterator[Any]):
         if not isinstance(state["sampler"], str) or state["sampler"] != sampler:
             raise StateMismatchError(
                 f"the state was taken with sampler {_text(state['sampler'])}, the DataLoader has {_text(sampler)}"
-                f"{_advice(self._loader._sampler)}"
+                f"{_advice(self._plan.sampler)}"
             )
         self._check_source(state)
 
     def _check_source(self, state: Mapping[str, Any]) -> None:
-        source, own, saved = self._loader._source, self._origin["data_source"], state["data_source"]
+        source, own, saved = self._plan.source, self._origin["data_source"], state["data_source"]
         is_described_by = getattr(source, "is_described_by", None)
         if is_described_by is not None and isinstance(saved, str) and is_described_by(saved):
             return

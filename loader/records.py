@@ -6,25 +6,40 @@ carries ``Record`` objects and these adaptors apply the user's function to their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.record import Record, RecordMetadata, sampled
-from gristmill.dataset.feed import Feed, read_stream
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, skip_one, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed, read_stream
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, stream_of
+from gristmill.dataset.bases.length import Length, Unknown, same_number
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.next_index import move_to_index, next_index_of
+from gristmill.dataset.bases.node import DatasetNode
+from gristmill.dataset.bases.origins import RecordKey
+from gristmill.dataset.bases.parameters import Parameters, aside, function
+from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.flat_map import FlatMapIterDataset, check_max_fan_out, items_of
 from gristmill.dataset.stages.map import MapIterDataset
-from gristmill.samplers.base import answers_blocks
+from gristmill.dataset.telling.failures import tell
+from gristmill.samplers.base import answers_blocks, epoch_of
 from gristmill.sources.reading import read_keys, wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, TfRandomMap
 from gristmill.transforms.batching import Allocate
+
+
+class SampledParameters(Parameters):
+    source: Any = aside()  # a loader has a description of its own
+    sampler: Any = aside()
+    shard: Any = aside()
+    length: int = aside()
+    as_records: bool = aside()
 
 
 class SampledMapDataset(BlockMapDataset[Any]):
@@ -40,13 +55,22 @@ class SampledMapDataset(BlockMapDataset[Any]):
         self._shard = shard
         self._length = length
         self._as_records = as_records
+        self._parameters = SampledParameters(source, sampler, shard, length, as_records)
+
+    @property
+    def _upstream(self) -> Sequence[Any]:
+        return [self._source] if isinstance(self._source, DatasetNode) else []
 
     def __len__(self) -> int:
         return self._length
 
     def _block(self, indices: Indices) -> list[Any]:
-        keys, metadata = self._sampled(indices)
-        data = read_keys(self._source, keys)
+        try:
+            keys, metadata = self._sampled(indices)
+            data = read_keys(self._source, keys)
+        except Exception as error:
+            tell(error, self, indices)
+            raise
         if metadata is None:
             return data
         return [Record(m, x) for m, x in zip(metadata, data, strict=True)]
@@ -57,6 +81,11 @@ class SampledMapDataset(BlockMapDataset[Any]):
         if metadata is None:
             return data
         return (Record(m, x) for x, m in zip(data, metadata, strict=False))  # the data may end early
+
+    def _origins(self, index: int) -> Iterable[RecordKey]:
+        sampled = self._shard.shard_index + index * self._shard.shard_count
+        key = self._sampler[sampled].record_key
+        return [RecordKey(key, epoch_of(self._sampler, sampled) if answers_blocks(self._sampler) else None, sampled)]
 
     def _sampled(self, indices: Indices) -> tuple[list[Any], list[Any] | None]:
         """The keys of the records at ``indices`` and, if elements are to be records, their metadata."""
@@ -87,6 +116,10 @@ _NOT_A_MAP = (
 )
 
 
+class OperationParameters(Parameters):
+    operation: Any = function()
+
+
 class LegacyOperationIterDataset(IterDataset[Any]):
     """The records that a legacy operation makes of the parent's.
 
@@ -96,16 +129,17 @@ class LegacyOperationIterDataset(IterDataset[Any]):
     def __init__(self, parent: Any, operation: Callable[[Iterator[Any]], Iterator[Any]]) -> None:
         super().__init__(parent)
         self._operation = operation
+        self._parameters = OperationParameters(operation)
 
-    def __str__(self) -> str:
-        return f"LegacyOperationIterDataset(operation={transform_name(self._operation)})"
+    def _num_elements(self) -> Length:
+        return Unknown()  # the operation decides it
 
     def __iter__(self) -> DatasetIterator[Any]:
         return LegacyOperationIterator(iterate(self._parent), self._operation)
 
 
-class LegacyOperationIterator(StatelessIterator[Any]):
-    _kind = "stateful"
+class LegacyOperationIterator(PassingIterator[Any]):
+    _flow = "stateful"
 
     def __init__(self, parent: DatasetIterator[Any], operation: Any) -> None:
         super().__init__(parent)
@@ -125,6 +159,9 @@ class LegacyOperationIterator(StatelessIterator[Any]):
                 records.append(next(self._records))
             except StopIteration:
                 break
+            except Exception as error:
+                tell(error, self)
+                raise
         return records
 
     def _input(self) -> Iterator[Any]:
@@ -222,6 +259,8 @@ class DataIterDataset(IterDataset[Any]):
     State: the parent's.
     """
 
+    _num_elements = same_number
+
     def __str__(self) -> str:
         return "DataIterDataset"
 
@@ -229,8 +268,8 @@ class DataIterDataset(IterDataset[Any]):
         return DataDatasetIterator(iterate(self._parent))
 
 
-class DataDatasetIterator(StatelessIterator[Any]):
-    _kind = "one_to_one"
+class DataDatasetIterator(PassingIterator[Any]):
+    _flow = "one_to_one"
 
     def _take(self, n: int) -> list[Any]:
         return [record.data for record in self._source._take(n)]
@@ -242,10 +281,10 @@ class DataDatasetIterator(StatelessIterator[Any]):
         self._source._allocate_with(allocate)
 
     def _get_next_index(self) -> int:
-        return self._source._get_next_index()
+        return next_index_of(self._source)
 
     def _set_next_index(self, index: int) -> None:
-        self._source._set_next_index(index)
+        move_to_index(self._source, index)
 
 
 class _BatchRecords:

@@ -30,6 +30,12 @@ class BlockSampler(abc.ABC):
     _seed: int | None
     _bound: int | None  # first index that is out of range; None if there is none
 
+    _num_records: int
+
+    def _epoch(self, index: int) -> int:
+        """The epoch in which ``index`` lies."""
+        return 0
+
     @abc.abstractmethod
     def _keys(self, indices: Indices) -> Indices:
         """The record keys at ``indices``, a non-empty block that is in range."""
@@ -52,6 +58,21 @@ class BlockSampler(abc.ABC):
         seed = self._seed
         pairs = zip(as_ints(indices), as_ints(self._keys(indices)), strict=True)
         return [sampled(i, key, None if seed is None else seed + i) for i, key in pairs]
+
+
+def seed_of(sampler: BlockSampler) -> int | None:
+    """The seed of the generators of records."""
+    return sampler._seed
+
+
+def num_records_of(sampler: BlockSampler) -> int:
+    """How many records there are, in all shards together."""
+    return sampler._num_records
+
+
+def epoch_of(sampler: BlockSampler, index: int) -> int:
+    """The epoch in which ``index`` lies."""
+    return sampler._epoch(index)
 
 
 def answers_blocks(sampler: Any) -> bool:

@@ -87,6 +87,9 @@ class IndexSampler(BlockSampler):
         epochs, positions = steps // size, steps % size  # divmod takes no object arrays
         return start + (positions if permutation is None else permutation.many(epochs, positions))
 
+    def _epoch(self, index: int) -> int:
+        return index // self._shard_options.shard_count // self._size
+
     def _local_length(self) -> int | None:
         """How many records the sampler's own shard has in all epochs together; ``None`` if they never end."""
         return None if self._num_epochs is None else self._num_epochs * self._size

@@ -8,9 +8,8 @@ import itertools
 import json
 from typing import Any
 
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.node import DatasetNode, ancestors
 from gristmill.testing.equality import are_equal, shape_of
 
 

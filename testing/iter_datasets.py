@@ -12,8 +12,8 @@ from typing import Any
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.state import shown
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.testing.checkpoints import assert_equal_output_after_checkpoint
 from gristmill.testing.equality import shape_of
 from gristmill.testing.laws import PICKLES, READABLE, THREADS, Law, copied, in_threads, kept

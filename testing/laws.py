@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from gristmill.core.naming import without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
-from gristmill.dataset.map_dataset import MapDataset
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.testing.equality import are_equal
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ import numpy as np
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
-from gristmill.dataset.iterator import iterate
-from gristmill.dataset.map_dataset import MapDataset, read
+from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.bases.map import MapDataset, read
 from gristmill.testing.laws import BLOCKS, Law, check_answers, spread
 
 _LENGTH = Law("len(ds) is the length of an epoch, always the same", "Return a non-negative int that reads do not change.")

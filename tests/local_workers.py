@@ -11,7 +11,7 @@ import cloudpickle
 
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset import IterDataset
-from gristmill.dataset.round_robin import Shard
+from gristmill.dataset.bases.round_robin import Shard
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator, ProcessShard
 from gristmill.dataset.worker_task import PipelineProducer, PipelineTask
 from gristmill.workers.arena import Arena, open_memory

@@ -27,9 +27,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from os import _exit as end_process  # at once, whatever other threads do
 from typing import Any, Protocol
 
 from gristmill.core.errors import add_note
+from gristmill.core.instruments import Wrap, shadow_for_good
+from gristmill.core.pacing import BlockSize
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoded, Encoder
 from gristmill.workers.flags import set_flags
@@ -63,8 +66,6 @@ _MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
 _MAX_BLOCK = 2048  # elements
 _MAX_BLOCK_BYTES = 1 << 17
 _LATE_SECONDS = 0.01  # see guarantee 5
-_QUICK_SECONDS = 0.0005  # blocks grow while one takes less
-_SLOW_SECONDS = 0.002  # and shrink when one takes more
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -182,19 +183,25 @@ class _Connection:
 
 
 class Worker:
-    """Runs a producer. Who watches it from outside (see ``WorkerProcess.call``) may replace its parts by others that count."""
+    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``report`` and ``set_instruments``."""
 
     def __init__(self, connection: _Connection, encoder: Encoder, producer: Producer) -> None:
         self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
         self._connection = connection
         self._encoder = encoder
-        self._producer = producer
+        self.producer = producer
         self._watched: Any = producer if hasattr(producer, "finished") else None
         self._lock = threading.Lock()  # whoever has it may send: the thread that computes elements, but while it does
         self._num_taken = 0  # blocks
         self._num_sent = 0  # elements of the block that is being computed
         self._has_several = threading.Event()  # this block may have some that are finished before the last one
         self._watcher: threading.Thread | None = None
+
+    def set_instruments(self, starting: Wrap | None, encoding: Wrap | None, receiving: Wrap | None) -> None:
+        """Lets somebody see when the producer is started, and time how long outputs are encoded and messages waited for."""
+        shadow_for_good(self.producer, "start", starting)
+        shadow_for_good(self._encoder, "encode", encoding)
+        shadow_for_good(self._connection, "receive", receiving)
 
     def run(self) -> None:
         with self._lock:
@@ -207,7 +214,7 @@ class Worker:
                 if self._watched is not None:
                     self._watched.care = care
                 try:
-                    state = self._producer.start(state, skip=skip)
+                    state = self.producer.start(state, skip=skip)
                 except BaseException as error:
                     self._report(error, state)
                     continue
@@ -217,10 +224,11 @@ class Worker:
 
     def _produce(self, state: Any, *, is_careful: bool) -> None:
         """Sends elements until the end, an error or a new start."""
-        size, connection = 1, self._connection
+        block_size, connection = BlockSize(), self._connection
         while connection.start is None:
             began = time.perf_counter()
             self._encoder.forget_allocated()
+            size = block_size.now
             elements, states, stop = self._take(size)
             num_taken, num_sent = len(elements), self._num_sent
             if num_sent:
@@ -243,10 +251,9 @@ class Worker:
             if stop is not None:
                 self._report(stop, state)
                 return
-            if num_sent or has_slots or seconds > _SLOW_SECONDS or num_bytes > _MAX_BLOCK_BYTES:
-                size = max(1, min(size, num_taken) // 2)
-            elif seconds < _QUICK_SECONDS and 2 * num_bytes <= _MAX_BLOCK_BYTES and not is_careful:
-                size = min(2 * size, _MAX_BLOCK)
+            is_heavy = bool(num_sent) or has_slots or num_bytes > _MAX_BLOCK_BYTES
+            may_grow = 2 * num_bytes <= _MAX_BLOCK_BYTES and not is_careful
+            block_size.adapt(seconds, size, _MAX_BLOCK, num=num_taken, is_heavy=is_heavy, may_grow=may_grow)
             connection.receive(wait=False)
             self._obey()
 
@@ -260,7 +267,7 @@ class Worker:
                 self._watch_several(n > 1)
         self._lock.release()
         try:
-            return self._producer.take(n)
+            return self.producer.take(n)
         finally:
             self._lock.acquire()
 
@@ -320,7 +327,7 @@ class Worker:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
             raise error
         with contextlib.suppress(Exception):  # it shows objects of users
-            self._producer.annotate(error, state)
+            self.producer.annotate(error, state)
         self._send_report(True)
         self._connection.send(ERROR, encode_error(error), [])
 
@@ -396,14 +403,14 @@ def _die_with(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC | os.O_NONBLOCK)
         with contextlib.suppress(BlockingIOError):  # closed before the signal was ordered?
             os.read(lifeline, 1)
-            os._exit(1)
+            end_process(1)
     else:
         threading.Thread(target=_wait_for_end, args=(lifeline,), daemon=True).start()
 
 
 def _wait_for_end(lifeline: int) -> None:
     os.read(lifeline, 1)
-    os._exit(1)
+    end_process(1)
 
 
 def _exit(code: int) -> None:
@@ -413,4 +420,4 @@ def _exit(code: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
-    os._exit(code)
+    end_process(code)

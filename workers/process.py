@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from gristmill.core.instruments import Wrap, shadow
 from gristmill.workers.arena import ArenaReader, Slot, open_memory
 from gristmill.workers.codec import decode
 from gristmill.workers.exits import ChildProcess
@@ -141,6 +142,11 @@ class WorkerProcess:
     def unfinished(self) -> list[Entry]:
         """What the process was at when it died, or is at now."""
         return read_entries(self._fds[0]) if self._fds else []
+
+    def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
+        """Lets somebody time how long this process waits for messages, and how long it takes to receive them all in all."""
+        shadow(self, "_next_message", waiting)
+        shadow(self, "receive", receiving)
 
     def receive(self, patience: float | None = None) -> tuple[int, Any]:
         """Waits for the next message since ``start``: its kind and its content.

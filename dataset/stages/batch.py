@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
-from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
-from gristmill.dataset.element_spec import batched_spec
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, pull, skip_one
-from gristmill.dataset.map_dataset import BlockMapDataset, ancestors, read
-from gristmill.dataset.next_index import check_no_gaps
+from gristmill.dataset.bases.element_spec import batched_spec
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one
+from gristmill.dataset.bases.length import Length, num_elements, scaled
+from gristmill.dataset.bases.map import BlockMapDataset, read
+from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index, next_index_of
+from gristmill.dataset.bases.node import dropping_steps, spec_of
+from gristmill.dataset.bases.origins import Part, Place, place_of
+from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.telling.failures import add_before, tell, tell_at_last
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack
 
@@ -25,13 +30,24 @@ _SPARSE_NOTE = (
 )
 
 
+class BatchParameters(Parameters):
+    batch_size: int
+    drop_remainder: bool
+    batch_fn: Callable[[list[Any]], Any] | None = aside()
+
+    def __post_init__(self) -> None:
+        self._replace(batch_size=check_batch_size(self.batch_size), drop_remainder=bool(self.drop_remainder))
+        _check_batch_fn(self.batch_fn)
+
+
 class BatchMapDataset(BlockMapDataset[T]):
     """Batches of consecutive elements of each epoch of the parent.
 
     Order: the parent's. Cost: one allocation and one copy per leaf.
     """
 
-    _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
+    _is_made_anew = True
+    _parameters: BatchParameters
 
     def __init__(
         self,
@@ -42,35 +58,28 @@ class BatchMapDataset(BlockMapDataset[T]):
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(parent)
-        self._batch_size = check_batch_size(batch_size)
-        self._drop_remainder = bool(drop_remainder)
-        sparse = next((ds for ds in ancestors(parent) if ds._drops), None)
-        if sparse is not None:
+        self._parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
+        sparse = dropping_steps(parent)
+        if sparse:
             raise ValueError(
-                f"cannot batch after {sparse}: it may leave out elements, and batches by index would have holes. "
+                f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index would have holes. "
                 "Call to_iter_dataset() before batch()."
             )
         self._parent_length = len(parent)
-        whole, rest = divmod(self._parent_length, self._batch_size)
-        self._length = whole if self._drop_remainder or not rest else whole + 1
+        whole, rest = divmod(self._parent_length, self._parameters.batch_size)
+        self._length = whole if self._parameters.drop_remainder or not rest else whole + 1
+        self._batch_size = self._parameters.batch_size
         self._batch_fn = batch_function(batch_fn)
 
     def __len__(self) -> int:
         return self._length
 
-    def __str__(self) -> str:
-        return f"BatchMapDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
-
     @property
     def _element_spec(self) -> Any:
-        return batched_spec(self._batch_fn, self._parent._element_spec, self._batch_size, self._drop_remainder)
-
-    def _over(self, replaced: Callable[[Any], Any]) -> BatchMapDataset[T]:
-        drop, batch_fn = self._drop_remainder, self._batch_fn
-        return BatchMapDataset(replaced(self._parent), self._batch_size, drop_remainder=drop, batch_fn=batch_fn)
+        return _spec_of(self._parent, self._parameters, self._batch_fn)
 
     def _block(self, indices: Indices) -> list[Any]:
-        self._check_not_empty(self._length)
+        self._check_not_empty(self._length, indices)
         return [self._batch(i) for i in as_ints(indices)]
 
     def _batch(self, index: int) -> Any:
@@ -81,10 +90,17 @@ class BatchMapDataset(BlockMapDataset[T]):
         elements = read(self._parents[0], range(offset + start, offset + stop))
         try:
             return self._batch_fn(elements)
-        except ValueError as error:
-            if any([x is None for x in elements]):
-                add_note(error, _SPARSE_NOTE)
+        except Exception as error:
+            tell(error, self, [index])
+            if isinstance(error, ValueError) and any([x is None for x in elements]):
+                add_before(error, _SPARSE_NOTE)
             raise
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        epoch, position = divmod(index, len(self))
+        first, offset = position * self._batch_size, epoch * self._parent_length
+        stop = min(first + self._batch_size, self._parent_length)
+        return (Part(self._parent, offset + i) for i in range(first, stop))
 
 
 class BatchIterDataset(IterDataset[T]):
@@ -92,6 +108,8 @@ class BatchIterDataset(IterDataset[T]):
 
     Order: the parent's. State: the parent's. Cost: one allocation and one copy per leaf.
     """
+
+    _parameters: BatchParameters
 
     def __init__(
         self,
@@ -102,34 +120,29 @@ class BatchIterDataset(IterDataset[T]):
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__(parent)
-        self._batch_size = check_batch_size(batch_size)
-        self._drop_remainder = bool(drop_remainder)
-        self._batch_fn = _check_batch_fn(batch_fn)
-
-    def __str__(self) -> str:
-        return f"BatchIterDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+        self._parameters = BatchParameters(batch_size, drop_remainder, batch_fn)
 
     @property
     def _element_spec(self) -> Any:
-        batch_fn = batch_function(self._batch_fn)
-        return batched_spec(batch_fn, self._parent._element_spec, self._batch_size, self._drop_remainder)
+        return _spec_of(self._parent, self._parameters, batch_function(self._parameters.batch_fn))
+
+    def _num_elements(self) -> Length:
+        size, rest = self._parameters.batch_size, 0 if self._parameters.drop_remainder else self._parameters.batch_size - 1
+        return scaled(num_elements(self._parent), lambda num: (num + rest) // size)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return BatchDatasetIterator(iterate(self._parent), self._batch_size, self._drop_remainder, batch_function(self._batch_fn))
+        return BatchDatasetIterator(iterate(self._parent), self._parameters)
 
 
-class BatchDatasetIterator(StatelessIterator[T]):
-    _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
-    _kind = "stateful"
+class BatchDatasetIterator(PassingIterator[T]):
+    _flow = "stateful"
 
-    def __init__(self, parent: DatasetIterator[Any], batch_size: int, drop_remainder: bool, batch_fn: Any) -> None:
+    def __init__(self, parent: DatasetIterator[Any], parameters: BatchParameters) -> None:
         super().__init__(parent)
-        self._batch_size = batch_size
-        self._drop_remainder = drop_remainder
-        self._batch_fn = batch_fn
-
-    def __str__(self) -> str:
-        return f"BatchDatasetIterator(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+        self._parameters = parameters
+        self._batch_size = parameters.batch_size
+        self._drop_remainder = parameters.drop_remainder
+        self._batch_fn = batch_function(parameters.batch_fn)
 
     def _take(self, n: int) -> list[Any]:
         batches: list[Any] = []
@@ -137,8 +150,16 @@ class BatchDatasetIterator(StatelessIterator[T]):
             elements = pull(self._source, self._batch_size)
             if not elements or (self._drop_remainder and len(elements) < self._batch_size):
                 break
-            batches.append(self._batch_fn(elements))
+            try:
+                batches.append(self._batch_fn(elements))
+            except Exception as error:
+                tell_at_last(error, self, self)
+                raise
         return batches
+
+    def _place(self) -> Place | None:
+        place = place_of(self._source)
+        return None if place is None else place.in_groups(self._batch_size)
 
     def _allocate_with(self, allocate: Allocate) -> None:
         if hasattr(self._batch_fn, "allocate_with"):
@@ -146,14 +167,14 @@ class BatchDatasetIterator(StatelessIterator[T]):
 
     def _get_next_index(self) -> int:
         check_no_gaps(self)
-        position = self._source._get_next_index()
+        position = next_index_of(self._source)
         return position // self._batch_size if self._drop_remainder else -(-position // self._batch_size)
 
     def _set_next_index(self, index: int) -> None:
         check_no_gaps(self)
         start = index * self._batch_size
         try:
-            self._source._set_next_index(start)
+            move_to_index(self._source, start)
         except IndexError:  # perhaps it is the index after the last batch, which may be smaller
             if self._drop_remainder:
                 raise
@@ -161,11 +182,11 @@ class BatchDatasetIterator(StatelessIterator[T]):
             num_valid = bisect.bisect_left(positions, True, key=self._is_beyond_end)
             if not num_valid:
                 raise
-            self._source._set_next_index(positions[num_valid - 1])
+            move_to_index(self._source, positions[num_valid - 1])
 
     def _is_beyond_end(self, position: int) -> bool:
         try:
-            self._source._set_next_index(position)
+            move_to_index(self._source, position)
         except IndexError:
             return True
         return False
@@ -173,6 +194,10 @@ class BatchDatasetIterator(StatelessIterator[T]):
     def _skip(self) -> None:
         for _ in range(self._batch_size):
             skip_one(self._source)
+
+
+def _spec_of(parent: Any, given: BatchParameters, batch_fn: Any) -> Any:
+    return batched_spec(batch_fn, spec_of(parent), given.batch_size, given.drop_remainder)
 
 
 def _check_batch_fn(batch_fn: Any) -> Any:

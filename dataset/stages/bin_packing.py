@@ -5,15 +5,18 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.core.seeds import check_seed
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.packing import Memory, PackIterator, Position
+from gristmill.dataset.bases.grouped import Position
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import Length, at_most, num_elements
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import spec_of
+from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.transforms.bin_packing import Bins, MakePlacer, best_fit, emission_order, first_fit
 from gristmill.transforms.pack_layout import PackedRows, PackLayout
 from gristmill.transforms.sequences import Array
@@ -55,12 +58,16 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
     def _algorithm() -> MakePlacer:
         """What chooses the bins."""
 
-    def __str__(self) -> str:
-        return type(self).__name__
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return self._packing.described()
+
+    def _num_elements(self) -> Length:
+        return at_most(num_elements(self._parent))  # a row holds one of them at least
 
     @property
     def _element_spec(self) -> Any:
-        return self._packing.layout.spec(self._parent._element_spec)
+        return self._packing.layout.spec(spec_of(self._parent))
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         return BinPackDatasetIterator(iterate(self._parent), self._packing)
@@ -165,9 +172,10 @@ class Packing:
         group = self.shuffle_bins_group_by_feature
         self._group = None if group is None else self.layout.index(group)
 
-    @property
-    def algorithm_name(self) -> str:
-        return self.algorithm.__name__
+    def described(self) -> dict[str, Any]:
+        """What decides which rows there are."""
+        given = {name.name: getattr(self, name.name) for name in fields(Packing)[1:]}
+        return {"algorithm": self.algorithm.__name__, **given}
 
     def bins_like(self, sequences: list[Array]) -> Bins:
         """Empty bins for sequences like these."""
@@ -186,15 +194,14 @@ class Packing:
 
 class BinPackDatasetIterator(PackIterator[int, Bins]):
     # A position starts at the number of rows before it.
-    _parameters: ClassVar = {
-        "algorithm": "_packing.algorithm_name",
-        **{name.name: f"_packing.{name.name}" for name in fields(Packing)[1:]},
-    }
-
     def __init__(self, parent: DatasetIterator[Any], packing: Packing) -> None:
         super().__init__(parent, 0)
         self._packing = packing
         self._num_bytes: int | None = None
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return self._packing.described()
 
     def get_packed_batch_size_bytes(self) -> int:
         """Returns how many bytes the arrays of all bins take, and the numbers that say how full these are.
@@ -235,8 +242,8 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         held = super()._held(at)
         return held and f"up to {self._packing.num_packing_bins} {held}"
 
-    def _state_at(self, parent: Any, at: Position[int]) -> dict[str, Any]:
-        return {"parent": parent, "next_row": at.num_taken, "counter": at.start + at.num_taken}
+    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
+        return {"parent": parent, "next_row": num_taken, "counter": self._at.start + num_taken}
 
     def _position_in(self, state: Any) -> Position[int]:
         row, count = state_count(state, "next_row", self), state_count(state, "counter", self)

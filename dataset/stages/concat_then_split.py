@@ -6,17 +6,21 @@ import enum
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.state import plain_int, shown, state_count, state_field
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.packing import Memory, PackIterator, Position
+from gristmill.dataset.bases.grouped import Position
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import spec_of
+from gristmill.dataset.bases.packing import Memory, PackIterator
+from gristmill.dataset.bases.parameters import Parameters, silent
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 from gristmill.transforms.sequences import Array, as_sequence
 
@@ -33,6 +37,15 @@ class BOSHandling(enum.Enum):
 
     DO_NOTHING = 1
     REPLACE_FIRST_TOKEN_WITH_BOS = 2
+
+
+class ConcatThenSplitParameters(Parameters):
+    length_struct: dict[str, int]
+    meta_features: Collection[str] = silent()
+    split_full_length_features: bool = silent()
+    bos_handling: BOSHandling = silent()
+    bos_features: Collection[str] = silent()
+    bos_token_id: int | None = silent()
 
 
 class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
@@ -113,14 +126,16 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
         if len(set(outputs)) < len(outputs):
             raise ValueError(f"features must not be named as the segment ids or positions of others are, got {list(lengths)}")
         self._splits_full_length = bool(split_full_length_features)
+        self._parameters = ConcatThenSplitParameters(
+            lengths, meta_features, self._splits_full_length, bos_handling, bos_features, bos_token_id
+        )
 
-    def __str__(self) -> str:
-        lengths = {target.name: target.length for target in self._targets}
-        return f"ConcatThenSplitIterDataset(length_struct={lengths})"
+    def _num_elements(self) -> Length:
+        return Unknown()  # the lengths of the sequences decide it
 
     @property
     def _element_spec(self) -> Any:
-        spec = self._parent._element_spec
+        spec = spec_of(self._parent)
         row = {}
         for target in self._targets:
             leaf = spec[target.name]
@@ -149,8 +164,6 @@ class _Rows:
 
 class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
     # An element that is cut remains the next one until nothing is left of it.
-    _parameters: ClassVar = {"targets": "_targets", "split_full_length_features": "_splits_full_length"}
-
     def __init__(self, parent: DatasetIterator[Any], targets: list[Target], splits_full_length: bool) -> None:
         super().__init__(parent, None)
         self._targets = targets
@@ -158,6 +171,10 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
         self._cut_names = [target.name for target in targets if not target.is_meta]
         self._splits_full_length = splits_full_length
         self._has_warned = False
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"targets": self._targets, "split_full_length_features": self._splits_full_length}
 
     def _pack(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices] | None:
         ahead = memory.ahead
@@ -220,11 +237,12 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
     def _held(self, at: Position[Slices]) -> str | None:
         return super()._held(at) or (None if at.start is None else "the rest of an element")
 
-    def _state_at(self, parent: Any, at: Position[Slices]) -> dict[str, Any]:
+    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
+        start = self._at.start
         return {
             "parent_state": parent,
-            "remainder_slices": {name: [-1, -1] if at.start is None else list(at.start[name]) for name in self._cut_names},
-            "elements_from_buffer_after_checkpoint": at.num_taken,
+            "remainder_slices": {name: [-1, -1] if start is None else list(start[name]) for name in self._cut_names},
+            "elements_from_buffer_after_checkpoint": num_taken,
         }
 
     def _position_in(self, state: Any) -> Position[Slices]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import as_int, missing_package
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.map_dataset import MapDataset
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
-from gristmill.dataset.elastic_batches import BatchesIterator, SparseBatchesIterator
-from gristmill.dataset.elastic_files import FilesIterator
-from gristmill.dataset.element_spec import batched_spec
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, IteratorContext, iterate
-from gristmill.dataset.map_dataset import MapDataset, ancestors
+from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.element_spec import batched_spec
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, share_context
+from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, Unknown, num_elements, scaled
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import dropping_steps, spec_of
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.stages.elastic_batches import BatchesIterator, SparseBatchesIterator
+from gristmill.dataset.stages.elastic_files import FilesIterator
 
 T = TypeVar("T")
+
+
+class ElasticParameters(Parameters):
+    global_batch_size: int = aside(in_text=True)  # a state goes on with another one, and with other shards
+    shard_options: ShardOptions = aside(in_text=True)
+    read_options: ReadOptions | None = aside()
+    multiprocessing_options: MultiprocessingOptions | None = aside()
 
 
 class ElasticIterator(BlockIterator[T], IterDataset[T]):
@@ -68,7 +79,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         array([11, 15])
     """
 
-    _kind = "stateful"
+    _flow = "stateful"
 
     def __init__(
         self,
@@ -98,31 +109,42 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         self._ds = ds
         self._global_batch_size = size
         self._shard = shard_options
+        self._parameters = ElasticParameters(size, shard_options, read_options, multiprocessing_options)
         self._closes_anytime = isinstance(ds, MapDataset)
         self._iterator: BlockIterator[T]
         if isinstance(ds, MapDataset):
             args = ds, size, shard_options, read_options or ReadOptions(), multiprocessing_options or MultiprocessingOptions()
-            is_sparse = any(node._drops for node in ancestors(ds))
+            is_sparse = bool(dropping_steps(ds))
             self._iterator = SparseBatchesIterator(*args) if is_sparse else BatchesIterator(*args)
         elif multiprocessing_options is not None:
             raise NotImplementedError("multiprocessing_options needs a MapDataset: the state of workers cannot be divided anew")
         else:
             self._iterator = FilesIterator(ds, self._batch_size, shard_options)
         self._ctx.options = self._iterator._ctx.options
-        self._iterator._share_context(self._ctx)
+        share_context([self._iterator], self._ctx)
 
     def __str__(self) -> str:
-        return f"ElasticIterator(global_batch_size={self._global_batch_size}, shard_options={self._shard})"
+        return self._text()
+
+    def _num_elements(self) -> Length:
+        length = num_elements(self._ds)
+        if isinstance(self._ds, MapDataset) and isinstance(length, Exact | AtMost | Infinite):
+            return scaled(length, lambda num: num // self._global_batch_size)
+        return Unknown()  # which datasets a shard reads does not tell how long they are
 
     @property
     def _element_spec(self) -> Any:
-        spec = self._ds._element_spec
+        spec = spec_of(self._ds)
         if not self._batch_size:
             return spec
         return batched_spec(batch_function(None), spec, self._batch_size, isinstance(self._ds, MapDataset))
 
     @property
-    def _upstream(self) -> tuple[Any]:
+    def _upstream(self) -> Sequence[Any]:
+        return (self._ds,)
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
         return (self._ds if isinstance(self._ds, MapDataset) else iterate(self._ds),)
 
     def get_shard_states(self) -> dict[int, dict[str, Any]]:
@@ -178,8 +200,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
 
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
-        for it in self._inner_iterators():
-            it._share_context(ctx)
+        share_context(self._inner_iterators(), ctx)
 
     def _take(self, n: int) -> list[Any]:
         return self._iterator._take(n)
@@ -191,13 +212,13 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         return self._iterator.get_state()
 
     def _restore(self, state: Any) -> None:
-        self._iterator._restore(state)
+        self._iterator.set_state(state)
 
     def _mark(self) -> Any:
-        return self._iterator._mark()
+        return marked(self._iterator)
 
     def _return_to(self, mark: Any) -> None:
-        self._iterator._return_to(mark)
+        return_to(self._iterator, mark)
 
     def _merged_state(self, states: Any) -> Any:
         return self._iterator._merged_state(states)

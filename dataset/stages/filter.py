@@ -6,16 +6,23 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
-from gristmill.core.naming import transform_name
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.filter_guard import FilterGuard
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, stream_of
+from gristmill.dataset.bases.length import some_of_them
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, function
+from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.stages.filter_guard import FilterGuard
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Filter, transform_function
 
 T = TypeVar("T")
+
+
+class FilterParameters(Parameters):
+    transform: Any = function()
 
 
 class FilterMapDataset(BlockMapDataset[T]):
@@ -26,22 +33,24 @@ class FilterMapDataset(BlockMapDataset[T]):
 
     _drops = True
     _element_spec = spec_of_first_parent
+    _origins = same_index
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = FilterParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
 
-    def __str__(self) -> str:
-        return f"FilterMapDataset(transform={transform_name(self._transform)})"
-
     def _block(self, indices: Indices) -> list[Any]:
-        fn = self._fn
-        return [x if x is not None and fn(x) else None for x in self._parents[0]._block(indices)]
+        fn, elements = self._fn, self._parents[0]._block(indices)
+        try:
+            return [x if x is not None and fn(x) else None for x in elements]
+        except Exception as error:
+            tell(error, self, indices)
+            raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         fn = self._fn
-        return (x if x is not None and fn(x) else None for x in self._parents[0]._stream(feed))
+        return (x if x is not None and fn(x) else None for x in stream_elements(self._parents[0], feed))
 
 
 class FilterIterDataset(IterDataset[T]):
@@ -52,47 +61,52 @@ class FilterIterDataset(IterDataset[T]):
 
     _drops = True
     _element_spec = spec_of_first_parent
+    _num_elements = some_of_them
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = FilterParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
 
-    def __str__(self) -> str:
-        return f"FilterIterDataset(transform={transform_name(self._transform)})"
-
     def __iter__(self) -> DatasetIterator[T]:
-        return FilterDatasetIterator(iterate(self._parent), self._fn, self._transform)
+        return FilterDatasetIterator(iterate(self._parent), self._fn, self._parameters)
 
 
-class FilterDatasetIterator(StatelessIterator[T]):
-    _kind = "dropping"
+class FilterDatasetIterator(PassingIterator[T]):
+    _flow = "dropping"
 
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, transform: Any) -> None:
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, parameters: Parameters) -> None:
         super().__init__(parent)
         self._fn = fn
-        self._transform = transform
+        self._parameters = parameters
         self._guard = FilterGuard(str(self))
 
-    def __str__(self) -> str:
-        return f"FilterDatasetIterator(transform={transform_name(self._transform)})"
-
     def _take(self, n: int) -> list[Any]:
-        fn, options, counts = self._fn, self._ctx.options, self._guard.counts
+        counts = self._guard.counts
         kept: list[Any] = []
         try:
             while len(kept) < n:
                 elements = self._source._take(n - len(kept))
                 if not elements:
                     break
-                keep = [bool(fn(x)) for x in elements]
-                self._guard.observe(keep, options)
+                keep = self._decisions(elements)
                 kept += [x for x, k in zip(elements, keep, strict=True) if k]
         except BaseException:
             if n > 1:
                 self._guard.counts = counts  # the block is taken, and counted, again
             raise
         return kept
+
+    def _decisions(self, elements: list[Any]) -> list[bool]:
+        """Which of ``elements`` are kept, counted."""
+        fn = self._fn
+        try:
+            keep = [bool(fn(x)) for x in elements]
+            self._guard.observe(keep, self._ctx.options)
+            return keep
+        except Exception as error:
+            tell_at_last(error, self, self._source)
+            raise
 
     def _stream(self, n: int) -> Iterator[Any]:
         fn, num_kept = self._fn, 0
@@ -106,11 +120,11 @@ class FilterDatasetIterator(StatelessIterator[T]):
     def _skip(self) -> None:
         # The output that failed lies behind elements that were rejected properly.
         while True:
-            before = self.get_state()
+            before = marked(self._source)
             try:
                 elements = self._source._take(1)
             except Exception:
-                self._source._restore(before)
+                return_to(self._source, before)
                 self._source._skip()
                 return
             if not elements:

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown, state_count, state_field
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
-from gristmill.dataset.map_dataset import BlockMapDataset
-from gristmill.dataset.refilling import refilling
-from gristmill.dataset.states import LinearStates, copied
+from gristmill.dataset.bases.grouped import Position, SizedGroupsIterator
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, go_to, iterate, pull, snapshot
+from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.parameters import Parameters, aside, function
+from gristmill.dataset.states.values import LinearStates
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import FlatMap, transform_function
 
 T = TypeVar("T")
 
 _HANDED_OUT = object()
+
+
+class FlatMapParameters(Parameters):
+    transform: Any = function()
+
+
+class StreamFlatMapParameters(FlatMapParameters):
+    with_nones: bool = aside()  # ``None`` is an element like any other (in a DataLoader)
 
 
 class FlatMapMapDataset(BlockMapDataset[T]):
@@ -49,7 +61,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         (9, 'b', None, ['a', 'b', 'c', 'd', 'e'])
     """
 
-    _parameters: ClassVar = {"max_fan_out": "_max_fan_out"}
+    _is_made_anew = True
     _drops = True
     # The index of the parent's element that was split last, and its items. Whoever uses it takes it away from other threads.
     _memo: tuple[int, list[Any]] | None
@@ -63,18 +75,17 @@ class FlatMapMapDataset(BlockMapDataset[T]):
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)
+        self._parameters = FlatMapParameters(transform)
 
     def __len__(self) -> int:
         return min(len(self._parent) * self._max_fan_out, sys.maxsize)
 
-    def __str__(self) -> str:
-        return f"FlatMapMapDataset(transform={transform_name(self._transform)})"
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"max_fan_out": self._max_fan_out}
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_memo"}
-
-    def _over(self, replaced: Callable[[Any], Any]) -> FlatMapMapDataset[T]:
-        return FlatMapMapDataset(replaced(self._parent), self._transform)
 
     def _block(self, indices: Indices) -> list[Any]:
         size, numbers = self._max_fan_out, as_ints(indices)
@@ -106,8 +117,15 @@ class FlatMapMapDataset(BlockMapDataset[T]):
 
     def _split(self, numbers: Indices) -> list[list[Any]]:
         """The items of the parent's elements at ``numbers``."""
-        most = self._max_fan_out
-        return [[] if x is None else items_of(self._transform, x, most) for x in self._parents[0]._block(numbers)]
+        most, elements = self._max_fan_out, self._parents[0]._block(numbers)
+        try:
+            return [[] if x is None else items_of(self._transform, x, most) for x in elements]
+        except Exception as error:
+            tell(error, self, [number * most for number in as_ints(numbers)])
+            raise
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(self._parent, index // self._max_fan_out)]
 
 
 class FlatMapIterDataset(IterDataset[T]):
@@ -129,129 +147,86 @@ class FlatMapIterDataset(IterDataset[T]):
         ['a', 'b', 'c']
     """
 
+    _parameters: StreamFlatMapParameters
+
     def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
         super().__init__(parent)
-        self._transform = transform
-        self._with_nones = with_nones  # ``None`` is an element like any other (in a DataLoader)
+        self._parameters = StreamFlatMapParameters(transform, with_nones)
         transform_function(transform, FlatMap, "flat_map")
 
-    def __str__(self) -> str:
-        return f"FlatMapIterDataset(transform={transform_name(self._transform)})"
+    def _num_elements(self) -> Length:
+        return Unknown()  # the transformation decides it
 
     def __iter__(self) -> DatasetIterator[T]:
-        return FlatMapDatasetIterator(iterate(self._parent), self._transform, self._with_nones)
+        return FlatMapDatasetIterator(iterate(self._parent), self._parameters)
 
 
-class FlatMapDatasetIterator(BlockIterator[T]):
-    _kind = "stateful"
-    _refills = True
-
-    def __init__(self, parent: DatasetIterator[Any], transform: Any, with_nones: bool) -> None:
+class FlatMapDatasetIterator(SizedGroupsIterator[T, None]):
+    def __init__(self, parent: DatasetIterator[Any], parameters: StreamFlatMapParameters) -> None:
         super().__init__(parent)
-        self._transform = transform
-        self._with_nones = with_nones
-        self._fn = transform_function(transform, FlatMap, "flat_map")
+        self._parameters = parameters
+        self._transform = parameters.transform
+        self._with_nones = parameters.with_nones
+        self._fn = transform_function(parameters.transform, FlatMap, "flat_map")
         self._most = 0  # items that an element had so far
-        # What is left of the items of an element, the next one last. ``None``: the parent is before that element.
-        self._left: list[Any] | None = None
-        self._start: Any = None  # the parent's state before that element
-        self._position = 0  # items of that element that were delivered
-        self._has_ended = False
 
-    def __str__(self) -> str:
-        return f"FlatMapDatasetIterator(transform={transform_name(self._transform)})"
-
-    def _take(self, n: int) -> list[Any]:
-        taken: list[Any] = []
-        while len(taken) < n:
-            if not self._left:
-                self._take_whole(n - len(taken) - 1, taken)
-                if not self._read():
-                    break
-                continue
-            part = self._left[len(taken) - n :]
-            del self._left[-len(part) :]
-            taken += part[::-1]
-            self._position += len(part)
-        return taken
-
-    def _take_whole(self, n: int, taken: list[Any]) -> None:
-        """Adds all items of some elements to ``taken``, ``n`` at most."""
+    def _take_groups(self, n: int, taken: list[Any]) -> None:
         num = n // self._most if self._most else 0
         if num < 2 or self._num_to_leave_out:
             return
-        parent = self._parents[0]
+        parent = self._source
         before = snapshot(parent)
         if before is None:
             return
-        elements = pull(parent, num)
-        is_end = len(elements) < num
-        # The state at the end is that after the last element, but the parent may have looked for more, and left them out.
-        if is_end and LinearStates.between(before, snapshot(parent), len(elements)) is None:
-            rewind(parent, before)
-            elements = pull(parent, len(elements))
-        split = [self._split(x) for x in elements]
+        try:
+            elements = pull(parent, num)
+            is_end = len(elements) < num
+            # The state at the end is that after the last element, but the parent may have looked for more, and left them out.
+            if is_end and LinearStates.between(before, snapshot(parent), len(elements)) is None:
+                go_to(parent, before)
+                elements = pull(parent, len(elements))
+            split = [self._split(x) for x in elements]
+        except BaseException:
+            go_to(parent, before)
+            raise
         if sum(map(len, split)) > n:  # an element had more items than any before
-            rewind(parent, before)
+            go_to(parent, before)
         elif split:
             taken += itertools.chain.from_iterable(split)
-            self._left, self._start, self._position = [], None, len(split[-1])
+            self._left, self._start, self._num_taken = [], None, len(split[-1])
 
-    def _read(self) -> bool:
-        """Splits the next element, or again the one that a state points into; false at the end."""
-        if self._has_ended:
-            return False
-        parent, delivered = self._parents[0], self._num_to_leave_out
-        start = snapshot(parent)
-        elements = parent._take(1)
+    def _make(self, num_delivered: int) -> tuple[list[Any], bool] | None:
+        elements = self._source._take(1)
         if not elements:
-            self._left, self._start, self._has_ended = [], start, True
-            return False
+            return None
         items = self._split(elements[0])
-        if len(items) < delivered:
+        if len(items) < num_delivered:
             raise StateMismatchError(
-                f"next_index_in_buffer in the state of {self} is {delivered}, but its element has only {len(items)} items: "
+                f"next_index_in_buffer in the state of {self} is {num_delivered}, but its element has only {len(items)} items: "
                 "the state belongs to another pipeline"
             )
-        self._left, self._start, self._position = items[delivered:][::-1], start, delivered
-        return True
+        return items[num_delivered:][::-1], False
 
     def _split(self, element: Any) -> list[Any]:
         if element is None and not self._with_nones:
             return []
-        items = as_list(self._fn(element), self._transform)
+        try:
+            items = as_list(self._fn(element), self._transform)
+        except Exception as error:
+            tell_at_last(error, self, self._source)
+            raise
         self._most = max(self._most, len(items))
         return items
 
-    @property
-    def _num_to_leave_out(self) -> int:
-        """How many items of the element to be read were delivered before."""
-        return self._position if self._left is None else 0
+    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
+        return {"parent": parent, "next_index_in_buffer": num_taken}
 
-    def get_state(self) -> Any:
-        start = self._parents[0].get_state() if self._left is None or self._start is None else copied(self._start)
-        return {"parent": start, "next_index_in_buffer": self._position}
+    def _position_in(self, state: Any) -> Position[None]:
+        num_taken = state_count(state, "next_index_in_buffer", self)
+        return Position(state_field(state, "parent", self), None, num_taken)
 
-    def _restore(self, state: Any) -> None:
-        position = state_count(state, "next_index_in_buffer", self)
-        with refilling(self, f"an element, {position} items of it delivered" if position else None):
-            self._parents[0].set_state(state_field(state, "parent", self))
-        self._left, self._position, self._has_ended = None, position, False
-
-    def _skip(self) -> None:
-        parent = self._parents[0]
-        while not self._left:
-            before = snapshot(parent)
-            try:
-                if not self._read():
-                    return
-            except Exception:
-                if before is not None:
-                    rewind(parent, before)
-                skip_one(parent)
-                self._left, self._position = None, 0
-                return
-        self._take(1)
+    def _held(self, at: Position[None]) -> str | None:
+        return f"an element, {at.num_taken} items of it delivered" if at.num_taken else None
 
 
 class FlatMapFunction(FlatMap):

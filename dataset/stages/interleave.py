@@ -1,45 +1,51 @@
 """``InterleaveIterDataset``: the elements of several datasets in turn, some of them open at a time.
 
-Guarantees:
+Guarantees, besides those of ``cycle``:
 
-1. The order follows from the elements of the datasets alone: not from threads, buffers or blocks.
-2. The state counts what was delivered: which dataset is in which slot of the cycle, and where in it.
-3. ``next`` either delivers or leaves this where it was; then the same dataset is asked again.
-4. At most ``cycle_length + make_iter_buffer_size`` datasets are open. None is before the first ``next``, ``start_prefetch`` or
+1. After an error the same dataset is asked again.
+2. At most ``cycle_length + make_iter_buffer_size`` datasets are open. None is before the first ``next``, ``start_prefetch`` or
    ``get_state``; none is read from before the first two.
-5. What belongs to a dataset that has ended, or that nobody needs any more, is closed at once.
+3. What belongs to a dataset that has ended, or that nobody needs any more, is closed at once.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.state import shown
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import (
-    BlockIterator,
-    ComponentContext,
-    DatasetIterator,
-    IteratorContext,
-    iterate,
-    rewinding,
-    skip_one,
-    snapshot,
-)
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.readahead import ReadAhead
+from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.ahead.readahead import ReadAhead
+from gristmill.dataset.bases.context import ComponentContext, IteratorContext
+from gristmill.dataset.bases.cycle import After, CycleIterator, Failure, Member
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, snapshot
+from gristmill.dataset.bases.length import Length, Unknown, added, num_elements
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
+from gristmill.dataset.bases.node import spec_of
+from gristmill.dataset.bases.parameters import Parameters, aside, silent
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
-from gristmill.dataset.stated_blocks import StatedBlocks
-from gristmill.dataset.states import CycleState, Fetched, LinearStates, copied
+from gristmill.dataset.states.values import CycleState, LinearStates, copied
 
 T = TypeVar("T")
 
-_SKIPPED = ((None,), 0)  # in place of a state: a dataset that could not be opened
 _NUM_DESCRIBED = 16  # datasets of a list that a checkpoint's description shows
+
+
+class InterleaveParameters(Parameters):
+    cycle_length: int = silent()
+    num_make_iter_threads: int = aside()
+    make_iter_buffer_size: int = aside()
+    iter_buffer_size: int = aside()
+
+    def __post_init__(self) -> None:
+        self._replace(cycle_length=as_int("cycle_length", self.cycle_length, minimum=1))
+        for name in ("num_make_iter_threads", "make_iter_buffer_size", "iter_buffer_size"):
+            self._replace(**{name: as_int(name, getattr(self, name), minimum=0)})
 
 
 class InterleaveIterDataset(IterDataset[T]):
@@ -71,6 +77,8 @@ class InterleaveIterDataset(IterDataset[T]):
         ['a', 'x', 'b', 'c', '1', '2']
     """
 
+    _parameters: InterleaveParameters
+
     def __init__(
         self,
         datasets: Sequence[IterDataset[T] | MapDataset[T]] | MapDataset[IterDataset[T] | MapDataset[T]],
@@ -89,20 +97,26 @@ class InterleaveIterDataset(IterDataset[T]):
                 )
             datasets = [_check_dataset(ds, i) for i, ds in enumerate(datasets)]
         self._datasets = datasets
-        self._wanted_cycle_length = as_int("cycle_length", cycle_length, minimum=1)
-        self._num_make_iter_threads = as_int("num_make_iter_threads", num_make_iter_threads, minimum=0)
-        self._make_iter_buffer_size = as_int("make_iter_buffer_size", make_iter_buffer_size, minimum=0)
-        self._iter_buffer_size = as_int("iter_buffer_size", iter_buffer_size, minimum=0)
+        self._parameters = InterleaveParameters(cycle_length, num_make_iter_threads, make_iter_buffer_size, iter_buffer_size)
+
+    @property
+    def _upstream(self) -> Sequence[Any]:
+        return [self._datasets] if isinstance(self._datasets, MapDataset) else self._datasets
+
+    def _num_elements(self) -> Length:
+        if isinstance(self._datasets, MapDataset):
+            return Unknown()  # its elements would have to be computed
+        return added([num_elements(ds) for ds in self._datasets])
 
     @property
     def _cycle_length(self) -> int:
-        return min(self._wanted_cycle_length, len(self._datasets))
+        return min(self._parameters.cycle_length, len(self._datasets))
 
     @property
     def _element_spec(self) -> Any:
         if not len(self._datasets):
             raise NotImplementedError(f"{self} has no elements to describe")
-        return _check_dataset(self._datasets[0], 0)._element_spec
+        return spec_of(_check_dataset(self._datasets[0], 0))
 
     def __str__(self) -> str:
         return f"InterleaveIterDataset([{len(self._datasets)} datasets], cycle_length={self._cycle_length})"
@@ -113,9 +127,9 @@ class InterleaveIterDataset(IterDataset[T]):
         self._datasets = self._datasets.slice(sl) if isinstance(self._datasets, MapDataset) else self._datasets[sl]
 
     def __iter__(self) -> DatasetIterator[T]:
-        opener = _Opener(self._datasets, self._iter_buffer_size)
-        num_ahead = self._make_iter_buffer_size if self._num_make_iter_threads else 0
-        return InterleaveDatasetIterator(opener, self._cycle_length, self._num_make_iter_threads, num_ahead)
+        opener = _Opener(self._datasets, self._parameters.iter_buffer_size)
+        num_ahead = self._parameters.make_iter_buffer_size if self._parameters.num_make_iter_threads else 0
+        return InterleaveDatasetIterator(opener, self._cycle_length, self._parameters.num_make_iter_threads, num_ahead)
 
 
 def _check_dataset(ds: Any, index: int) -> Any:
@@ -150,32 +164,43 @@ class _Opener:
         return iterators
 
 
-class _Open:
-    """An open dataset, and what was computed of it ahead of its turn."""
+class _OpenDataset(Member):
+    """A dataset in a slot, and what was computed of it ahead of its turn."""
 
     def __init__(self, iterator: DatasetIterator[Any]) -> None:
+        super().__init__()
         self.iterator = iterator
         self.initial_state = copied(snapshot(iterator))
-        self.blocks = StatedBlocks(iterator)
-        self.ready: deque[Fetched] = deque()
-        self.failure: BaseException | None = None  # follows what is ready: an error, or the end
+        self._blocks = StatedBlocks(iterator)
 
     def fetch(self, n: int) -> None:
         """Makes up to ``n`` elements ready, or one, and what follows them."""
-        elements, states, self.failure = self.blocks.take(n)
+        elements, states, stop = self._blocks.take(n)
+        self.has_ended = isinstance(stop, StopIteration)
+        self.failure = None if stop is None or self.has_ended else partial(_itself, stop)
         self.ready.extend([(x, states, i) for i, x in enumerate(elements)])
 
-    def skip(self) -> Any:
-        """Moves past the next element, which fails; returns the state then."""
+    def reported(self) -> Failure | None:
+        failure, self.failure = self.failure, None
+        return failure
+
+    def skip(self) -> After:
+        """Moves past the next element, which fails; returns where it is then."""
         skip_one(self.iterator)
-        self.blocks, self.failure = StatedBlocks(self.iterator), None
-        return copied(snapshot(self.iterator))
+        self._blocks, self.failure = StatedBlocks(self.iterator), None
+        return self.place()
+
+    def place(self) -> After:
+        """Where the iterator is."""
+        return [copied(snapshot(self.iterator))], 0
 
 
-class InterleaveDatasetIterator(BlockIterator[T]):
-    _kind = "stateful"
-    _stays_on_error = True
-    _parameters: ClassVar = {"num_datasets": "_num_datasets", "cycle_length": "_cycle_length"}
+def _itself(error: BaseException) -> BaseException:
+    return error
+
+
+class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
+    _work_category = "preprocessing"  # also without any dataset
     _lacks_states = False  # one of the datasets is iterated by a plain Python iterator
     _opening: ReadAhead | None = None  # gives the datasets from ``_opening_index`` on
     _opening_index = 0
@@ -183,154 +208,76 @@ class InterleaveDatasetIterator(BlockIterator[T]):
 
     def __init__(self, opener: _Opener, cycle_length: int, num_threads: int, num_ahead: int) -> None:
         self._opener = opener
-        super().__init__()
-        self._num_datasets = len(opener.datasets)
-        self._cycle_length = cycle_length
+        super().__init__(len(opener.datasets), cycle_length)
         self._num_threads = num_threads
         self._num_ahead = num_ahead
-        # Where this is, as the state says it.
-        self._slot = 0  # whose turn it is
-        self._num_opened = 0  # datasets that have been put into slots
-        self._indices = [0] * cycle_length  # which dataset is in a slot,
-        self._after: list[tuple[Sequence[Any], int] | None] = [None] * cycle_length  # where its state is; None: no dataset,
-        self._exhausted = [0] * cycle_length  # and whether it is known to have ended
-        self._future_states: dict[int, Any] = {}  # of datasets that will be opened, by index
-        # What is being done, by the index of the dataset.
-        self._open: dict[int, _Open] = {}
         self._unstarted: list[DatasetIterator[Any]] = []  # opened, and not yet asked to work ahead
-        self._ended: set[int] = set()  # exhausted, and indeed so
         self._unopenable = -1  # the dataset whose opening failed last: only ``next`` tries again
 
     def __str__(self) -> str:
-        return f"InterleaveDatasetIterator([{self._num_datasets} datasets], cycle_length={self._cycle_length})"
+        return f"InterleaveDatasetIterator([{self._num_members} datasets], cycle_length={self._cycle_length})"
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"num_datasets": self._num_members, "cycle_length": self._cycle_length}
 
     @property
     def _upstream(self) -> Sequence[Any]:
         datasets = self._opener.datasets
-        if isinstance(datasets, MapDataset):
-            return (datasets,)
-        return [iterate(ds) for ds in datasets[:_NUM_DESCRIBED]]
+        return self._parents or ([datasets] if isinstance(datasets, MapDataset) else datasets)
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        datasets = self._opener.datasets
+        return [datasets] if isinstance(datasets, MapDataset) else [iterate(ds) for ds in datasets[:_NUM_DESCRIBED]]
 
     def _inner_iterators(self) -> Iterable[DatasetIterator[Any]]:
-        return [dataset.iterator for dataset in [*self._open.values()]]
+        return [dataset.iterator for dataset in [*self._members.values()]]
+
+    def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
+        self._opener.ctx.joined = tell
 
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
         self._opener.ctx.outer = ctx  # the datasets keep options of their own, which do not get out
 
-    def _take(self, n: int) -> list[Any]:
-        before = self._position()
-        taken: list[tuple[int, Fetched]] = []
-        try:
-            failure = self._collect(n, taken)
-            if failure is not None:
-                for index, fetched in reversed(taken):
-                    if index in self._open:  # else it is computed again
-                        self._open[index].ready.appendleft(fetched)
-                self._set_position(before)
-            elements = [fetched[0] for _, fetched in taken]
-        except BaseException:
-            # A dataset could not be opened, or somebody interrupted this: nothing that is open can be relied upon.
-            self._set_position(before)
-            self._forget()
-            raise
-        if failure is not None:
-            try:
-                raise failure
-            finally:
-                del failure  # its traceback refers to this frame
-        return elements
-
-    def _position(self) -> Any:
-        lists = [*self._indices], [*self._after], [*self._exhausted]
-        return self._slot, self._num_opened, *lists, {**self._future_states}, {*self._ended}
-
-    def _set_position(self, position: Any) -> None:
-        self._slot, self._num_opened, self._indices, self._after, self._exhausted, self._future_states, self._ended = position
-
     def _mark(self) -> Any:
         if self._lacks_states:
             self.get_state()  # raises, as long as there is no way back
-        return self._position()
+        return super()._mark()
 
-    def _return_to(self, mark: Any) -> None:
-        if mark != self._position():  # else what is open and ready stays so
-            self._forget()
-            self._set_position(mark)
+    def _fetch(self, slot: int, num: int) -> None:
+        dataset = self._dataset(slot)
+        while self._unstarted:  # the others of the cycle may work meanwhile
+            self._unstarted.pop().start_prefetch()
+        dataset.fetch(-(-num // self._cycle_length))
 
-    def _collect(self, n: int, taken: list[tuple[int, Fetched]]) -> BaseException | None:
-        """Takes elements until there are ``n``, or the end, or an error, which is returned."""
-        num_vacant = 0  # slots in a row, that will remain so
-        while len(taken) < n and num_vacant < self._cycle_length:
-            slot = self._slot
-            if self._is_vacant(slot):
-                if self._num_opened < self._num_datasets:
-                    try:
-                        self._fill(slot, self._open_next)
-                    except Exception as error:
-                        self._unopenable = self._num_opened
-                        return error
-                else:
-                    num_vacant += 1
-                    self._pass_on()
-                continue
-            dataset = self._dataset(slot)
-            if dataset.ready:
-                num_vacant = 0
-                fetched = dataset.ready.popleft()
-                taken.append((self._indices[slot], fetched))
-                self._after[slot] = fetched[1], fetched[2]
-                self._exhausted[slot] = 0
-                self._pass_on()
-            elif dataset.failure is None:
-                while self._unstarted:  # the others of the cycle may work meanwhile
-                    self._unstarted.pop().start_prefetch()
-                dataset.fetch(-(-(n - len(taken)) // self._cycle_length))
-            elif isinstance(dataset.failure, StopIteration):
-                was_vacant = self._exhausted[slot]  # as a state said
-                self._after[slot] = [copied(snapshot(dataset.iterator))], 0  # it may have left out elements at its end
-                self._exhausted[slot] = 1
-                self._ended.add(self._indices[slot])
-                self._close_dataset(self._indices[slot])
-                if not was_vacant:
-                    num_vacant = 0
-                    self._pass_on()
-            else:
-                failure, dataset.failure = dataset.failure, None
-                return failure
+    def _end(self, slot: int) -> None:
+        index = self._indices[slot]
+        self._after[slot] = self._members[index].place()  # it may have left out elements at its end
+        super()._end(slot)
+        dataset = self._members.pop(index)
+        self._note_parents()
+        dataset.iterator.close()
+
+    def _refill(self, slot: int) -> Failure | None:
+        try:
+            self._fill(slot, self._open_next)
+        except Exception as error:
+            self._unopenable = self._num_opened
+            return partial(_itself, error)
         return None
-
-    def _is_vacant(self, slot: int) -> bool:
-        """Whether the next dataset may be put into ``slot``."""
-        after = self._after[slot]
-        if after is None or after is _SKIPPED or not self._exhausted[slot]:
-            return after is None or after is _SKIPPED
-        return self._indices[slot] in self._ended
-
-    def _pass_on(self) -> None:
-        self._slot = (self._slot + 1) % self._cycle_length
 
     def _fill(self, slot: int, open_new: Callable[[int], DatasetIterator[Any]]) -> None:
         """Opens the next dataset in ``slot``."""
         index = self._num_opened
         if self._future_states.get(index, ()) is None:  # it ended, in a shard of another size
-            self._pass_over(slot)
+            self._put(slot, index, None)
             return
-        if index not in self._open:  # it may be there, if what came after it failed
+        if index not in self._members:  # it may be there, if what came after it failed
             state = self._future_states.get(index)
             self._add(index, open_new(index) if state is None else self._open_at(index, state))
-        self._ended.discard(self._indices[slot])
-        self._indices[slot] = index
-        self._after[slot] = [self._open[index].initial_state], 0
-        self._exhausted[slot] = 0
-        self._future_states.pop(index, None)
-        self._num_opened = index + 1
-
-    def _pass_over(self, slot: int) -> None:
-        """Leaves the next dataset out: ``slot`` stays vacant."""
-        self._indices[slot], self._after[slot], self._exhausted[slot] = self._num_opened, _SKIPPED, 1
-        self._future_states.pop(self._num_opened, None)
-        self._num_opened += 1
+        self._put(slot, index, ([self._members[index].initial_state], 0))
 
     def _open_next(self, index: int) -> DatasetIterator[Any]:
         """A new iterator of the next dataset, by the threads that open ahead."""
@@ -341,7 +288,7 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         opening = self._opening
         if opening is None or self._opening_index != index or not opening.is_here:
             self._stop_opening()
-            opening = ReadAhead(self._opener.open_ahead, index, self._num_datasets, self._num_threads, self._num_ahead)
+            opening = ReadAhead(self._opener.open_ahead, index, self._num_members, self._num_threads, self._num_ahead)
             self._finalizer = weakref.finalize(self, opening.close)
             self._opening = opening
         try:
@@ -357,30 +304,27 @@ class InterleaveDatasetIterator(BlockIterator[T]):
         it.set_state(copied(state))
         return it
 
-    def _dataset(self, slot: int) -> _Open:
+    def _dataset(self, slot: int) -> _OpenDataset:
         """What is open in ``slot``; after an interrupt that is opened again."""
         index = self._indices[slot]
-        if index not in self._open:
+        if index not in self._members:
             after = self._after[slot]
             assert after is not None
             self._add(index, self._open_at(index, self._state_of(after)))
-        return self._open[index]
+        return self._members[index]
 
-    def _add(self, index: int, it: DatasetIterator[Any]) -> _Open:
-        self._open[index] = _Open(it)
-        self._lacks_states |= self._open[index].initial_state is None
+    def _add(self, index: int, it: DatasetIterator[Any]) -> None:
+        self._members[index] = _OpenDataset(it)
+        self._lacks_states |= self._members[index].initial_state is None
         self._unstarted.append(it)
-        self._parents = tuple([dataset.iterator for dataset in self._open.values()])
-        return self._open[index]
+        self._note_parents()
 
-    def _close_dataset(self, index: int) -> None:
-        dataset = self._open.pop(index)
-        self._parents = tuple([other.iterator for other in self._open.values()])
-        dataset.iterator.close()
+    def _note_parents(self) -> None:
+        self._parents = tuple([dataset.iterator for dataset in self._members.values()])
 
     def _forget(self) -> None:
-        """Drops what is open; it is opened again where the state says."""
-        self._open, self._ended, self._parents, self._unstarted = {}, set(), (), []
+        super()._forget()
+        self._parents, self._unstarted = (), []
         self._stop_opening()
 
     def _stop_opening(self) -> None:
@@ -390,8 +334,11 @@ class InterleaveDatasetIterator(BlockIterator[T]):
 
     def _open_slots(self) -> None:
         """Fills the slots that have never had a dataset: the order of elements is the same as without that."""
+        if self._num_opened == self._num_members:
+            return
         for slot in range(self._cycle_length):
-            if self._after[slot] is None and self._num_opened not in (self._num_datasets, self._unopenable):
+            is_new = self._after[slot] is None and not self._exhausted[slot]
+            if is_new and self._num_opened not in (self._num_members, self._unopenable):
                 before = self._position()
                 try:
                     self._fill(slot, self._opener.open)
@@ -415,16 +362,15 @@ class InterleaveDatasetIterator(BlockIterator[T]):
 
     def get_state(self) -> Any:
         self._open_slots()
-        states = [None if after is None or after is _SKIPPED else self._own_state_of(after) for after in self._after]
-        cycle = CycleState(self._slot, self._num_opened, self._indices, states, self._exhausted, self._future_states)
-        return cycle.as_state(owns_states=True)
+        states = [None if after is None else self._own_state_of(after) for after in self._after]
+        return self._cycle_state(states).as_state(owns_states=True)
 
-    def _own_state_of(self, after: tuple[Sequence[Any], int]) -> Any:
+    def _own_state_of(self, after: After) -> Any:
         """One that nobody else has."""
         states, i = after
         return states[i] if type(states) is LinearStates else copied(self._state_of(after))  # ``LinearStates`` makes a new one
 
-    def _state_of(self, after: tuple[Sequence[Any], int]) -> Any:
+    def _state_of(self, after: After) -> Any:
         state = after[0][after[1]]
         if state is None:
             raise NotImplementedError(
@@ -433,66 +379,50 @@ class InterleaveDatasetIterator(BlockIterator[T]):
             )
         return state
 
-    def set_state(self, state: Any) -> None:
-        self._restore(state)  # which changes nothing before all of it has succeeded
-        self._failed_state = None
-
     def _restore(self, state: Any) -> None:
-        if rewinding.is_active and state == self.get_state():
-            return  # that is where it is: what is open and ready stays so
         cycle = CycleState.parse(state, self, self._cycle_length, "the cycle length")
-        if cycle.num_opened > self._num_datasets:
+        if cycle.num_opened > self._num_members:
             raise StateMismatchError(
-                f"next_index_in_datasets in the state of {self} must be at most {self._num_datasets}, the number of datasets, "
+                f"next_index_in_datasets in the state of {self} must be at most {self._num_members}, the number of datasets, "
                 f"got {cycle.num_opened}"
             )
         if any([i >= max(1, cycle.num_opened) for i in cycle.indices]):
             raise StateMismatchError(
                 f"iterators_in_use_indices in the state of {self} must be numbers of opened datasets, got {cycle.indices!r:.200}"
             )
-        # Grain may say "exhausted" of a dataset that is not: all are asked before another takes the place.
-        slots = list(zip(cycle.indices, cycle.states, cycle.exhausted, strict=True))
-        running = [(i, s) for i, s, _ in slots if s is not None]
+        running = [(i, s) for i, s in zip(cycle.indices, cycle.states, strict=True) if s is not None]
         if len(dict(running)) < len(running):
             raise StateMismatchError(
                 f"iterators_in_use_indices in the state of {self} must be different datasets, got {cycle.indices!r:.200}"
             )
-        # On the way back from an error they are opened when their turn comes: opening one may fail, too.
-        opened = {} if rewinding.is_active else {i: self._open_at(i, s) for i, s in running}
-        self._forget()
-        self._slot, self._num_opened = cycle.slot, cycle.num_opened
-        self._indices, self._exhausted, self._future_states = cycle.indices, cycle.exhausted, cycle.future_states
-        self._after = [([s], 0) if s is not None else _SKIPPED if flag else None for _, s, flag in slots]
+        opened = {i: self._open_at(i, s) for i, s in running}
+        self._go_to(cycle)
         for i, it in opened.items():
             self._add(i, it)
 
-    def _skip(self) -> None:
-        if self._collect(1, []) is None:
-            return  # it did not fail this time
-        slot = self._slot
+    def _skip_failed(self, slot: int) -> bool:
         if self._is_vacant(slot):  # the next dataset cannot be opened
-            self._pass_over(slot)
+            self._put(slot, self._num_opened, None)
         else:
-            self._after[slot] = [self._dataset(slot).skip()], 0
-        self._pass_on()
+            self._after[slot] = self._dataset(slot).skip()
+        return True
 
     def _get_next_index(self) -> int:
         self._check_single("know the index of its next element")
         after = self._after[0]
         it = self._opener.open(0) if after is None else self._open_at(0, self._state_of(after))
-        return it._get_next_index()
+        return next_index_of(it)
 
     def _set_next_index(self, index: int) -> None:
         self._check_single("jump to an index")
         it = self._opener.open(0)
-        it._set_next_index(index)
-        self._forget()
-        self._num_opened, self._indices, self._after, self._exhausted = 1, [0], [([it.get_state()], 0)], [0]
+        move_to_index(it, index)
+        self._go_to(CycleState(0, 1, [0], [it.get_state()], [0]))
         self._add(0, it)
 
     def _has_gaps(self) -> bool:
-        return self._num_datasets == 1 and self._opener.open(0)._has_gaps()
+        return self._num_members == 1 and may_have_gaps(self._opener.open(0))
 
     def _check_single(self, ability: str) -> None:
-        if self._num_datasets != 1:
+        if self._num_members != 1:
             raise NotImplementedError(f"{self} does not {ability}: only an interleave of a single dataset does")

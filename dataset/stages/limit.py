@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from gristmill.core.errors import StateIndexError, as_int
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one, stream_of
-from gristmill.dataset.next_index import check_no_gaps
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, skip_one, stream_of
+from gristmill.dataset.bases.length import Exact, Length, num_elements, shortest
+from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.dataset.bases.parameters import Parameters
 
 T = TypeVar("T")
+
+
+class LimitParameters(Parameters):
+    count: int
+
+    def __post_init__(self) -> None:
+        self._replace(count=as_int("count", self.count, minimum=1))
 
 
 class LimitIterDataset(IterDataset[T]):
@@ -35,29 +45,28 @@ class LimitIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _parameters: LimitParameters
 
     def __init__(self, parent: Any, count: int) -> None:
         super().__init__(parent)
-        self._count = as_int("count", count, minimum=1)
+        self._parameters = LimitParameters(count)
 
-    def __str__(self) -> str:
-        return f"LimitIterDataset(count={self._count})"
+    def _num_elements(self) -> Length:
+        return shortest([num_elements(self._parent), Exact(self._parameters.count)])
 
     def __iter__(self) -> DatasetIterator[T]:
-        return LimitDatasetIterator(iterate(self._parent), self._count)
+        return LimitDatasetIterator(iterate(self._parent), self._parameters)
 
 
 class LimitDatasetIterator(BlockIterator[T]):
-    _parameters: ClassVar = {"count": "_count"}
-    _kind = "one_to_one"
+    _flow = "one_to_one"
+    _placed_by = ("_num_read",)
 
-    def __init__(self, parent: DatasetIterator[Any], count: int) -> None:
+    def __init__(self, parent: DatasetIterator[Any], parameters: LimitParameters) -> None:
         super().__init__(parent)
-        self._count = count
+        self._parameters = parameters
+        self._count = parameters.count
         self._num_read = 0
-
-    def __str__(self) -> str:
-        return f"LimitDatasetIterator(count={self._count})"
 
     def _take(self, n: int) -> list[Any]:
         n = min(n, self._count - self._num_read)
@@ -78,6 +87,9 @@ class LimitDatasetIterator(BlockIterator[T]):
         self._parents[0].set_state(state_field(state, "parent", self))
         self._num_read = num_read
 
+    def _place(self) -> Place | None:
+        return place_of(self._parents[0])
+
     def _skip(self) -> None:
         skip_one(self._parents[0])
         self._num_read += 1
@@ -89,5 +101,5 @@ class LimitDatasetIterator(BlockIterator[T]):
         check_no_gaps(self)
         if index > self._count:
             raise StateIndexError(f"the index of the next element of {self} must be in [0, {self._count}], got {index}")
-        self._parents[0]._set_next_index(index)
+        move_to_index(self._parents[0], index)
         self._num_read = index

@@ -6,15 +6,27 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
-from gristmill.core.naming import transform_name
-from gristmill.dataset.element_spec import transformed_spec
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, StatelessIterator, iterate, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.element_spec import transformed_spec
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.length import same_number
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.next_index import move_to_index, next_index_of
+from gristmill.dataset.bases.parameters import Parameters, aside, function
+from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Map, transform_function
 
 T = TypeVar("T")
+
+
+class MapParameters(Parameters):
+    transform: Any = function()
+
+
+class StreamMapParameters(MapParameters):
+    with_nones: bool = aside()  # ``None`` is an element like any other (in a DataLoader)
 
 
 class MapMapDataset(BlockMapDataset[T]):
@@ -24,22 +36,24 @@ class MapMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
+    _origins = same_index
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = MapParameters(transform)
         self._fn = transform_function(transform, Map, "map")
 
-    def __str__(self) -> str:
-        return f"MapMapDataset(transform={transform_name(self._transform)})"
-
     def _block(self, indices: Indices) -> list[Any]:
-        fn = self._fn
-        return [None if x is None else fn(x) for x in self._parents[0]._block(indices)]
+        fn, elements = self._fn, self._parents[0]._block(indices)
+        try:
+            return [None if x is None else fn(x) for x in elements]
+        except Exception as error:
+            tell(error, self, indices)
+            raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         fn = self._fn
-        return (None if x is None else fn(x) for x in self._parents[0]._stream(feed))
+        return (None if x is None else fn(x) for x in stream_elements(self._parents[0], feed))
 
 
 class MapIterDataset(IterDataset[T]):
@@ -49,44 +63,43 @@ class MapIterDataset(IterDataset[T]):
     """
 
     _element_spec = transformed_spec
+    _num_elements = same_number
+    _parameters: StreamMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = StreamMapParameters(transform, with_nones)
         self._fn = transform_function(transform, Map, "map")
-        self._with_nones = with_nones  # ``None`` is an element like any other (in a DataLoader)
-
-    def __str__(self) -> str:
-        return f"MapIterDataset(transform={transform_name(self._transform)})"
 
     def __iter__(self) -> DatasetIterator[T]:
-        return MapDatasetIterator(iterate(self._parent), self._fn, self._with_nones, self._transform)
+        return MapDatasetIterator(iterate(self._parent), self._fn, self._parameters)
 
 
-class MapDatasetIterator(StatelessIterator[T]):
-    _kind = "one_to_one"
+class MapDatasetIterator(PassingIterator[T]):
+    _flow = "one_to_one"
 
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, with_nones: bool, transform: Any) -> None:
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, parameters: StreamMapParameters) -> None:
         super().__init__(parent)
         self._fn = fn
-        self._with_nones = with_nones
-        self._transform = transform
-
-    def __str__(self) -> str:
-        return f"MapDatasetIterator(transform={transform_name(self._transform)})"
+        self._with_nones = parameters.with_nones
+        self._parameters = parameters
 
     def _take(self, n: int) -> list[Any]:
-        fn = self._fn
-        if self._with_nones:
-            return [fn(x) for x in self._source._take(n)]
-        return [None if x is None else fn(x) for x in self._source._take(n)]
+        fn, elements = self._fn, self._source._take(n)
+        try:
+            if self._with_nones:
+                return [fn(x) for x in elements]
+            return [None if x is None else fn(x) for x in elements]
+        except Exception as error:
+            tell_at_last(error, self, self._source)
+            raise
 
     def _stream(self, n: int) -> Iterator[Any]:
         fn, keeps = self._fn, not self._with_nones
         return (None if x is None and keeps else fn(x) for x in stream_of(self._source, n))
 
     def _get_next_index(self) -> int:
-        return self._source._get_next_index()
+        return next_index_of(self._source)
 
     def _set_next_index(self, index: int) -> None:
-        self._source._set_next_index(index)
+        move_to_index(self._source, index)

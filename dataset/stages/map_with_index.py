@@ -6,16 +6,22 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
-from gristmill.core.naming import transform_name
-from gristmill.dataset.counting import CountingIterator
-from gristmill.dataset.element_spec import transformed_spec
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.counting import CountingIterator
+from gristmill.dataset.bases.element_spec import transformed_spec
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.length import same_number
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.parameters import Parameters, function
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import MapWithIndex, transform_function
 
 T = TypeVar("T")
+
+
+class MapWithIndexParameters(Parameters):
+    transform: Any = function()
 
 
 class MapWithIndexMapDataset(BlockMapDataset[T]):
@@ -25,23 +31,25 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
+    _origins = same_index
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = MapWithIndexParameters(transform)
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")
-
-    def __str__(self) -> str:
-        return f"MapWithIndexMapDataset(transform={transform_name(self._transform)})"
 
     def _block(self, indices: Indices) -> list[Any]:
         fn = self._fn
         elements = self._parents[0]._block(indices)
-        return [None if x is None else fn(i, x) for i, x in zip(as_ints(indices), elements, strict=True)]
+        try:
+            return [None if x is None else fn(i, x) for i, x in zip(as_ints(indices), elements, strict=True)]
+        except Exception as error:
+            tell(error, self, indices)
+            raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         fn = self._fn
-        elements = self._parents[0]._stream(feed)  # may end early
+        elements = stream_elements(self._parents[0], feed)  # may end early
         return (None if x is None else fn(i, x) for x, i in zip(elements, as_ints(feed.indices), strict=False))
 
 
@@ -52,36 +60,35 @@ class MapWithIndexIterDataset(IterDataset[T]):
     """
 
     _element_spec = transformed_spec
+    _num_elements = same_number
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
-        self._transform = transform
+        self._parameters = MapWithIndexParameters(transform)
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")
 
-    def __str__(self) -> str:
-        return f"MapWithIndexIterDataset(transform={transform_name(self._transform)})"
-
     def __iter__(self) -> DatasetIterator[T]:
-        return MapWithIndexDatasetIterator(iterate(self._parent), self._fn, self._transform)
+        return MapWithIndexDatasetIterator(iterate(self._parent), self._fn, self._parameters)
 
 
 class MapWithIndexDatasetIterator(CountingIterator[T]):
     _count_key = "counter"
 
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, transform: Any) -> None:
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, parameters: Parameters) -> None:
         super().__init__(parent)
         self._fn = fn
-        self._transform = transform
-
-    def __str__(self) -> str:
-        return f"MapWithIndexDatasetIterator(transform={transform_name(self._transform)})"
+        self._parameters = parameters
 
     def _take(self, n: int) -> list[Any]:
         fn, ctx = self._fn, self._ctx
         step = ctx.worker_count
         first = ctx.worker_index + self._count * step
         elements = self._parents[0]._take(n)
-        result = [None if x is None else fn(first + i * step, x) for i, x in enumerate(elements)]
+        try:
+            result = [None if x is None else fn(first + i * step, x) for i, x in enumerate(elements)]
+        except Exception as error:
+            tell_at_last(error, self, self._parents[0])
+            raise
         self._count += len(elements)
         return result
 

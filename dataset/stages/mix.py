@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
-from gristmill.core.errors import StateMismatchError, add_note
+from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag, state_list
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, skip_one, snapshot
-from gristmill.dataset.map_dataset import BlockMapDataset, MapDataset
-from gristmill.dataset.refilling import refuse_refilling
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
+from gristmill.dataset.bases.length import Infinite, Length, added, at_most, num_elements
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, stream_elements
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.selection import (
     BlockSelectionMap,
     ConcatenationMap,
@@ -25,6 +26,8 @@ from gristmill.dataset.selection import (
     select_singly,
     selected,
 )
+from gristmill.dataset.states.refilling import refuse_refilling
+from gristmill.dataset.telling.failures import add_before, tell
 
 T = TypeVar("T")
 
@@ -37,7 +40,6 @@ class MixedMapDataset(BlockMapDataset[T]):
     Order: the selection's. Cost: about 0.05 µs per element in blocks, and a block of each dataset that is selected from.
     """
 
-    _parameters: ClassVar = {"selection_map": "_selection_map"}
     _element_spec = spec_of_first_parent
 
     def __init__(self, datasets: Sequence[MapDataset[T]], selection_map: Any) -> None:
@@ -56,17 +58,19 @@ class MixedMapDataset(BlockMapDataset[T]):
     def __str__(self) -> str:
         return f"MixedMapDataset[{len(self._parents)} parents]"
 
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"selection_map": self._selection_map}
+
     def __repr__(self) -> str:
         lengths = [len(parent) for parent in self._parents]
         text = without_addresses(repr(self._selection_map))  # a user's may have none of its own
         return f"MixedMapDataset(parent_lengths={lengths}, selection_map={text})"
 
     def _block(self, indices: Indices) -> list[Any]:
-        self._check_not_empty(self._length)
-        selection_map = self._selection_map
+        self._check_not_empty(self._length, indices)
         if len(indices) == 1:
-            component, inner = selected(selection_map, as_ints(indices)[0])
-            return self._read(component, [inner])
+            return self._read(*self._selected(as_ints(indices)[0]))
         shares, places = self._select(indices)
         if len(shares) == 1:
             return self._read(*shares[0])
@@ -80,8 +84,21 @@ class MixedMapDataset(BlockMapDataset[T]):
         shares, places = self._select(feed.indices)
         streams: list[Iterator[Any]] = []  # at each place, the one that its element comes from
         for component, inner_indices in shares:
-            streams += [self._component(component)._stream(Feed(inner_indices))] * len(inner_indices)
+            streams += [stream_elements(self._component(component), Feed(inner_indices))] * len(inner_indices)
         return (next(streams[place]) for place in feed.steps([*places]))
+
+    def _selected(self, index: int) -> tuple[int, list[int]]:
+        try:
+            component, inner = selected(self._selection_map, index)
+            self._component(component)
+        except Exception as error:
+            tell(error, self, [index])
+            raise
+        return component, [inner]
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        component, (inner,) = self._selected(index)
+        return [Part(self._parents[component], inner)]
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map
@@ -102,7 +119,7 @@ class MixedMapDataset(BlockMapDataset[T]):
         try:
             return parent._block(indices)
         except Exception as error:
-            add_note(error, f"It happened in the component with dataset_index={component} of {self}.")
+            add_before(error, f"It happened in the component with dataset_index={component} of {self}.")
             raise
 
 
@@ -162,8 +179,17 @@ class MixedIterDataset(IterDataset[T]):
         self._names = None if names is None else [str(name) for name in names]  # as JSON has them
         self._proportions = integer_weights([1] * len(self._parents) if weights is None else weights, len(self._parents))
 
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"proportions": self._proportions}
+
     def __str__(self) -> str:
         return f"MixedIterDataset([{len(self._parents)} parents], proportions={list(self._proportions)})"
+
+    def _num_elements(self) -> Length:
+        # It ends with the first component whose turn comes in vain, which depends on the pattern.
+        lengths = [num_elements(parent) for parent in self._parents]
+        return Infinite() if lengths == [Infinite()] * len(lengths) else at_most(added(lengths))
 
     def __iter__(self) -> DatasetIterator[T]:
         return MixedDatasetIterator(self._parents, self._proportions, self._names)
@@ -188,8 +214,8 @@ def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
 
 
 class MixedDatasetIterator(BlockIterator[T]):
-    _parameters: ClassVar = {"proportions": "_described_proportions"}
-    _kind = "stateful"
+    _flow = "stateful"
+    _placed_by = ("_index", "_has_ended")
 
     def __init__(self, datasets: Sequence[Any], proportions: tuple[int, ...], names: list[str] | None) -> None:
         super().__init__([iterate(ds) for ds in datasets])
@@ -205,9 +231,9 @@ class MixedDatasetIterator(BlockIterator[T]):
         return f"MixedDatasetIterator([{len(self._parents)} parents], proportions={self._proportions})"
 
     @property
-    def _described_proportions(self) -> Any:
+    def _described_parameters(self) -> dict[str, Any]:
         # Named components may come and go, and be weighed anew, between saving and restoring.
-        return self._proportions if self._names is None else None
+        return {"proportions": self._proportions if self._names is None else None}
 
     @property
     def _components(self) -> dict[str, DatasetIterator[Any]] | None:
@@ -224,16 +250,16 @@ class MixedDatasetIterator(BlockIterator[T]):
     def _take_block(self, n: int) -> list[Any]:
         if n == 1:
             return self._take_one()
-        before = [snapshot(parent) for parent in self._parents]
-        if any([state is None for state in before]):
+        before = [marked(parent) for parent in self._parents]
+        if any([mark is None for mark in before]):
             return [x for _ in range(n) for x in self._take_one()]
         shares, places = self._selection.select(range(self._index, self._index + n))
         found: list[Any] = []
         for component, inner in shares:
             elements = self._pull(component, len(inner))
             if len(elements) < len(inner):  # then the parents are asked again, for what comes before that
-                for parent, state in zip(self._parents, before, strict=True):
-                    rewind(parent, state)
+                for parent, mark in zip(self._parents, before, strict=True):
+                    return_to(parent, mark)
                 return self._take_until_the_end(n)
             found += elements
         self._index += n
@@ -258,7 +284,7 @@ class MixedDatasetIterator(BlockIterator[T]):
         try:
             return pull(self._parents[component], n)
         except Exception as error:
-            add_note(error, f"It happened in the component with input_index={component} of {self}.")
+            add_before(error, f"It happened in the component with input_index={component} of {self}.")
             raise
 
     def get_state(self) -> Any:

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
 from gristmill.core.options import MultiprocessingOptions
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.map_dataset import ancestors
-from gristmill.dataset.round_robin import RoundRobinIterator, Shard
-from gristmill.dataset.slicing import slice_pipeline, worker_slice
-from gristmill.dataset.states import Fetched
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.length import Length
+from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
+from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
+from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline, worker_slice
+from gristmill.dataset.states.values import Fetched
 from gristmill.dataset.worker_task import PipelineTask, place
 from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
 from gristmill.workers.logbook import Entry
@@ -32,6 +33,12 @@ T = TypeVar("T")
 
 _PATIENCE_SECONDS = 0.5  # for the next element, where a death is still to be reported
 _CAREFUL_OUTPUTS = 1000  # after a death: read-ahead may have been that far
+
+
+class MultiprocessPrefetchParameters(Parameters):
+    multiprocessing_options: MultiprocessingOptions = aside(in_text=True)
+    worker_init_fn: Any = aside()
+    sequential_slice: bool = aside()
 
 
 class MultiprocessPrefetchIterDataset(IterDataset[T]):
@@ -63,10 +70,11 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
                     f"{self} cannot be applied to a pipeline that already has {node}: workers do not start workers. "
                     "Keep one of them, the last one, and add up their numbers of workers"
                 )
+        self._parameters = MultiprocessPrefetchParameters(options, worker_init_fn, self._sequential_slice)
         slice_pipeline(parent, 0, options.num_workers, sequential=self._sequential_slice)  # raises if that is impossible
 
-    def __str__(self) -> str:
-        return f"MultiprocessPrefetchIterDataset(multiprocessing_options={self._options})"
+    def _num_elements(self) -> Length:
+        return num_elements_of_shares(self._parent, self._options.num_workers, self._sequential_slice)
 
     def __iter__(self) -> DatasetIterator[T]:
         return MultiprocessPrefetchIterator(
@@ -77,6 +85,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     _resting: WorkerPool | None = None  # the pool that was used last, if nobody else has taken it over
     _finalizer: Any = None
+    _tell: Callable[[Any], None] | None = None  # is told of the pool that is used
 
     def __init__(self, ds: IterDataset[T], options: MultiprocessingOptions, init_fn: Any, *, sequential_slice: bool) -> None:
         super().__init__(ds, options.num_workers, sequential_slice=sequential_slice)
@@ -90,6 +99,25 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     @property
     def _pool(self) -> WorkerPool | None:
         return next(iter(self._held), None)
+
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        return [self._options, *super()._work_options]
+
+    def _worker_processes(self) -> Sequence[Any]:
+        return () if self._pool is None else self._pool.workers
+
+    def _awaited_worker(self) -> str | None:
+        shard = self._members.get(self._slot)
+        return None if shard is None else f"worker {self._slot}, {shard}"
+
+    def _tell_hired(self, tell: Callable[[Any], None] | None) -> None:
+        self._tell = tell
+        if tell is not None and self._pool is not None:
+            tell(self._pool)
+
+    def _share(self, index: int) -> IterDataset[T]:
+        return slice_pipeline(self._ds, index, self._count, sequential=self._sequential_slice)
 
     def _open(self) -> Sequence[Shard]:
         if self._finalizer is None:
@@ -110,6 +138,8 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
             except BaseException:
                 self._park_unless_held(pool)
                 raise
+        if self._tell is not None:
+            self._tell(pool)
         numbers = [None if self._sequential_slice else worker_slice(i, self._count) for i in range(self._count)]
         return [ProcessShard(pool, i, self._count, numbers[i]) for i in range(self._count)]
 
@@ -154,7 +184,8 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
         if pool is not None:
             pool.close()
         self._held.clear()
-        self._reset()
+        for shard in self._members.values():
+            shard.clear()
 
 
 def _park_all(held: list[WorkerPool]) -> None:
@@ -173,6 +204,7 @@ class ProcessShard(Shard):
     """
 
     def __init__(self, pool: WorkerPool, index: int, count: int, numbers: slice | None) -> None:
+        super().__init__()
         self._pool = pool
         self._index = index
         self._count = count
@@ -185,6 +217,9 @@ class ProcessShard(Shard):
         self._unexplained = ""  # a death that may be no element's fault
         self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, Any] | None = None  # a message that has been received ahead
+
+    def __str__(self) -> str:
+        return place(self._state, self._numbers)
 
     def start(self, state: Any) -> None:
         self._start(state)
@@ -311,7 +346,10 @@ class ProcessShard(Shard):
 
 def _explain_unpicklable(error: Exception, ds: IterDataset[Any], init_fn: Any) -> None:
     """Notes at ``error`` which of the user's objects cannot be pickled."""
-    parts = [(node, name, value) for node in [*ancestors(ds)][::-1] for name, value in vars(node).items() if name != "_parents"]
+    parts = []
+    for node in [*ancestors(ds)][::-1]:
+        held = {**parameters_of(node).as_dict(), **vars(node)}
+        parts += [(node, name, value) for name, value in held.items() if name not in ("_parents", "_parameters")]
     for node, name, value in [*parts, (None, "worker_init_fn", init_fn)]:
         try:
             dumps(value)

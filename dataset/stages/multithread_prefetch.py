@@ -10,13 +10,16 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator
-from gristmill.dataset.round_robin import RoundRobinIterator, Shard
-from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.length import Length
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.observing import WorkAhead
+from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
+from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
-from gristmill.dataset.states import Fetched
+from gristmill.dataset.states.values import Fetched
 
 T = TypeVar("T")
 
@@ -54,6 +57,12 @@ def multithread_prefetch(
     return MultithreadPrefetchIterDataset(ds, num_threads, buffer_size, sequential_slice) if num_threads else ds
 
 
+class MultithreadPrefetchParameters(Parameters):
+    num_threads: int = aside(in_text=True)
+    buffer_size: int = aside(in_text=True)
+    sequential_slice: bool = aside()
+
+
 class MultithreadPrefetchIterDataset(IterDataset[T]):
     """The parent's elements, computed by ``num_threads`` threads, each of which has every ``num_threads``-th one.
 
@@ -69,10 +78,11 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
         self._num_threads = num_threads
         self._buffer_size = buffer_size
         self._sequential_slice = bool(sequential_slice)
+        self._parameters = MultithreadPrefetchParameters(num_threads, buffer_size, self._sequential_slice)
         slice_pipeline(parent, 0, num_threads, sequential=self._sequential_slice)  # raises if that is impossible
 
-    def __str__(self) -> str:
-        return f"MultithreadPrefetchIterDataset(num_threads={self._num_threads}, buffer_size={self._buffer_size})"
+    def _num_elements(self) -> Length:
+        return num_elements_of_shares(self._parent, self._num_threads, self._sequential_slice)
 
     def __iter__(self) -> DatasetIterator[T]:
         return MultithreadPrefetchIterator(
@@ -81,6 +91,8 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
 
 
 class MultithreadPrefetchIterator(RoundRobinIterator[T]):
+    _tell: Callable[[Any], None] | None = None  # is told of every share that is opened
+
     def __init__(self, ds: IterDataset[T], num_threads: int, buffer_size: int, *, sequential_slice: bool) -> None:
         super().__init__(ds, num_threads, sequential_slice=sequential_slice)
         self._buffer_size = buffer_size
@@ -89,26 +101,40 @@ class MultithreadPrefetchIterator(RoundRobinIterator[T]):
     def __str__(self) -> str:
         return f"MultithreadPrefetchIterator(num_threads={self._count}, buffer_size={self._buffer_size})"
 
+    def _work_ahead(self) -> WorkAhead:
+        return super()._work_ahead()._replace(waits=self._buffer_size > 0, num_threads=self._count)
+
+    def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
+        self._tell = tell
+
+    def _share_iterators(self) -> list[DatasetIterator[Any]]:
+        shares, tell = super()._share_iterators(), self._tell
+        if tell is not None:
+            for it in shares:
+                it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
+                tell(it)
+        return shares
+
+    def _share(self, index: int) -> IterDataset[T]:
+        return slice_pipeline(self._ds, index, self._count, sequential=self._sequential_slice)
+
     def _open(self) -> Sequence[Shard]:
         return [ThreadShard(it, self._buffer_size) for it in self._share_iterators()]
 
-    def _stop(self) -> None:
-        for shard in self._shards or ():  # an error may keep them alive
+    def _forget(self) -> None:
+        for shard in self._members.values():  # an error may keep them alive
             assert isinstance(shard, ThreadShard)
             shard.stop()
-        super()._stop()
-
-    def _rest(self) -> None:
-        pass  # a thread that is at its end has ended
+        super()._forget()
 
     def __del__(self) -> None:
         pass  # what belongs to the shards ends with them, where close would wait for that
 
     def close(self) -> None:
         super().close()
-        shards, self._shards = self._shards, None
+        shards, self._members = self._members, {}
         deadline = time.monotonic() + _CLOSE_SECONDS
-        for shard in shards or ():
+        for shard in shards.values():
             assert isinstance(shard, ThreadShard)
             shard.close(max(0.0, deadline - time.monotonic()))
 
@@ -117,6 +143,7 @@ class ThreadShard(Shard):
     """The share of one thread."""
 
     def __init__(self, it: DatasetIterator[Any], buffer_size: int) -> None:
+        super().__init__()
         self._iterator: ThreadPrefetchDatasetIterator[Any] = ThreadPrefetchDatasetIterator(it, buffer_size)
 
     def start(self, state: Any) -> None:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import same_number
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")
+
+
+class OptionsParameters(Parameters):
+    options: DatasetOptions = aside(in_text=True)
 
 
 class WithOptionsIterDataset(IterDataset[T]):
@@ -33,26 +39,18 @@ class WithOptionsIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _num_elements = same_number
 
     def __init__(self, parent: Any, options: DatasetOptions) -> None:
         super().__init__(parent)
         if not isinstance(options, DatasetOptions):
             raise TypeError(f"options must be a DatasetOptions, got {options!r:.200}")
-        self.options = options
-
-    def __str__(self) -> str:
-        return f"WithOptionsIterDataset(options={self.options})"
+        self.options = self._own_options = options
+        self._parameters = OptionsParameters(options)
 
     def __iter__(self) -> DatasetIterator[T]:
         it = iterate(self._parent)
-        it._ctx.options = self.options.merge(it._ctx.options)
-        watch_if_tracked(it, it._ctx.options)
+        ctx = it._ctx
+        ctx.options = self.options.merge(ctx.options)
+        watch_if_tracked(it, ctx.options)
         return it
-
-
-def collected_options(ds: Any) -> DatasetOptions:
-    """The options in ``ds`` and upstream, merged as iterators merge them: nearest the output first, then first parent first."""
-    options = DatasetOptions()
-    for parent in ds._parents:
-        options = options.merge(collected_options(parent))
-    return ds.options.merge(options) if isinstance(ds, WithOptionsIterDataset) else options

@@ -9,9 +9,15 @@ from typing import Any
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count
-from gristmill.dataset.files import FileIterator, FilesIterDataset
-from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.parameters import aside
+from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, FilesParameters
 from gristmill.sources.parquet import ParquetRows
+
+
+class ParquetParameters(FilesParameters):
+    columns: list[str] | None = aside()
+    read_kwargs: dict[str, Any] = aside()
 
 
 class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
@@ -71,8 +77,8 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
             columns = list(columns)
             if not columns:
                 raise ValueError("columns must not be empty: name at least one, or leave it out to read all")
-        self._columns = columns
-        self._read_kwargs = read_kwargs
+        self._parameters = ParquetParameters(path, columns, read_kwargs)
+        self._columns, self._read_kwargs = columns, read_kwargs
         self._slices: tuple[slice, ...] = ()  # of the row groups of a single file
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
@@ -95,7 +101,7 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
 
 
 class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
-    _place: tuple[int, int]  # the row group, and the row of it with which the block begins
+    _block_place: tuple[int, int]  # the row group, and the row of it with which the block begins
 
     def __init__(
         self,
@@ -129,7 +135,7 @@ class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
 
     @property
     def _position(self) -> tuple[int, int]:
-        group, first_row = self._place
+        group, first_row = self._block_place
         return group, first_row + self._index
 
     def get_state(self) -> Any:
@@ -140,8 +146,8 @@ class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
         self._go_to(state_count(state, "row_group", self), state_count(state, "index_within_row_group", self))
 
     def _go_to(self, group: int, row: int) -> None:
-        index = row - self._place[1]
-        if group == self._place[0] and 0 <= index <= len(self._block):
+        index = row - self._block_place[1]
+        if group == self._block_place[0] and 0 <= index <= len(self._block):
             self._index, self._is_at_end = index, False
         else:
             self._leave_block((group, row))

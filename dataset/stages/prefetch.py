@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from gristmill.core.errors import StateIndexError
 from gristmill.core.naming import stable_repr
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int, shown, state_field
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.filter_guard import FilterGuard
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator
-from gristmill.dataset.map_dataset import MapDataset, ancestors, read
-from gristmill.dataset.readahead import ReadAhead, Stream
-from gristmill.dataset.root_log import OneByOne, RootLog
+from gristmill.dataset.ahead.readahead import ReadAhead, Stream
+from gristmill.dataset.ahead.root_log import OneByOne, RootLog
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.bases.length import Length, num_elements, of_number
+from gristmill.dataset.bases.map import MapDataset, read
+from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent
+from gristmill.dataset.bases.observing import WorkAhead
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
 
 T = TypeVar("T")
+
+
+class PrefetchParameters(Parameters):
+    read_options: ReadOptions = aside(in_text=True, show=stable_repr)
+    allow_nones: bool
 
 
 class PrefetchIterDataset(IterDataset[T]):
@@ -30,6 +39,7 @@ class PrefetchIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _parameters: PrefetchParameters
 
     def __init__(self, parent: Any, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> None:
         super().__init__(parent)
@@ -39,45 +49,63 @@ class PrefetchIterDataset(IterDataset[T]):
             read_options = ReadOptions(prefetch_buffer_size=0) if isinstance(parent, RangeMapDataset) else ReadOptions()
         if not isinstance(read_options, ReadOptions):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
-        self._read_options = read_options
-        self._allow_nones = bool(allow_nones)
-        self._drops = not self._allow_nones
+        self._parameters = PrefetchParameters(read_options, bool(allow_nones))
+        self._drops = not allow_nones
 
-    def __str__(self) -> str:
-        return f"PrefetchIterDataset(read_options={stable_repr(self._read_options)}, allow_nones={self._allow_nones})"
+    def _num_elements(self) -> Length:
+        return num_elements(self._parent) if self._drops else of_number(len(self._parent))
+
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        return (self._parameters.read_options,)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return PrefetchDatasetIterator(self._parent, self._read_options, self._allow_nones)
+        return PrefetchDatasetIterator(self._parent, self._parameters)
 
 
 class PrefetchDatasetIterator(BlockIterator[T]):
-    _parameters: ClassVar = {"allow_nones": "_allow_nones"}
-    _kind = "dropping"
+    _parameters: PrefetchParameters
+    _flow = "dropping"
+    _work_category = "prefetch"
     _stays_on_error = True
     _closes_anytime = True
     _read_ahead: ReadAhead | None = None
     _finalizer: Any = None
     _log: RootLog | None = None  # in a worker
 
-    def __init__(self, ds: MapDataset[Any], read_options: ReadOptions, allow_nones: bool) -> None:
+    def __init__(self, ds: MapDataset[Any], parameters: PrefetchParameters) -> None:
         super().__init__()
         self._ds = ds
+        self._read_from = ds  # or what an observer has made of it
         self._length = len(ds)
-        self._num_threads = read_options.num_threads
-        self._buffer_size = read_options.prefetch_buffer_size
-        self._read_options = read_options
-        self._allow_nones = allow_nones
+        self._parameters = parameters
+        self._num_threads = parameters.read_options.num_threads
+        self._buffer_size = parameters.read_options.prefetch_buffer_size
+        self._allow_nones = parameters.allow_nones
         self._next_index = 0
-        sparse = [node for node in ancestors(ds) if node._drops]
+        sparse = dropping_steps(ds)
         self._is_sparse = bool(sparse)
         self._guard = FilterGuard(str([*sparse, self][0]))
 
-    def __str__(self) -> str:
-        return f"PrefetchDatasetIterator(read_options={stable_repr(self._read_options)}, allow_nones={self._allow_nones})"
+    @property
+    def _upstream(self) -> Sequence[Any]:
+        return (self._ds,)
+
+    _observed_upstream = _upstream
 
     @property
-    def _upstream(self) -> tuple[MapDataset[Any]]:
-        return (self._ds,)
+    def _work_options(self) -> Sequence[Any]:
+        return (self._parameters.read_options,)
+
+    def _work_ahead(self) -> WorkAhead:
+        ahead = self._read_ahead  # which another thread may drop
+        num_threads = min(self._num_threads, self._buffer_size)
+        return WorkAhead(num_threads > 0, num_threads, 0 if ahead is None else ahead.num_ready, reads=True)
+
+    def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
+        self._read_from = self._ds if replace is None else replace(self._ds)
+        if self._read_ahead is not None:
+            self._read_ahead.compute, self._read_ahead.stream = self._read_from._block, self._streamed
 
     def _take(self, n: int) -> list[Any]:
         if n > 1 and self._is_careful:
@@ -131,7 +159,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             return elements, index + len(elements)
         if self._log is not None:
             self._log.note(index, stop)
-        return self._ds._stream(Feed(range(index, stop))), stop
+        return self._read_from._stream(Feed(range(index, stop))), stop
 
     def _read(self, index: int, n: int) -> list[Any]:
         log = self._log
@@ -141,7 +169,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             return self._read_ahead_of(index, n)
         elif log is not None:
             log.note(index, index + n)
-        return read(self._ds, range(index, index + n))
+        return read(self._read_from, range(index, index + n))
 
     def _read_ahead_of(self, index: int, n: int) -> list[Any]:
         elements = self._start_reading().take(n)
@@ -155,14 +183,16 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if self._read_ahead is None or not self._read_ahead.is_here:
             self._stop_reading()
             sizes = self._num_threads, self._buffer_size
-            self._read_ahead = ReadAhead(self._ds._block, self._next_index, self._length, *sizes, self._streamed, self._log)
+            self._read_ahead = ReadAhead(
+                self._read_from._block, self._next_index, self._length, *sizes, self._streamed, self._log
+            )
             self._finalizer = weakref.finalize(self, self._read_ahead.close)
         return self._read_ahead
 
     @property
     def _streamed(self) -> Stream | None:
         """What computes elements one after the other; while somebody observes blocks, there are only these."""
-        return None if hasattr(self, "_unobserved") else self._ds._stream
+        return self._ds._stream if self._read_from is self._ds else None
 
     def _stop_reading(self) -> None:
         self._read_ahead = None
@@ -172,7 +202,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     def _read_for_skip(self) -> list[Any]:
         if self._log is not None and self._log.is_careful:
             self._log.note_alone(self._next_index)
-        return read(self._ds, range(self._next_index, self._next_index + 1))
+        return read(self._read_from, range(self._next_index, self._next_index + 1))
 
     def start_prefetch(self) -> None:
         if self._num_threads and self._buffer_size and not self._closed and not self._is_careful:
@@ -194,6 +224,9 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             )
         self._stop_reading()
         self._next_index = position
+
+    def _place(self) -> Place:
+        return Place(self._ds, self._next_index - 1, is_exact=not self._has_gaps())
 
     def _get_next_index(self) -> int:
         return self._next_index

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
-from gristmill.core.naming import transform_name
 from gristmill.core.seeds import RngPool
-from gristmill.dataset.counting import CountingIterator
-from gristmill.dataset.element_spec import transformed_spec
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.graph import random_seed
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate, stream_of
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.counting import CountingIterator
+from gristmill.dataset.bases.element_spec import transformed_spec
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
+from gristmill.dataset.bases.length import same_number
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.node import random_seed
+from gristmill.dataset.bases.parameters import Parameters, function, silent
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import RandomMap, transform_function
 
 T = TypeVar("T")
+
+
+class RandomMapParameters(Parameters):
+    transform: Any = function()
+    seed: int = silent()
 
 
 class RandomMapMapDataset(BlockMapDataset[T]):
@@ -27,24 +34,26 @@ class RandomMapMapDataset(BlockMapDataset[T]):
     Order: the parent's. Cost: 0.7 µs and one call per element.
     """
 
-    _parameters: ClassVar = {"seed": "_rng_pool._seed"}
     _element_spec = transformed_spec
+    _origins = same_index
+    _parameters: RandomMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._transform = transform
         self._fn = transform_function(transform, RandomMap, "random_map")
-        self._rng_pool = RngPool(random_seed(self, seed, "random_map"))
-
-    def __str__(self) -> str:
-        return f"RandomMapMapDataset(transform={transform_name(self._transform)})"
+        self._parameters = RandomMapParameters(transform, random_seed(self, seed, "random_map"))
+        self._rng_pool = RngPool(self._parameters.seed)
 
     def _block(self, indices: Indices) -> list[Any]:
         elements = self._parents[0]._block(indices)
-        return _random_map(self._fn, elements, as_ints(indices), self._rng_pool)
+        try:
+            return _random_map(self._fn, elements, as_ints(indices), self._rng_pool)
+        except Exception as error:
+            tell(error, self, indices)
+            raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return _random_stream(self._fn, self._parents[0]._stream(feed), as_ints(feed.indices), self._rng_pool)
+        return _random_stream(self._fn, stream_elements(self._parents[0], feed), as_ints(feed.indices), self._rng_pool)
 
 
 class RandomMapIterDataset(IterDataset[T]):
@@ -54,39 +63,38 @@ class RandomMapIterDataset(IterDataset[T]):
     """
 
     _element_spec = transformed_spec
+    _num_elements = same_number
+    _parameters: RandomMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._transform = transform
         self._fn = transform_function(transform, RandomMap, "random_map")
-        self._rng_pool = RngPool(random_seed(self, seed, "random_map"))
-
-    def __str__(self) -> str:
-        return f"RandomMapIterDataset(transform={transform_name(self._transform)})"
+        self._parameters = RandomMapParameters(transform, random_seed(self, seed, "random_map"))
+        self._rng_pool = RngPool(self._parameters.seed)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return RandomMapDatasetIterator(iterate(self._parent), self._fn, self._rng_pool, self._transform)
+        return RandomMapDatasetIterator(iterate(self._parent), self._fn, self._rng_pool, self._parameters)
 
 
 class RandomMapDatasetIterator(CountingIterator[T]):
-    _parameters: ClassVar = {"seed": "_rng_pool._seed"}
     _count_key = "index_for_rng"
 
-    def __init__(self, parent: DatasetIterator[Any], fn: Any, rng_pool: RngPool, transform: Any) -> None:
+    def __init__(self, parent: DatasetIterator[Any], fn: Any, rng_pool: RngPool, parameters: Parameters) -> None:
         super().__init__(parent)
         self._fn = fn
         self._rng_pool = rng_pool
-        self._transform = transform
-
-    def __str__(self) -> str:
-        return f"RandomMapDatasetIterator(transform={transform_name(self._transform)})"
+        self._parameters = parameters
 
     def _take(self, n: int) -> list[Any]:
         ctx = self._ctx
         elements = self._parents[0]._take(n)
         first, step = ctx.worker_index + self._count * ctx.worker_count, ctx.worker_count
         streams = range(first, first + len(elements) * step, step)
-        result = _random_map(self._fn, elements, streams, self._rng_pool)
+        try:
+            result = _random_map(self._fn, elements, streams, self._rng_pool)
+        except Exception as error:
+            tell_at_last(error, self, self._parents[0])
+            raise
         self._count += len(elements)
         return result
 

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array, as_ints
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.division import cut_into_parts
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.origins import RecordKey
+from gristmill.dataset.bases.parameters import Parameters
+
+
+class RangeParameters(Parameters):
+    start: int
+    stop: int
+    step: int
 
 
 class RangeMapDataset(BlockMapDataset[int]):
     """The integers of the builtin ``range``; element ``i`` is ``start + (i % len) * step``."""
 
-    _parameters: ClassVar = {"start": "start", "stop": "stop", "step": "step"}
+    _divided = cut_into_parts
 
     def __init__(self, start: int, stop: int | None = None, step: int = 1) -> None:
         super().__init__()
@@ -27,16 +36,15 @@ class RangeMapDataset(BlockMapDataset[int]):
         self.step = as_int("step", step)
         if not self.step:
             raise ValueError("step must not be zero, got 0")
+        self._parameters = RangeParameters(self.start, self.stop, self.step)
         self._range = range(self.start, self.stop, self.step)
         self._length = max(0, -((self.start - self.stop) // self.step))  # exact, unlike len() also beyond sys.maxsize
 
     def __len__(self) -> int:
         return min(self._length, sys.maxsize)
 
-    def __str__(self) -> str:
-        return f"RangeMapDataset(start={self.start}, stop={self.stop}, step={self.step})"
-
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
     @property
     def _element_spec(self) -> Any:
@@ -44,7 +52,7 @@ class RangeMapDataset(BlockMapDataset[int]):
 
     def _block(self, indices: Indices) -> list[Any]:
         values, length = self._range, self._length
-        self._check_not_empty(length)
+        self._check_not_empty(length, indices)
         if len(indices) == 1:
             return [values[as_ints(indices)[0] % length]]
         if isinstance(indices, range) and 0 <= indices[0] < length and 0 <= indices[-1] < length:
@@ -60,6 +68,10 @@ class RangeMapDataset(BlockMapDataset[int]):
         if self.start:
             positions += self.start
         return positions.tolist()
+
+    def _origins(self, index: int) -> Iterable[RecordKey]:
+        epoch, key = divmod(index, len(self))
+        return [RecordKey(key, epoch)]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return feed.steps(self._block(feed.indices))

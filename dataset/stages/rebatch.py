@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -11,14 +11,26 @@ from gristmill.core import tree
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, skip_one, snapshot
-from gristmill.dataset.refilling import refilling
-from gristmill.dataset.states import copied, is_same
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
+from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.node import spec_of
+from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.states.values import copied, is_same
+from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool
 
 T = TypeVar("T")
+
+
+class RebatchParameters(Parameters):
+    batch_size: int
+    drop_remainder: bool
+
+    def __post_init__(self) -> None:
+        self._replace(batch_size=check_batch_size(self.batch_size), drop_remainder=bool(self.drop_remainder))
 
 
 class RebatchIterDataset(IterDataset[T]):
@@ -46,21 +58,22 @@ class RebatchIterDataset(IterDataset[T]):
         [array([0, 1, 2, 3]), array([4, 5, 6, 7])]
     """
 
+    _parameters: RebatchParameters
+
     def __init__(self, parent: Any, batch_size: int, drop_remainder: bool = False) -> None:
         super().__init__(parent)
-        self._batch_size = check_batch_size(batch_size)
-        self._drop_remainder = bool(drop_remainder)
+        self._parameters = RebatchParameters(batch_size, drop_remainder)
 
-    def __str__(self) -> str:
-        return f"RebatchIterDataset(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
+    def _num_elements(self) -> Length:
+        return Unknown()  # how many rows there are is seen in the batches
 
     @property
     def _element_spec(self) -> Any:
-        size = self._batch_size
-        return map_spec(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), self._parent._element_spec)
+        size = self._parameters.batch_size
+        return map_spec(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), spec_of(self._parent))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return RebatchDatasetIterator(iterate(self._parent), self._batch_size, self._drop_remainder)
+        return RebatchDatasetIterator(iterate(self._parent), self._parameters)
 
 
 @dataclass(frozen=True)
@@ -75,23 +88,19 @@ class _Batch:
 
 class RebatchDatasetIterator(BlockIterator[T]):
     # The parent is always right behind the batch in memory, or at the batch that is to be cut.
-    _parameters: ClassVar = {"batch_size": "_batch_size", "drop_remainder": "_drop_remainder"}
-    _kind = "stateful"
+    _flow = "stateful"
     _refills = True
 
-    def __init__(self, parent: DatasetIterator[Any], batch_size: int, drop_remainder: bool) -> None:
+    def __init__(self, parent: DatasetIterator[Any], parameters: RebatchParameters) -> None:
         super().__init__(parent)
         self._source = parent
-        self._batch_size = batch_size
-        self._drop_remainder = drop_remainder
+        self._parameters = parameters
+        self._batch_size, self._drop_remainder = parameters.batch_size, parameters.drop_remainder
         self._allocate: Allocate = BufferPool()
         self._flatten: Any = None  # the function that flattened the first batch, and what it found
         self._structure: Any = None
         self._batch: _Batch | None = None
         self._row = 0  # rows used of the batch that is being cut, whether or not it is in memory
-
-    def __str__(self) -> str:
-        return f"RebatchDatasetIterator(batch_size={self._batch_size}, drop_remainder={self._drop_remainder})"
 
     def _take(self, n: int) -> list[Any]:
         batches: list[Any] = []
@@ -99,7 +108,11 @@ class RebatchDatasetIterator(BlockIterator[T]):
             pieces = self._cut()
             if not pieces:
                 break
-            leaves = pieces[0] if len(pieces) == 1 else self._join(pieces)
+            try:
+                leaves = pieces[0] if len(pieces) == 1 else self._join(pieces)
+            except Exception as error:
+                tell(error, self)
+                raise
             batches.append(tree.unflatten(self._structure, leaves))
         return batches
 
@@ -124,8 +137,7 @@ class RebatchDatasetIterator(BlockIterator[T]):
             after = copied(snapshot(self._source))
             batch = self._checked(elements[0], before, after) if elements else None
         except BaseException:
-            if before is not None:
-                rewind(self._source, before)
+            go_to(self._source, before)
             raise
         if batch is None:
             if self._batch is None or self._batch.leaves:
@@ -137,6 +149,13 @@ class RebatchDatasetIterator(BlockIterator[T]):
         return True
 
     def _checked(self, element: Any, before: Any, after: Any) -> _Batch:
+        try:
+            return self._check(element, before, after)
+        except Exception as error:
+            tell(error, self)
+            raise
+
+    def _check(self, element: Any, before: Any, after: Any) -> _Batch:
         flatten = self._flatten or tree.flattener()
         leaves, structure = flatten(element)
         if self._structure is not None and structure != self._structure:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, skip_one
-from gristmill.dataset.map_dataset import ReindexMapDataset
-from gristmill.dataset.states import copied
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, skip_one
+from gristmill.dataset.bases.length import Infinite, Length, num_elements, scaled
+from gristmill.dataset.bases.map import ReindexMapDataset
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.origins import Part, Place, place_of
+from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.states.values import copied
+from gristmill.dataset.telling.failures import tell_epoch, told
 
 T = TypeVar("T")
+
+
+class RepeatIterParameters(Parameters):
+    num_epochs: int | None
+
+    def __post_init__(self) -> None:
+        self._replace(num_epochs=None if self.num_epochs is None else as_int("num_epochs", self.num_epochs, minimum=1))
+
+
+class RepeatParameters(RepeatIterParameters):
+    reseed_each_epoch: bool = silent()
 
 
 class RepeatMapDataset(ReindexMapDataset[T]):
@@ -24,28 +39,21 @@ class RepeatMapDataset(ReindexMapDataset[T]):
     Order: the parent's. Cost: none to speak of.
     """
 
-    _parameters: ClassVar = {"num_epochs": "_num_epochs", "reseed_each_epoch": "_reseed"}
+    _is_made_anew = True
+    _parameters: RepeatParameters
 
     def __init__(self, parent: Any, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> None:
         super().__init__(parent)
-        self._num_epochs = None if num_epochs is None else as_int("num_epochs", num_epochs, minimum=1)
-        self._reseed = bool(reseed_each_epoch)
+        self._parameters = RepeatParameters(num_epochs, bool(reseed_each_epoch))
+        self._reseed = self._parameters.reseed_each_epoch
         self._parent_length = len(parent)
         if self._parent_length >= sys.maxsize:
             raise ValueError(f"cannot repeat {parent}: it is endless already")
-        if self._num_epochs is None:
-            self._length = sys.maxsize if self._parent_length else 0
-        else:
-            self._length = min(self._parent_length * self._num_epochs, sys.maxsize)
+        times = self._parameters.num_epochs
+        self._length = min(self._parent_length * (sys.maxsize if times is None else times), sys.maxsize)
 
     def __len__(self) -> int:
         return self._length
-
-    def __str__(self) -> str:
-        return f"RepeatMapDataset(num_epochs={self._num_epochs})"
-
-    def _over(self, replaced: Callable[[Any], Any]) -> RepeatMapDataset[T]:
-        return RepeatMapDataset(replaced(self._parent), self._num_epochs, reseed_each_epoch=self._reseed)
 
     def _reindex_range(self, indices: range) -> Indices | None:
         return indices if self._reseed else None
@@ -59,6 +67,9 @@ class RepeatMapDataset(ReindexMapDataset[T]):
             return index
         self._check_not_empty(self._parent_length)
         return index % self._parent_length
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(self._parent, self._reindex(index), 0 if self._reseed else index // self._parent_length)]
 
 
 class RepeatIterDataset(IterDataset[T]):
@@ -82,32 +93,32 @@ class RepeatIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _parameters: RepeatIterParameters
 
     def __init__(self, parent: Any, num_epochs: int | None = None) -> None:
         super().__init__(parent)
-        self._num_epochs = None if num_epochs is None else as_int("num_epochs", num_epochs, minimum=1)
+        self._parameters = RepeatIterParameters(num_epochs)
 
-    def __str__(self) -> str:
-        return f"RepeatIterDataset(num_epochs={self._num_epochs})"
+    def _num_elements(self) -> Length:
+        times = self._parameters.num_epochs
+        return Infinite() if times is None else scaled(num_elements(self._parent), lambda num: num * times)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return RepeatDatasetIterator(iterate(self._parent), self._num_epochs)
+        return RepeatDatasetIterator(iterate(self._parent), self._parameters)
 
 
 class RepeatDatasetIterator(BlockIterator[T]):
-    _parameters: ClassVar = {"num_epochs": "_num_epochs"}
-    _kind = "stateful"
+    _flow = "stateful"
+    _placed_by = ("_epoch", "_is_new_epoch")
 
-    def __init__(self, parent: DatasetIterator[Any], num_epochs: int | None) -> None:
+    def __init__(self, parent: DatasetIterator[Any], parameters: RepeatIterParameters) -> None:
         super().__init__(parent)
         self._source = parent
-        self._num_epochs = num_epochs
+        self._parameters = parameters
+        self._num_epochs = parameters.num_epochs
         self._epoch = 0
         self._start: Any = None  # the parent's state at the beginning, from the time it is first moved
         self._is_new_epoch = False  # whether the parent has been taken to the beginning and has given nothing since
-
-    def __str__(self) -> str:
-        return f"RepeatDatasetIterator(num_epochs={self._num_epochs})"
 
     @property
     def _is_at_end(self) -> bool:
@@ -117,7 +128,11 @@ class RepeatDatasetIterator(BlockIterator[T]):
         self._note_start()
         taken: list[Any] = []
         while len(taken) < n and not self._is_at_end:
-            elements = self._source._take(n - len(taken))
+            try:
+                elements = self._source._take(n - len(taken))
+            except Exception as error:
+                tell_epoch(error, self, self._epoch)
+                raise
             if elements:
                 taken += elements
                 self._is_new_epoch = False
@@ -132,13 +147,18 @@ class RepeatDatasetIterator(BlockIterator[T]):
                 self._source.set_state(copied(self._start))
                 self._is_new_epoch = True
         elif self._num_epochs is None:
-            raise ValueError(f"{self} cannot go on: an epoch of {self._source} has no elements, so repeating it would never end")
+            reason = f"an epoch of {self._source} has no elements, so repeating it would never end"
+            raise told(ValueError(f"{self} cannot go on: {reason}"), self)
         else:
             self._epoch = self._num_epochs  # the remaining epochs have no elements either
 
     def _note_start(self) -> None:
         if self._start is None:
             self._start = copied(self._source.get_state())
+
+    def _place(self) -> Place | None:
+        place = place_of(self._source)
+        return None if place is None else place.in_epoch(self._epoch)
 
     def get_state(self) -> Any:
         return {"parent": self._source.get_state(), "epoch": self._epoch}

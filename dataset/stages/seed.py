@@ -7,45 +7,49 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.seeds import check_seed
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import DatasetIterator, iterate
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import same_number
+from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, aside
 
 T = TypeVar("T")
+
+
+class SeedParameters(Parameters):
+    seed: int | None = aside(in_text=True)  # the seeds of the steps behind it are described
 
 
 class SeedMapDataset(BlockMapDataset[T]):
     """The parent, with a seed for the random steps that follow."""
 
     _element_spec = spec_of_first_parent
+    _origins = same_index
 
     def __init__(self, parent: Any, seed: int | None) -> None:
         super().__init__(parent)
         self._seed_point = None if seed is None else check_seed(seed)
-
-    def __str__(self) -> str:
-        return f"SeedMapDataset(seed={self._seed_point})"
+        self._parameters = SeedParameters(self._seed_point)
 
     def _block(self, indices: Indices) -> list[Any]:
         return self._parents[0]._block(indices)
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._parents[0]._stream(feed)
+        return stream_elements(self._parents[0], feed)
 
 
 class SeedIterDataset(IterDataset[T]):
     """The parent, with a seed for the random steps that follow; its iterator is the parent's."""
 
     _element_spec = spec_of_first_parent
+    _num_elements = same_number
 
     def __init__(self, parent: Any, seed: int | None) -> None:
         super().__init__(parent)
         self._seed_point = None if seed is None else check_seed(seed)
-
-    def __str__(self) -> str:
-        return f"SeedIterDataset(seed={self._seed_point})"
+        self._parameters = SeedParameters(self._seed_point)
 
     def __iter__(self) -> DatasetIterator[T]:
         return iterate(self._parent)

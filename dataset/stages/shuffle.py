@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.permutation import Permutation
-from gristmill.dataset.graph import random_seed
-from gristmill.dataset.map_dataset import ReindexMapDataset
+from gristmill.dataset.bases.map import ReindexMapDataset
+from gristmill.dataset.bases.node import random_seed
+from gristmill.dataset.bases.parameters import Parameters, silent
 
 T = TypeVar("T")
+
+
+class ShuffleParameters(Parameters):
+    seed: int = silent()
 
 
 class ShuffleMapDataset(ReindexMapDataset[T]):
@@ -19,12 +24,12 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
     1 µs for a single one.
     """
 
-    _parameters: ClassVar = {"seed": "_seed"}
+    _parameters: ShuffleParameters
 
     def __init__(self, parent: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._seed = random_seed(self, seed, "shuffle", bits=32)
-        self._permutation = Permutation(0, self._seed)
+        self._parameters = ShuffleParameters(random_seed(self, seed, "shuffle", bits=32))
+        self._permutation = Permutation(0, self._parameters.seed)
 
     @property
     def _limit(self) -> int:
@@ -34,7 +39,7 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
     def _current_permutation(self) -> Permutation:
         length = len(self._parents[0])
         if self._permutation.length != length:  # it may change as long as nothing downstream has fixed it
-            self._permutation = Permutation(length, self._seed)
+            self._permutation = Permutation(length, self._parameters.seed)
         self._check_not_empty(length)
         return self._permutation
 

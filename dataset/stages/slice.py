@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gristmill.core.errors import SliceTypeError, as_int
 from gristmill.core.indices import Indices, as_ints
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.map_dataset import BlockMapDataset, ReindexMapDataset, not_over_a_part
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.map import BlockMapDataset, ReindexMapDataset, not_over_a_part, stream_elements
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.telling.failures import tell
 
 T = TypeVar("T")
+
+
+class SliceParameters(Parameters):
+    start: int
+    stop: int
+    step: int
 
 
 class SliceMapDataset(ReindexMapDataset[T]):
@@ -22,12 +31,11 @@ class SliceMapDataset(ReindexMapDataset[T]):
     Order: the slice's. Cost: a few array operations per block.
     """
 
-    _parameters: ClassVar = {"start": "_start", "stop": "_stop", "step": "_step"}
-
     def __init__(self, parent: Any, sl: slice) -> None:
         super().__init__(parent)
         self._parent_length = len(parent)
         self._start, self._stop, self._step = sl.indices(self._parent_length)
+        self._parameters = SliceParameters(self._start, self._stop, self._step)
         self._length = len(range(self._start, self._stop, self._step))
         self._stride = self._step if self._length > 1 else 0  # of one element any step is, even one beyond int64
 
@@ -67,7 +75,6 @@ class ReindexedMapDataset(BlockMapDataset[T]):
     Order: that of ``indices``. Cost: one look-up per element.
     """
 
-    _parameters: ClassVar = {"indices": "_described_indices"}
     _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, indices: Any) -> None:
@@ -89,15 +96,23 @@ class ReindexedMapDataset(BlockMapDataset[T]):
         raise not_over_a_part(self, "selects elements by their position")
 
     @property
-    def _described_indices(self) -> Any:
+    def _described_parameters(self) -> dict[str, Any]:
         # More than fits a description, but not millions of them as text.
-        return self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices
+        return {"indices": self._indices[:500] if isinstance(self._indices, list | tuple) else self._indices}
 
     def _block(self, indices: Indices) -> list[Any]:
-        return self._parents[0]._block(self._moved(indices))
+        try:
+            moved = self._moved(indices)
+        except Exception as error:
+            tell(error, self, indices)
+            raise
+        return self._parents[0]._block(moved)
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return self._parents[0]._stream(feed.over(self._moved(feed.indices)))
+        return stream_elements(self._parents[0], feed.over(self._moved(feed.indices)))
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(self._parent, self._moved([index])[0])]
 
     def _moved(self, indices: Indices) -> list[int]:
         length = len(self._indices)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.state import shown
-from gristmill.dataset.description import source_files, source_text
-from gristmill.dataset.feed import Feed, read_stream
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.division import cut_into_parts
+from gristmill.dataset.bases.feed import Feed, read_stream
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
+from gristmill.dataset.bases.node import DatasetNode, spec_of
+from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.telling.description import source_files, source_text
+from gristmill.dataset.telling.failures import tell
 from gristmill.sources.reading import read_keys, wrap_keys
 
 T = TypeVar("T")
@@ -25,7 +28,7 @@ class SourceMapDataset(BlockMapDataset[T]):
     Order: the source's. Cost: that of the source's reads, a block in one vectored read where the source has one.
     """
 
-    _parameters: ClassVar = {"source": "_source_text"}
+    _divided = cut_into_parts
 
     def __init__(self, source: Any) -> None:
         super().__init__()
@@ -46,6 +49,14 @@ class SourceMapDataset(BlockMapDataset[T]):
         return f"SourceMapDataset(source={self._source_text})"
 
     @property
+    def _upstream(self) -> Sequence[Any]:
+        return [self._source] if isinstance(self._source, DatasetNode) else []
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"source": self._source_text}
+
+    @property
     def _source_text(self) -> str:
         return source_text(self._source)
 
@@ -57,7 +68,7 @@ class SourceMapDataset(BlockMapDataset[T]):
     def _element_spec(self) -> Any:
         source = self._source
         if isinstance(source, DatasetNode):
-            return source._element_spec
+            return spec_of(source)
         if isinstance(source, np.ndarray):
             return ShapeDtypeStruct(source.shape[1:], source.dtype)
         if not hasattr(source, "element_spec"):
@@ -73,7 +84,17 @@ class SourceMapDataset(BlockMapDataset[T]):
         return getattr(self._source, "paths", [])
 
     def _block(self, indices: Indices) -> list[Any]:
-        return read_keys(self._source, wrap_keys(self._source, as_ints(indices)))
+        try:
+            return read_keys(self._source, wrap_keys(self._source, as_ints(indices)))
+        except Exception as error:
+            tell(error, self, indices)
+            raise
+
+    def _origins(self, index: int) -> Iterable[Part | RecordKey]:
+        epoch, key = divmod(index, len(self))
+        if isinstance(self._source, MapDataset):
+            return [Part(self._source, key, epoch)]
+        return [RecordKey(key, epoch)]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return read_stream(self._source, wrap_keys(self._source, as_ints(feed.indices)), feed)

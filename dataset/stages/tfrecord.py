@@ -8,9 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from gristmill.core.state import state_count
-from gristmill.dataset.files import FileIterator, FilesIterDataset
-from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.parameters import aside
+from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, FilesParameters
 from gristmill.sources.tfrecord import Compression, TFRecordFile, check_compression
+
+
+class TFRecordParameters(FilesParameters):
+    check_crc: bool = aside()
+    compression: Compression | None = aside()
 
 
 class TFRecordIterDataset(FilesIterDataset[bytes]):
@@ -55,6 +61,8 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
         (b'a', {'reader_offset': 17}, [b'bb', b''])
     """
 
+    _parameters: TFRecordParameters
+
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -64,8 +72,7 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
     ) -> None:
         super().__init__(path)
         self._is_one_file = isinstance(path, str | os.PathLike)
-        self._check_crc = bool(check_crc)
-        self._compression = check_compression(compression)
+        self._parameters = TFRecordParameters(path, bool(check_crc), check_compression(compression))
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Keeps some of the files: those of one of several workers.
@@ -81,11 +88,11 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
         super().set_slice(sl, sequential_slice)
 
     def _file_iterator(self, path: str | os.PathLike[str]) -> DatasetIterator[bytes]:
-        return TFRecordDatasetIterator(path, self._check_crc, self._compression)
+        return TFRecordDatasetIterator(path, self._parameters.check_crc, self._parameters.compression)
 
 
 class TFRecordDatasetIterator(FileIterator[bytes]):
-    _place: list[int]  # the offsets of the records of the block, and of what follows it
+    _block_place: list[int]  # the offsets of the records of the block, and of what follows it
     _is_to_be_checked = False  # the place, which a state has given
 
     def __init__(self, path: str | os.PathLike[str], check_crc: bool, compression: Compression | None) -> None:
@@ -97,29 +104,29 @@ class TFRecordDatasetIterator(FileIterator[bytes]):
         return TFRecordFile(self._path, check_crc=self._check_crc, compression=self._compression)
 
     def _read(self, file: TFRecordFile) -> tuple[list[bytes], list[int]]:
-        return self._checked(file).read(self._place[-1])
+        return self._checked(file).read(self._block_place[-1])
 
     def _checked(self, file: TFRecordFile) -> TFRecordFile:
         """``file``, in which a record begins where a state said that one does."""
         if self._is_to_be_checked:
-            file.check_begin(self._place[-1])
+            file.check_begin(self._block_place[-1])
             self._is_to_be_checked = False
         return file
 
     def get_state(self) -> Any:
-        return {"reader_offset": self._place[self._index]}
+        return {"reader_offset": self._block_place[self._index]}
 
     def _restore(self, state: Any) -> None:
         self._go_to(state_count(state, "reader_offset", self))
 
     def _go_to(self, offset: int) -> None:
-        i = bisect_left(self._place, offset)
-        if offset in self._place[i : i + 1]:
+        i = bisect_left(self._block_place, offset)
+        if offset in self._block_place[i : i + 1]:
             self._index, self._is_at_end = i, False
         else:
             self._leave_block([offset])
             self._is_to_be_checked = True
 
     def _skip(self) -> None:
-        offset = self._place[self._index]
+        offset = self._block_place[self._index]
         self._go_to(self._use_file(lambda file: self._checked(file).skip(offset)))

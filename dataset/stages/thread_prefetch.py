@@ -8,12 +8,18 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
-from gristmill.dataset.graph import spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, rewind, rewinding, skip_one, snapshot
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.pullahead import Failure, PullAhead
-from gristmill.dataset.states import LinearStates, copied
+from gristmill.dataset.ahead.pullahead import Failure, PullAhead
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
+from gristmill.dataset.bases.length import same_number
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.next_index import move_to_index, next_index_of
+from gristmill.dataset.bases.node import spec_of_first_parent
+from gristmill.dataset.bases.observing import WorkAhead
+from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.states.values import LinearStates, copied
+from gristmill.dataset.telling.failures import has_arrived
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -29,6 +35,13 @@ class CheckpointableIterator(Protocol[T_co]):
     def get_state(self) -> Any: ...
 
     def set_state(self, state: Any) -> None: ...
+
+
+class ThreadPrefetchParameters(Parameters):
+    prefetch_buffer_size: int = aside(in_text=True)
+
+    def __post_init__(self) -> None:
+        self._replace(prefetch_buffer_size=as_int("prefetch_buffer_size", self.prefetch_buffer_size, minimum=0))
 
 
 class ThreadPrefetchIterDataset(IterDataset[T]):
@@ -56,16 +69,15 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _num_elements = same_number
+    _parameters: ThreadPrefetchParameters
 
     def __init__(self, parent: IterDataset[T] | MapDataset[T], *, prefetch_buffer_size: int) -> None:
         super().__init__(parent)
-        self._buffer_size = as_int("prefetch_buffer_size", prefetch_buffer_size, minimum=0)
-
-    def __str__(self) -> str:
-        return f"ThreadPrefetchIterDataset(prefetch_buffer_size={self._buffer_size})"
+        self._parameters = ThreadPrefetchParameters(prefetch_buffer_size)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return ThreadPrefetchDatasetIterator(iterate(self._parent), self._buffer_size)
+        return ThreadPrefetchDatasetIterator(iterate(self._parent), self._parameters.prefetch_buffer_size)
 
 
 class ThreadPrefetchDatasetIterator(BlockIterator[T]):
@@ -89,7 +101,8 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         (0, 1, {'next_index': 2})
     """
 
-    _kind = "one_to_one"
+    _flow = "one_to_one"
+    _work_category = "prefetch"
     _stays_on_error = True
     _stage_name: ClassVar = None  # it does nothing to elements or states
     _ahead: PullAhead | None = None  # stopped, or at an error or the end, if it is not at work
@@ -99,12 +112,10 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
 
     def __init__(self, parent: CheckpointableIterator[T], prefetch_buffer_size: int) -> None:
         super().__init__(parent if isinstance(parent, DatasetIterator) else ForeignIterator(parent))
-        self._buffer_size = as_int("prefetch_buffer_size", prefetch_buffer_size, minimum=0)
+        self._parameters = ThreadPrefetchParameters(prefetch_buffer_size)
+        self._buffer_size = self._parameters.prefetch_buffer_size
         self._source = self._parent
         self._closes_anytime = self._buffer_size > 0
-
-    def __str__(self) -> str:
-        return f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={self._buffer_size})"
 
     def _take(self, n: int) -> list[Any]:
         elements, failure = self._try_take(n)
@@ -146,18 +157,22 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
                 if elements:
                     after = snapshot(self._source)
                     if LinearStates.between(before, after, len(elements)) is None:
-                        rewind(self._source, before)
+                        go_to(self._source, before)
                         elements = self._source._take(len(elements))
                         after = snapshot(self._source)
                     before = after
                 self._after = [copied(before)], 0
             return elements, None
         except BaseException as error:
-            if before is not None:
-                rewind(self._source, before)
+            go_to(self._source, before)
             if isinstance(error, Exception):
+                has_arrived(error)
                 return [], (error, error.__traceback__)
             raise
+
+    def _work_ahead(self) -> WorkAhead:
+        ahead, num_threads = self._ahead, min(1, self._buffer_size)
+        return WorkAhead(num_threads > 0, num_threads, 0 if ahead is None else ahead.num_ready)
 
     def _running(self) -> PullAhead:
         if self._closed:
@@ -220,12 +235,18 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         return copied(self._source.get_state() if state is None else state)
 
     def _restore(self, state: Any) -> None:
-        current = self.get_state()  # of an iterator without states, which is not to lose what is ready: an error
-        if rewinding.is_active and state == current:
-            return
+        self.get_state()  # of an iterator without states, which is not to lose what is ready: an error
         self._discard()
         self._source.set_state(state)
         self._after = self._index = None
+
+    def _place(self) -> Place | None:
+        place, state = place_of(self._source), self._state()
+        while isinstance(state, dict) and "parent" in state:
+            state = state["parent"]
+        if place is None or not isinstance(state, dict) or "next_index" not in state:
+            return place
+        return place.replaced(last=state["next_index"] - 1)  # the parent is ahead of it
 
     def _merged_state(self, states: Any) -> Any:
         return self._source._merged_state(states)
@@ -238,22 +259,21 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
             if state is None:
                 return super()._get_next_index()
             self._discard()
-            rewind(self._source, copied(state))
-        index = self._source._get_next_index()
+            go_to(self._source, copied(state))
+        index = next_index_of(self._source)
         if self._buffer_size and not self._has_gaps():
             self._index = index
         return index
 
     def _set_next_index(self, index: int) -> None:
         self._discard()
-        self._source._set_next_index(index)
+        move_to_index(self._source, index)
         self._after = self._index = None
 
     def _skip(self) -> None:
         self._discard()
         state = self._state()
-        if state is not None:
-            rewind(self._source, copied(state))
+        go_to(self._source, copied(state))
         skip_one(self._source)
         self._after = self._index = None
 
@@ -267,6 +287,9 @@ class ForeignIterator(DatasetIterator[T]):
         if missing:
             raise TypeError(f"parent must be an iterator with get_state and set_state, got {shown(iterator)} without {missing}")
         self._iterator = iterator
+
+    def __str__(self) -> str:
+        return str(getattr(self._iterator, "__qualname__", type(self._iterator).__qualname__))
 
     def __next__(self) -> T:
         return self._iterator.__next__()

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.indices import Indices
 from gristmill.core.permutation import Permutation, shuffled_order
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.graph import random_seed, spec_of_first_parent
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
-from gristmill.dataset.map_dataset import ReindexMapDataset
-from gristmill.dataset.refilling import refilling
-from gristmill.dataset.states import copied
+from gristmill.dataset.bases.grouped import Position, SizedGroupsIterator
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one
+from gristmill.dataset.bases.length import same_number
+from gristmill.dataset.bases.map import ReindexMapDataset
+from gristmill.dataset.bases.node import random_seed, spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, silent
 
 T = TypeVar("T")
+
+
+class WindowParameters(Parameters):
+    window_size: int = silent()
+    seed: int = silent()
+
+    def __post_init__(self) -> None:
+        self._replace(window_size=as_int("window_size", self.window_size, minimum=1))
 
 
 class WindowShuffleMapDataset(ReindexMapDataset[T]):
@@ -40,13 +49,13 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
         [2, 3, 0, 1, 5, 4, 6, 7, 9, 8]
     """
 
-    _parameters: ClassVar = {"window_size": "_window_size", "seed": "_seed"}
+    _parameters: WindowParameters
     _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._window_size = as_int("window_size", window_size, minimum=1)
-        self._seed = random_seed(self, seed, "window_shuffle", bits=32)
+        self._parameters = WindowParameters(window_size, random_seed(self, seed, "window_shuffle", bits=32))
+        self._window_size, self._seed = self._parameters.window_size, self._parameters.seed
         # The windows of one length are the "epochs" of a permutation. Only the last window of an epoch may be shorter.
         self._whole = Permutation(self._window_size, self._seed)
         self._last = Permutation(0, self._seed)
@@ -121,84 +130,47 @@ class WindowShuffleIterDataset(IterDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _num_elements = same_number
+    _parameters: WindowParameters
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)
-        self._window_size = as_int("window_size", window_size, minimum=1)
-        self._seed = random_seed(self, seed, "window_shuffle", bits=32)
-
-    def __str__(self) -> str:
-        return "WindowShuffleIterDataset"
+        self._parameters = WindowParameters(window_size, random_seed(self, seed, "window_shuffle", bits=32))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return WindowShuffleDatasetIterator(iterate(self._parent), self._window_size, self._seed)
+        return WindowShuffleDatasetIterator(iterate(self._parent), self._parameters)
 
 
-class WindowShuffleDatasetIterator(BlockIterator[T]):
-    _parameters: ClassVar = {"window_size": "_window_size", "seed": "_seed"}
-    _kind = "stateful"
-    _refills = True
+class WindowShuffleDatasetIterator(SizedGroupsIterator[T, int]):
+    # A window starts with its number.
+    _parameters: WindowParameters
 
-    def __init__(self, parent: DatasetIterator[Any], window_size: int, seed: int) -> None:
+    def __init__(self, parent: DatasetIterator[Any], parameters: WindowParameters) -> None:
         super().__init__(parent)
-        self._window_size = window_size
-        self._seed = seed
-        # What is left of the window, the next element last. What was handed out is not kept: its user may change it, and a step
-        # that is taken back must find it as it was. ``None``: the window is to be read, and the parent is where it starts.
-        self._left: list[Any] | None = None
-        self._start: Any = None  # the parent's state before the window
-        self._end: Any = None  # and after it
-        self._is_last = False  # whether the parent ended with it
+        self._parameters = parameters
+        self._window_size, self._seed = parameters.window_size, parameters.seed
         self._number = 0  # of the window that the next element comes from
-        self._position = 0  # elements of the window that were delivered
 
-    def _take(self, n: int) -> list[Any]:
-        taken: list[Any] = []
-        while len(taken) < n:
-            if not self._left:
-                if not self._read():
-                    break
-                continue
-            part = self._left[len(taken) - n :]
-            self._position += len(part)  # before they are taken away, in case of an interrupt
-            del self._left[-len(part) :]
-            taken += part[::-1]
-            if not self._left:
-                self._number += 1
-        return taken
-
-    def _read(self) -> bool:
-        """Reads the next window, or again the one that a state points into; false at the end."""
-        if self._is_last:
-            return False
-        parent, delivered = self._parents[0], self._num_to_leave_out
-        start = snapshot(parent)
-        window = pull(parent, self._window_size)
-        if len(window) < delivered:
+    def _make(self, num_delivered: int) -> tuple[list[Any], bool]:
+        window = pull(self._source, self._window_size)
+        if len(window) < num_delivered:
             raise StateMismatchError(
-                f"pos_in_window in the state of {self} is {delivered}, but only {len(window)} elements follow where its window "
-                "starts: the state belongs to another pipeline"
+                f"pos_in_window in the state of {self} is {num_delivered}, but only {len(window)} elements follow where its "
+                "window starts: the state belongs to another pipeline"
             )
         left: list[Any] = []
-        if delivered < len(window):  # otherwise the number is already that of the next window
-            order = shuffled_order(len(window), self._seed + self._number)[: len(window) - delivered]
+        if num_delivered < len(window):  # otherwise the number is already that of the next window
+            order = shuffled_order(len(window), self._seed + self._number)[: len(window) - num_delivered]
             left = [window[i] for i in order.tolist()]
-        # In this order, so that an interrupt in between finds a state that is not that of what is in memory, or none there.
-        self._position = delivered
-        self._start, self._end, self._is_last = start, snapshot(parent), len(window) < self._window_size
-        self._left = left
-        return bool(window)
+        return left, len(window) < self._window_size
 
-    @property
-    def _num_to_leave_out(self) -> int:
-        """How many elements of the window to be read were delivered before."""
-        return self._position if self._left is None else 0
+    def _is_used_up(self) -> None:
+        self._number += 1
 
-    def get_state(self) -> Any:
-        start = self._parents[0].get_state() if self._left is None or self._start is None else copied(self._start)
-        return {"parent_window_start_state": start, "window_index": self._number, "pos_in_window": self._position}
+    def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
+        return {"parent_window_start_state": parent, "window_index": self._number, "pos_in_window": num_taken}
 
-    def _restore(self, state: Any) -> None:
+    def _position_in(self, state: Any) -> Position[int]:
         number, position = [state_count(state, key, self) for key in ("window_index", "pos_in_window")]
         start = state_field(state, "parent_window_start_state", self)
         if position > self._window_size:
@@ -207,29 +179,16 @@ class WindowShuffleDatasetIterator(BlockIterator[T]):
             )
         if "parent_exhausted" in state and position == self._window_size:
             number += 1  # Grain before 0.2.16 counted a window when it read the next one
-        if rewinding.is_active and self._left is not None and (number, position) == (self._number, self._position):
-            self._parents[0].set_state(copied(self._end))  # a step that failed before it took anything from the window
-            return
-        what = f"a window of up to {self._window_size} elements, {position} of them delivered" if position else None
-        with refilling(self, what):
-            self._parents[0].set_state(start)
-        self._left = None
-        self._is_last = False
-        self._number, self._position = number, position
+        return Position(start, number, position)
 
-    def _skip(self) -> None:
-        parent = self._parents[0]
-        while not self._left:
-            before = snapshot(parent)
-            try:
-                if not self._read():
-                    return
-            except Exception:
-                if before is not None:
-                    rewind(parent, before)
-                for _ in range(self._window_size):
-                    skip_one(parent)
-                self._number += self._num_to_leave_out < self._window_size
-                self._left, self._position = None, 0
-                return
-        self._take(1)
+    def _held(self, at: Position[int]) -> str | None:
+        return f"a window of up to {self._window_size} elements, {at.num_taken} of them delivered" if at.num_taken else None
+
+    def _begin(self, at: Position[int]) -> None:
+        super()._begin(at)
+        self._number = at.start
+
+    def _skip_group(self) -> None:
+        for _ in range(self._window_size):
+            skip_one(self._source)
+        self._number += self._num_to_leave_out < self._window_size

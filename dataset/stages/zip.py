@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.state import state_list
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.iterator import BlockIterator, DatasetIterator, iterate, pull, rewind, rewinding, skip_one, snapshot
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
+from gristmill.dataset.bases.length import Length, num_elements, shortest
+from gristmill.dataset.bases.map import BlockMapDataset, stream_elements
+from gristmill.dataset.bases.node import spec_of
+from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.telling.failures import told
 
 T = TypeVar("T")
+
+
+class MapZipParameters(Parameters):
+    drop_missing: bool
+
+
+class ZipParameters(Parameters):
+    strict: bool
 
 
 class ZipMapDataset(BlockMapDataset[T]):
@@ -37,31 +50,36 @@ class ZipMapDataset(BlockMapDataset[T]):
         [(1, 'b')]
     """
 
-    _parameters: ClassVar = {"drop_missing": "_drops"}
-
     def __init__(self, parents: Any, *, drop_missing: bool = False) -> None:
         super().__init__(parents)
         lengths = [len(parent) for parent in _at_least_one(self._parents)]
         if len(set(lengths)) > 1:
             raise ValueError(f"all parents of a zip must have the same length, got the lengths {lengths}")
         self._drops = bool(drop_missing)
+        self._parameters = MapZipParameters(self._drops)
 
     def __len__(self) -> int:
         return len(self._parents[0])
 
     def __str__(self) -> str:
-        return f"ZipMapDataset(parents={_names(self._parents)}, drop_missing={self._drops})"
+        return f"ZipMapDataset(parents={_names(self._parents)}, {self._parameters.text()})"
+
+    def _chain_text(self) -> str:
+        return f"ZipMapDataset([{len(self._parents)} parents], {self._parameters.text()})"
 
     @property
     def _element_spec(self) -> Any:
-        return tuple([parent._element_spec for parent in self._parents])
+        return tuple([spec_of(parent) for parent in self._parents])
 
     def _block(self, indices: Indices) -> list[Any]:
         rows: list[Any] = list(zip(*[parent._block(indices) for parent in self._parents], strict=True))
         return [None if any([x is None for x in row]) else row for row in rows] if self._drops else rows
 
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(parent, index) for parent in self._parents]
+
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        rows = zip(*[parent._stream(Feed(feed.indices)) for parent in self._parents], strict=True)
+        rows = zip(*[stream_elements(parent, Feed(feed.indices)) for parent in self._parents], strict=True)
         for row in (next(rows) for _ in feed.steps([*feed.indices])):
             yield None if self._drops and any([x is None for x in row]) else row
 
@@ -86,39 +104,48 @@ class ZipIterDataset(IterDataset[T]):
         [(0, 10), (1, 11)]
     """
 
+    _parameters: ZipParameters
+
     def __init__(self, parents: Any, *, strict: bool = True) -> None:
         super().__init__(parents)
         _at_least_one(self._parents)
-        self._strict = bool(strict)
+        self._parameters = ZipParameters(bool(strict))
 
     def __str__(self) -> str:
-        return f"ZipIterDataset(parents={_names(self._parents)}, strict={self._strict})"
+        return f"ZipIterDataset(parents={_names(self._parents)}, {self._parameters.text()})"
+
+    def _chain_text(self) -> str:
+        return f"ZipIterDataset([{len(self._parents)} parents], {self._parameters.text()})"
 
     @property
     def _element_spec(self) -> Any:
-        return tuple([parent._element_spec for parent in self._parents])
+        return tuple([spec_of(parent) for parent in self._parents])
+
+    def _num_elements(self) -> Length:
+        return shortest([num_elements(parent) for parent in self._parents])
 
     def __iter__(self) -> DatasetIterator[T]:
-        return ZipDatasetIterator([iterate(parent) for parent in self._parents], self._strict)
+        return ZipDatasetIterator([iterate(parent) for parent in self._parents], self._parameters)
 
 
 class ZipDatasetIterator(BlockIterator[T]):
-    _parameters: ClassVar = {"strict": "_strict"}
-    _kind = "one_to_one"
+    _flow = "one_to_one"
+    _placed_by = ("_has_ended",)
 
-    def __init__(self, parents: list[DatasetIterator[Any]], strict: bool) -> None:
+    def __init__(self, parents: list[DatasetIterator[Any]], parameters: ZipParameters) -> None:
         super().__init__(parents)
-        self._strict = strict
-        self._end: list[Any] | None = None  # the parents' states at the end: asked again, those that had not ended would go on
+        self._parameters = parameters
+        self._strict = parameters.strict
+        self._has_ended = False  # asked again, parents that had not ended would go on
 
     def __str__(self) -> str:
         return f"ZipDatasetIterator([{len(self._parents)} parents])"
 
     def _take(self, n: int) -> list[Any]:
-        if self._end is not None:
+        if self._has_ended:
             return []
-        before = [snapshot(parent) for parent in self._parents] if n > 1 else []
-        if any([state is None for state in before]):  # there is no way back from too many elements of one parent
+        before = [marked(parent) for parent in self._parents] if n > 1 else []
+        if any([mark is None for mark in before]):  # there is no way back from too many elements of one parent
             return DatasetIterator._take(self, n)
         columns: list[list[Any]] = []
         wanted = [n]
@@ -134,18 +161,18 @@ class ZipDatasetIterator(BlockIterator[T]):
                 first
             ):  # those before the first parent that has ended have given one element more, and were not asked again
                 if wanted[i] > num_rows + 1:
-                    rewind(self._parents[i], before[i])
+                    return_to(self._parents[i], before[i])
                     pull(self._parents[i], num_rows + 1)
-            self._end = [snapshot(parent) for parent in self._parents]
+            self._has_ended = True
         return list(zip(*[column[:num_rows] for column in columns], strict=True))
 
     def _check_ends(self, first: int) -> None:
         """Raises unless all parents end where the one at ``first``, before which none has ended, has ended."""
         if first:
-            raise ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}")
+            raise told(ValueError(f"ZipIterDataset argument {first + 1} is shorter than {_arguments(first)}: {_REMEDY}"), self)
         for i, parent in enumerate(self._parents[1:], 1):
             if parent._take(1):
-                raise ValueError(f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}")
+                raise told(ValueError(f"ZipIterDataset argument {i + 1} is longer than {_arguments(i)}: {_REMEDY}"), self)
 
     def get_state(self) -> Any:
         return {"parents": [parent.get_state() for parent in self._parents]}
@@ -154,8 +181,7 @@ class ZipDatasetIterator(BlockIterator[T]):
         states = state_list(state, "parents", self, len(self._parents), "the number of datasets")
         for parent, parent_state in zip(self._parents, states, strict=True):
             parent.set_state(parent_state)
-        if not (rewinding.is_active and states == self._end):
-            self._end = None
+        self._has_ended = False
 
     def _skip(self) -> None:
         for parent in self._parents:

@@ -12,11 +12,14 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from gristmill.diagnostics.attended import PipelineStalledError
 from gristmill.diagnostics.cli import run, state
 from gristmill.diagnostics.cli.target import CommandError
+
+if TYPE_CHECKING:
+    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _PROG = "python -m gristmill"
 _INTERRUPTED = 130
@@ -112,7 +115,12 @@ def _parser() -> argparse.ArgumentParser:
         prog=_PROG, description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_state):
+        add(commands)
+    return parser
 
+
+def _add_inspect(commands: Commands) -> None:
     command = _command(
         commands,
         "inspect",
@@ -127,6 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_stall_seconds(command)
     command.add_argument("--output", metavar="FILE", help="write the graph there, too: .svg, .html, .dot, .json or .txt")
 
+
+def _add_head(commands: Commands) -> None:
     command = _command(
         commands,
         "head",
@@ -141,6 +151,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_stall_seconds(command)
     command.add_argument("--spec-only", action="store_true", help="show what they look like, without values")
 
+
+def _add_diagnose(commands: Commands) -> None:
     command = _command(
         commands,
         "diagnose",
@@ -160,6 +172,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--trace", metavar="FILE", help="run it for a second more, and write all calls for ui.perfetto.dev")
     command.add_argument("--json", action="store_true", help="print JSON")
 
+
+def _add_bench(commands: Commands) -> None:
     command = _command(
         commands,
         "bench",
@@ -176,6 +190,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_stall_seconds(command)
     command.add_argument("--json", action="store_true", help="print JSON")
 
+
+def _add_state(commands: Commands) -> None:
     command = _command(
         commands,
         "state",
@@ -189,12 +205,9 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(command=state.state)
     command.add_argument("path", metavar="PATH", help="a checkpoint, or a file of one")
     command.add_argument("--pipeline", metavar="PIPELINE", help="module:attribute or path/to/file.py:attribute")
-    return parser
 
 
-def _command(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, title: str, about: str, examples: list[str]
-) -> argparse.ArgumentParser:
+def _command(commands: Commands, name: str, title: str, about: str, examples: list[str]) -> argparse.ArgumentParser:
     return commands.add_parser(
         name,
         help=title,

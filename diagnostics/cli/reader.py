@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from gristmill.dataset.iterator import iterate
+from gristmill.dataset.bases.iterator import iterate
 from gristmill.diagnostics.attended import Attended
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.loader import DataLoader

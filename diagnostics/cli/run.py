@@ -17,21 +17,22 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gristmill.core.options import ReadOptions
-from gristmill.dataset.display import abbreviated, length_text, stage_length
-from gristmill.dataset.iterator import snapshot
-from gristmill.dataset.map_dataset import MapDataset
-from gristmill.dataset.next_index import set_next_index
+from gristmill.dataset.bases.iterator import snapshot
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.next_index import set_next_index
+from gristmill.dataset.telling.display import abbreviated, length_text, stage_length
 from gristmill.diagnostics.cli.elements import element_lines
 from gristmill.diagnostics.cli.reader import END, attended, ended_if_frozen, iterator_of, reading
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline
 from gristmill.diagnostics.files import write_text
-from gristmill.diagnostics.graph import Graph, graph_of, write_graph
+from gristmill.diagnostics.graph import Graph, graph_of
+from gristmill.diagnostics.graph_files import write_graph
 from gristmill.diagnostics.graph_texts import graph_text
 from gristmill.diagnostics.seen_specs import seen_specs
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
-from gristmill.diagnostics.summary import time_text
+from gristmill.diagnostics.units import time_text
 from gristmill.diagnostics.verdict import Diagnosis
-from gristmill.diagnostics.view import dataset_iterator, diagnose, observe, run
+from gristmill.diagnostics.view import dataset_iterator, diagnose, observe, progress_of, run
 
 Lines: TypeAlias = Generator[str, None, int]
 
@@ -134,7 +135,7 @@ def _trace(pipeline: Any, seconds: float, consumer: Callable[[Any], Any] | None,
     from gristmill.diagnostics.trace import trace_json
 
     with reading(pipeline, stall_seconds) as reader, observe(reader.it, trace=True) as view:
-        reader.call(lambda: run(reader.it, seconds, consumer, reader), view._progress)
+        reader.call(lambda: run(reader.it, seconds, consumer, reader), lambda: progress_of(view))
         return trace_json(view.snapshot())
 
 

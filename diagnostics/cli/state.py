@@ -19,9 +19,9 @@ from typing import Any
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import one_line
 from gristmill.core.state import shown, state_from_text
-from gristmill.dataset.description import check_description, describe
-from gristmill.dataset.display import joined
-from gristmill.dataset.iterator import DatasetIterator
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.telling.description import check_description, describe
+from gristmill.dataset.telling.display import joined
 from gristmill.diagnostics.cli.position import position_lines
 from gristmill.diagnostics.cli.run import Lines, opened
 from gristmill.diagnostics.cli.target import CommandError, load_pipeline

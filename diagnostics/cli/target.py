@@ -13,8 +13,8 @@ from typing import Any
 import cloudpickle
 
 from gristmill.core.state import shown
-from gristmill.dataset.iter_dataset import IterDataset
-from gristmill.dataset.map_dataset import MapDataset
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.loader import DataLoader
 
 _KINDS = (MapDataset, IterDataset, DataLoader)

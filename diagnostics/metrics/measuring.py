@@ -8,24 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
+from gristmill.dataset.bases.observing import Method, work_ahead
 from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.probe import Cell, Lanes, Probe, clock
 from gristmill.diagnostics.spec_text import element_nbytes
 
 _SHARE = 50  # what is dear to measure may take this fraction of the time
 
-Method = Callable[[Any, Any], list[Any]]
 
-
-def measured(original: Method, stage: Any, probe: Probe, lanes: Lanes) -> Method:
-    """``original`` of ``stage``, which measures reads of a source, or how many elements are ready for the consumer.
+def measured(original: Method, probe: Probe, lanes: Lanes) -> Method:
+    """``original`` of a stage, which measures reads of a source, or how many elements are ready for the consumer.
 
     A block that is read at once counts as reads of equal time, each of the size of the first one.
     """
     if probe.source is not None:
         return _reading(original, probe.number, lanes)
-    if isinstance(stage, PrefetchDatasetIterator) and stage._num_threads and stage._buffer_size:
+    if probe.reads_ahead:
         return _taking(original, probe.number, lanes)
     return original
 
@@ -59,9 +57,9 @@ def _taking(original: Method, number: int, lanes: Lanes) -> Method:
     return take
 
 
-def _num_ready(it: PrefetchDatasetIterator[Any]) -> int:
-    ahead = it._read_ahead  # which another thread may close
-    return 0 if ahead is None else ahead.num_ready
+def _num_ready(it: Any) -> int:
+    work = work_ahead(it)
+    return 0 if work is None else work.num_ready
 
 
 def _histogram(cell: Cell) -> Histogram:

@@ -89,20 +89,27 @@ def start_telemetry(
             return _active.registry
         metrics = Metrics() if _active is None else _active.metrics
         stop_telemetry()
-        if registry is None:
-            registry = CollectorRegistry()
-            if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-                registry.register(_OtherProcesses(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
-        collector = _Collector(metrics)
-        registry.register(collector)
-        try:
-            server = _serve(port, address, registry) if port else None
-        except BaseException:
-            registry.unregister(collector)
-            raise
-        _active = _Telemetry(settings, metrics, registry, collector, server)
+        _active = _started(settings, metrics)
         watching.exporters.append(metrics.add)
-        return registry
+        return _active.registry
+
+
+def _started(settings: tuple[int, str, Any], metrics: Metrics) -> _Telemetry:
+    from prometheus_client import CollectorRegistry
+
+    port, address, registry = settings
+    if registry is None:
+        registry = CollectorRegistry()
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            registry.register(_OtherProcesses(os.environ["PROMETHEUS_MULTIPROC_DIR"]))
+    collector = _Collector(metrics)
+    registry.register(collector)
+    try:
+        server = _serve(port, address, registry) if port else None
+    except BaseException:
+        registry.unregister(collector)
+        raise
+    return _Telemetry(settings, metrics, registry, collector, server)
 
 
 def stop_telemetry() -> None:

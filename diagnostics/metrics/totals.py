@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gristmill.dataset.graph import DatasetNode
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import DatasetNode, ancestors
 from gristmill.diagnostics.probe import Probe
 from gristmill.diagnostics.remote import records_of
 from gristmill.diagnostics.summary import ExecutionSummary, take_snapshot
@@ -110,13 +109,13 @@ class _Pipeline:
 
     def __init__(self, observer: Any) -> None:
         self.observer = observer
-        self.is_of_loader = _is_of_loader(observer._alive())
+        self.is_of_loader = _is_of_loader(observer.alive())
         self.name = ""  # that it has got
         self.counted: dict[Key, list[int]] = {}
         self.is_over = False
 
     def look(self) -> None:
-        self.is_over = not any([self.observer._probe_of(it) for it in self.observer._alive()])
+        self.is_over = not any([self.observer.probe_of(it) for it in self.observer.alive()])
 
 
 class Metrics:

@@ -7,7 +7,8 @@ from gristmill.diagnostics.graph import Graph, Stage
 from gristmill.diagnostics.html_text import safe, shortened, swatch
 from gristmill.diagnostics.report.style import NUM_COLOURS, STYLE
 from gristmill.diagnostics.report.timeline import WAITING, short_name, timeline_html
-from gristmill.diagnostics.summary import ExecutionSummary, StageSummary, WorkerLoad, size_text
+from gristmill.diagnostics.summary import ExecutionSummary, StageSummary, WorkerLoad
+from gristmill.diagnostics.units import size_text
 from gristmill.diagnostics.verdict import Diagnosis
 
 _MAX_STAGES = 100  # in the table

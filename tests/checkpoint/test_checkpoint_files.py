@@ -13,7 +13,7 @@ from state_damage import HOSTILE, is_harmless, part, places
 import gristmill
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
-from gristmill.dataset.description import describe
+from gristmill.dataset.telling.description import describe
 from gristmill.experimental import ElasticIterator, InterleaveIterDataset
 
 HANDLER = CheckpointHandler()

@@ -8,7 +8,7 @@ import pytest
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.errors import StateIndexError, StateMismatchError
-from gristmill.dataset.element_spec import get_element_spec
+from gristmill.dataset.bases.element_spec import get_element_spec
 from gristmill.experimental import CacheIterDataset
 from gristmill.testing import assert_equal_output_after_checkpoint
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import pytest
 import gristmill
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
-from gristmill.dataset.description import complete_repr, source_text
+from gristmill.dataset.telling.description import complete_repr, source_text
 from gristmill.experimental import ElasticIterator, InterleaveIterDataset, ZipIterDataset, ZipMapDataset
 from gristmill.sharding import ShardOptions
 
@@ -24,7 +23,7 @@ def lines(*expected):
 
 def test_a_map_dataset_is_read_from_the_source_down():
     ds = MapDataset.source([1, 2, 3, 4]).seed(1).shuffle().map(len).batch(3)
-    seed = ds._parent._parent._seed
+    seed = ds._parent._parent._parameters.seed
     assert repr(ds) == lines(
         "MapDataset of 2 elements:",
         "  SourceMapDataset(source=<class 'list'>)  4 elements",
@@ -41,7 +40,9 @@ def test_a_map_dataset_is_read_from_the_source_down():
 def test_streams_and_iterators():
     ds = MapDataset.range(4).to_iter_dataset(DIRECT).random_map(len, seed=3)
     source = "  RangeMapDataset(start=0, stop=4, step=1)  4 elements"
-    assert repr(ds) == lines("IterDataset:", source, f"  PrefetchIterDataset{PREFETCH}", "  RandomMapIterDataset(transform=len)")
+    assert repr(ds) == lines(
+        "IterDataset:", source, f"  PrefetchIterDataset{PREFETCH}", "  RandomMapIterDataset(transform=len, seed=3)"
+    )
     assert repr(iter(ds)) == lines(
         "DatasetIterator:",
         source,
@@ -120,9 +121,8 @@ def refuse(*args):
 class Silent(MapDataset):
     """Nothing that it is asked has an answer."""
 
-    _parameters: ClassVar = {"number": "_number"}
     __len__ = __getitem__ = __str__ = refuse
-    _number = property(refuse)
+    _described_parameters = property(refuse)
 
 
 class SilentStream(IterDataset):
@@ -152,8 +152,8 @@ class TextOfRepr(OwnText):
 
 
 def test_what_users_define_never_makes_it_fail():
-    assert repr(Silent()) == "MapDataset:\n  Silent(number=?)"
-    assert repr(SilentStream(Silent())) == "IterDataset:\n  Silent(number=?)\n  SilentStream"
+    assert repr(Silent()) == "MapDataset:\n  Silent"
+    assert repr(SilentStream(Silent())) == "IterDataset:\n  Silent\n  SilentStream"
     assert repr(SilentIterator()) == "DatasetIterator:\n  SilentIterator"
     assert repr(TextOfRepr()).startswith("MapDataset of 3 elements:\n  TextOfRepr")
     own = OwnText(MapDataset.range(3))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
-from gristmill.dataset.elastic_batches import _Steps
+from gristmill.dataset.stages.elastic_batches import _Steps
 from gristmill.experimental import (
     DatasetOptions,
     ElasticIterator,

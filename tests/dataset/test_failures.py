@@ -15,9 +15,12 @@ import gristmill as gm
 from gristmill import IterDataset, MapDataset
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
+from gristmill.dataset.stages.concat_then_split import ConcatThenSplitIterDataset
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
+from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 
 DIRECT = ReadOptions(num_threads=0)
@@ -301,7 +304,54 @@ class TestThePlace:
         assert note_of(parts) == f"Raised in worker 0 of 2 by MapMapDataset(transform=Fails) {place}"
 
 
+DIFFERENT = MapDataset.source([{"x": np.ones(3)}, {"y": np.ones(3)}]).to_iter_dataset(DIRECT)
+# What stages themselves have to say: no function of a user fails.
+OWN = {
+    "pack": (
+        FirstFitPackIterDataset(DIFFERENT, length_struct={"x": 6}, num_packing_bins=2),
+        "Raised by BinPackDatasetIterator.",
+    ),
+    "concat": (ConcatThenSplitIterDataset(DIFFERENT, length_struct={"x": 6}), "Raised by ConcatThenSplitDatasetIterator."),
+    "rebatch": (DIFFERENT.rebatch(4), "Raised by RebatchDatasetIterator(batch_size=4, drop_remainder=False)."),
+    "zip": (
+        MapDataset.range(3).to_iter_dataset(DIRECT).zip(MapDataset.range(4).to_iter_dataset(DIRECT)),
+        "Raised by ZipDatasetIterator([2 parents]).",
+    ),
+    "repeat": (
+        MapDataset.range(3).to_iter_dataset(DIRECT).filter(lambda x: False).repeat(),
+        "Raised by RepeatDatasetIterator(num_epochs=None).",
+    ),
+    "too_many_items": (
+        MapDataset.range(4).flat_map(lambda x: [x] * x, max_fan_out=2).to_iter_dataset(DIRECT),
+        "at element 6 (epoch 0, source key 3).",
+    ),
+    "shapes": (
+        MapDataset.source([np.ones(2), np.ones(3)]).batch(2).to_iter_dataset(DIRECT),
+        "Raised by BatchMapDataset(batch_size=2, drop_remainder=False) at element 0 (epoch 0, source keys 0 and 1).",
+    ),
+    "no_component": (
+        MapDataset.select_from_datasets([MapDataset.range(3)], [(0, 1), (4, 1)]).to_iter_dataset(DIRECT),
+        "Raised by MixedMapDataset[1 parents] at element 1.",
+    ),
+    "no_index": (
+        MapDataset.range(3).slice(["a"]).to_iter_dataset(DIRECT),
+        "Raised by ReindexMapDataset(indices=[a], len=1) at element 0.",
+    ),
+    "no_file": (TFRecordIterDataset("missing.tfrecord"), "Raised by TFRecordDatasetIterator(missing.tfrecord)."),
+}
+
+
 class TestNotes:
+    @pytest.mark.parametrize("name", OWN)
+    def test_of_what_stages_check_themselves(self, name):
+        ds, expected = OWN[name]
+        assert expected in note_of(ds)
+
+    def test_of_an_empty_dataset(self):
+        with pytest.raises(IndexError) as caught:
+            MapDataset.source([]).shuffle(seed=1).map(lambda x: x)[3]
+        assert caught.value.__notes__[0] == "Raised by ShuffleMapDataset at element 3."
+
     def test_repeated_errors_have_one(self):
         for after in (lambda ds: ds, prefetched, in_threads):
             it = iter(after(BASE.to_iter_dataset(DIRECT).map(fails)))

@@ -6,7 +6,7 @@ import pytest
 
 from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.dataset import MapDataset
-from gristmill.dataset.filter_guard import FilterGuard
+from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 
 

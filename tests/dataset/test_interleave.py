@@ -17,7 +17,8 @@ import pytest
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
-from gristmill.dataset import DatasetIterator, readahead
+from gristmill.dataset import DatasetIterator
+from gristmill.dataset.ahead import readahead
 from gristmill.experimental import (
     CacheIterDataset,
     DatasetOptions,

@@ -5,7 +5,7 @@ import pytest
 
 from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
-from gristmill.dataset.iterator import BlockIterator
+from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 
@@ -195,7 +195,7 @@ def test_every_iterator_of_ours_says_what_becomes_of_its_parents_elements():
         kind = kinds.pop()
         kinds += kind.__subclasses__()
         if kind.__module__.startswith("gristmill") and not kind.__abstractmethods__:
-            assert kind._kind in ("one_to_one", "dropping", "stateful")
+            assert kind._flow in ("one_to_one", "dropping", "stateful")
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])

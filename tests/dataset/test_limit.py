@@ -3,8 +3,8 @@
 import pytest
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
-from gristmill.dataset.description import describe
-from gristmill.dataset.element_spec import get_element_spec
+from gristmill.dataset.bases.element_spec import get_element_spec
+from gristmill.dataset.telling.description import describe
 from gristmill.experimental import LimitIterDataset
 
 DIRECT = ReadOptions(num_threads=0)

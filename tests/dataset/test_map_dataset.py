@@ -9,7 +9,7 @@ import pytest
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset, MapDatasetMeta
-from gristmill.dataset.description import complete_repr
+from gristmill.dataset.telling.description import complete_repr
 from gristmill.transforms import Filter, Map, MapWithIndex, RandomMap
 
 TEN = MapDataset.range(10)

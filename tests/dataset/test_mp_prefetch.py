@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
-from gristmill.dataset.stated_blocks import StatedBlocks
+from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 from gristmill.workers import pool as pool_module
 from gristmill.workers.pool import unpark
@@ -290,7 +290,7 @@ class TestOrder:
 
         it = iter(numbers(20_000).mp_prefetch(workers(2)).batch(500))
         batches = [next(it) for _ in range(4)]
-        it._parent._shards[1].fetch = interrupted  # of worker 0, some have been taken and more are ready
+        it._parent._members[1].fetch = interrupted  # of worker 0, some have been taken and more are ready
         while len(batches) < 40:
             try:
                 batches.append(next(it))
@@ -307,13 +307,13 @@ class TestOrder:
 
         it = iter(Stream().mp_prefetch(workers(1)))
         next(it)
-        fetch = it._shards[0].fetch
+        fetch = it._members[0].fetch
 
         def interrupted():
-            it._shards[0].fetch = fetch
+            it._members[0].fetch = fetch
             raise KeyboardInterrupt
 
-        it._shards[0].fetch = interrupted
+        it._members[0].fetch = interrupted
         with pytest.raises(KeyboardInterrupt):
             list(it)
         with pytest.raises(NotImplementedError, match="no state"):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset
-from gristmill.dataset.description import describe
+from gristmill.dataset.telling.description import describe
 from gristmill.experimental import DatasetOptions, ThreadPrefetchIterDataset, WithOptionsIterDataset, multithread_prefetch
 
 PATIENCE_SECONDS = 30.0  # a test that has to wait this long has failed

@@ -14,8 +14,8 @@ import pytest
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateIndexError
 from gristmill.core.options import MultiprocessingOptions
-from gristmill.dataset.element_spec import get_element_spec
-from gristmill.dataset.next_index import get_next_index, set_next_index
+from gristmill.dataset.bases.element_spec import get_element_spec
+from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.parquet import ParquetIterDataset
 from gristmill.sources import parquet

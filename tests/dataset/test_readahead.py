@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gristmill.core.options import ReadOptions
-from gristmill.dataset import MapDataset, readahead
-from gristmill.dataset.readahead import ReadAhead
+from gristmill.dataset import MapDataset
+from gristmill.dataset.ahead import readahead
+from gristmill.dataset.ahead.readahead import ReadAhead
 
 PATIENCE_SECONDS = 30.0  # a test that has to wait this long has failed
 

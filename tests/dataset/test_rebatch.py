@@ -9,8 +9,8 @@ import pytest
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateIndexError
-from gristmill.dataset.description import describe
-from gristmill.dataset.element_spec import get_element_spec
+from gristmill.dataset.bases.element_spec import get_element_spec
+from gristmill.dataset.telling.description import describe
 from gristmill.experimental import RebatchIterDataset
 
 DIRECT = ReadOptions(num_threads=0)

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
-from gristmill.dataset.description import describe
-from gristmill.dataset.element_spec import get_element_spec
+from gristmill.dataset.bases.element_spec import get_element_spec
+from gristmill.dataset.telling.description import describe
 from gristmill.experimental import RepeatIterDataset, multithread_prefetch
 
 DIRECT = ReadOptions(num_threads=0)

@@ -11,8 +11,8 @@ from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
-from gristmill.dataset.iterator import StatelessIterator
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
@@ -38,7 +38,7 @@ def draw(x, rng):
     return (x, int(rng.integers(10**6)))
 
 
-class Pass(StatelessIterator):
+class Pass(PassingIterator):
     def _take(self, n):
         return self._source._take(n)
 
@@ -247,7 +247,7 @@ def test_nothing_of_the_users_is_changed_or_copied(options):
     assert [dict(vars(node)) for node in nodes] == before
     assert list(ds) == expected and lists(ds, 2, **options) == results
     share = slice_pipeline(ds, 0, 2, **options)
-    functions = [node._fn for node in ancestors(share) if hasattr(node, "_transform") and node._transform is fn]
+    functions = [node._fn for node in ancestors(share) if getattr(node._parameters, "transform", None) is fn]
     assert len(functions) == 2
     assert [node._source is source for node in ancestors(share) if hasattr(node, "_source")] == [True]
     if not options:

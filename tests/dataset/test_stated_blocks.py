@@ -3,8 +3,9 @@
 import pytest
 
 from gristmill import MapDataset, ReadOptions
-from gristmill.dataset import DatasetIterator, IterDataset, stated_blocks
-from gristmill.dataset.stated_blocks import StatedBlocks
+from gristmill.dataset import DatasetIterator, IterDataset
+from gristmill.dataset.ahead import blocks as stated_blocks
+from gristmill.dataset.ahead.blocks import StatedBlocks
 
 DIRECT = ReadOptions(num_threads=0)
 

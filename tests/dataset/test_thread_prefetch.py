@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
-from gristmill.dataset import DatasetIterator, IterDataset, pullahead
-from gristmill.dataset.description import describe
+from gristmill.dataset import DatasetIterator, IterDataset
+from gristmill.dataset.ahead import pullahead
+from gristmill.dataset.telling.description import describe
 from gristmill.experimental import ThreadPrefetchDatasetIterator, ThreadPrefetchIterDataset
 
 PATIENCE_SECONDS = 30.0  # a test that has to wait this long has failed

@@ -7,7 +7,7 @@ import pytest
 
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
-from gristmill.dataset.iterator import IteratorContext
+from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 
 

@@ -659,7 +659,7 @@ class TestPositions:
         ids=["endless", "batches", "repeated", "mixed"],
     )
     def test_words(self, ds, num, expected):
-        from gristmill.dataset.description import describe
+        from gristmill.dataset.telling.description import describe
 
         it = iter(ds)
         for _ in range(num):

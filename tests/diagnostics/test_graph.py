@@ -17,7 +17,8 @@ import gristmill
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset import IterDataset, MapDataset
 from gristmill.diagnostics.drawing import graph_html, graph_svg
-from gristmill.diagnostics.graph import Graph, Stage, emit_graph, graph_of, visualize
+from gristmill.diagnostics.graph import Graph, Stage, graph_of
+from gristmill.diagnostics.graph_files import emit_graph, visualize
 from gristmill.diagnostics.graph_texts import graph_dot, graph_json, graph_text
 from gristmill.experimental import ElasticIterator, InterleaveIterDataset, ZipIterDataset, ZipMapDataset
 from gristmill.sharding import ShardOptions

@@ -1,5 +1,6 @@
 """What an observer counts."""
 
+import contextlib
 import gc
 import random
 import threading
@@ -393,6 +394,59 @@ def test_classes_of_users():
         assert list(own) == [2, 1, 0]
     assert view.summary()[0].num_produced_elements == 3
     assert view.summary()[0].num_errors == 0
+
+
+def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_before():
+    own = vars(Countdown)["__next__"], vars(Squares)["__getitem__"]
+    ds = Squares(MapDataset.range(30))
+    observed, other, read = Countdown(5), Countdown(5), iter(ds.to_iter_dataset(DIRECT))
+    with observe(observed) as view, observe(read) as read_view:
+        assert [next(it) for it in (observed, other, other, observed, other)] == [4, 4, 3, 3, 2]
+        assert [next(read), ds[5], next(read), [*ds[2:4]]] == [0, 25, 1, [4, 9]]
+        assert Countdown.__next__.__name__ == "__next__"
+    assert (vars(Countdown)["__next__"], vars(Squares)["__getitem__"]) == own
+    assert [next(observed), next(other), next(read)] == [2, 1, 4]
+    assert view.summary()[0].num_produced_elements == 2
+    assert [node.num_produced_elements for node in read_view.summary().values()] == [2, 2, 2]
+
+
+def test_a_users_class_is_as_before_when_its_objects_are_gone():
+    own = vars(Countdown)["__next__"]
+    its = [Countdown(3), Countdown(3)]
+    views = [observe(it) for it in its]
+    for view, it in zip(views, its, strict=True):
+        view.__enter__()
+        next(it)
+    assert vars(Countdown)["__next__"] is not own
+    del it, its[0], views[0], view
+    gc.collect()
+    assert vars(Countdown)["__next__"] is not own  # the other one is there
+    assert next(its[0]) == 1
+    assert views[0].summary()[0].num_produced_elements == 2
+    its.clear()
+    views.clear()
+    gc.collect()
+    assert vars(Countdown)["__next__"] is own
+
+
+class Inheriting(Countdown):
+    pass
+
+
+class Tripled(Countdown):
+    def __next__(self):
+        return 3 * super().__next__()
+
+
+def test_a_method_that_calls_that_of_its_base_is_counted_once():
+    its = [Countdown(4), Inheriting(4), Tripled(4)]
+    views = [observe(it) for it in its]
+    with contextlib.ExitStack() as stack:
+        for view in views:
+            stack.enter_context(view)
+        assert [list(it) for it in its] == [[3, 2, 1, 0], [3, 2, 1, 0], [9, 6, 3, 0]]
+    assert [view.summary()[0].num_produced_elements for view in views] == [4, 4, 4]
+    assert "__next__" not in vars(Inheriting)
 
 
 class Uncopyable(Squares):

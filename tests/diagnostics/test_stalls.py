@@ -50,7 +50,7 @@ def test_a_read_that_does_not_come_back(messages):
     assert "has waited 0." in text and "PrefetchDatasetIterator" in text
     assert "Thread gristmill-read, in MapMapDataset(transform=<lambda>" in text
     assert "element 5" in text or "elements" in text
-    assert "in wait_for_it" in text and "dataset/readahead.py" not in text
+    assert "in wait_for_it" in text and "dataset/ahead/readahead.py" not in text
 
 
 def test_a_step_in_the_consumers_own_thread(messages):

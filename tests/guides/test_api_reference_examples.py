@@ -14,7 +14,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from gristmill import MultiprocessingOptions, ReadOptions, experimental, sources
-from gristmill.dataset.filter_guard import FilterGuard
+from gristmill.dataset.stages.filter_guard import FilterGuard
 
 
 def lists(batches):

@@ -16,8 +16,8 @@ import entries_stream
 
 from gristmill import loader
 from gristmill.dataset import IterDataset, stages
-from gristmill.dataset.iterator import BlockIterator
-from gristmill.dataset.map_dataset import BlockMapDataset
+from gristmill.dataset.bases.iterator import BlockIterator
+from gristmill.dataset.bases.map import BlockMapDataset
 
 _FAMILIES = (entries_basic, entries_device, entries_files, entries_packing, entries_reshape, entries_select, entries_stream)
 
@@ -30,6 +30,8 @@ def stage_classes() -> set[type]:
     found = set()
     for package in (stages, loader):
         for info in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            if info.name.endswith((".elastic_batches", ".elastic_files")):
+                continue  # parts of ``ElasticIterator``
             for value in vars(importlib.import_module(info.name)).values():
                 is_stage = inspect.isclass(value) and issubclass(value, BlockMapDataset | IterDataset | BlockIterator)
                 if is_stage and value.__module__ == info.name and not inspect.isabstract(value):

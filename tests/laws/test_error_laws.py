@@ -264,7 +264,7 @@ MODES = {"direct": DIRECT, "threaded": THREADED, "far_ahead": ReadOptions(1, 64)
 
 each_stage = pytest.mark.parametrize("stage", STAGES)
 each_mode = pytest.mark.parametrize("mode", MODES)
-each_mode_and_worker = pytest.mark.parametrize("mode", [*MODES, "worker"])  # a single worker: all is as without one
+MODES_AND_WORKER = (*MODES, "worker")  # a single worker: all is as without one
 
 
 def outcomes(stage, after, bad):
@@ -278,9 +278,12 @@ THOROUGH = ("source", "map", "iter_map", "iter_filter", "legacy_operation")
 TYPICAL = ("alone", "batch", "batch_thread_prefetch", "mix", "interleave", "cache_repeat")
 
 
-def combinations(stage):
+def combinations(stage, *choices):
+    """All that may stand behind ``stage`` with all that may fail, and of ``choices`` one in turn, so that any two meet."""
     afters = AFTER if stage in THOROUGH else TYPICAL
-    return itertools.product(afters, BAD)
+    for i, (after, bad) in enumerate(itertools.product(afters, BAD), start=list(STAGES).index(stage)):
+        turn = i + i // len(BAD)
+        yield after, bad, *[options[(turn + turn // len(options) * k) % len(options)] for k, options in enumerate(choices)]
 
 
 def build(stage, after, mode, bombs):
@@ -292,9 +295,8 @@ BAD = [{0}, {5}, {3, 4}, {1, 6, 7, N - 1}, set(range(N))]
 
 
 @each_stage
-@each_mode_and_worker
-def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage, mode):
-    for after, bad in combinations(stage):
+def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage):
+    for after, bad, mode in combinations(stage, MODES_AND_WORKER):
         it = iter(build(stage, after, mode, Bombs(bad)))
         for output in outcomes(stage, after, bad):
             if output is not FAILED:
@@ -317,7 +319,7 @@ def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage, mode)
                 next(it)
 
 
-@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("after", TYPICAL)
 def test_a_worker_process_skips_what_fails(after):
     it = iter(build("iter_map", after, "direct", Bombs({0, 5})).mp_prefetch(MultiprocessingOptions(num_workers=1)))
     for output in outcomes("iter_map", after, {0, 5}):
@@ -332,9 +334,8 @@ def test_a_worker_process_skips_what_fails(after):
 
 
 @each_stage
-@each_mode_and_worker
-def test_state_after_an_error_is_that_after_the_last_element(stage, mode):
-    for after, bad in combinations(stage):
+def test_state_after_an_error_is_that_after_the_last_element(stage):
+    for after, bad, mode in combinations(stage, MODES_AND_WORKER):
         healthy = outcomes(stage, after, set())
         it = iter(build(stage, after, mode, Bombs(bad)))
         delivered = []
@@ -354,12 +355,11 @@ def test_state_after_an_error_is_that_after_the_last_element(stage, mode):
 
 
 @each_stage
-@each_mode
-@pytest.mark.parametrize(("times", "error"), [(1, Boom), (3, Boom), (2, KeyboardInterrupt), (2, StopIteration)])
-def test_transient_failures_heal(stage, mode, times, error):
+def test_transient_failures_heal(stage):
     # A filter may have got further; an interleave opens datasets for its state.
     keeps_state = "filter" not in stage and stage != "iter_make_dataset"
-    for after, bad in combinations(stage):
+    kinds = [(1, Boom), (3, Boom), (2, KeyboardInterrupt), (2, StopIteration)]
+    for after, bad, mode, (times, error) in combinations(stage, list(MODES), kinds):
         it = iter(build(stage, after, mode, Bombs(bad, times, error)))
         delivered = []
         for _ in range(200):
@@ -380,9 +380,8 @@ def test_transient_failures_heal(stage, mode, times, error):
 
 
 @each_stage
-@each_mode_and_worker
-def test_stop_iteration_in_user_code_ends_nothing(stage, mode):
-    for after in AFTER:
+def test_stop_iteration_in_user_code_ends_nothing(stage):
+    for after, mode in zip(AFTER, itertools.cycle(MODES_AND_WORKER), strict=False):
         it = iter(build(stage, after, mode, Bombs({6}, error=StopIteration)))
         seen = []
         for output in outcomes(stage, after, {6}):

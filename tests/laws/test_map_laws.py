@@ -10,8 +10,8 @@ from entry import plain, shuffled
 from stage_table import MAP_ENTRIES
 
 from gristmill.dataset import MapDataset
-from gristmill.dataset.feed import Feed
-from gristmill.dataset.map_dataset import read
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.map import read
 
 ALL = [pytest.param(entry, id=entry.name) for entry in MAP_ENTRIES]
 ENDLESS = [pytest.param(entry, id=entry.name) for entry in MAP_ENTRIES if entry.endless]

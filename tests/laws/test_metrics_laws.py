@@ -5,7 +5,7 @@ from entry import plain
 from stage_table import ITER_ENTRIES, MAP_ENTRIES
 
 from gristmill.core.options import ReadOptions
-from gristmill.dataset.iterator import iterate
+from gristmill.dataset.bases.iterator import iterate
 from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
 
 

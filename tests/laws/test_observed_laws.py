@@ -11,8 +11,8 @@ from stage_table import ITER_ENTRIES, MAP_ENTRIES
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import MapDataset
-from gristmill.dataset.display import stage_inputs
-from gristmill.dataset.iterator import iterate
+from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.telling.display import stage_inputs
 from gristmill.diagnostics import observe
 from gristmill.diagnostics.graph import graph_of
 from gristmill.diagnostics.seen_specs import seen_specs
@@ -68,9 +68,13 @@ def test_elements_and_states_are_the_same(entry):
 def test_nothing_is_left_of_it(entry):
     it = iterator_of(entry)
     before, cls = set(vars(it)), type(it)
+    methods = {**vars(cls)}
     with observe(it):
         next(it, None)
-    assert not {"_take", "_counted", "_observed", "_unobserved", "_share_iterators"} & (set(vars(it)) - before)
+    assert not {"_take", "_current_instrument", "_observed"} & (set(vars(it)) - before)
+    assert getattr(it, "_tell", None) is None
+    assert not hasattr(it, "_read_from") or it._read_from is it._ds
+    assert {**vars(cls)} == methods
     assert type(it) is cls and it._ctx.joined is None
     ref = weakref.ref(it)
     it.close()

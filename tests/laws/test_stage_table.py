@@ -1,9 +1,19 @@
-"""The table of stages is complete: a stage that the laws do not see fails here."""
+"""The table of stages is complete, and every stage tells about itself: one that is not seen, or silent, fails here."""
 
+import inspect
+
+import pytest
 from entry import nodes
 from stage_table import ITER_ENTRIES, MAP_ENTRIES, stage_classes
 
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset import IterDataset, MapDataset
+from gristmill.dataset.bases.iterator import BlockIterator
+from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Unknown, num_elements
+from gristmill.dataset.bases.node import ancestors, is_of_library
+from gristmill.dataset.stages.map import MapMapDataset
+from gristmill.dataset.telling.origin import origin
+
+by_name = {"ids": lambda value: getattr(value, "name", getattr(value, "__name__", None))}
 
 
 def test_every_stage_is_in_the_table():
@@ -11,3 +21,51 @@ def test_every_stage_is_in_the_table():
     seen |= {type(node) for entry in ITER_ENTRIES for node in nodes(iter(entry.make()))}
     assert stage_classes() - seen == set()
     assert len(stage_classes()) > 20  # the search itself finds something
+
+
+@pytest.mark.parametrize("stage", sorted(stage_classes(), key=lambda stage: stage.__qualname__), **by_name)
+def test_every_stage_answers_for_itself(stage):
+    unanswered = []
+    if issubclass(stage, MapDataset) and stage._origins is MapDataset._origins:
+        unanswered.append("_origins(index): what an element is made of")
+    if issubclass(stage, IterDataset) and stage._num_elements is IterDataset._num_elements:
+        unanswered.append("_num_elements(): how many elements it delivers")
+    if issubclass(stage, BlockIterator) and not hasattr(stage, "_flow"):
+        unanswered.append("_flow: whether it is one-to-one, dropping or stateful")
+    assert not unanswered, f"{stage.__qualname__} must answer {unanswered}"
+
+
+@pytest.mark.parametrize("entry", [*MAP_ENTRIES, *ITER_ENTRIES], **by_name)
+def test_what_a_stage_was_made_with_is_declared(entry):
+    ds = entry.make()
+    made_with = set(inspect.signature(type(ds).__init__).parameters) - {"self", "args", "ds", "parent", "parents", "datasets"}
+    declared = {*ds._parameters.as_dict(), *ds._described_parameters}
+    if "proportions" in declared:  # given as weights
+        made_with -= {"weights"}
+    if {"start", "stop", "step"} <= declared:
+        made_with -= {"sl"}
+    if "multiprocessing_options" in declared:
+        made_with -= {"options"}
+    assert not is_of_library(ds) or made_with <= declared, f"{ds} must declare {made_with - declared} in its parameters"
+
+
+@pytest.mark.parametrize("entry", MAP_ENTRIES, **by_name)
+def test_every_element_has_an_origin(entry):
+    ds = entry.make()
+    for index in range(min(len(ds), 30)):
+        for records in origin(ds, [index]):
+            assert records.keys and not records.source.parents
+        assert origin(ds, [index]), f"{ds} does not say what element {index} is made of"
+
+
+@pytest.mark.parametrize("entry", ITER_ENTRIES, **by_name)
+def test_the_length_is_what_is_delivered(entry):
+    ds = entry.make()
+    leaves_out = any(isinstance(node, MapMapDataset) for node in ancestors(ds))  # by ``None``, which counts in lengths
+    match num_elements(ds):
+        case Exact(num):
+            assert num == len(entry.expected) or (leaves_out and num > len(entry.expected))
+        case AtMost(num):
+            assert num >= len(entry.expected)
+        case length:
+            assert isinstance(length, Infinite | Unknown)

@@ -10,7 +10,7 @@ import pytest
 from entry import add_ten, nodes, plain
 from stage_table import ITER_ENTRIES, MAP_ENTRIES
 
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import ancestors
 
 EVERY = [pytest.param(entry, id=f"{type(entry).__name__}-{entry.name}") for entry in [*MAP_ENTRIES, *ITER_ENTRIES]]
 

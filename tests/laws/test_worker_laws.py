@@ -5,7 +5,7 @@ from entry import plain
 from local_workers import LocalWorkersIterDataset, through_pickle
 from stage_table import ITER_ENTRIES
 
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.workers.messages import Care
 

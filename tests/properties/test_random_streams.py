@@ -13,8 +13,8 @@ from list_model import FAILED, Boom
 from new_seed import SEED
 from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
 
-from gristmill.dataset.description import describe
-from gristmill.dataset.iterator import pull, rewind
+from gristmill.dataset.bases.iterator import go_to, pull
+from gristmill.dataset.telling.description import describe
 from gristmill.experimental import get_next_index, set_next_index
 
 LIMIT = 50  # outcomes that are looked at
@@ -91,7 +91,7 @@ class Run:
         try:
             elements = pull(self.it, n)
         except (Boom, ValueError, Transient, Interrupt):
-            rewind(self.it, before)
+            go_to(self.it, before)
             self.is_failed = False
             return
         assert len(elements) == n or self.position + len(elements) == len(self.outcomes)

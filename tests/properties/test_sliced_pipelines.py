@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from list_model import MapModel, StreamModel, build, iter_steps, map_steps, read_options
 
 from gristmill.core.sharding import ShardOptions, even_split
-from gristmill.dataset.map_dataset import ancestors
+from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import slice_pipeline
 
 LIMIT = 30

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.dataset.element_spec import get_element_spec
+from gristmill.dataset.bases.element_spec import get_element_spec
 from gristmill.dataset.stages.parquet import ParquetIterDataset
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.sources import ArrayRecordDataSource, array_record, parquet

@@ -6,7 +6,7 @@ import pytest
 
 from gristmill import MapDataset
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.dataset.element_spec import get_element_spec
+from gristmill.dataset.bases.element_spec import get_element_spec
 from gristmill.experimental import batch_and_pad
 from gristmill.transforms.batching import stack
 

@@ -1,0 +1,17 @@
+"""What packages above do for those below, which must not import them: the facade, which knows all, is asked."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def new_observer() -> Any:
+    """An observer of a new pipeline, as options and environment want it (see ``gristmill.diagnostics.automatic``)."""
+    return sys.modules["gristmill"]._new_observer()
+
+
+def pipeline_html(pipeline: Any) -> str:
+    """What a notebook shows of a dataset or loader (see ``gristmill.diagnostics.notebook``)."""
+    html: str = sys.modules["gristmill"]._pipeline_html(pipeline)
+    return html

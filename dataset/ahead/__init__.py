@@ -1,0 +1,1 @@
+"""Computing elements before they are wanted."""

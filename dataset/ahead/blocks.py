@@ -1,0 +1,218 @@
+"""Blocks of elements with the state after each element, for whoever computes elements before they are delivered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from gristmill.dataset.bases.iterator import (
+    BlockIterator,
+    DatasetIterator,
+    is_of_blocks,
+    marked,
+    return_to,
+    snapshot,
+    stream_of,
+)
+from gristmill.dataset.bases.node import parents_of
+from gristmill.dataset.states.values import LinearStates, copied
+from gristmill.dataset.telling.failures import has_arrived, instead_of_stop
+
+_BLOCK_SECONDS = 0.001  # what there is after this time is given away
+_PIECE = 32  # elements between two looks at the clock: quick ones may be followed by slow ones
+
+
+class Sink(Protocol):
+    """Where elements go: each is to be seen there as soon as it is computed."""
+
+    @property
+    def num(self) -> int:
+        """Elements that were put."""
+
+    def put(self, elements: Iterable[Any], states: Sequence[Any], first: int) -> None:
+        """Appends what ``elements`` gives until it ends or raises; the state after the first of them is ``states[first]``."""
+
+
+class Growing:
+    """A block that others may look at while it grows: as many of its elements as there are states are finished."""
+
+    def __init__(self) -> None:
+        self.elements: list[Any] = []
+        self.states: Sequence[Any] = ()
+
+    @property
+    def num(self) -> int:
+        return len(self.elements)
+
+    def put(self, elements: Iterable[Any], states: Sequence[Any], first: int) -> None:
+        if type(states) is list and type(self.states) is list:
+            self.states += states
+        else:
+            self.states = states
+        self.elements.extend(elements)
+
+
+_NOTHING = Growing()
+
+
+class StatedBlocks:
+    """Takes blocks from an iterator, and knows the state after every element.
+
+    A pipeline whose stages pass on single elements computes them one after the other through all stages, each in the sink as
+    soon as it is finished; every count in the state grows by one with each, so that the states follow. Otherwise, where every
+    output is made of one element, they are computed in blocks: if every count has grown by the length of the block, the states
+    in between follow. Else elements are computed one by one.
+
+    Args:
+        it: the iterator to take from, which nobody else moves from the first ``take`` on. States that are made by users are
+            copied: they may be changed later by their owner.
+    """
+
+    def __init__(self, it: DatasetIterator[Any]) -> None:
+        self._it = it
+        self._stages = _streaming_stages(it)
+        self._in_blocks = _passes_singly(it)
+        self._is_exact = is_of_blocks(it)  # nobody changes its states later, and going back by marks is quicker
+        self._is_new = True
+        self._state: Any = None  # after the last element that was taken
+        self.growing = _NOTHING  # what ``take`` is at
+
+    def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        """Up to ``n`` elements, at least one if nothing is wrong; the states after them; and what came instead of the next one.
+
+        That is ``StopIteration`` at the end, or an error. The iterator is after the last element then.
+        """
+        if n == 1:
+            self._begin()
+            elements, stop = self._take_one()
+            return elements, [self._state] if elements else [], stop
+        block = self.growing = Growing()
+        stop = self.fill(block, n)
+        self.growing = _NOTHING  # what is delivered is its user's alone
+        return block.elements, block.states[: block.num], stop
+
+    def fill(self, sink: Sink, n: int) -> BaseException | None:
+        """As ``take``, with the elements in ``sink``; returns what came instead of the next one."""
+        self._begin()
+        before = sink.num
+        try:
+            if n > 1 and self._can_stream():
+                self._stream(sink, n)
+            elif n > 1 and self._in_blocks and not self._stages:
+                self._take_block(sink, n)
+        except Exception:
+            pass  # it comes again when that element is computed alone
+        except BaseException as error:
+            return error
+        return None if sink.num > before else self._take_singly(sink, n)
+
+    def _begin(self) -> None:
+        if self._is_new:
+            self._state, self._is_new = self._current_state(), False
+
+    def _can_stream(self) -> bool:
+        # Who observes a stage shadows ``_take``, and is to see all elements.
+        return bool(self._stages) and not any(["_take" in vars(stage) for stage in self._stages])
+
+    def _stream(self, sink: Sink, n: int) -> None:
+        """Takes up to ``n`` elements before the first thing that is not just another element."""
+        states, first, num = LinearStates(self._state, n), sink.num, 0
+        deadline = time.perf_counter() + _BLOCK_SECONDS
+        try:
+            while not num or (num < n and sink.num == first + num and time.perf_counter() < deadline):
+                size = min(_PIECE, n - num)
+                num += size
+                sink.put(stream_of(self._it, size), states, num - size)
+        finally:
+            if sink.num > first:
+                self._state = states[sink.num - first - 1]
+            if sink.num < first + num:
+                self._stages = []  # there may be more of that
+                self._go_to_state()
+
+    def _take_block(self, sink: Sink, n: int) -> None:
+        """Takes up to ``n`` elements if their states are known then."""
+        before = marked(self._it)
+        try:
+            block = self._take_pieces(n)
+            after = self._current_state()
+            states = LinearStates.between(self._state, after, len(block))
+        except BaseException:  # of the elements before the error, too, the states are needed
+            return_to(self._it, before)
+            raise
+        if states is None:
+            self._in_blocks = False
+            return_to(self._it, before)
+        else:
+            self._state = after
+            sink.put(block, states, 0)
+
+    def _take_singly(self, sink: Sink, n: int) -> BaseException | None:
+        deadline = time.perf_counter() + _BLOCK_SECONDS
+        for _ in range(n):
+            element, stop = self._take_one()
+            if stop is not None:
+                return stop
+            sink.put(element, [self._state], 0)
+            if time.perf_counter() > deadline:
+                break
+        return None
+
+    def _take_one(self) -> tuple[list[Any], BaseException | None]:
+        """The next element in a list, or what came instead."""
+        before = marked(self._it) if self._is_exact else None
+        try:
+            element = self._it._take(1)
+        except BaseException as error:
+            if before is None:
+                self._go_to_state()
+            else:
+                return_to(self._it, before)
+            has_arrived(error)
+            if isinstance(error, StopIteration):
+                cause, error = error, instead_of_stop(error, str(self._it))
+                error.__cause__ = cause
+            return [], error
+        if not element:
+            return [], StopIteration()
+        self._state = self._current_state()
+        return element, None
+
+    def _take_pieces(self, n: int) -> list[Any]:
+        block: list[Any] = []
+        deadline = time.perf_counter() + _BLOCK_SECONDS
+        while len(block) < n:
+            size = min(_PIECE, n - len(block))
+            piece = self._it._take(size)
+            block += piece
+            if len(piece) < size or time.perf_counter() > deadline:
+                break
+        return block
+
+    def _current_state(self) -> Any:
+        state = snapshot(self._it)
+        return state if self._is_exact else copied(state)
+
+    def _go_to_state(self) -> None:
+        if self._state is not None:
+            self._it._restore(self._state if self._is_exact else copied(self._state))
+
+
+def _passes_singly(it: DatasetIterator[Any]) -> bool:
+    """Whether each output is made of one element of every iterator upstream, some of which may be left out."""
+    return (
+        isinstance(it, BlockIterator)
+        and it._flow in ("one_to_one", "dropping")
+        and all([_passes_singly(parent) for parent in parents_of(it)])
+    )
+
+
+def _streaming_stages(it: DatasetIterator[Any]) -> list[DatasetIterator[Any]]:
+    """``it`` and those upstream, if all of them can give one element after the other."""
+    stages: list[DatasetIterator[Any]] = [it]
+    for stage in stages:
+        if not isinstance(stage, BlockIterator) or stage._stream is None:
+            return []
+        stages += parents_of(stage)
+    return stages

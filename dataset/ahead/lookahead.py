@@ -1,0 +1,87 @@
+"""Elements of an iterator before they are wanted, with the state before each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
+from gristmill.dataset.states.values import copied
+
+_BLOCK_SIZE = 128
+
+
+class Lookahead:
+    """Reads an iterator in blocks, for whoever cannot know beforehand how many elements an output takes.
+
+    Nothing is read before it is asked for, and never more ahead than a block, or what a millisecond gives. After an interrupt in
+    the middle of a method this is of no use any more: set the iterator back, and make a new one.
+
+    Args:
+        it: the iterator, which nobody else moves from now on.
+    """
+
+    def __init__(self, it: DatasetIterator[Any]) -> None:
+        self.position = 0  # of the next element in the block: whoever uses an element passes it by adding 1
+        self.has_failed = False  # the last call of ``block`` raised what the iterator had raised; else it was interrupted
+        self._it = it
+        self._blocks: StatedBlocks | None = None
+        self._elements: list[Any] = []
+        self._states: Sequence[Any] = ()  # after each
+        self._before: Any = None  # the state before them
+        self._num_before = 0  # elements that were passed before the block
+        self._failure: BaseException | None = None  # what follows them
+
+    @property
+    def state(self) -> Any:
+        """The state before the next element, new data; ``None`` if the iterator has none."""
+        if self._blocks is None:
+            return copied(snapshot(self._it))
+        return copied(self._states[self.position - 1] if self.position else self._before)
+
+    @property
+    def num_passed(self) -> int:
+        """Elements that were passed, failing ones too, since ``restart_count``."""
+        return self._num_before + self.position
+
+    def restart_count(self, num_passed: int = 0) -> None:
+        """Lets ``num_passed`` be that."""
+        self._num_before = num_passed - self.position
+
+    def block(self) -> list[Any]:
+        """The next elements, which remain the next ones until ``position`` passes them; none only at the end.
+
+        An error of the iterator is raised when all before it have been passed. It changes nothing: the next call tries again.
+        """
+        self.has_failed = False
+        if self.position < len(self._elements):
+            return self._elements[self.position :]
+        if self._failure is None:
+            if self._blocks is None:
+                self._before, self._blocks = snapshot(self._it), StatedBlocks(self._it)
+            else:
+                self._before = self.state
+            self._num_before, self.position = self.num_passed, 0
+            self._elements, self._states, self._failure = self._blocks.take(_BLOCK_SIZE)
+            if self._elements:
+                return self._elements
+        failure, self._failure = self._failure, None
+        if isinstance(failure, StopIteration):
+            return []
+        assert failure is not None
+        self.has_failed = True
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback refers to this frame
+
+    def skip(self) -> None:
+        """Passes the next element, whether or not it fails."""
+        if self.position == len(self._elements):
+            skip_one(self._it)
+            self._before, self._blocks = copied(snapshot(self._it)), StatedBlocks(self._it)
+            self._num_before, self.position = self.num_passed + 1, 0
+            self._elements, self._states, self._failure = [], (), None
+        else:
+            self.position += 1

@@ -1,0 +1,236 @@
+"""Pulling from an iterator ahead of a consumer, by a thread.
+
+Guarantees:
+
+1. Elements come out in the order of the iterator, each once, with the state after it.
+2. No more than ``buffer_size`` elements are ready or being computed beyond those that the consumer has asked for.
+3. An error, or the end, comes behind the elements before it. Then the thread ends, and the iterator is where the error met it.
+4. While ``_is_inside``, the iterator belongs to the thread. Whoever calls ``stop`` and ``wait_until_outside`` may use it then.
+5. The thread knows this object and the iterator that it pulls from, not the one that delivers: dropping that one stops it.
+6. ``wait`` takes nothing away, so that it may be interrupted anywhere; its caller takes elements out of the list without calling
+   anything.
+7. ``stop`` may be called anywhere, also by the garbage collector in the middle of any line here: it takes no lock. Nobody misses
+   it: what wakes somebody up stays set until it has.
+8. A consumer that waits when ``stop`` is called gets ``ValueError``.
+9. ``close`` waits no longer than it is told to. If the thread is still in the iterator then, it closes it on its way out.
+10. No element waits for one that comes after it: each is ready when it is computed; a consumer that has waited for
+   ``_LATE_SECONDS`` looks.
+11. In a forked process there is no thread: ``is_stopped`` is true there, and nothing touches the lock.
+
+Blocks grow while they are quick (see ``BlockSize``): small elements then cost little more than without a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from gristmill.core.pacing import BlockSize
+from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
+from gristmill.dataset.bases.node import parents_of
+from gristmill.dataset.states.values import Fetched
+
+_LATE_SECONDS = 0.01  # see guarantee 10
+_LOOK_SECONDS = 0.5  # an interrupt that comes in the moment before a wait is noticed after it
+
+Failure: TypeAlias = tuple[BaseException, TracebackType | None]
+
+
+class PullAhead:
+    """Takes elements from ``it``, ahead of whoever takes them out of the list that ``wait`` returns.
+
+    Args:
+        it: the iterator.
+        state: where to begin; ``None`` is where it is.
+        buffer_size: the most elements to be ahead, at least 1.
+    """
+
+    wanted = 0  # elements that the consumer has asked for and not yet taken
+
+    def __init__(self, it: DatasetIterator[Any], state: Any, buffer_size: int) -> None:
+        self._it = it
+        self._state = state
+        self._buffer_size = buffer_size
+        # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
+        self._max_block_size = max(1, buffer_size // 2)
+        self._block_size = BlockSize()
+        self._size = 1  # of the block that the thread computes, or has
+        self.num = 0  # elements that were put
+        self._process_id = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._ready: list[Fetched] = []
+        self._failure: Failure | None = None  # follows what is ready
+        self._is_started = False
+        self._is_stopped = False
+        self.has_begun = False  # the iterator may have been used
+        self._room = Signal()  # there may be room for another block
+        self._filled = Signal()  # there may be what the consumer waits for
+        self._lock = threading.RLock()  # of the two following
+        self._is_inside = False
+        self._closes = False  # the thread is to close the iterator
+        self._left = Signal()  # the thread is outside
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether there is no thread, or soon will be none, although it may not have met an error or the end."""
+        return self._is_stopped or not self._is_started or self._process_id != os.getpid()
+
+    def start(self) -> None:
+        self._thread = start_thread(self._work, "gristmill-prefetch", self._end)
+        self._is_started = True
+
+    @property
+    def num_ready(self) -> int:
+        """How many elements could be taken without waiting."""
+        return len(self._ready)
+
+    def wait(self, n: int) -> tuple[list[Fetched], Failure | None]:
+        """Waits until ``n`` elements are ready, or all before an error or the end; what is ready, and what follows.
+
+        Whoever takes elements out of the list sets ``wanted`` back to 0.
+        """
+        self.wanted = n
+        if self._has_room():
+            self._room.set()
+        while True:
+            failure, ready = self._failure, self._ready  # in this order: a failure is there after all that it follows
+            if len(ready) >= n or failure is not None:
+                return ready, failure
+            if self._is_stopped:
+                raise ValueError("the iterator was closed while it waited for its next element")
+            self._filled.wait(_LATE_SECONDS if self._size > 1 else _LOOK_SECONDS)
+
+    def stop(self) -> None:
+        """Lets the thread end and forgets what is ready; may be called again."""
+        if self._process_id == os.getpid():
+            self._is_stopped = True
+            self._ready, self._failure = [], None  # the traceback of an error refers to who knows what
+            self._room.set()
+            self._filled.set()
+
+    def wait_until_outside(self, seconds: float = math.inf) -> None:
+        """Waits until the thread, which has been stopped, is not in the iterator any more; for so long at most."""
+        if self._process_id != os.getpid() or self._thread is threading.current_thread():
+            return
+        deadline = time.monotonic() + seconds
+        while self._may_be_inside() and (left := deadline - time.monotonic()) > 0:
+            self._left.wait(min(left, _LOOK_SECONDS))
+        self._left.set()  # for others who wait
+
+    def close(self, seconds: float) -> None:
+        """Stops the thread and closes the iterator, as soon as the thread is out of it; waits for that for so long at most."""
+        self.stop()
+        if not self._may_be_inside(closes=True):
+            self._it.close()
+            return
+        end_waits(self._it)
+        if not sys.is_finalizing():
+            self.wait_until_outside(seconds)
+
+    def _end(self) -> None:
+        self.stop()
+        end_waits(self._it)
+
+    def _may_be_inside(self, *, closes: bool = False) -> bool:
+        if self._process_id != os.getpid():
+            return False
+        with self._lock:
+            self._closes = self._closes or (closes and self._is_inside)
+            return self._is_inside
+
+    def _work(self) -> None:
+        self._thread, self._is_started = threading.current_thread(), True  # before, or without, the end of ``start``
+        blocks = StatedBlocks(self._it)
+        while self._enter():
+            self._pull(blocks)
+            self._leave()
+
+    def _enter(self) -> bool:
+        """Waits until there is something to do; false if there will be no more."""
+        if self._num_free() <= 0:
+            while not (self._is_stopped or self._failure or self._has_room()):
+                self._room.wait()
+        with self._lock:
+            self._is_inside = not (self._is_stopped or self._failure)
+            self.has_begun = self.has_begun or self._is_inside
+            return self._is_inside
+
+    def _num_free(self) -> int:
+        return self._buffer_size + self.wanted - len(self._ready)
+
+    def _has_room(self) -> bool:
+        # For a whole block: a thread that is woken up for every element computes blocks of one.
+        return self._num_free() >= min(self._block_size.now, self._max_block_size)
+
+    def _pull(self, blocks: StatedBlocks) -> None:
+        size = self._size = max(1, min(self._block_size.now, self._num_free()))
+        began = time.perf_counter()
+        failure: BaseException | None
+        try:
+            state, self._state = self._state, None
+            if state is not None:
+                go_to(self._it, state)
+            failure = blocks.fill(self, size)
+        except BaseException as error:
+            failure = error
+        seconds = time.perf_counter() - began
+        self._block_size.adapt(seconds, size, max(self._max_block_size, self.wanted))
+        if failure is not None:
+            self._failure = failure, failure.__traceback__
+            del failure  # its traceback may refer to this frame
+        if self._is_stopped:  # in the meantime
+            self.stop()
+        self._filled.set()
+
+    def put(self, elements: Iterable[Any], states: Sequence[Any], first: int) -> None:
+        """Makes elements ready, each as soon as there is one (see ``StatedBlocks.fill``)."""
+        indices = itertools.count(first)
+        try:
+            self._ready.extend(zip(elements, itertools.repeat(states), indices, strict=False))
+        finally:
+            self.num += next(indices) - first
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._is_inside = self._closes
+        try:
+            if self._closes:
+                self._it.close()
+        finally:
+            self._is_inside = False
+            self._left.set()
+
+
+class Signal:
+    """Wakes up one waiter; once set, it stays so until somebody waits for it. Can be set anywhere."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        if self._lock.locked():
+            with contextlib.suppress(RuntimeError):  # somebody else has just done it
+                self._lock.release()
+
+    def wait(self, seconds: float = -1) -> None:
+        self._lock.acquire(timeout=seconds)
+
+
+def end_waits(it: DatasetIterator[Any]) -> None:
+    """Closes the iterators upstream that another thread may wait in."""
+    if isinstance(it, BlockIterator) and it._closes_anytime:
+        it.close()
+    else:
+        for parent in parents_of(it):
+            end_waits(parent)

@@ -1,0 +1,42 @@
+"""How datasets are divided among workers: what each is asked (``_divided``), and what it may answer."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+
+class Division(abc.ABC):
+    """The share of one worker, while it is made: a dataset answers with one of these methods, or raises ``ValueError``.
+
+    Args:
+        num_workers: their number.
+        is_sequential: whether sources are cut into consecutive parts, instead of giving every ``num_workers``-th element.
+    """
+
+    def __init__(self, num_workers: int, is_sequential: bool) -> None:
+        self.num_workers = num_workers
+        self.is_sequential = is_sequential
+
+    @abc.abstractmethod
+    def every_nth(self, ds: Any) -> Any:
+        """The worker's elements of a map dataset, of which every ``num_workers``-th one is its own."""
+
+    @abc.abstractmethod
+    def part(self, ds: Any) -> Any:
+        """The worker's part of a map dataset that is cut into consecutive ones."""
+
+    @abc.abstractmethod
+    def over_shares(self, ds: Any) -> Any:
+        """The same step, over the worker's shares of what ``ds`` is made of."""
+
+    @abc.abstractmethod
+    def sliced_by_itself(self, ds: Any) -> Any:
+        """A copy of a stream that has kept what its method ``set_slice`` keeps."""
+
+
+def _cut(ds: Any, division: Division) -> Any:
+    return division.part(ds) if division.is_sequential else division.every_nth(ds)
+
+
+cut_into_parts = _cut  # ``_divided`` of sources of ours

@@ -1,0 +1,77 @@
+"""``IterDataset``: a lazily computed stream."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from gristmill.dataset.bases.division import Division
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import DatasetNode, as_parents
+from gristmill.dataset.methods import IterAheadMethods, IterDatasetMeta, IterElementMethods, IterSequenceMethods
+from gristmill.dataset.telling.display import chain_text
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class IterDataset(
+    DatasetNode,
+    IterElementMethods[T_co],
+    IterSequenceMethods[T_co],
+    IterAheadMethods[T_co],
+    metaclass=IterDatasetMeta,
+):
+    """A stream of elements without random access, whose iterators can be saved and restored.
+
+    Immutable; every ``iter(ds)`` is an independent iterator at the beginning. Most are made by
+    ``MapDataset.to_iter_dataset()``.
+
+    Subclasses define ``__iter__``.
+
+    Args:
+        parents: the dataset or datasets that this one is made of.
+
+    Example:
+        >>> ds = MapDataset.range(5).to_iter_dataset().filter(lambda x: x % 2 == 0).batch(2)
+        >>> list(ds)
+        [array([0, 2]), array([4])]
+    """
+
+    _family = "IterDataset"
+
+    def __init__(self, parents: Any | Iterable[Any] = ()) -> None:
+        self._parents = as_parents(parents, MapDataset, IterDataset)
+
+    @abc.abstractmethod
+    def __iter__(self) -> DatasetIterator[T_co]:
+        """Returns an iterator at the beginning."""
+
+    def _num_elements(self) -> Length:
+        """How many elements it delivers, as far as that is known; of users' datasets it is not."""
+        return Unknown()
+
+    def _divided(self, division: Division) -> Any:
+        """What a worker has in place of this dataset."""
+        if hasattr(self, "set_slice"):
+            return division.sliced_by_itself(self)
+        if not self._parents:
+            raise ValueError(
+                f"an IterDataset source of class {type(self).__name__} cannot be sliced among {division.num_workers} workers: "
+                "start from a MapDataset (to_iter_dataset()), give the class a method set_slice(sl, sequential_slice=False) "
+                "that keeps a part of its data, or use one worker. If it draws from other datasets, pass them to "
+                "super().__init__()"
+            )
+        return division.over_shares(self)
+
+    def __repr__(self) -> str:
+        return chain_text(self)
+
+    def __str__(self) -> str:
+        return self._text() if self._shows_chain else repr(self)
+
+    @property
+    def _shows_chain(self) -> bool:
+        return type(self).__repr__ is IterDataset.__repr__

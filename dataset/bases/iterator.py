@@ -1,0 +1,463 @@
+"""``DatasetIterator`` and the harness that all our iterators share.
+
+A stage writes ``_take(n)``, ``get_state``, ``_restore`` and ``_skip``; ``__next__``, ``set_state``, errors and closing are
+here, once. The guarantees:
+
+1. ``next`` either delivers an element or leaves the iterator, its parents included, where it was.
+2. ``set_state`` either restores the whole state or leaves the iterator where it was.
+3. Which block sizes are used inside cannot be told from the outside: a block that fails is taken again one by one, which
+   finds the error that one-by-one evaluation meets first.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.instruments import shadow
+from gristmill.core.state import shown, state_from_text, state_to_text
+from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.node import Node, as_parents
+from gristmill.dataset.bases.observing import Observable, Wrap, divert_next
+from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
+from gristmill.dataset.telling.description import describe
+from gristmill.dataset.telling.display import chain_text
+from gristmill.dataset.telling.failures import instead_of_stop, tell
+from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.transforms.batching import Allocate
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
+    """An iterator that knows its position: ``get_state`` is small, ``set_state`` continues exactly from there.
+
+    Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal pipeline, ``it`` delivers the
+    elements that followed when ``s`` was taken, whatever either iterator did before or since. States are JSON-able.
+
+    An iterator is used by one thread at a time. When ``next`` raises, nothing is lost: the following ``next`` tries the same
+    element again. A context manager: leaving it closes the iterator.
+
+    Subclasses define ``__next__``, ``get_state`` and ``set_state``.
+
+    Args:
+        parents: the iterator or iterators that this one draws from.
+    """
+
+    _family = "DatasetIterator"
+    _parents: tuple[DatasetIterator[Any], ...] = ()
+    _refills: ClassVar[bool] = False  # whether it may take elements of its parents again when it is restored
+    _is_taken_again = False  # whether a step behind it may
+    _closed = False
+    _failed_state: Any = None  # the state at which ``next`` last failed
+    _own_ctx: IteratorContext | None = None
+
+    def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
+        self._parents = as_parents(parents, DatasetIterator)
+        if self._refills:
+            _are_taken_again(self._parents)
+        contexts = [parent._ctx for parent in self._parents]
+        if len({(ctx.worker_index, ctx.worker_count) for ctx in contexts}) > 1:
+            raise ValueError("the parents of an iterator must belong to the same worker")
+        if contexts:
+            shared = contexts[0]
+            for ctx in contexts[1:]:
+                shared.options = shared.options.merge(ctx.options)
+            self._share_context(shared)
+        else:
+            self._share_context(IteratorContext())
+
+    @property
+    def _ctx(self) -> IteratorContext:
+        if self._own_ctx is None:
+            self._share_context(IteratorContext())
+        assert self._own_ctx is not None
+        return self._own_ctx
+
+    def _share_context(self, ctx: IteratorContext) -> None:
+        if self._own_ctx is not ctx:
+            self._own_ctx = ctx
+            if ctx.joined is not None:
+                ctx.joined(self)
+            share_context(self._parents, ctx)
+
+    def _set_instrument(self, wrap: Wrap | None) -> None:
+        divert_next(self, wrap)
+
+    def __iter__(self) -> DatasetIterator[T_co]:
+        return self
+
+    @abc.abstractmethod
+    def __next__(self) -> T_co:
+        """Returns the next element; raises ``StopIteration`` at the end."""
+
+    @abc.abstractmethod
+    def get_state(self) -> Any:
+        """Returns the position after the last delivered element, as JSON-able data."""
+
+    @abc.abstractmethod
+    def set_state(self, state: Any) -> None:
+        """Continues from ``state``, backwards or forwards, also after the end or an error."""
+
+    def start_prefetch(self) -> None:
+        """Begins work in the background, where the pipeline has any, without waiting for it. May be called again."""
+        for parent in self._parents:
+            parent.start_prefetch()
+
+    def close(self) -> None:
+        """Releases threads and other resources, of the parents too. May be called again; ``next`` raises from then on."""
+        self._closed = True
+        for parent in self._parents:
+            parent.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return chain_text(self)
+
+    def __str__(self) -> str:
+        return self._text() if self._shows_chain else repr(self)
+
+    @property
+    def _shows_chain(self) -> bool:
+        return type(self).__repr__ is DatasetIterator.__repr__
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset")
+
+    def __del__(self) -> None:
+        # Ours release what they hold by themselves; a user's ``close`` may do more. Parents may have other users.
+        if type(self).close is not DatasetIterator.close:
+            self.close()
+
+    def skip_failed(self) -> None:
+        """Moves past the output whose ``next`` failed: the element, or the whole batch.
+
+        Raises:
+            ValueError: the last ``next`` did not fail.
+        """
+        if self._failed_state is None or self._failed_state != self.get_state():
+            raise ValueError(f"there is nothing to skip: the last next() of {self} did not fail")
+        before = marked(self)
+        try:
+            self._skip()
+        except BaseException:
+            return_to(self, before)
+            raise
+        self._failed_state = None
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        """Takes the state now; awaiting the result writes it to this process's file in ``directory``.
+
+        The protocol of Orbax's ``StatefulCheckpointable``.
+
+        Args:
+            directory: an object whose ``await_creation()`` gives the path to write to.
+        """
+        return write_when_created(directory, state_to_text(self.get_state()), describe(self))
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        """Awaiting the result reads this process's file in ``directory`` and continues from the state in it.
+
+        Raises:
+            ValueError: there is no such file (also when the number of processes changed), or it belongs to another pipeline.
+        """
+        import asyncio
+
+        async def restore() -> None:
+            text = await asyncio.to_thread(read_checkpoint, directory, describe(self), self._merged_state)
+            self.set_state(state_from_text(text, self))
+
+        return restore()
+
+    def _take(self, n: int) -> list[Any]:
+        """The next ``n`` elements, fewer only at the end; leaves the iterator where ``n`` calls of ``next`` would.
+
+        If it raises, the iterator may be anywhere: whoever asks for several elements does so with ``pull``.
+        """
+        elements: list[Any] = []
+        while len(elements) < n:
+            try:
+                elements.append(self.__next__())
+            except StopIteration:
+                break
+            except Exception as error:
+                tell(error, self)
+                raise
+        return elements
+
+    def _restore(self, state: Any) -> None:
+        """``set_state`` without a way back."""
+        self.set_state(state)
+
+    def _mark(self) -> Any:
+        """What ``_return_to`` needs to come back to this place after a step that failed: the state, or something quicker."""
+        return self.get_state()
+
+    def _return_to(self, mark: Any) -> None:
+        self._restore(mark)
+
+    def _place(self) -> Place | None:
+        """Where the element that was delivered last comes from, if that follows from what the stages upstream say. Optional."""
+        return None
+
+    def _merged_state(self, states: Any) -> Any:
+        """The state that goes on where all of several shards stopped, whose number was another one. Optional.
+
+        Args:
+            states: those of all shards; or, by their number, those of all the datasets that the shards share out.
+        """
+        raise StateMismatchError(
+            f"{self} cannot go on with another number of shards or processes: only an ElasticIterator can, and steps after it "
+            "that keep nothing for later"
+        )
+
+    def _get_next_index(self) -> int:
+        """The index of the next element (see ``get_next_index``). Optional."""
+        raise NotImplementedError(f"{self} does not know the index of its next element: it does not follow from its position")
+
+    def _set_next_index(self, index: int) -> None:
+        """Continues with the element at ``index``, without computing those before it. Optional."""
+        raise NotImplementedError(f"{self} cannot jump to an index: it would have to compute all elements before it")
+
+    def _has_gaps(self) -> bool:
+        """Whether there may be no element at some of the indices of ``_get_next_index``."""
+        return any([parent._has_gaps() for parent in self._parents])
+
+    def _allocate_with(self, allocate: Allocate) -> None:
+        """Lets new arrays in the outputs be made by ``allocate``, which knows where they are wanted. Optional."""
+
+    def _skip(self) -> None:
+        """Advances past the next output, although computing it fails."""
+        raise NotImplementedError(f"{self} cannot move past a failed element: it does not define _skip")
+
+
+class BlockIterator(DatasetIterator[T_co]):
+    """The base of our own iterators: whole blocks are taken, ``next`` is a block of one."""
+
+    # What becomes of the parent's elements: needed to share out work among processes.
+    _flow: ClassVar[Literal["one_to_one", "dropping", "stateful"]]
+    _is_in_next = False
+    # Whether a failing ``_take(1)`` leaves the iterator and its parents where they were.
+    _stays_on_error: ClassVar[bool] = False
+    # Whether ``close`` may be called while another thread is in ``next``, which it ends if that waits for something.
+    _closes_anytime: bool = False
+    # Up to ``n`` next elements, each computed when it is asked for, as a method of stages that can do that: when it has given
+    # one, every count in the state is greater by one. At anything else (an element that is left out, an error, the end) it
+    # ends or raises, and the iterator may be anywhere. Whoever asks for the next ``n`` has taken all that there were.
+    _stream: Callable[[int], Iterator[Any]] | None = None
+
+    # Attributes, never changed in place, that say with the parents' places where it is: going back to them is quick and exact.
+    _placed_by: ClassVar[tuple[str, ...] | None] = None
+
+    @abc.abstractmethod
+    def _take(self, n: int) -> list[Any]: ...
+
+    @abc.abstractmethod
+    def _restore(self, state: Any) -> None: ...
+
+    def _mark(self) -> Any:
+        names = self._placed_by
+        if names is None:
+            return self.get_state()
+        return [parent._mark() for parent in self._parents], [getattr(self, name) for name in names]
+
+    def _return_to(self, mark: Any) -> None:
+        names = self._placed_by
+        if names is None:
+            go_to(self, mark)
+            return
+        marks, values = mark
+        for parent, parent_mark in zip(self._parents, marks, strict=True):
+            parent._return_to(parent_mark)
+        for name, value in zip(names, values, strict=True):
+            setattr(self, name, value)
+
+    @abc.abstractmethod
+    def _skip(self) -> None: ...
+
+    def _set_instrument(self, wrap: Wrap | None) -> None:
+        shadow(self, "_take", wrap)
+
+    def __next__(self) -> T_co:
+        if self._closed or self._is_in_next:
+            raise self._unusable()
+        self._is_in_next = True
+        try:
+            before = None if self._stays_on_error else marked(self)
+            try:
+                block = self._take(1)
+            except BaseException as error:
+                return_to(self, before)
+                self._failed_state = snapshot(self)
+                if isinstance(error, StopIteration):
+                    raise instead_of_stop(error, str(self)) from error
+                filter_traceback(error)
+                raise
+        finally:
+            self._is_in_next = False
+        if block:
+            return block[0]
+        raise StopIteration
+
+    def _unusable(self) -> Exception:
+        if self._closed:
+            return ValueError(f"{self} is closed")
+        return RuntimeError(
+            f"{self} is in next() already, called by another thread or by a function of its own pipeline: an iterator is used "
+            "by one thread at a time. Give each thread an iterator of its own (over a shard of the dataset, for other elements), "
+            "hold a lock around next(), or let the pipeline use threads: to_iter_dataset(ReadOptions(...)), multithread_prefetch"
+        )
+
+    def set_state(self, state: Any) -> None:
+        if self._is_in_next:
+            raise self._unusable()
+        before = marked(self)
+        try:
+            self._restore(state)
+        except BaseException as error:
+            return_to(self, before)
+            if isinstance(error, RecursionError):  # where it is compared, copied or shown
+                raise StateMismatchError(f"the state of {self} must be nested less deeply than {shown(state)}") from error
+            raise
+        self._failed_state = None
+
+    def __str__(self) -> str:
+        return self._text()
+
+
+class PlainIterator(DatasetIterator[T_co]):
+    """Wraps a plain Python iterator, which has no state to save, so that our stages can draw from it.
+
+    Args:
+        iterator: the plain one.
+        ds: the dataset that it is of.
+    """
+
+    def __init__(self, iterator: Iterator[T_co], ds: Any) -> None:
+        super().__init__()
+        self._iterator = iterator
+        name = str(getattr(iterator, "__qualname__", type(iterator).__qualname__))
+        self._name = type(ds).__name__ if name.endswith(f"{type(ds).__qualname__}.__iter__") else name
+
+    def __str__(self) -> str:
+        return self._name
+
+    def __next__(self) -> T_co:
+        return next(self._iterator)
+
+    def get_state(self) -> Any:
+        raise NotImplementedError(
+            f"a plain {type(self._iterator).__name__} has no state: return a DatasetIterator from __iter__ to save its position"
+        )
+
+    def set_state(self, state: Any) -> None:
+        self.get_state()
+
+
+def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContext) -> None:
+    """Lets ``iterators``, and those upstream, be of the pipeline that has ``ctx``."""
+    for it in iterators:
+        it._share_context(ctx)
+
+
+def _are_taken_again(iterators: Iterable[DatasetIterator[Any]]) -> None:
+    for it in iterators:
+        it._is_taken_again = True
+        _are_taken_again(it._parents)
+
+
+def iterate(ds: Any) -> DatasetIterator[Any]:
+    """An iterator of ``ds``, a plain one wrapped."""
+    it = ds.__iter__()
+    if isinstance(it, DatasetIterator):
+        return it
+    if isinstance(it, Iterator):
+        return PlainIterator(it, ds)
+    raise TypeError(f"{type(ds).__name__}.__iter__ must return an iterator, got {type(it).__name__}")
+
+
+def snapshot(it: DatasetIterator[Any]) -> Any:
+    """The state to return to if something fails; ``None`` for an iterator that has none."""
+    try:
+        return it.get_state()
+    except NotImplementedError:
+        return None
+
+
+def marked(it: DatasetIterator[Any]) -> Any:
+    """Where ``it`` is, for ``return_to``; ``None`` for an iterator that has no state."""
+    try:
+        return it._mark()
+    except NotImplementedError:
+        return None
+
+
+def return_to(it: DatasetIterator[Any], mark: Any) -> None:
+    """Takes ``it`` back, after a step that failed or went too far, to where it was ``marked``, if it can go back."""
+    if mark is not None:
+        it._return_to(mark)
+
+
+def go_to(it: DatasetIterator[Any], state: Any) -> None:
+    """Takes ``it`` back to ``state``, if that is known. An iterator of ours that is there keeps errors and what is in memory."""
+    if state is not None and not (isinstance(it, BlockIterator) and state == snapshot(it)):
+        it._restore(state)
+
+
+def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
+    """The next ``n`` elements of ``it``, fewer only at the end, or the error that taking them one by one meets first.
+
+    If it raises, ``it`` may be anywhere (its outermost user restores it).
+    """
+    before = marked(it) if n > 1 else None
+    if before is None:
+        return it._take(n)
+    try:
+        return it._take(n)
+    except Exception:
+        return_to(it, before)
+    elements: list[Any] = []
+    while len(elements) < n:
+        element = it._take(1)
+        if not element:
+            break
+        elements += element
+    return elements
+
+
+def stream_of(it: DatasetIterator[Any], n: int) -> Iterator[Any]:
+    """Up to ``n`` next elements of an iterator that can give one after the other."""
+    assert isinstance(it, BlockIterator) and it._stream is not None
+    return it._stream(n)
+
+
+def skip_one(it: DatasetIterator[Any]) -> bool:
+    """Advances ``it`` by one output, failing or not; whether there was one."""
+    before = marked(it)
+    try:
+        return bool(it._take(1))
+    except Exception:
+        return_to(it, before)
+        it._skip()
+        return True
+
+
+async def write_when_created(directory: Any, state: str, description: dict[str, Any] | None) -> None:
+    """Writes a checkpoint as soon as Orbax has made the directory."""
+    import asyncio  # 10 ms that only programs with an event loop should pay
+
+    path = await directory.await_creation()
+    await asyncio.to_thread(write_checkpoint, path, state, description)
+
+
+def is_of_blocks(it: DatasetIterator[Any]) -> bool:
+    """Whether no user's iterator is among ``it`` and those upstream."""
+    return isinstance(it, BlockIterator) and all([is_of_blocks(parent) for parent in it._parents])

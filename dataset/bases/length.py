@@ -1,0 +1,100 @@
+"""How many elements a stream delivers, as far as that follows from its stages.
+
+Of a map dataset, the elements of an epoch that are there. A ``map`` that leaves out elements by ``None`` is not looked into:
+lengths are exact as ``len`` counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from gristmill.core.value import Value
+
+
+class Exact(Value):
+    """That many."""
+
+    num: int
+
+
+class AtMost(Value):
+    """That many or fewer."""
+
+    num: int
+
+
+class Infinite(Value):
+    """It does not end."""
+
+
+class Unknown(Value):
+    """Nobody knows before it has been read."""
+
+
+Length: TypeAlias = Exact | AtMost | Infinite | Unknown
+
+
+def num_elements(ds: Any) -> Length:
+    """How many elements ``ds`` delivers.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> ds = MapDataset.range(10).to_iter_dataset()
+        >>> num_elements(ds.batch(3)), num_elements(ds.filter(bool)), num_elements(ds.repeat())
+        (Exact(num=4), AtMost(num=10), Infinite())
+    """
+    length: Length = ds._num_elements()
+    return length
+
+
+def of_number(num: int) -> Length:
+    """That of a length in integers, where the greatest one stands for endless."""
+    return Infinite() if num >= sys.maxsize else Exact(num)
+
+
+def scaled(length: Length, number: Callable[[int], int]) -> Length:
+    """What becomes of ``length`` if ``number`` elements are made of so many."""
+    return type(length)(number(length.num)) if isinstance(length, Exact | AtMost) else length
+
+
+def at_most(length: Length) -> Length:
+    """What becomes of ``length`` if elements may be left out."""
+    return AtMost(length.num) if isinstance(length, Exact) else length if isinstance(length, AtMost) else Unknown()
+
+
+def added(lengths: Iterable[Length]) -> Length:
+    """That of all of them, one after the other."""
+    total = 0
+    kind: type[Exact | AtMost] = Exact
+    found = list(lengths)
+    for length in found:
+        if isinstance(length, Exact | AtMost):
+            total += length.num
+            kind = AtMost if isinstance(length, AtMost) else kind
+        elif isinstance(length, Unknown):
+            return length
+    return Infinite() if Infinite() in found else kind(total)
+
+
+def shortest(lengths: Iterable[Length]) -> Length:
+    """That of the first to end."""
+    found = [length for length in lengths if not isinstance(length, Infinite)]
+    if not found:
+        return Infinite()
+    bounds = [length.num for length in found if isinstance(length, Exact | AtMost)]
+    if not bounds:
+        return Unknown()
+    is_exact = all([isinstance(length, Exact) for length in found])
+    return Exact(min(bounds)) if is_exact else AtMost(min(bounds))
+
+
+def same_number(stage: Any) -> Length:
+    """``_num_elements`` of stages that make one element of one."""
+    return num_elements(stage._parents[0])
+
+
+def some_of_them(stage: Any) -> Length:
+    """``_num_elements`` of stages that may leave out elements."""
+    return at_most(num_elements(stage._parents[0]))

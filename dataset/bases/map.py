@@ -1,0 +1,270 @@
+"""``MapDataset``: an endless, lazily computed sequence with random access."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+
+from gristmill.core.indices import Indices, as_array, as_ints
+from gristmill.core.instruments import shadow
+from gristmill.dataset.bases.division import Division
+from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
+from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, spec_of_first_parent
+from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
+from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.methods import MapDatasetMeta, MapElementMethods, MapSequenceMethods
+from gristmill.dataset.telling.display import chain_text
+from gristmill.dataset.telling.failures import instead_of_stop, tell, told
+from gristmill.dataset.telling.tracebacks import filter_traceback
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.iterator import DatasetIterator
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co], metaclass=MapDatasetMeta):
+    """A lazily computed sequence with random access: ``ds[i]`` is the element at ``i``, ``len(ds)`` the length of an epoch.
+
+    Any integer is a valid index: ``i // len(ds)`` is the epoch it lies in. ``None`` means that there is no element at an
+    index (it was filtered out); iteration leaves such indices out. Datasets are immutable: every method returns a new one.
+    ``ds[i]`` depends on ``i`` alone, and may be asked for from several threads.
+
+    Subclasses define ``__len__`` and ``__getitem__``.
+
+    Args:
+        parents: the dataset or datasets that this one is made of.
+
+    Example:
+        >>> ds = MapDataset.source([1, 2, 3, 4]).map(lambda x: x * 10).batch(2)
+        >>> len(ds), ds[1]
+        (2, array([30, 40]))
+    """
+
+    _family = "MapDataset"
+    _parents: tuple[MapDataset[Any], ...] = ()
+    _current_instrument: Instrument | None = None  # of an object of a user's class
+
+    def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:
+        self._parents = as_parents(parents, MapDataset)
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the length of one epoch."""
+
+    @overload
+    def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...
+    @overload
+    def __getitem__(self, index: int) -> T_co | None: ...
+    @abc.abstractmethod
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the element at ``index``, ``None`` if there is none; for a slice, the dataset of those elements."""
+
+    def __iter__(self) -> DatasetIterator[T_co]:
+        return self.to_iter_dataset().__iter__()
+
+    def __repr__(self) -> str:
+        return chain_text(self)
+
+    def __str__(self) -> str:
+        return self._text() if self._shows_chain else repr(self)
+
+    @property
+    def _shows_chain(self) -> bool:
+        return type(self).__repr__ is MapDataset.__repr__
+
+    def _block(self, indices: Indices) -> list[Any]:
+        """The elements at ``indices``: as many, in the same order, ``None`` where there is none.
+
+        Law: the same as ``[self[i] for i in indices]``. If that raises, so does this, but not always the same error;
+        ``read`` makes up for it.
+        """
+        block: list[Any] = []
+        for i in as_ints(indices):
+            try:
+                block.append(self[i])
+            except Exception as error:
+                tell(error, self, [i])
+                raise
+        return block
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        """The elements of ``_block(feed.indices)``, each computed when it is asked for (see ``feed``)."""
+        return (self[i] for i in feed.steps([*as_ints(feed.indices)]))
+
+    def _set_instrument(self, wrap: Wrap | None) -> None:
+        """Lets elements be computed through what ``wrap`` makes of the method that computes them (see ``observing``)."""
+        divert_items(self, wrap)
+
+    def _num_elements(self) -> Length:
+        """How many elements of an epoch are there."""
+        length = of_number(len(self))
+        return AtMost(length.num) if isinstance(length, Exact) and dropping_steps(self) else length
+
+    def _origins(self, index: int) -> Iterable[Part | RecordKey]:
+        """What the element at ``index`` is made of; nothing if that is not known, as of users' datasets."""
+        return ()
+
+    def _divided(self, division: Division) -> Any:
+        """What a worker has in place of this dataset, from which a stream is made."""
+        if not division.is_sequential:
+            return division.every_nth(self)
+        if not self._parents:
+            raise ValueError(
+                f"sequential_slice=True can cut only MapDataset.source and MapDataset.range into parts, not {self!s:.200}: "
+                "use sequential_slice=False"
+            )
+        return division.over_shares(self)
+
+    def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
+        """This step over a part of its parent, for ``sequential_slice``.
+
+        A copy will do if element ``i`` is made of the parent's at ``i``. That cannot be proved of code; what the other
+        kinds of steps have in common is that they have several parents, or a length of their own, or keep something of the
+        parent's length (a permutation, labels). Steps of ours that do so nevertheless make themselves anew.
+
+        Raises:
+            ValueError: this step may be of such a kind.
+        """
+        if len(self._parents) != 1:
+            raise not_over_a_part(self, "combines several datasets")
+        new = super()._over(replaced)
+        length = len(self)
+        if len(self._parent) != length or len(new) != len(new._parent):
+            raise not_over_a_part(self, "has a length of its own")
+        for name, value in vars(self).items():
+            if _is_per_element(value, length) and replaced(value) is value:
+                raise not_over_a_part(self, f"has an attribute, {name}, with an entry for every element")
+        return new
+
+
+class BlockMapDataset(MapDataset[T]):
+    """The base of our own stages: an element is derived from a block of one."""
+
+    _is_made_anew: ClassVar = False  # over other parents, since it keeps something that follows from them
+
+    @abc.abstractmethod
+    def _block(self, indices: Indices) -> list[Any]: ...
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        return (self._block([i])[0] for i in feed.steps([*as_ints(feed.indices)]))
+
+    def _set_instrument(self, wrap: Wrap | None) -> None:
+        shadow(self, "_block", wrap)
+
+    def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T]:
+        if self._is_made_anew:
+            remake: Any = type(self)
+            new: MapDataset[T] = remake(replaced(self._parent), **self._parameters.as_dict())
+            return new
+        return super()._over(replaced)
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is not int:
+            if isinstance(index, slice):
+                return self.slice(index)
+            index = _as_index(index)
+        try:
+            return self._block([index])[0]
+        except BaseException as error:
+            if isinstance(error, StopIteration):
+                raise instead_of_stop(error, str(self)) from error
+            filter_traceback(error)
+            raise
+
+    def __str__(self) -> str:
+        return self._text()
+
+    def _check_not_empty(self, length: int, indices: Iterable[Any] = ()) -> None:
+        if not length:
+            raise told(IndexError(f"{self} is empty: it has no element at any index"), self, indices)
+
+
+class ReindexMapDataset(BlockMapDataset[T]):
+    """The base of stages that give their parent's elements at other indices."""
+
+    _element_spec = spec_of_first_parent
+
+    @abc.abstractmethod
+    def _reindex(self, index: Any) -> Any:
+        """The parent's index for an ``int``, or the indices for an array [n]: written once with operators that take both."""
+
+    def _reindex_range(self, indices: range) -> Indices | None:
+        """The parent's indices for a ``range`` of at least two, where that is quicker than for an array; else ``None``."""
+        return None
+
+    @property
+    @abc.abstractmethod
+    def _limit(self) -> int:
+        """Up to this magnitude of an index all arithmetic of ``_reindex`` stays within int64."""
+
+    def _block(self, indices: Indices) -> list[Any]:
+        try:
+            moved = [self._reindex(as_ints(indices)[0])] if len(indices) == 1 else self._moved(indices)
+        except Exception as error:
+            tell(error, self, indices)
+            raise
+        return self._parents[0]._block(moved)
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        return stream_elements(self._parents[0], feed.over(self._moved(feed.indices)))
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(self._parent, self._reindex(index))]
+
+    def _moved(self, indices: Indices) -> Indices:
+        moved = self._reindex_range(indices) if isinstance(indices, range) and len(indices) > 1 else None
+        result: Indices = self._reindex(as_array(indices, self._limit)) if moved is None else moved
+        return result
+
+
+def _same_index(stage: MapDataset[Any], index: int) -> Iterable[Part]:
+    return [Part(stage._parents[0], index)]
+
+
+same_index = _same_index  # ``_origins`` of stages whose element is made of the parent's at the same index
+
+
+def not_over_a_part(step: Any, reason: str) -> ValueError:
+    return ValueError(
+        f"sequential_slice=True gives every worker a part of the source, but {step!s:.200} {reason}: over a part, elements "
+        "would be lost or repeated. Use sequential_slice=False"
+    )
+
+
+def _is_per_element(value: Any, length: int) -> bool:
+    if callable(value) or isinstance(value, str | bytes | Mapping):
+        return False
+    try:
+        return 0 < len(value) == length
+    except TypeError:
+        return False
+
+
+def _as_index(index: Any) -> int:
+    try:
+        return index.__index__()
+    except AttributeError:
+        raise TypeError(f"index must be an integer or a slice, got {index!r:.100} of type {type(index).__name__}") from None
+
+
+def stream_elements(ds: MapDataset[Any], feed: Feed) -> Iterator[Any]:
+    """The elements of ``ds`` at the indices of ``feed``, each computed when it is asked for."""
+    return ds._stream(feed)
+
+
+def read(ds: MapDataset[Any], indices: Indices) -> list[Any]:
+    """The elements of ``ds`` at ``indices``, or the error that computing them one after another would meet first."""
+    try:
+        return ds._block(indices)
+    except Exception:
+        if len(indices) == 1:
+            raise
+    return [ds._block([i])[0] for i in as_ints(indices)]

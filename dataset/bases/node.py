@@ -1,0 +1,227 @@
+"""The graph of datasets and iterators: parents, and the seed that follows from a position in it."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+
+from gristmill.core import hooks
+from gristmill.core.options import DatasetOptions
+from gristmill.core.seeds import check_seed, derive_seed
+from gristmill.core.state import shown
+from gristmill.dataset.bases.parameters import NONE, Parameters
+
+S = TypeVar("S")
+
+
+class Node:
+    """What datasets and iterators have in common: their place in the graph, and what they say of themselves."""
+
+    _family: ClassVar[str]  # the class that users know it by
+    # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
+    _parents: tuple[Any, ...] = ()
+    _parameters: Parameters = NONE  # what it was made with, but its parents
+    _own_options: DatasetOptions | None = None  # those that are given at this point of the pipeline
+    # What its time is spent for, as summaries say it: where it is not said here, that follows from whether it draws from others.
+    _work_category: ClassVar[Literal["read", "preprocessing", "prefetch"] | None] = None
+
+    @property
+    def _parent(self) -> Any:
+        return only_parent(self)
+
+    @property
+    def _upstream(self) -> Sequence[Any]:
+        """What it draws from, datasets or iterators, as far as they exist: none is made for it."""
+        return self._parents
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        """The same for descriptions, where streams are described by their iterators."""
+        return self._upstream
+
+    @property
+    def _observed_upstream(self) -> Sequence[Any]:
+        """The same for observers: without pipelines that it opens by itself, which they meet when they are opened."""
+        return self._parents
+
+    @property
+    def _work_options(self) -> Sequence[Any]:
+        """Options that users gave, of how much of it runs at once and how far ahead."""
+        return ()
+
+    @property
+    def _shows_chain(self) -> bool:
+        """Whether its ``repr`` is the text of the whole chain."""
+        return False
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        """What decides which elements there are."""
+        return self._parameters.described()
+
+    def _text(self) -> str:
+        """Its class and parameters."""
+        name, text = type(self).__name__, self._parameters.text()
+        return f"{name}({text})" if text else name
+
+    def _chain_text(self) -> str:
+        """What it is called in the text of a chain, below what it draws from."""
+        return str(self)
+
+
+class DatasetNode(Node):
+    """What a ``MapDataset`` and an ``IterDataset`` have in common."""
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        return self._parents
+
+    _seed_point: int | None = None  # the seed given at this point of the pipeline
+    _drops = False  # whether this step may leave out elements of its parent
+    _adds_step = True  # whether it counts in the distance of a seed (what does not has one parent)
+    _is_share = False  # whether it is a worker's part of its parent
+
+    @property
+    def parents(self) -> tuple[Any, ...]:
+        """The datasets that this one is made of."""
+        return self._parents
+
+    @functools.cached_property
+    def _default_seed(self) -> np.uint32 | None:
+        return default_seed(self)
+
+    @property
+    def _element_spec(self) -> Any:
+        """What an element looks like, for ``get_element_spec``. Optional for users' datasets."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not say what its elements look like: define a property _element_spec that returns a "
+            "pytree of ShapeDtypeStruct"
+        )
+
+    def _repr_html_(self) -> str:
+        return hooks.pipeline_html(self)
+
+    def _over(self, replaced: Callable[[Any], Any]) -> Any:
+        """This step over other parents: a copy that shares whatever it has with this one, and has the same default seed.
+
+        A step that keeps something else that follows from its parents makes itself anew.
+
+        Args:
+            replaced: gives what takes the place of a parent, or of anything made of parents that an attribute may hold;
+                other values as they are.
+        """
+        new = copy.copy(self)
+        attributes = vars(new)
+        attributes.update({name: replaced(value) for name, value in attributes.items()})
+        attributes.setdefault("_default_seed", default_seed(self))
+        return new
+
+    def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
+        """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain of methods.
+
+        Example:
+            >>> from gristmill.dataset import MapDataset
+            >>> MapDataset.range(3).pipe(len)
+            3
+        """
+        return func(self, *args, **kwargs)
+
+
+def spec_of(ds: Any) -> Any:
+    """What an element of ``ds`` looks like."""
+    return ds._element_spec
+
+
+def _spec_of_first_parent(stage: DatasetNode) -> Any:
+    return spec_of(stage._parents[0])
+
+
+spec_of_first_parent = property(_spec_of_first_parent)  # ``_element_spec`` of stages that pass elements on as they are
+
+
+def as_parents(parents: Any, *kinds: type) -> tuple[Any, ...]:
+    """``parents`` as a tuple: one object of one of ``kinds``, or an iterable of such."""
+    found = (parents,) if isinstance(parents, kinds) else tuple(parents) if isinstance(parents, Iterable) else None
+    if found is None or not all([isinstance(p, kinds) for p in found]):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"parents must be a {names} or a sequence of them, got {shown(parents)}")
+    return found
+
+
+def parents_of(node: Any) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = node._parents
+    return found
+
+
+def upstream_for_observers(node: Any) -> Sequence[Any]:
+    """What an observer counts together with a dataset or iterator, of all that it draws from."""
+    found: Sequence[Any] = node._observed_upstream
+    return found
+
+
+def only_parent(node: Any) -> Any:
+    if len(node._parents) != 1:
+        raise ValueError(f"{type(node).__name__} must have exactly one parent here, it has {len(node._parents)}")
+    return node._parents[0]
+
+
+def default_seed(dataset: Any) -> np.uint32 | None:
+    """The seed that follows from ``ds.seed(...)`` upstream and the position in the pipeline."""
+    entropy = seed_entropy(dataset)
+    return np.uint32(derive_seed(entropy)) if entropy else None
+
+
+def seed_entropy(dataset: Any) -> list[int]:
+    """The seeds nearest upstream and how many steps away each is: ``[seed, steps, seed, steps, …]``.
+
+    Breadth first from ``dataset`` (0 steps), parents in order. Nothing above a seed counts.
+    """
+    entropy: list[int] = []
+    level, steps = [dataset], 0
+    while level:
+        above = []
+        for node in level:
+            while not node._adds_step:
+                node = only_parent(node)
+            if node._seed_point is None:
+                above.extend(node._parents)
+            else:
+                entropy += [node._seed_point, steps]
+        level, steps = above, steps + 1
+    return entropy
+
+
+def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = None) -> int:
+    """The seed of a random stage: the one given, below ``2**bits``, or the default seed."""
+    if seed is not None:
+        return check_seed(seed, bits=bits)
+    default = stage._default_seed
+    if default is None:
+        raise ValueError(f"{name} needs a seed: pass seed=..., or call ds.seed(seed) before it")
+    return int(default)
+
+
+def ancestors(ds: Any) -> Iterator[Any]:
+    """``ds`` and everything upstream, each object once."""
+    seen: set[int] = set()
+    todo = [ds]
+    while todo:
+        node = todo.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            todo.extend(node._parents)
+
+
+def dropping_steps(ds: Any) -> list[Any]:
+    """Those that may leave out elements, of ``ds`` and everything upstream."""
+    return [node for node in ancestors(ds) if node._drops]
+
+
+def is_of_library(stage: Any) -> bool:
+    """Whether ``stage`` is of a class of this library: of a subclass, nobody knows what it does."""
+    return type(stage).__module__.partition(".")[0] == "gristmill"

@@ -1,0 +1,199 @@
+"""How a pipeline is observed from outside: what stages let an observer put between, and what they tell it.
+
+Nothing of this is called as long as nobody observes, and nothing is asked for each element. An observer
+
+1. gives an object an instrument (``_set_instrument``): a function that is called in place of the method that takes elements. No
+   other object has it. Python looks up methods of users' classes in the class alone: so the class has another one as long as some
+   of its objects have instruments, which does for all others what the class's own does;
+2. is told of pipelines that a stage opens by itself (``_tell_opened``), and of its worker processes (``_tell_hired``);
+3. has a stage read another dataset by index, which does the same as its own (``_observe_reads``);
+4. asks a stage how it works ahead (``_work_ahead``), and where what it waits for is (``_awaited_worker``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+Method: TypeAlias = Callable[[Any, Any], list[Any]]  # elements of a stage: as many as the number says, or at the indices
+Instrument: TypeAlias = Callable[[Any], list[Any]]  # the same of one stage, which it does not keep alive
+Wrap: TypeAlias = Callable[[Method], Instrument]
+
+
+class WorkAhead(NamedTuple):
+    """How a stage works ahead of whoever takes its elements.
+
+    Args:
+        waits: whether others, threads or processes, compute its elements.
+        num_threads: how many threads may do so; ``None`` if that is not for the stage to say.
+        num_ready: how many elements it could give at once.
+        reads: whether it reads a dataset by index.
+    """
+
+    waits: bool
+    num_threads: int | None
+    num_ready: int
+    reads: bool = False
+
+
+class Observable:
+    """What iterators let observers do, and tell them. By default there is nothing to tell."""
+
+    _observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
+    _current_instrument: Instrument | None = None  # of an object of a user's class
+
+    def _set_instrument(self, wrap: Wrap | None) -> None:
+        """Lets elements be taken through what ``wrap`` makes of the method that takes them; ``None``: as without it."""
+        raise NotImplementedError
+
+    def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
+        """Has ``tell`` be called with the last iterator of each pipeline that this one opens by itself."""
+
+    def _tell_hired(self, tell: Callable[[Any], None] | None) -> None:
+        """Has ``tell`` be called with the pool of worker processes that this one uses, now or whenever that is another one."""
+
+    def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
+        """Reads by index what ``replace`` makes of the dataset, which is equal to it; ``None``: the dataset itself."""
+
+    def _work_ahead(self) -> WorkAhead | None:
+        """How elements are computed ahead, of a stage that is there for that (whose ``_work_category`` is ``"prefetch"``)."""
+        return None
+
+    def _worker_processes(self) -> Sequence[Any]:
+        """The worker processes that compute its elements at the moment."""
+        return ()
+
+    def _awaited_worker(self) -> str | None:
+        """Which worker it waits for, and where in the pipeline that is."""
+        return None
+
+    def _inner_iterators(self) -> Iterable[Any]:
+        """Iterators that this one runs besides its parents, as far as there are any at the moment."""
+        return ()
+
+
+def opens_pipelines(it: Any) -> bool:
+    """Whether an iterator is of a class that runs others besides its parents."""
+    return type(it)._inner_iterators is not Observable._inner_iterators
+
+
+def let_observe(
+    it: Observable,
+    wrap: Wrap | None,
+    *,
+    reads: Callable[[Any], Any] | None = None,
+    opened: Callable[[Any], None] | None = None,
+    hired: Callable[[Any], None] | None = None,
+) -> None:
+    """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was before."""
+    it._set_instrument(wrap)
+    it._observe_reads(reads)
+    it._tell_opened(opened)
+    it._tell_hired(hired)
+
+
+def work_ahead(it: Observable) -> WorkAhead | None:
+    """How an iterator computes elements ahead, if it is there for that."""
+    return it._work_ahead()
+
+
+def running_upstream(it: Any) -> list[Any]:
+    """The iterators that one runs: its parents, and those that it has opened."""
+    return [*it._parents, *it._inner_iterators()]
+
+
+def divert_next(it: Any, wrap: Wrap | None) -> None:
+    """Puts an instrument in place of the ``__next__`` of a user's class; ``None`` takes it away."""
+    _divert(it, "__next__", wrap, _next_through)
+
+
+def divert_items(ds: Any, wrap: Wrap | None) -> None:
+    """Puts an instrument in place of the ``__getitem__`` of a user's class, but for slices; ``None`` takes it away."""
+    _divert(ds, "__getitem__", wrap, _items_through)
+
+
+def _next_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]]:
+    def take(it: Any, n: int) -> list[Any]:
+        return [original(it)]
+
+    def next_element(it: Any) -> Any:
+        instrument = it._current_instrument
+        if instrument is None or type(it) is not cls:  # a class made of this one calls the method that it has from it
+            return original(it)
+        return instrument(1)[0]
+
+    return take, next_element
+
+
+def _items_through(cls: type, original: Any) -> tuple[Method, Callable[..., Any]]:
+    def block(ds: Any, indices: Any) -> list[Any]:
+        return [original(ds, i) for i in indices]
+
+    def item(ds: Any, index: Any) -> Any:
+        instrument = ds._current_instrument
+        if instrument is None or type(ds) is not cls or isinstance(index, slice):
+            return original(ds, index)
+        return instrument([index])[0]
+
+    return block, item
+
+
+class _Diversion:
+    """A method of a class that goes through instruments, as long as there are objects of the class that have some."""
+
+    def __init__(self, cls: type, name: str, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]) -> None:
+        self._cls = cls
+        self._name = name
+        self._own = vars(cls).get(name)  # the class may have it from another one
+        self._original = getattr(cls, name)
+        self.method, self._diverted = through(cls, self._original)
+        self._is_on = False
+        self.stages: set[int] = set()  # that have instruments, by their ids
+
+    def begin(self) -> None:
+        if not self._is_on:
+            setattr(self._cls, self._name, functools.wraps(self._original)(self._diverted))
+            self._is_on = True
+
+    def end(self) -> None:
+        if self._own is None:
+            delattr(self._cls, self._name)
+        else:
+            setattr(self._cls, self._name, self._own)
+        self._is_on = False
+
+
+_diversions: dict[type, _Diversion] = {}
+_lock = threading.RLock()
+
+
+def _divert(stage: Any, name: str, wrap: Wrap | None, through: Callable[[type, Any], tuple[Method, Callable[..., Any]]]) -> None:
+    cls, key = type(stage), id(stage)
+    if wrap is None:
+        with contextlib.suppress(AttributeError):
+            del stage._current_instrument
+        _leave(cls, key)
+        return
+    with _lock:
+        diversion = _diversions.get(cls) or _Diversion(cls, name, through)
+        if key not in diversion.stages:
+            weakref.finalize(stage, _leave, cls, key).atexit = False
+        diversion.stages.add(key)  # from here on nothing ends it; before, whatever is collected might
+        _diversions[cls] = diversion
+        diversion.begin()
+    stage._current_instrument = wrap(diversion.method)
+
+
+def _leave(cls: type, key: int) -> None:
+    """A stage has no instrument any more; also called wherever it is garbage collected."""
+    with _lock:
+        diversion = _diversions.get(cls)
+        if diversion is not None:
+            diversion.stages.discard(key)
+            if not diversion.stages:
+                del _diversions[cls]
+                diversion.end()

@@ -1,0 +1,62 @@
+"""Where elements come from, as stages say it of themselves: one step upstream at a time.
+
+A stage of map datasets answers ``_origins(index)``, an iterator ``_place()``. What they cannot know they leave out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gristmill.core.value import Value
+
+
+class Part(Value):
+    """An element of another dataset that an element is made of."""
+
+    ds: Any
+    index: int
+    epoch: int = 0  # that the index does not count
+
+
+class RecordKey(Value):
+    """A record of a source that an element is."""
+
+    key: Any
+    epoch: int | None
+    sampled: int | None = None  # where a sampler chose it, the index at which that was asked
+
+
+class Place(Value):
+    """How far an iterator has come, by the random access part of its pipeline.
+
+    Args:
+        ds: that part.
+        last: the index in it that was given last.
+        size: elements of it that make one of the iterator's.
+        is_exact: none is left out on the way.
+        epoch: how often an iterator has begun anew.
+    """
+
+    ds: Any
+    last: int
+    size: int = 1
+    is_exact: bool = True
+    epoch: int = 0
+
+    def in_groups(self, size: int) -> Place:
+        """That of a stage that makes one element of ``size``."""
+        return self.replaced(size=self.size * size)
+
+    def with_gaps(self) -> Place:
+        """That of a stage that may leave out elements."""
+        return self.replaced(is_exact=False)
+
+    def in_epoch(self, epoch: int) -> Place:
+        """That of a stage that has begun anew so often."""
+        return self.replaced(epoch=self.epoch + epoch)
+
+
+def place_of(it: Any) -> Place | None:
+    """Where the element that ``it`` delivered last comes from."""
+    place: Place | None = it._place()
+    return place

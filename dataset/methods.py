@@ -1,0 +1,866 @@
+"""The fluent methods of datasets, and their factories.
+
+This is the one file that knows all stages; each is imported when its method is called. ``MapDataset`` and ``IterDataset`` are
+these methods and what the files of that name in ``bases`` say of datasets.
+"""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import numpy as np
+
+from gristmill.core.errors import as_int
+from gristmill.core.options import MultiprocessingOptions, ReadOptions
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.iter import IterDataset
+    from gristmill.dataset.bases.map import MapDataset
+    from gristmill.transforms import (
+        DatasetSelectionMap,
+        Filter,
+        FlatMap,
+        Map,
+        MapWithIndex,
+        RandomMap,
+        Transformation,
+        Transformations,
+    )
+
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S")
+
+
+class MapDatasetMeta(abc.ABCMeta):
+    """The factories of ``MapDataset``: methods of the class, not of its instances."""
+
+    def source(cls, source: Any) -> MapDataset[Any]:
+        """Returns a dataset of the records of ``source``: anything with ``__getitem__`` and ``__len__``.
+
+        Element ``i`` is ``source[i % len(source)]``. Nothing is read at construction.
+
+        Args:
+            source: a list, array, data source or other dataset; must be safe to read from several threads.
+
+        Raises:
+            TypeError: ``source`` has no ``__getitem__``.
+
+        Example:
+            >>> list(MapDataset.source(["a", "b"]))
+            ['a', 'b']
+        """
+        from gristmill.dataset.stages.source import SourceMapDataset
+
+        return SourceMapDataset(source)
+
+    def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
+        """Returns a dataset of the integers that the builtin ``range`` of the same arguments has.
+
+        Args:
+            start: first value; with ``stop`` left out, the number of values from 0.
+            stop: the value before which to stop.
+            step: difference of consecutive values, not 0.
+
+        Raises:
+            TypeError: an argument is not an integer.
+            ValueError: ``step`` is 0.
+
+        Example:
+            >>> list(MapDataset.range(2, 8, 3))
+            [2, 5]
+        """
+        from gristmill.dataset.stages.range import RangeMapDataset
+
+        return RangeMapDataset(start, stop, step)
+
+    def concatenate(cls, datasets: Sequence[MapDataset[Any]]) -> MapDataset[Any]:
+        """Returns a dataset of the elements of each of ``datasets`` after those of the one before it.
+
+        Epoch ``e`` is made of the epochs ``e`` of all of them.
+
+        Args:
+            datasets: a sequence of map datasets; empty ones are passed over.
+
+        Raises:
+            TypeError: ``datasets`` is not a sequence of map datasets.
+            ValueError: one of them is endless.
+
+        Example:
+            >>> list(MapDataset.concatenate([MapDataset.range(2), MapDataset.range(10, 12)]))
+            [0, 1, 10, 11]
+        """
+        from gristmill.dataset.stages.mix import concatenate
+
+        return concatenate(datasets)
+
+    def mix(cls, datasets: Sequence[MapDataset[Any]], weights: Sequence[float] | None = None) -> MapDataset[Any]:
+        """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a fixed pattern.
+
+        Each component is read in its own order. The mixture ends before it would need more than an epoch of a component; at
+        indices past its end it goes on with their next epochs. Proportions are exact to about 1 % of the smallest weight:
+        weights are scaled so that the smallest is 100, and truncated to integers.
+
+        Args:
+            datasets: a sequence of map datasets, none of them empty.
+            weights: a positive number for each; equal by default.
+
+        Raises:
+            TypeError: ``datasets`` is not a sequence of map datasets.
+            ValueError: there are no datasets, one is empty, or the weights are not one positive finite number for each.
+
+        Example:
+            >>> list(MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2]))
+            [0, 10, 11, 1, 12, 13, 2, 14, 15, 3, 16, 17]
+        """
+        from gristmill.dataset.stages.mix import mix
+
+        return mix(datasets, weights)
+
+    def select_from_datasets(
+        cls, datasets: Sequence[MapDataset[Any]], selection_map: DatasetSelectionMap | Sequence[tuple[int, int]]
+    ) -> MapDataset[Any]:
+        """Returns a dataset whose element ``i`` is ``datasets[j][k]`` with ``(j, k) = selection_map[i]``.
+
+        Args:
+            datasets: a sequence of map datasets.
+            selection_map: a ``DatasetSelectionMap``, or anything with its ``__len__`` and ``__getitem__``. It is asked with any
+                index, also past its length.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+
+        Example:
+            >>> datasets = [MapDataset.range(4), MapDataset.range(10, 14)]
+            >>> list(MapDataset.select_from_datasets(datasets, [(1, 0), (0, 3), (1, 0)]))
+            [10, 3, 10]
+        """
+        from gristmill.dataset.stages.mix import MixedMapDataset
+
+        return MixedMapDataset(datasets, selection_map)
+
+
+class MapElementMethods(Generic[T_co]):
+    """What becomes of each element."""
+
+    def apply(self, transformations: Transformation | Transformations) -> MapDataset[Any]:
+        """Returns a dataset with the given transformations applied in order.
+
+        Args:
+            transformations: one transformation or a sequence of them; random maps take their seed from ``ds.seed``.
+
+        Raises:
+            NotImplementedError: an object is none of the transformation classes.
+
+        Example:
+            >>> from gristmill.transforms import Batch
+            >>> list(MapDataset.range(3).apply([Batch(2)]))
+            [array([0, 1]), array([2])]
+        """
+        from gristmill.dataset.apply import apply_transformations
+
+        return apply_transformations(self, transformations)
+
+    def filter(self, transform: Filter | Callable[[Any], bool]) -> MapDataset[T_co]:
+        """Returns a dataset in which the elements that ``transform`` rejects are ``None``; its length is unchanged.
+
+        Args:
+            transform: a ``Filter`` or a callable of an element; called only for elements that are there.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+
+        Example:
+            >>> ds = MapDataset.range(4).filter(lambda x: x % 2 == 0)
+            >>> ds[1], list(ds)
+            (None, [0, 2])
+        """
+        from gristmill.dataset.stages.filter import FilterMapDataset
+
+        return FilterMapDataset(self, transform)
+
+    def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[S]], *, max_fan_out: int | None = None) -> MapDataset[S]:
+        """Returns a dataset of the items that ``transform`` makes of each element.
+
+        Every element has ``max_fan_out`` indices, so the length is multiplied by it; those without an item are ``None``.
+        An addition to Grain's methods: it stands for ``FlatMapMapDataset``.
+
+        Args:
+            transform: a ``FlatMap``, or a callable that makes an iterable of items of an element.
+            max_fan_out: the most items of one element; that of the ``FlatMap`` by default.
+
+        Raises:
+            TypeError: ``transform`` is not callable, or there is no ``max_fan_out``.
+            ValueError: ``max_fan_out`` is not positive.
+
+        Example:
+            >>> list(MapDataset.range(4).flat_map(lambda x: [x] * x, max_fan_out=3))
+            [1, 2, 2, 3, 3, 3]
+        """
+        from gristmill.dataset.stages.flat_map import FlatMapMapDataset, flat_map_of
+
+        return FlatMapMapDataset(self, flat_map_of(transform, max_fan_out))
+
+    def map(self, transform: Map | Callable[[Any], S]) -> MapDataset[S]:
+        """Returns a dataset of the elements transformed by ``transform``; a result of ``None`` removes the element.
+
+        Args:
+            transform: a ``Map`` or a callable of an element; must be thread-safe.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+
+        Example:
+            >>> list(MapDataset.range(3).map(lambda x: x + 10))
+            [10, 11, 12]
+        """
+        from gristmill.dataset.stages.map import MapMapDataset
+
+        return MapMapDataset(self, transform)
+
+    def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], S]) -> MapDataset[S]:
+        """Returns a dataset of the elements transformed by ``transform``, which is also given their index.
+
+        The index goes on growing in later epochs: it is the one of ``ds[index]``, not the position in the epoch.
+
+        Args:
+            transform: a ``MapWithIndex`` or a callable of index and element.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+
+        Example:
+            >>> list(MapDataset.source("ab").map_with_index(lambda i, x: x + str(i)))
+            ['a0', 'b1']
+        """
+        from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
+
+        return MapWithIndexMapDataset(self, transform)
+
+    def random_map(
+        self, transform: RandomMap | Callable[[Any, np.random.Generator], S], *, seed: int | None = None
+    ) -> MapDataset[S]:
+        """Returns a dataset of the elements transformed by ``transform``, which is also given a random generator.
+
+        Every index has its own random stream, so the draws do not depend on the order of reading; later epochs draw anew.
+        The generator must not be kept after the call.
+
+        Args:
+            transform: a ``RandomMap`` or a callable of element and generator.
+            seed: seed of the streams, a non-negative integer; by default derived from ``ds.seed(...)``.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is negative.
+
+        Example:
+            >>> list(MapDataset.range(3).random_map(lambda x, rng: int(rng.integers(100)), seed=0))
+            [13, 95, 20]
+        """
+        from gristmill.dataset.stages.random_map import RandomMapMapDataset
+
+        return RandomMapMapDataset(self, transform, seed=seed)
+
+    def seed(self, seed: int | None) -> MapDataset[T_co]:
+        """Returns the same dataset, from whose ``seed`` later random steps derive their own.
+
+        Each later ``shuffle`` or ``random_map`` without a seed of its own gets one that depends on ``seed`` and on how many
+        steps lie between. A later ``seed`` replaces this one for the steps after it.
+
+        Args:
+            seed: a non-negative integer of any size; ``None`` leaves everything as it is.
+
+        Raises:
+            TypeError: ``seed`` is not an integer.
+            ValueError: ``seed`` is negative.
+
+        Example:
+            >>> list(MapDataset.range(5).seed(42).shuffle())
+            [1, 3, 4, 2, 0]
+        """
+        from gristmill.dataset.stages.seed import SeedMapDataset
+
+        return SeedMapDataset(self, seed)
+
+
+class MapSequenceMethods(Generic[T_co]):
+    """Which elements there are, in which order, and how many are one."""
+
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Any]], Any] | None = None
+    ) -> MapDataset[Any]:
+        """Returns a dataset of batches of consecutive elements.
+
+        A batch never reaches from one epoch into the next. By default the leaves of the elements, which must be pytrees of
+        one structure, are stacked along a new first axis.
+
+        Args:
+            batch_size: elements per batch, at least 1.
+            drop_remainder: drop the last batch of each epoch if it is smaller.
+            batch_fn: makes a batch of a list of elements.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: ``batch_size`` is not positive, or elements may have been filtered out before (convert with
+                ``to_iter_dataset()`` first).
+
+        Example:
+            >>> list(MapDataset.range(3).batch(2))
+            [array([0, 1]), array([2])]
+        """
+        from gristmill.dataset.stages.batch import BatchMapDataset
+
+        return BatchMapDataset(self, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
+
+    def interleave(self, make_dataset: Callable[[Any], Any] | None = None, *, cycle_length: int) -> IterDataset[Any]:
+        """Returns the elements of several datasets in turn, one dataset for every element of this one.
+
+        An addition to Grain's methods: it stands for ``InterleaveIterDataset(self.map(make_dataset), ...)``.
+
+        Args:
+            make_dataset: makes a dataset of an element, when its turn comes; ``None`` if the elements are datasets already.
+            cycle_length: the number of datasets that are read at a time, at least 1.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: ``cycle_length`` is not positive.
+
+        Example:
+            >>> starts = MapDataset.source([0, 10, 20])
+            >>> list(starts.interleave(lambda start: MapDataset.range(start, start + 2), cycle_length=2))
+            [0, 10, 1, 11, 20, 21]
+        """
+        from gristmill.dataset.stages.interleave import InterleaveIterDataset
+
+        ds: Any = self
+        datasets: MapDataset[Any] = ds if make_dataset is None else ds.map(make_dataset)
+        return InterleaveIterDataset(datasets, cycle_length=cycle_length)
+
+    def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
+        """Returns a dataset of the same elements in a globally shuffled order, another one in every epoch.
+
+        Costs no memory that grows with the data and no time at construction.
+
+        Args:
+            seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
+
+        Raises:
+            TypeError: ``seed`` is not an integer.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is out of range.
+
+        Example:
+            >>> list(MapDataset.range(5).shuffle(seed=0))
+            [0, 4, 1, 2, 3]
+        """
+        from gristmill.dataset.stages.shuffle import ShuffleMapDataset
+
+        return ShuffleMapDataset(self, seed=seed)
+
+    def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
+        """Returns a dataset of some of the elements; ``ds[a:b:c]`` is ``ds.slice(slice(a, b, c))``.
+
+        Epochs stay aligned: epoch ``e`` of the slice takes from epoch ``e`` of this dataset. ``ds[i::n]`` is shard ``i`` of
+        ``n``.
+
+        Args:
+            sl: a slice, or a sequence of indices to take.
+
+        Raises:
+            TypeError: ``sl`` is neither (the error is a ``ValueError`` too).
+            ValueError: the step of the slice is 0.
+
+        Example:
+            >>> list(MapDataset.range(5).slice(slice(1, None, 2))), list(MapDataset.range(5).slice([4, 0, 4]))
+            ([1, 3], [4, 0, 4])
+        """
+        from gristmill.dataset.stages.slice import slice_dataset
+
+        return slice_dataset(self, sl)
+
+    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T_co]:
+        """Returns a dataset of some epochs of this one.
+
+        Since indices past the end reach later epochs anyway, this changes only the length.
+
+        Args:
+            num_epochs: number of epochs, at least 1; ``None`` repeats for ever (``len(ds)`` is ``sys.maxsize``).
+            reseed_each_epoch: whether the epochs differ in what is random; if not, the first one is repeated.
+
+        Raises:
+            TypeError: ``num_epochs`` is not an integer.
+            ValueError: it is not positive, or this dataset is endless already.
+
+        Example:
+            >>> list(MapDataset.range(2).repeat(2))
+            [0, 1, 0, 1]
+        """
+        from gristmill.dataset.stages.repeat import RepeatMapDataset
+
+        return RepeatMapDataset(self, num_epochs, reseed_each_epoch=reseed_each_epoch)
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T_co]:
+        """Returns a dataset in which each window of consecutive elements is shuffled, differently in every window and epoch.
+
+        Reads stay near one another, as slow storage wants it. An addition to Grain's methods: it stands for
+        ``WindowShuffleMapDataset``.
+
+        Args:
+            window_size: elements per window, at least 1; the last window of an epoch may be shorter.
+            seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
+
+        Raises:
+            TypeError: an argument is not an integer.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+
+        Example:
+            >>> sorted(MapDataset.range(6).window_shuffle(3, seed=1)[:3])
+            [0, 1, 2]
+        """
+        from gristmill.dataset.stages.window_shuffle import WindowShuffleMapDataset
+
+        return WindowShuffleMapDataset(self, window_size=window_size, seed=seed)
+
+    def zip(self, *others: MapDataset[Any], drop_missing: bool = False) -> MapDataset[tuple[Any, ...]]:
+        """Returns a dataset of tuples: the elements of this and of ``others`` at the same index.
+
+        An addition to Grain's methods: it stands for ``ZipMapDataset``.
+
+        Args:
+            others: datasets of the same length.
+            drop_missing: give no element where one of the datasets has none; by default ``None`` stands in the tuple.
+
+        Raises:
+            TypeError: one of them is not a map dataset.
+            ValueError: the lengths differ.
+
+        Example:
+            >>> list(MapDataset.range(2).zip(MapDataset.source("ab")))
+            [(0, 'a'), (1, 'b')]
+        """
+        from gristmill.dataset.stages.zip import ZipMapDataset
+
+        return ZipMapDataset([self, *others], drop_missing=drop_missing)
+
+    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T_co]:
+        """Returns an ``IterDataset`` of one epoch of this dataset.
+
+        Elements are computed ahead by threads, in blocks, and come out in order.
+
+        Args:
+            read_options: number of threads and elements ahead; default ``ReadOptions()`` (none for a bare range).
+            allow_nones: keep ``None`` where there is no element; by default such indices are left out.
+
+        Example:
+            >>> list(MapDataset.range(3).to_iter_dataset())
+            [0, 1, 2]
+        """
+        from gristmill.dataset.stages.prefetch import PrefetchIterDataset
+
+        return PrefetchIterDataset(self, read_options, allow_nones=allow_nones)
+
+
+class IterDatasetMeta(abc.ABCMeta):
+    """The factories of ``IterDataset``: methods of the class, not of its instances."""
+
+    def mix(cls, datasets: Any, weights: Any = None) -> IterDataset[Any]:
+        """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a fixed pattern.
+
+        Ends for good when the dataset whose turn it is has no element left. Proportions are exact to about 1 % of the smallest
+        weight (see ``MapDataset.mix``). With mappings the components stand in the order of their sorted keys, and states hold
+        their positions by key: components may be added or removed, and weights may change, between saving and restoring.
+
+        Args:
+            datasets: a sequence of datasets, or a mapping of names to datasets.
+            weights: a positive number for each, in the same form; equal by default.
+
+        Raises:
+            TypeError: ``datasets`` is neither, or has something else in it.
+            ValueError: there are no datasets, or the weights are not one positive finite number for each.
+
+        Example:
+            >>> ds = IterDataset.mix([MapDataset.range(5).to_iter_dataset(), MapDataset.range(7, 10).to_iter_dataset()])
+            >>> list(ds)
+            [0, 7, 1, 8, 2, 9, 3]
+        """
+        from gristmill.dataset.stages.mix import MixedIterDataset
+
+        return MixedIterDataset(datasets, weights)
+
+
+class IterElementMethods(Generic[T_co]):
+    """What becomes of each element."""
+
+    def apply(self, transformations: Transformation | Transformations) -> IterDataset[Any]:
+        """Returns a dataset with the given transformations applied in order.
+
+        Args:
+            transformations: one transformation or a sequence of them; random maps take their seed from ``ds.seed``.
+
+        Raises:
+            NotImplementedError: an object is none of the transformation classes.
+        """
+        from gristmill.dataset.apply import apply_transformations
+
+        return apply_transformations(self, transformations)
+
+    def filter(self, transform: Filter | Callable[[Any], bool]) -> IterDataset[T_co]:
+        """Returns a dataset of the elements that ``transform`` accepts.
+
+        Warns when 90 % of 1000 consecutive elements are rejected (see ``DatasetOptions``).
+
+        Args:
+            transform: a ``Filter`` or a callable of an element.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+        """
+        from gristmill.dataset.stages.filter import FilterIterDataset
+
+        return FilterIterDataset(self, transform)
+
+    def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[S]]) -> IterDataset[S]:
+        """Returns a dataset of the items that ``transform`` makes of each element, in order.
+
+        An addition to Grain's methods: it stands for ``FlatMapIterDataset``.
+
+        Args:
+            transform: a ``FlatMap``, or a callable that makes an iterable of items of an element.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+
+        Example:
+            >>> list(MapDataset.range(4).to_iter_dataset().flat_map(lambda x: [x] * x))
+            [1, 2, 2, 3, 3, 3]
+        """
+        from gristmill.dataset.stages.flat_map import FlatMapIterDataset
+
+        return FlatMapIterDataset(self, transform)
+
+    def map(self, transform: Map | Callable[[Any], S]) -> IterDataset[S]:
+        """Returns a dataset of the elements transformed by ``transform``.
+
+        Args:
+            transform: a ``Map`` or a callable of an element.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+        """
+        from gristmill.dataset.stages.map import MapIterDataset
+
+        return MapIterDataset(self, transform)
+
+    def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], S]) -> IterDataset[S]:
+        """Returns a dataset of the elements transformed by ``transform``, which is also given their count from 0.
+
+        Args:
+            transform: a ``MapWithIndex`` or a callable of index and element.
+
+        Raises:
+            TypeError: ``transform`` is not callable.
+
+        Example:
+            >>> list(MapDataset.source("ab").to_iter_dataset().map_with_index(lambda i, x: (i, x)))
+            [(0, 'a'), (1, 'b')]
+        """
+        from gristmill.dataset.stages.map_with_index import MapWithIndexIterDataset
+
+        return MapWithIndexIterDataset(self, transform)
+
+    def random_map(
+        self, transform: RandomMap | Callable[[Any, np.random.Generator], S], *, seed: int | None = None
+    ) -> IterDataset[S]:
+        """Returns a dataset of the elements transformed by ``transform``, which is also given a random generator.
+
+        The ``i``-th element that arrives here has stream ``i`` of the seed. The generator must not be kept after the call.
+
+        Args:
+            transform: a ``RandomMap`` or a callable of element and generator.
+            seed: seed of the streams, a non-negative integer; by default derived from ``ds.seed(...)``.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or ``seed`` is negative.
+        """
+        from gristmill.dataset.stages.random_map import RandomMapIterDataset
+
+        return RandomMapIterDataset(self, transform, seed=seed)
+
+    def seed(self, seed: int | None) -> IterDataset[T_co]:
+        """Returns the same dataset, from whose ``seed`` later random steps derive their own (as ``MapDataset.seed``).
+
+        Args:
+            seed: a non-negative integer of any size; ``None`` leaves everything as it is.
+
+        Raises:
+            TypeError: ``seed`` is not an integer.
+            ValueError: ``seed`` is negative.
+        """
+        from gristmill.dataset.stages.seed import SeedIterDataset
+
+        return SeedIterDataset(self, seed)
+
+    def cache(self, *, copy_elements: bool = False) -> IterDataset[T_co]:
+        """Returns the same elements, kept in memory as they pass: ``ds.cache().repeat(n)`` computes them once.
+
+        An addition to Grain's methods: it stands for ``CacheIterDataset``.
+
+        Args:
+            copy_elements: hand out deep copies, so that elements may be changed in place.
+
+        Example:
+            >>> list(MapDataset.range(3).to_iter_dataset().cache().repeat(2))
+            [0, 1, 2, 0, 1, 2]
+        """
+        from gristmill.dataset.stages.cache import CacheIterDataset
+
+        return CacheIterDataset(self, copy_elements=copy_elements)
+
+
+class IterSequenceMethods(Generic[T_co]):
+    """Which elements there are, in which order, and how many are one."""
+
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[Any]], Any] | None = None
+    ) -> IterDataset[Any]:
+        """Returns a dataset of batches of consecutive elements.
+
+        Args:
+            batch_size: elements per batch, at least 1.
+            drop_remainder: drop the last batch if it is smaller.
+            batch_fn: makes a batch of a list of elements; by default their leaves are stacked along a new first axis.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: ``batch_size`` is not positive.
+
+        Example:
+            >>> list(MapDataset.range(3).to_iter_dataset().batch(2))
+            [array([0, 1]), array([2])]
+        """
+        from gristmill.dataset.stages.batch import BatchIterDataset
+
+        return BatchIterDataset(self, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
+
+    def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T_co]:
+        """Returns a dataset of the same rows in batches of another size.
+
+        An addition to Grain's methods: it stands for ``RebatchIterDataset``.
+
+        Args:
+            batch_size: rows per batch, at least 1.
+            drop_remainder: drop the last batch if it is smaller.
+
+        Raises:
+            TypeError: ``batch_size`` is not an integer.
+            ValueError: it is not positive.
+
+        Example:
+            >>> list(MapDataset.range(5).to_iter_dataset().batch(2).rebatch(3))
+            [array([0, 1, 2]), array([3, 4])]
+        """
+        from gristmill.dataset.stages.rebatch import RebatchIterDataset
+
+        return RebatchIterDataset(self, batch_size, drop_remainder)
+
+    def repeat(self, num_epochs: int | None = None) -> IterDataset[T_co]:
+        """Returns a dataset of the same elements again and again; every epoch is identical, random steps included.
+
+        An addition to Grain's methods: it stands for ``RepeatIterDataset``. ``MapDataset.repeat`` shuffles anew in every epoch.
+
+        Args:
+            num_epochs: number of epochs, at least 1; ``None`` repeats for ever.
+
+        Raises:
+            TypeError: ``num_epochs`` is not an integer.
+            ValueError: it is not positive.
+
+        Example:
+            >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
+            [0, 1, 0, 1]
+        """
+        from gristmill.dataset.stages.repeat import RepeatIterDataset
+
+        return RepeatIterDataset(self, num_epochs)
+
+    def limit(self, count: int) -> IterDataset[T_co]:
+        """Returns a dataset of the first ``count`` elements.
+
+        An addition to Grain's methods: it stands for ``LimitIterDataset``.
+
+        Args:
+            count: the most elements, at least 1.
+
+        Raises:
+            TypeError: ``count`` is not an integer.
+            ValueError: it is not positive.
+
+        Example:
+            >>> list(MapDataset.range(10).to_iter_dataset().limit(3))
+            [0, 1, 2]
+        """
+        from gristmill.dataset.stages.limit import LimitIterDataset
+
+        return LimitIterDataset(self, count)
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T_co]:
+        """Returns the same elements, shuffled within windows of ``window_size``.
+
+        An addition to Grain's methods: it stands for ``WindowShuffleIterDataset``.
+
+        Args:
+            window_size: elements per window, at least 1, all held in memory; the last window may be shorter.
+            seed: an unsigned 32-bit integer; by default derived from ``ds.seed(...)``.
+
+        Raises:
+            TypeError: an argument is not an integer.
+            ValueError: there is neither ``seed`` nor a ``ds.seed(...)`` upstream, or a number is out of range.
+
+        Example:
+            >>> list(MapDataset.range(10).to_iter_dataset().window_shuffle(4, seed=3))
+            [1, 0, 3, 2, 7, 6, 4, 5, 8, 9]
+        """
+        from gristmill.dataset.stages.window_shuffle import WindowShuffleIterDataset
+
+        return WindowShuffleIterDataset(self, window_size=window_size, seed=seed)
+
+    def zip(self, *others: Any, strict: bool = True) -> IterDataset[tuple[Any, ...]]:
+        """Returns a dataset of tuples: one element of this and of each of ``others``.
+
+        An addition to Grain's methods: it stands for ``ZipIterDataset``.
+
+        Args:
+            others: datasets.
+            strict: raise ``ValueError`` when one ends before another; otherwise end with the first that ends.
+
+        Raises:
+            TypeError: one of them is not a dataset.
+
+        Example:
+            >>> list(MapDataset.range(2).to_iter_dataset().zip(MapDataset.source("ab").to_iter_dataset()))
+            [(0, 'a'), (1, 'b')]
+        """
+        from gristmill.dataset.stages.zip import ZipIterDataset
+
+        return ZipIterDataset([self, *others], strict=strict)
+
+
+class IterAheadMethods(Generic[T_co]):
+    """Computing elements before they are wanted."""
+
+    def mp_prefetch(
+        self,
+        options: MultiprocessingOptions | None = None,
+        worker_init_fn: Callable[[int, int], Any] | None = None,
+        sequential_slice: bool = False,
+    ) -> IterDataset[T_co]:
+        """Returns a dataset of the same elements, computed by worker processes.
+
+        Each worker runs the whole pipeline before this point on its share: worker ``i`` of ``n`` has the elements ``i``,
+        ``i + n``, … of the ``MapDataset`` that ``to_iter_dataset`` was called on. Outputs are taken from the workers in turn, so
+        for steps that make one element of one the order does not depend on ``n``; batches, filters and the like are made by
+        each worker for itself. Processes start with the first element and need no ``if __name__ == "__main__"``. An error
+        stays until the state is set: ``it.set_state(it.get_state())`` tries again.
+
+        Args:
+            options: number of workers (0 returns this dataset itself) and outputs that each keeps ready; by default 10 workers.
+            worker_init_fn: called with worker index and number of workers in each process before anything else.
+            sequential_slice: give each worker a contiguous part of the source instead of every ``n``-th element.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: the pipeline cannot be shared out, or has workers already.
+
+        Example:
+            >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
+            >>> list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
+            [0, 1, 4, 9]
+        """
+        if options is None:
+            options = MultiprocessingOptions(num_workers=10)
+        if not isinstance(options, MultiprocessingOptions):
+            raise TypeError(f"options must be a MultiprocessingOptions, got {options!r:.200}")
+        ds = cast("IterDataset[T_co]", self)
+        if options.num_workers == 0:
+            return ds
+        as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1)
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():  # threads of a free-threaded Python do as well
+            from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
+
+            if worker_init_fn is not None:
+                warnings.warn("worker_init_fn is ignored: in free-threaded Python the workers are threads", stacklevel=2)
+            return multithread_prefetch(ds, options.num_workers, options.per_worker_buffer_size, sequential_slice)
+        from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
+
+        return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
+
+    def multithread_prefetch(self, num_threads: int, buffer_size: int, *, sequential_slice: bool = False) -> IterDataset[T_co]:
+        """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does with processes.
+
+        An addition to Grain's methods: it stands for ``gristmill.experimental.multithread_prefetch``.
+
+        Args:
+            num_threads: number of threads; 0 returns this dataset itself.
+            buffer_size: the most outputs for each thread to be ahead; 0 computes in the calling thread.
+            sequential_slice: give each thread a contiguous part of the source instead of every ``num_threads``-th element.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: a number is negative, or the pipeline cannot be shared out.
+
+        Example:
+            >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
+            >>> list(ds.multithread_prefetch(num_threads=2, buffer_size=1))
+            [0, 1, 4, 9]
+        """
+        from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
+
+        return multithread_prefetch(cast("IterDataset[T_co]", self), num_threads, buffer_size, sequential_slice)
+
+    def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T_co]:
+        """Deprecated: use ``mp_prefetch``."""
+        warnings.warn("IterDataset.prefetch is deprecated: use mp_prefetch", DeprecationWarning, stacklevel=2)
+        return self.mp_prefetch(multiprocessing_options)
+
+    def prefetch_to_device(self, device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2) -> IterDataset[Any]:
+        """Returns the same elements as JAX arrays on ``device``, sent there ahead of their use.
+
+        An addition to Grain's methods: it stands for ``gristmill.experimental.device_put``.
+
+        Args:
+            device: what ``jax.device_put`` takes: a device, a sharding, or a pytree of them.
+            cpu_buffer_size: elements kept ready on the host; 0 for no thread.
+            device_buffer_size: elements kept ready on the device; 0 for no thread.
+
+        Raises:
+            ImportError: JAX is not installed.
+        """
+        from gristmill.dataset.stages.device_put import device_put
+
+        return device_put(
+            cast("IterDataset[T_co]", self), device, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size
+        )
+
+    def thread_prefetch(self, prefetch_buffer_size: int) -> IterDataset[T_co]:
+        """Returns the same elements, computed ahead by one thread.
+
+        An addition to Grain's methods: it stands for ``ThreadPrefetchIterDataset``.
+
+        Args:
+            prefetch_buffer_size: the most elements to be ahead; 0 computes in the calling thread.
+
+        Raises:
+            TypeError: ``prefetch_buffer_size`` is not an integer.
+            ValueError: it is negative.
+
+        Example:
+            >>> list(MapDataset.range(3).to_iter_dataset().thread_prefetch(2))
+            [0, 1, 2]
+        """
+        from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
+
+        return ThreadPrefetchIterDataset(cast("IterDataset[T_co]", self), prefetch_buffer_size=prefetch_buffer_size)

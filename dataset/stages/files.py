@@ -1,0 +1,168 @@
+"""What datasets have in common that read files from the beginning to the end."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import os
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from typing import Any, Self, TypeVar
+
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.observing import Wrap
+from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.stages.interleave import InterleaveIterDataset
+from gristmill.dataset.telling.failures import tell
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_CYCLE_LENGTH = 16  # as in Grain: it decides the order
+_BUFFER_SIZE = 16  # elements of each of several files that are ready ahead
+
+
+class FilesParameters(Parameters):
+    path: Any = aside()  # the iterators of the files are described
+
+
+class FilesIterDataset(IterDataset[T]):
+    """The elements of one file, or of several files, interleaved.
+
+    Subclasses define ``_file_iterator``.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+        super().__init__()
+        self._paths = _as_paths(path)
+        self._parameters = FilesParameters(path)
+
+    def __str__(self) -> str:
+        files = str(self._paths[0]) if len(self._paths) == 1 else f"[{len(self._paths)} files]"
+        return f"{type(self).__name__}({files})"
+
+    def __iter__(self) -> DatasetIterator[T]:
+        if len(self._paths) == 1:
+            return self._file_iterator(self._paths[0])
+        files = [self._with_paths([path]) for path in self._paths]
+        return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH, iter_buffer_size=_BUFFER_SIZE).__iter__()
+
+    def _num_elements(self) -> Length:
+        return Unknown()  # the files tell, when they are read
+
+    @abc.abstractmethod
+    def _file_iterator(self, path: str | os.PathLike[str]) -> DatasetIterator[T]:
+        """An iterator of one file, which is not opened yet."""
+
+    def _with_paths(self, paths: list[str | os.PathLike[str]]) -> Self:
+        new = copy.copy(self)
+        new._paths = paths
+        return new
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Keeps some of the files: those of one of several workers."""
+        del sequential_slice  # a file is read in order in any case
+        self._paths = self._paths[sl]
+
+
+def _as_paths(path: Any) -> list[str | os.PathLike[str]]:
+    paths = [path] if isinstance(path, str | os.PathLike) else path
+    if not isinstance(paths, Sequence) or not all([isinstance(item, str | os.PathLike) for item in paths]):
+        raise TypeError(f"path must be a path or a sequence of paths (str, os.PathLike), got {path!r:.200}")
+    return list(paths)
+
+
+class FileIterator(BlockIterator[T]):
+    """Reads one file in blocks of elements, from wherever the state says.
+
+    The file is open from the first ``next`` to the end, an error or ``close``, whichever comes first; after an error the next
+    attempt opens it again. Subclasses define ``_open``, ``_read`` and what concerns the state.
+
+    The block, its place and the position in it change together, without a call in between that could be interrupted.
+    """
+
+    _flow = "stateful"  # an element does not add one to every count in the state
+    _file: Any = None
+    _has_short_way = True  # from ``next`` to the block, past ``_take``
+
+    def __init__(self, path: str | os.PathLike[str], place: Any) -> None:
+        super().__init__()
+        self._path = path
+        self._block: list[Any] = []  # what has been read,
+        self._block_place = place  # where that stands in the file,
+        self._index = 0  # and which element of it is the next one
+        self._is_at_end = False
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}({self._path})"
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {"file": PurePath(self._path).name}  # where the file lies may change
+
+    @abc.abstractmethod
+    def _open(self) -> Any:
+        """Opens the file: an object with ``close()``."""
+
+    @abc.abstractmethod
+    def _read(self, file: Any) -> tuple[list[Any], Any]:
+        """The block behind this one, empty only at the end, and its place."""
+
+    def __next__(self) -> T:
+        if self._index < len(self._block) and self._has_short_way:  # nearly always
+            self._index += 1
+            return self._block[self._index - 1]
+        return super().__next__()
+
+    def _take(self, n: int) -> list[Any]:
+        elements: list[Any] = []
+        while len(elements) < n and (self._index < len(self._block) or self._fill()):
+            part = self._block[self._index : self._index + n - len(elements)]
+            self._index += len(part)
+            elements += part
+        return elements
+
+    def _fill(self) -> bool:
+        """Replaces the block, which has been delivered, by what follows it; whether there is anything."""
+        if self._is_at_end:
+            return False
+        block, place = self._use_file(self._read)
+        self._block, self._block_place, self._index, self._is_at_end = block, place, 0, not block
+        if not block:
+            self._close_file()
+        return bool(block)
+
+    def _use_file(self, use: Callable[[Any], R]) -> R:
+        if self._closed:
+            raise ValueError(f"{self} is closed")
+        try:
+            if self._file is None:
+                self._file = self._open()
+            result = use(self._file)
+        except BaseException as error:
+            self._close_file()
+            tell(error, self)
+            raise
+        if self._is_at_end:  # nothing is to be read from it
+            self._close_file()
+        return result
+
+    def _leave_block(self, place: Any) -> None:
+        """Goes to a place that is not in the block."""
+        self._block, self._block_place, self._index, self._is_at_end = [], place, 0, False
+
+    def _close_file(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _set_instrument(self, wrap: Wrap | None) -> None:
+        super()._set_instrument(wrap)
+        self._has_short_way = wrap is None and not self._closed
+
+    def close(self) -> None:
+        super().close()
+        self._has_short_way = False
+        self._close_file()

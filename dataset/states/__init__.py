@@ -1,0 +1,1 @@
+"""States as values, and the files that keep them."""

@@ -1,0 +1,190 @@
+"""What a checkpoint says about the pipeline it belongs to.
+
+A state is only a position; two pipelines with equal layouts of states cannot be told apart by it. So a checkpoint of ours
+also has the stages with their parameters, lengths, seeds and sources. The code of user functions and options that do not
+change elements (threads, buffers) are not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.naming import stable_repr, without_addresses
+from gristmill.core.state import shown
+from gristmill.dataset.bases.node import DatasetNode, only_parent
+
+_MAX_TEXT = 1000
+_MAX_SHOWN = 500  # of a value in a message
+MAX_FILES = 64  # that a description names
+_NOT_COMPARED = ("parents", "components", "source_files")  # by themselves
+_NOTHING = object()
+
+
+def describe(node: Any) -> dict[str, Any]:
+    """The stage of a dataset or iterator, its parameters, and the same of everything upstream; JSON-able."""
+    name = getattr(node, "_stage_name", type(node).__name__)
+    if name is None:  # the same elements and states as without this stage
+        return describe(only_parent(node))
+    description: dict[str, Any] = {"stage": name}
+    if hasattr(node, "__len__"):
+        try:
+            description["length"] = len(node)
+        except TypeError:  # of a source without a length
+            description["length"] = None
+    description.update({name: as_json(value) for name, value in node._described_parameters.items()})
+    files = getattr(node, "_source_files", None)
+    if files is not None:
+        description["source_files"] = few_files(files, MAX_FILES)
+    components = getattr(node, "_components", None)
+    if components is not None:
+        return {**description, "components": {name: describe(component) for name, component in components.items()}}
+    parents = [describe(parent) for parent in node._described_upstream]
+    if parents:
+        description["parents"] = parents
+    return description
+
+
+def description_text(description: dict[str, Any]) -> str:
+    """A description on one line, inputs first: ``Stage(Stage(...), parameter=..., length=...)``."""
+    parents = [description_text(parent) for parent in description.get("parents", ())]
+    parameters = [f"{key}={value}" for key, value in description.items() if key not in ("stage", "parents", "source_files")]
+    return f"{description['stage']}({', '.join(parents + parameters)})"
+
+
+def source_text(source: Any) -> str:
+    """What stands for a source in a description: its ``repr`` if that can be the same in another run, else its type."""
+    if isinstance(source, list | tuple | np.ndarray):
+        return str(type(source))
+    return _text(source)
+
+
+def source_files(source: Any) -> list[str] | None:
+    """What tells the files of a source from others, wherever they lie, a text for each; of a dataset, of all its sources.
+
+    ``None`` if there is nothing of the kind: then the text of a source tells it from others.
+    """
+    if isinstance(source, DatasetNode):
+        found = [getattr(node, "_source_files", None) for node in source_first(source)]
+        return [text for files in found if files is not None for text in files] or None
+    files = getattr(source, "described_files", None)
+    return files() if callable(files) else None
+
+
+def source_first(node: Any) -> Iterator[Any]:
+    """All datasets upstream of ``node``, and that itself, in the order in which its text names them."""
+    for parent in node._parents:
+        yield from source_first(parent)
+    yield node
+
+
+def few_files(files: Sequence[str], most: int) -> list[str]:
+    """``files``, of which the last ones are joined in a hash if there are more than ``most``."""
+    if len(files) <= most:
+        return list(files)
+    rest = files[most - 1 :]
+    digest = hashlib.sha1("\n".join(rest).encode(errors="surrogateescape"), usedforsecurity=False).hexdigest()
+    return [*files[: most - 1], f"{len(rest)} more, SHA-1 {digest}"]
+
+
+def source_difference(saved: Any, own: Any, saved_files: Any, own_files: Sequence[str] | None) -> str | None:
+    """``None`` if a source has the data of the one that was saved; else what is known of the difference beyond their texts.
+
+    Args:
+        saved: the text of the source then.
+        own: the text of the source here.
+        saved_files: its files then; ``None`` if nothing is known of them, as in what Grain writes.
+        own_files: its files here; ``None`` if it is not made of files that may lie elsewhere.
+    """
+    if own_files is not None and saved_files is not None:
+        difference = _file_difference(saved_files, own_files)
+        if difference is None and _without_paths(saved) == _without_paths(own):
+            return None
+        return difference or ""
+    if saved == own:
+        return None
+    is_elsewhere = own_files is not None and _without_paths(saved) == _without_paths(own)
+    return "Its files lie elsewhere, and only a hash of the paths of then is known" if is_elsewhere else ""
+
+
+def _file_difference(saved: Any, own: Sequence[str]) -> str | None:
+    """The first file that is another one, in words."""
+    for i, (then, now) in enumerate(zip_longest(saved if isinstance(saved, list) else [saved], own, fillvalue=_NOTHING)):
+        if then != now:
+            then_text, now_text = ["nothing" if file is _NOTHING else shown(file) for file in (then, now)]
+            return f"Of its files, file {i} was {then_text}, and is {now_text} here"
+    return None
+
+
+def _without_paths(text: Any) -> Any:
+    """The text of a source without what says where files lie."""
+    return re.sub("hash_of_paths=[0-9a-f]*", "", text) if isinstance(text, str) else text
+
+
+def complete_repr(value: Any) -> str:
+    """``repr(value)``; of a dataset, whose ``repr`` is for people and may be abbreviated, all of it on one line.
+
+    States and checkpoints have it, for other processes and later versions to compare.
+    """
+    is_chain = isinstance(value, DatasetNode) and value._shows_chain
+    return description_text(describe(value)) if is_chain else stable_repr(value)
+
+
+def check_description(saved: Any, own: Any, place: str = "the last stage") -> None:
+    """Compares two descriptions.
+
+    Raises:
+        StateMismatchError: names the first stage, from the output upwards, that differs, with both values.
+    """
+    if not isinstance(saved, dict):
+        raise StateMismatchError(f"the description of a stage in a checkpoint must be a JSON object, got {shown(saved)}")
+    for key in dict.fromkeys([*saved, *own]):
+        difference = _difference(key, saved, own)
+        if difference is not None:
+            name = key if key in own else shown(key)
+            then, now = [shown(description.get(key), _MAX_SHOWN) for description in (saved, own)]
+            raise StateMismatchError(
+                f"the checkpoint belongs to another pipeline: {name} of {own['stage']} ({place}) was {then} when it was saved, "
+                f"and is {now} here{difference and f'. {difference}'}"
+            )
+    saved_components, saved_parents = saved.get("components", {}), saved.get("parents", [])
+    if not isinstance(saved_components, dict) or not isinstance(saved_parents, list):
+        raise StateMismatchError(f"the description of {own['stage']} ({place}) in a checkpoint is damaged, got {shown(saved)}")
+    for name, component in own.get("components", {}).items():
+        if name in saved_components:  # others have been added or removed, as they may be
+            check_description(saved_components[name], component, f"component {name!r} of {own['stage']}")
+    own_parents = own.get("parents", [])
+    if len(saved_parents) != len(own_parents):
+        raise StateMismatchError(
+            f"the checkpoint belongs to another pipeline: {own['stage']} ({place}) had {len(saved_parents)} parents "
+            f"when it was saved, and has {len(own_parents)} here"
+        )
+    for i, (saved_parent, own_parent) in enumerate(zip(saved_parents, own_parents, strict=True)):
+        which = "the stage" if len(own_parents) == 1 else f"parent {i}, the stage"
+        check_description(saved_parent, own_parent, f"{which} before {own['stage']}")
+
+
+def _difference(key: Any, saved: dict[str, Any], own: dict[str, Any]) -> str | None:
+    """``None`` if two stages agree in a parameter, else what there is to say beyond both values."""
+    if key in _NOT_COMPARED:
+        return None
+    if key == "source":
+        return source_difference(saved.get(key), own.get(key), saved.get("source_files"), own.get("source_files"))
+    return None if saved.get(key) == own.get(key) else ""
+
+
+def as_json(value: Any) -> Any:
+    """A parameter as it stands in a description."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return value if value is None or isinstance(value, bool | int | float | str) else _text(value)
+
+
+def _text(value: Any) -> str:
+    return without_addresses(complete_repr(value))[:_MAX_TEXT]

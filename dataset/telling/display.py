@@ -1,0 +1,154 @@
+"""The ``repr`` of a pipeline: a chain that one can read from top to bottom, the source first.
+
+It is for people and says what is known without running anything; a user's object that cannot answer is passed over. States
+and checkpoints tell pipelines apart by ``description`` instead, whose text is complete.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+from weakref import ref
+
+from gristmill.core.naming import one_line, without_addresses
+from gristmill.dataset.telling.description import as_json
+
+T = TypeVar("T")
+
+_MAX_CHAIN = 24  # stages one after the other
+_MAX_BRANCHES = 8  # side by side
+_MAX_DEPTH = 4  # of branches in branches
+_MAX_LINES = 100
+_MAX_LINE = 200  # characters
+
+
+class _Showing:
+    """That a pipeline is being shown. Goes with who shows it, also if that is interrupted."""
+
+
+_being_shown: dict[tuple[int, int], ref[_Showing]] = {}  # by pipeline and thread
+
+
+def chain_text(pipeline: Any) -> str:
+    """The stages of a dataset or iterator, one to a line, with their parameters and lengths where these change.
+
+    What several branches lead to stands below them; a stage with several consumers is shown once. Long chains and many
+    branches are abbreviated in the middle.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> print(chain_text(MapDataset.range(3).batch(2)))
+        MapDataset of 2 elements:
+          RangeMapDataset(start=0, stop=3, step=1)  3 elements
+          BatchMapDataset(batch_size=2, drop_remainder=False)  2 elements
+    """
+    key = id(pipeline), threading.get_ident()
+    if key in _being_shown and _being_shown[key]() is not None:  # a user's ``__str__`` asks for it
+        return "…"
+    showing = _Showing()
+    _being_shown[key] = ref(showing)
+    try:
+        return _chain_text(pipeline)
+    finally:
+        del showing  # a traceback may keep this frame
+        _being_shown.pop(key, None)
+
+
+def _chain_text(pipeline: Any) -> str:
+    kind = pipeline._family
+    length = length_text(stage_length(pipeline))
+    head = f"{kind} of {length}:" if length.endswith(("element", "elements")) else f"{kind}{length and ', '}{length}:"
+    lines = abbreviated(_lines(pipeline, {}, 0), _MAX_LINES, lambda num: f"… {num} more lines …")
+    return "\n".join([head, *["  " + line for line in lines]])
+
+
+def stage_name(stage: Any) -> str:
+    """The text of a stage in a chain: on one line, without memory addresses, whatever a user's class makes of it."""
+    text = without_addresses(one_line(_answer(stage._chain_text, ""), _MAX_LINE))
+    return text if text.strip("…") else type(stage).__name__
+
+
+def stage_length(stage: Any) -> int | None:
+    """``len(stage)``, if it has a length."""
+    return _answer(lambda: len(stage), None) if hasattr(type(stage), "__len__") else None
+
+
+def length_text(length: int | None) -> str:
+    """The length of a stage in words; nothing if there is none."""
+    if length is None:
+        return ""
+    return "endless" if length >= sys.maxsize else f"{length:,} element{'s' * (length != 1)}"
+
+
+def stage_inputs(stage: Any) -> Sequence[Any]:
+    """What a dataset or iterator draws from, as far as it exists: no iterator is made for it."""
+    return list(stage._upstream)
+
+
+def joined(branches: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of several branches, one after the other, with a bar along them that leads to what comes next."""
+    return [("│  " if j else "├─ " if i else "┌─ ") + line for i, branch in enumerate(branches) for j, line in enumerate(branch)]
+
+
+def abbreviated(items: list[Any], limit: int, left_out: Callable[[int], str]) -> list[Any]:
+    """``items``, in place of those in the middle what ``left_out`` makes of their number if there are more than ``limit``."""
+    if len(items) <= limit:
+        return items
+    half = (limit - 1) // 2
+    return [*items[:half], left_out(len(items) - 2 * half), *items[-half:]]
+
+
+def _inputs(stage: Any) -> Sequence[Any]:
+    return _answer(lambda: stage_inputs(stage), [])
+
+
+def _lines(stage: Any, shown: dict[int, Any], depth: int) -> list[str]:
+    chain: list[Any] = []
+    above: Sequence[Any] = [stage]
+    while len(above) == 1 and id(above[0]) not in shown:
+        chain.append(above[0])
+        shown[id(above[0])] = above[0]
+        above = _inputs(chain[-1])
+    lines: list[str] = []
+    if len(above) == 1:
+        lines = [f"{_stage_text(above[0])}  (as above)"]
+    elif depth == _MAX_DEPTH and above:
+        lines = [f"… {len(above)} branches …"]
+    else:
+        branches = abbreviated(list(above), _MAX_BRANCHES, lambda num: f"… {num} more branches …")
+        lines = joined([[x] if isinstance(x, str) else _lines(x, shown, depth + 1) for x in branches])
+    before = ""
+    for x in abbreviated(chain[::-1], _MAX_CHAIN, lambda num: f"… {num} more stages …"):
+        if isinstance(x, str):
+            lines.append(x)
+        else:
+            length = length_text(stage_length(x))
+            lines.append(_stage_text(x) + (f"  {length}" if length not in ("", before) else ""))
+            before = length
+    return lines
+
+
+def _stage_text(stage: Any) -> str:
+    """The name of a stage and its parameters."""
+    kind = type(stage)
+    if not stage._shows_chain and not _inputs(stage):
+        return without_addresses(one_line(_answer(lambda: repr(stage), kind.__name__), _MAX_LINE))
+    text = stage_name(stage)
+    found: dict[str, Any] = _answer(lambda: stage._described_parameters, {})
+    missing = [f"{name}={_answer(partial(as_json, value), '?')}" for name, value in found.items() if f"{name}=" not in text]
+    if not missing:
+        return text
+    parameters = ", ".join(missing)
+    text = f"{text[:-1]}, {parameters})" if text.endswith(")") else f"{text}({parameters})"
+    return one_line(text, _MAX_LINE)
+
+
+def _answer(ask: Callable[[], T], otherwise: T) -> T:
+    """What ``ask()`` gives, or ``otherwise`` if a user's object fails: a ``repr`` must not."""
+    try:
+        return ask()
+    except Exception:
+        return otherwise

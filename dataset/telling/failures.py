@@ -1,0 +1,248 @@
+"""What an error says when it leaves ``next``: which stage raised it, and about which element.
+
+Stages tell it where they call what users have written: ``tell`` adds a note to the error, which goes wherever that goes, to
+other threads and processes too. Nothing here runs as long as nothing fails. Nothing here raises either, whatever the objects of
+users do when they are asked for their names and lengths: the error that is to be explained goes out in any case, of the same type
+and with the same arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gristmill.core.errors import StateMismatchError, add_note, stop_iteration_error
+from gristmill.core.value import Value
+from gristmill.dataset.bases.node import ancestors, is_of_library
+from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.dataset.telling.origin import Records, origin
+
+_MAX_NAME = 200  # characters
+_MAX_SHOWN = 8  # numbers of a list
+
+
+class Failure(Value):
+    """Where in a pipeline an error came up, as plain data: errors are pickled, and must keep no pipeline alive.
+
+    Args:
+        stage: the name of what raised it.
+        elements: the numbers of the elements that it worked on, in words; nothing if they are not known.
+        details: the records that these are made of.
+        again: what is said of epochs by steps that know no more.
+    """
+
+    stage: str
+    elements: str = ""
+    details: tuple[_Detail, ...] = ()
+    again: str = ""
+
+    def place(self) -> str:
+        """In words: "by" a stage "at" an element, if that is known."""
+        details = "; ".join([detail.text(len({other.source for other in self.details}) > 1) for detail in self.details])
+        words = [self.stage and f" by {self.stage}", self.elements, f"({details})" if details else ""]
+        return " ".join([word for word in words if word]) + self.again
+
+
+class _Detail(Value):
+    """Records of one source in one epoch."""
+
+    source: tuple[int, str]  # its number and its name
+    epoch: int | None
+    keys: str
+
+    def text(self, with_source: bool) -> str:
+        epoch = "" if self.epoch is None else f"epoch {self.epoch}, "
+        return epoch + self.keys + (f" of {self.source[1]}" if with_source else "")
+
+
+class Note(str):
+    """A note of ours at an error, which says where it came up."""
+
+    failure: Failure
+    is_on_its_way: bool  # through the steps that were asked for the element
+
+    @classmethod
+    def of(cls, introduction: str, failure: Failure, *, is_on_its_way: bool = False) -> Note:
+        new = cls(f"{introduction}{failure.place()}.")
+        new.failure, new.is_on_its_way = failure, is_on_its_way
+        return new
+
+    def changed(self, failure: Failure, *, is_on_its_way: bool = False) -> Note:
+        """The note of the same introduction."""
+        introduction = self.removesuffix(f"{self.failure.place()}.")
+        return Note.of(introduction, failure, is_on_its_way=is_on_its_way)
+
+
+def tell(error: BaseException, stage: Any, indices: Iterable[Any] = ()) -> None:
+    """Notes at ``error`` that ``stage`` has raised it, at these indices: those that its method was called with.
+
+    To be called by the stage, or by the harness that calls it. What another one has told stays: that was nearer.
+    """
+    _tell(error, stage, lambda: _failure_at(stage, [operator.index(i) for i in indices]))
+
+
+def told(error: Exception, stage: Any, indices: Iterable[Any] = ()) -> Exception:
+    """``error``, which ``stage`` is about to raise itself, with such a note."""
+    tell(error, stage, indices)
+    return error
+
+
+def tell_at_last(error: BaseException, stage: Any, it: Any) -> None:
+    """As ``tell``, by an iterator that fails with the element that the iterator ``it`` gave last; or makes, if that is itself."""
+    _tell(error, stage, lambda: _failure_at_last(stage, it))
+
+
+def _tell(error: BaseException, stage: Any, failure: Callable[[], Failure]) -> None:
+    if isinstance(error, Exception) and not isinstance(error, StateMismatchError):
+        with contextlib.suppress(Exception):
+            name, told = _name(stage), note_at(error)
+            if told is None or told.failure.stage == name:
+                try:
+                    found = failure()
+                except Exception:
+                    found = Failure(name)
+                note(error, Note.of("Raised", found, is_on_its_way=True))
+
+
+def tell_epoch(error: BaseException, it: Any, epoch: int) -> None:
+    """Adds to what ``error`` says that the data before ``it`` has begun anew so often."""
+    with contextlib.suppress(Exception):
+        told = note_at(error)
+        if told is None or not epoch:
+            return
+        failure = told.failure
+        if told.is_on_its_way and failure.details:
+            details = [x.replaced(epoch=None if x.epoch is None else x.epoch + epoch) for x in failure.details]
+            note(error, told.changed(failure.replaced(details=tuple(details)), is_on_its_way=True))
+            return
+        words = f", in epoch {epoch} of {it}"
+        if not failure.again.endswith(words):  # the error is raised once more
+            note(error, told.changed(failure.replaced(again=failure.again + words)))
+
+
+def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
+    """Notes at ``error`` which worker raised it; ``otherwise`` stands for an element that is not known."""
+    told = note_at(error)
+    if told is None:
+        note(error, Note.of(f"Raised in {worker}", Failure("", again=f", {otherwise}")))
+    else:
+        failure = told.failure
+        known = failure if failure.elements else failure.replaced(again=f"{failure.again}, {otherwise}")
+        note(error, Note.of(f"Raised in {worker}", known))
+
+
+def has_arrived(error: BaseException) -> None:
+    """Says that whoever keeps ``error`` to raise it later has it: steps that it passes then were not asked for the element."""
+    told = note_at(error)
+    if told is not None:
+        told.is_on_its_way = False
+
+
+def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
+    """What is raised, from it, in place of a ``StopIteration`` of a user's function, which would be taken for the end."""
+    new, told = stop_iteration_error(stage), note_at(error)
+    if told is not None:
+        note(new, told)
+    return new
+
+
+def note_at(error: BaseException) -> Note | None:
+    """Our note at ``error``."""
+    notes = vars(error).get("__notes__")
+    return next((old for old in notes if isinstance(old, Note)), None) if isinstance(notes, list) else None
+
+
+def note(error: BaseException, new: Note) -> None:
+    """Adds a note of ours, or puts it in place of an older one: an exception may be raised again, and elsewhere."""
+    notes: Any = vars(error).get("__notes__")
+    for i, old in enumerate(notes if isinstance(notes, list) else ()):
+        if isinstance(old, Note):
+            notes[i] = new
+            return
+    add_note(error, new)
+
+
+def add_before(error: BaseException, text: str) -> None:
+    """Adds a note of a stage that the error passes, before the one that says where it came up."""
+    add_note(error, text)
+    notes, own = error.__notes__, note_at(error)
+    if own is not None and notes[-1] == text:
+        notes.insert(notes.index(own), notes.pop())
+
+
+def _failure_at(stage: Any, indices: Sequence[int]) -> Failure:
+    if not indices:
+        return Failure(_name(stage))
+    return Failure(_name(stage), f"at {_numbers('element', indices)}{_share(stage)}", _details(origin(stage, indices), 0))
+
+
+def _failure_at_last(stage: Any, it: Any) -> Failure:
+    place = place_of(it)
+    name = _name(stage)
+    if place is None or not is_of_library(stage):
+        return Failure(name)
+    if place.size > 1 and not place.is_exact:
+        ds, indices = _in_whole(place, range(place.last, place.last + 1))
+        return Failure(name, f"at what ends with {_numbers('element', indices)}{_share(ds)}")
+    number = place.last // place.size
+    ds, indices = _in_whole(place, range(number * place.size, place.last + 1))
+    elements = _numbers("element", indices if place.size == 1 else [number])
+    return Failure(name, f"at {elements}{_share(ds)}", _details(origin(ds, indices), place.epoch))
+
+
+def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
+    """The dataset whose elements these are, and their indices in it: that of all workers, of which this may be one."""
+    ds = place.ds
+    if ds._is_share:
+        step = ds._reindex(1) - ds._reindex(0) if len(ds) > 1 else 1
+        start = ds._reindex(indices[0])
+        return ds._parent, range(start, start + step * len(indices), step)
+    return ds, indices
+
+
+def _share(ds: Any) -> str:
+    """What follows a number of an element of ``ds`` if that is only the part of one worker."""
+    return " of its share" if any([node._is_share for node in ancestors(ds)]) else ""
+
+
+def _details(found: Sequence[Records], epoch: int) -> tuple[_Detail, ...]:
+    sources = {id(records.source): i for i, records in enumerate(found)}
+    details = []
+    for records in found:
+        keys = _numbers("record key" if records.sampled else "source key", records.keys)
+        if records.sampled:
+            keys = f"{_numbers('sampler index', records.sampled)}, {keys}"
+        source = sources[id(records.source)], _name(records.source)
+        details.append(_Detail(source, None if records.epoch is None else records.epoch + epoch, keys))
+    return tuple(details)
+
+
+def _name(stage: Any) -> str:
+    """On one line; of what a user has wrapped, its own."""
+    kind: Any = type(stage)
+    if kind.__str__ is not object.__str__:
+        with contextlib.suppress(Exception):
+            text = " ".join(str(stage).split())
+            return text if len(text) <= _MAX_NAME else f"{text[:_MAX_NAME]}..."
+    name: str = kind.__name__
+    return name
+
+
+def _numbers(noun: str, numbers: Sequence[Any]) -> str:
+    """``numbers`` in words; keys of a user's sampler may be anything.
+
+    Example:
+        >>> _numbers("element", [7]), _numbers("source key", [3, 1]), _numbers("sampler index", [4, 5, 6])
+        ('element 7', 'source keys 3 and 1', 'sampler indices 4 to 6')
+    """
+    first, *others = numbers
+    if not others:
+        return f"{noun} {first}"
+    plural = "sampler indices" if noun == "sampler index" else f"{noun}s"
+    if len(others) > 1 and type(first) is int and list(numbers) == list(range(first, first + len(numbers))):
+        return f"{plural} {first} to {numbers[-1]}"
+    if len(numbers) > _MAX_SHOWN:
+        return f"{plural} {', '.join(map(str, numbers[:_MAX_SHOWN]))}, ... ({len(numbers)} of them)"
+    return f"{plural} {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -1,0 +1,41 @@
+"""What a ``DataLoader`` reads, for its iterators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.sharding import ShardOptions
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.telling.description import complete_repr
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which records in which order, and the pipeline that computes the elements.
+
+    Args:
+        source: gives records by key.
+        sampler: gives keys by index.
+        shard: which of the indices.
+        length: how many of them.
+        num_workers: worker processes, 0 for none.
+        has_flat_map: the number of elements is not that of the records.
+        dataset: the pipeline.
+    """
+
+    source: Any
+    sampler: Any
+    shard: ShardOptions
+    length: int
+    num_workers: int
+    has_flat_map: bool
+    dataset: IterDataset[Any]
+
+    @property
+    def source_text(self) -> str:
+        """What stands for the source in a state."""
+        source = self.source
+        return str(type(source)) if isinstance(source, list | tuple | np.ndarray) else complete_repr(source)

@@ -1,0 +1,108 @@
+"""How the library is built: no circles of imports, few looks into other objects' private names, nothing too long to read."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+METHODS = "gristmill.dataset.methods"  # the one file that may know all stages
+_MAX_CIRCLE = 3  # files
+_MAX_REACHES = 12  # per 1000 lines of code
+_MAX_CLASS = 250  # lines
+_MAX_FUNCTION = 60
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The files of the library, by the names of the modules."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    found = {}
+    for line in setup["options"]["package_dir"].split("\n"):
+        package, _, folder = (part.strip() for part in line.partition("="))
+        for path in (ROOT / folder).rglob("*.py") if folder else ():
+            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+            found[".".join([package, *parts]).removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def parsed(name: str) -> ast.Module:
+    return ast.parse(modules()[name].read_text())
+
+
+def imported(name: str) -> set[str]:
+    """The modules that one imports, in functions too, but for type checkers."""
+    for_checkers = {
+        id(inner)
+        for node in ast.walk(parsed(name))
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(parsed(name)):
+        if isinstance(node, ast.ImportFrom) and id(node) not in for_checkers:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {str(node.module)}
+        elif isinstance(node, ast.Import) and id(node) not in for_checkers:
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and node.args and "import_module" in ast.unparse(node.func):
+            found.add(ast.literal_eval(node.args[0]) if isinstance(node.args[0], ast.Constant) else "")
+    return found & modules().keys() - {name, "gristmill"}  # the facade knows all, by name
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[set[str]]:
+    """The sets of modules that lead to one another."""
+    reached = {name: {name} for name in graph}
+    is_growing = True
+    while is_growing:
+        is_growing = False
+        for name, ends in reached.items():
+            more = ends.union(*[graph[end] for end in ends])
+            is_growing |= len(more) > len(ends)
+            reached[name] = more
+    for name in graph:
+        circle = {other for other in reached[name] if name in reached[other]}
+        if len(circle) > 1 and name == min(circle):
+            yield circle
+
+
+def test_imports_make_no_circles():
+    graph = {name: imported(name) - {METHODS} for name in modules() if name != METHODS}
+    assert [sorted(circle) for circle in circles(graph) if len(circle) > _MAX_CIRCLE] == []
+    assert max(map(len, circles({name: imported(name) for name in modules()}))) > 20  # through the methods, there is one
+
+
+def test_datasets_know_nothing_of_diagnostics():
+    for name, path in modules().items():
+        if name.startswith("gristmill.dataset"):
+            assert "gristmill.diagnostics" not in "".join(
+                [ast.unparse(node) for node in ast.walk(parsed(name)) if isinstance(node, ast.ImportFrom | ast.Call)]
+            ), path
+
+
+def test_few_looks_into_other_objects():
+    num_lines, reaches = 0, []
+    for name in modules():
+        source = modules()[name].read_text().splitlines()
+        lines = {i for i, line in enumerate(source, 1) if line.strip() and not line.strip().startswith("#")}
+        for node in ast.walk(parsed(name)):
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+                lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+            is_private = isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+            if is_private and ast.unparse(node.value) not in ("self", "cls", "super()"):
+                reaches.append(f"{name}:{node.lineno} {ast.unparse(node)}")
+        num_lines += len(lines)
+    assert 1000 * len(reaches) <= _MAX_REACHES * num_lines, f"{len(reaches)} in {num_lines} lines"
+
+
+def test_nothing_is_too_long_to_read():
+    limits = {ast.ClassDef: _MAX_CLASS, ast.FunctionDef: _MAX_FUNCTION, ast.AsyncFunctionDef: _MAX_FUNCTION}
+    for name in modules():
+        for node in ast.walk(parsed(name)):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                num = (node.end_lineno or 0) - node.lineno + 1
+                assert num <= limits[type(node)], f"{name}.{node.name} has {num} lines"
