@@ -361,7 +361,7 @@ class NamedSquares(Squares):
 def test_names_of_users_attributes_are_theirs():
     ds = (
         NamedStream(NamedSquares(4).map(lambda x: x).to_iter_dataset())
-        .map(lambda pair: 1 // (pair[0] - 9))
+        .map(lambda pair: 1 // (pair[1] - 9))
         .batch(2, batch_fn=list)
     )
     assert repr(ds).count("Named") == 2
