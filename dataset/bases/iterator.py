@@ -254,6 +254,8 @@ class BlockIterator(DatasetIterator[T_co]):
     # ends or raises, and the iterator may be anywhere. Whoever asks for the next ``n`` has taken all that there were.
     _stream: Callable[[int], Iterator[Any]] | None = None
 
+    # Whether ``_restore`` drops what is in memory or at work: going back after an error is left to ``_return_to`` then.
+    _is_costly_to_restore: ClassVar = False
     # Attributes, never changed in place, that say with the parents' places where it is: going back to them is quick and exact.
     _placed_by: ClassVar[tuple[str, ...] | None] = None
 
