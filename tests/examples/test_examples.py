@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(500)  # programs that train: on a busy machine they take long
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -14,7 +15,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def run_example(name: str, *args: object, status: int = 0) -> str:
     """Runs the example and returns what it prints, after checking its exit status."""
     command = [sys.executable, str(EXAMPLES / name), *map(str, args)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert result.returncode == status, result.stdout + result.stderr
     return result.stdout
 
