@@ -58,7 +58,7 @@ class SampledMapDataset(BlockMapDataset[Any]):
         self._parameters = SampledParameters(source, sampler, shard, length, as_records)
 
     @property
-    def _upstream(self) -> Sequence[Any]:
+    def _draws_from(self) -> Sequence[Any]:
         return [self._source] if isinstance(self._source, DatasetNode) else []
 
     def __len__(self) -> int:

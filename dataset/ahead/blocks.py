@@ -73,7 +73,8 @@ class StatedBlocks:
         self._it = it
         self._stages = _streaming_stages(it)
         self._in_blocks = _passes_singly(it)
-        self._is_exact = is_of_blocks(it)  # nobody changes its states later, and going back by marks is quicker
+        self._is_exact = is_of_blocks(it)  # nobody changes its states later
+        self._marks = self._is_exact and _is_costly_to_restore(it)
         self._is_new = True
         self._state: Any = None  # after the last element that was taken
         self.growing = _NOTHING  # what ``take`` is at
@@ -161,7 +162,7 @@ class StatedBlocks:
 
     def _take_one(self) -> tuple[list[Any], BaseException | None]:
         """The next element in a list, or what came instead."""
-        before = marked(self._it) if self._is_exact else None
+        before = marked(self._it) if self._marks else None
         try:
             element = self._it._take(1)
         except BaseException as error:
@@ -206,6 +207,11 @@ def _passes_singly(it: DatasetIterator[Any]) -> bool:
         and it._flow in ("one_to_one", "dropping")
         and all([_passes_singly(parent) for parent in parents_of(it)])
     )
+
+
+def _is_costly_to_restore(it: Any) -> bool:
+    """Whether something upstream would lose what it has in memory if it were taken back by its state."""
+    return it._is_costly_to_restore or any([_is_costly_to_restore(parent) for parent in it._parents])
 
 
 def _streaming_stages(it: DatasetIterator[Any]) -> list[DatasetIterator[Any]]:

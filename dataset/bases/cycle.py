@@ -55,6 +55,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
 
     _flow = "stateful"
     _stays_on_error = True
+    _is_costly_to_restore = True
 
     def __init__(self, num_members: int, cycle_length: int) -> None:
         super().__init__()

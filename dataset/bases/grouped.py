@@ -41,6 +41,7 @@ class GroupedIterator(BlockIterator[T], Generic[T, S]):
     """
 
     _flow = "stateful"
+    _is_costly_to_restore = True
     _refills = True
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:

@@ -40,7 +40,7 @@ class IterDataset(
         [array([0, 2]), array([4])]
     """
 
-    _family = "IterDataset"
+    _node_family = "IterDataset"
 
     def __init__(self, parents: Any | Iterable[Any] = ()) -> None:
         self._parents = as_parents(parents, MapDataset, IterDataset)
@@ -70,7 +70,7 @@ class IterDataset(
         return chain_text(self)
 
     def __str__(self) -> str:
-        return self._text() if self._shows_chain else repr(self)
+        return self._stage_text() if self._shows_chain else repr(self)
 
     @property
     def _shows_chain(self) -> bool:

@@ -47,7 +47,7 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
         parents: the iterator or iterators that this one draws from.
     """
 
-    _family = "DatasetIterator"
+    _node_family = "DatasetIterator"
     _parents: tuple[DatasetIterator[Any], ...] = ()
     _refills: ClassVar[bool] = False  # whether it may take elements of its parents again when it is restored
     _is_taken_again = False  # whether a step behind it may
@@ -123,7 +123,7 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
         return chain_text(self)
 
     def __str__(self) -> str:
-        return self._text() if self._shows_chain else repr(self)
+        return self._stage_text() if self._shows_chain else repr(self)
 
     @property
     def _shows_chain(self) -> bool:
@@ -254,6 +254,8 @@ class BlockIterator(DatasetIterator[T_co]):
     # ends or raises, and the iterator may be anywhere. Whoever asks for the next ``n`` has taken all that there were.
     _stream: Callable[[int], Iterator[Any]] | None = None
 
+    # Whether ``_restore`` drops what is in memory or at work: going back after an error is left to ``_return_to`` then.
+    _is_costly_to_restore: ClassVar = False
     # Attributes, never changed in place, that say with the parents' places where it is: going back to them is quick and exact.
     _placed_by: ClassVar[tuple[str, ...] | None] = None
 
@@ -330,7 +332,7 @@ class BlockIterator(DatasetIterator[T_co]):
         self._failed_state = None
 
     def __str__(self) -> str:
-        return self._text()
+        return self._stage_text()
 
 
 class PlainIterator(DatasetIterator[T_co]):

@@ -45,7 +45,7 @@ class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co],
         (2, array([30, 40]))
     """
 
-    _family = "MapDataset"
+    _node_family = "MapDataset"
     _parents: tuple[MapDataset[Any], ...] = ()
     _current_instrument: Instrument | None = None  # of an object of a user's class
 
@@ -71,7 +71,7 @@ class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co],
         return chain_text(self)
 
     def __str__(self) -> str:
-        return self._text() if self._shows_chain else repr(self)
+        return self._stage_text() if self._shows_chain else repr(self)
 
     @property
     def _shows_chain(self) -> bool:
@@ -180,7 +180,7 @@ class BlockMapDataset(MapDataset[T]):
             raise
 
     def __str__(self) -> str:
-        return self._text()
+        return self._stage_text()
 
     def _check_not_empty(self, length: int, indices: Iterable[Any] = ()) -> None:
         if not length:

@@ -13,7 +13,7 @@ from gristmill.core import hooks
 from gristmill.core.options import DatasetOptions
 from gristmill.core.seeds import check_seed, derive_seed
 from gristmill.core.state import shown
-from gristmill.dataset.bases.parameters import NONE, Parameters
+from gristmill.dataset.bases.parameters import NONE, Parameters, parameters_of
 
 S = TypeVar("S")
 
@@ -21,7 +21,7 @@ S = TypeVar("S")
 class Node:
     """What datasets and iterators have in common: their place in the graph, and what they say of themselves."""
 
-    _family: ClassVar[str]  # the class that users know it by
+    _node_family: ClassVar[str]  # the class that users know it by
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
     _parents: tuple[Any, ...] = ()
     _parameters: Parameters = NONE  # what it was made with, but its parents
@@ -34,14 +34,14 @@ class Node:
         return only_parent(self)
 
     @property
-    def _upstream(self) -> Sequence[Any]:
+    def _draws_from(self) -> Sequence[Any]:
         """What it draws from, datasets or iterators, as far as they exist: none is made for it."""
         return self._parents
 
     @property
     def _described_upstream(self) -> Sequence[Any]:
         """The same for descriptions, where streams are described by their iterators."""
-        return self._upstream
+        return self._draws_from
 
     @property
     def _observed_upstream(self) -> Sequence[Any]:
@@ -61,11 +61,11 @@ class Node:
     @property
     def _described_parameters(self) -> dict[str, Any]:
         """What decides which elements there are."""
-        return self._parameters.described()
+        return parameters_of(self).described()
 
-    def _text(self) -> str:
+    def _stage_text(self) -> str:
         """Its class and parameters."""
-        name, text = type(self).__name__, self._parameters.text()
+        name, text = type(self).__name__, parameters_of(self).text()
         return f"{name}({text})" if text else name
 
     def _chain_text(self) -> str:
@@ -76,14 +76,14 @@ class Node:
 class DatasetNode(Node):
     """What a ``MapDataset`` and an ``IterDataset`` have in common."""
 
-    @property
-    def _described_upstream(self) -> Sequence[Any]:
-        return self._parents
-
     _seed_point: int | None = None  # the seed given at this point of the pipeline
     _drops = False  # whether this step may leave out elements of its parent
     _adds_step = True  # whether it counts in the distance of a seed (what does not has one parent)
     _is_share = False  # whether it is a worker's part of its parent
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        return self._parents
 
     @property
     def parents(self) -> tuple[Any, ...]:

@@ -84,5 +84,6 @@ NONE = Parameters()
 
 
 def parameters_of(stage: Any) -> Any:
-    """What a dataset or iterator was made with."""
-    return stage._parameters
+    """What a dataset or iterator was made with; nothing if that is not known, as of users' classes."""
+    found = getattr(stage, "_parameters", NONE)
+    return found if isinstance(found, Parameters) else NONE

@@ -95,7 +95,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         return {"num_shards": self._count}
 
     @property
-    def _upstream(self) -> Sequence[Any]:
+    def _draws_from(self) -> Sequence[Any]:
         return (self._ds,)
 
     @property

@@ -140,6 +140,7 @@ class _Memory:
 
 class CacheDatasetIterator(BlockIterator[T]):
     _flow = "stateful"
+    _is_costly_to_restore = True
     _refills = True
 
     def __init__(self, parent: DatasetIterator[Any], copy_elements: bool) -> None:

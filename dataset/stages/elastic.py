@@ -124,7 +124,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         share_context([self._iterator], self._ctx)
 
     def __str__(self) -> str:
-        return self._text()
+        return self._stage_text()
 
     def _num_elements(self) -> Length:
         length = num_elements(self._ds)
@@ -140,7 +140,7 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         return batched_spec(batch_function(None), spec, self._batch_size, isinstance(self._ds, MapDataset))
 
     @property
-    def _upstream(self) -> Sequence[Any]:
+    def _draws_from(self) -> Sequence[Any]:
         return (self._ds,)
 
     @property

@@ -100,7 +100,7 @@ class InterleaveIterDataset(IterDataset[T]):
         self._parameters = InterleaveParameters(cycle_length, num_make_iter_threads, make_iter_buffer_size, iter_buffer_size)
 
     @property
-    def _upstream(self) -> Sequence[Any]:
+    def _draws_from(self) -> Sequence[Any]:
         return [self._datasets] if isinstance(self._datasets, MapDataset) else self._datasets
 
     def _num_elements(self) -> Length:
@@ -222,7 +222,7 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
         return {"num_datasets": self._num_members, "cycle_length": self._cycle_length}
 
     @property
-    def _upstream(self) -> Sequence[Any]:
+    def _draws_from(self) -> Sequence[Any]:
         datasets = self._opener.datasets
         return self._parents or ([datasets] if isinstance(datasets, MapDataset) else datasets)
 

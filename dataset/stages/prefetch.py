@@ -88,10 +88,10 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._guard = FilterGuard(str([*sparse, self][0]))
 
     @property
-    def _upstream(self) -> Sequence[Any]:
+    def _draws_from(self) -> Sequence[Any]:
         return (self._ds,)
 
-    _observed_upstream = _upstream
+    _observed_upstream = _draws_from
 
     @property
     def _work_options(self) -> Sequence[Any]:

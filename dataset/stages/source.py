@@ -49,7 +49,7 @@ class SourceMapDataset(BlockMapDataset[T]):
         return f"SourceMapDataset(source={self._source_text})"
 
     @property
-    def _upstream(self) -> Sequence[Any]:
+    def _draws_from(self) -> Sequence[Any]:
         return [self._source] if isinstance(self._source, DatasetNode) else []
 
     @property

@@ -102,6 +102,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
     """
 
     _flow = "one_to_one"
+    _is_costly_to_restore = True
     _work_category = "prefetch"
     _stays_on_error = True
     _stage_name: ClassVar = None  # it does nothing to elements or states

@@ -58,7 +58,7 @@ def chain_text(pipeline: Any) -> str:
 
 
 def _chain_text(pipeline: Any) -> str:
-    kind = pipeline._family
+    kind = pipeline._node_family
     length = length_text(stage_length(pipeline))
     head = f"{kind} of {length}:" if length.endswith(("element", "elements")) else f"{kind}{length and ', '}{length}:"
     lines = abbreviated(_lines(pipeline, {}, 0), _MAX_LINES, lambda num: f"… {num} more lines …")
@@ -85,7 +85,7 @@ def length_text(length: int | None) -> str:
 
 def stage_inputs(stage: Any) -> Sequence[Any]:
     """What a dataset or iterator draws from, as far as it exists: no iterator is made for it."""
-    return list(stage._upstream)
+    return list(stage._draws_from)
 
 
 def joined(branches: Sequence[Sequence[str]]) -> list[str]:

@@ -9,14 +9,12 @@ import sys
 import textwrap
 from contextlib import ExitStack
 
-import pytest
-
 from gristmill import MapDataset
 
 PROGRAM = textwrap.dedent(
     """
     import json, sys
-    root, kind, port, index, count, num_steps, restored = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:8])
+    root, port, index, count, num_steps, restored = sys.argv[1], *map(int, sys.argv[2:7])
     import jax
     jax.config.update("jax_platforms", "cpu")
     jax.distributed.initialize(f"127.0.0.1:{port}", count, index, initialization_timeout=60)
@@ -27,24 +25,26 @@ PROGRAM = textwrap.dedent(
     from gristmill.experimental import ElasticIterator, InterleaveIterDataset
     from gristmill.sharding import ShardByJaxProcess
 
-    if kind == "files":
-        files = [MapDataset.range(100 * k, 100 * k + n).to_iter_dataset() for k, n in enumerate([5, 1, 7, 0, 4])]
-        ds = InterleaveIterDataset(files, cycle_length=2).filter(lambda x: x % 2 == 0)
-    else:
-        ds = MapDataset.range(40).shuffle(seed=1).filter(lambda x: x % 3)
-    it = ElasticIterator(ds, 6, ShardByJaxProcess())
+    files = [MapDataset.range(100 * k, 100 * k + n).to_iter_dataset() for k, n in enumerate([5, 1, 7, 0, 4])]
+    iterators = {
+        "files": InterleaveIterDataset(files, cycle_length=2).filter(lambda x: x % 2 == 0),
+        "records": MapDataset.range(40).shuffle(seed=1).filter(lambda x: x % 3),
+    }
+    iterators = {kind: ElasticIterator(ds, 6, ShardByJaxProcess()) for kind, ds in iterators.items()}
     with ocp.CheckpointManager(root) as manager:
         if restored >= 0:
-            manager.restore(restored, args=ocp.args.Composite(data=CheckpointRestore(it)))
-        batches = [x.tolist() for _, x in zip(range(num_steps), it)]
-        manager.save(restored + 1, args=ocp.args.Composite(data=CheckpointSave(it)))
+            args = {kind: CheckpointRestore(it) for kind, it in iterators.items()}
+            manager.restore(restored, args=ocp.args.Composite(**args))
+        batches = {kind: [x.tolist() for _, x in zip(range(num_steps), it)] for kind, it in iterators.items()}
+        args = {kind: CheckpointSave(it) for kind, it in iterators.items()}
+        manager.save(restored + 1, args=ocp.args.Composite(**args))
         manager.wait_until_finished()
     print(json.dumps(batches))
     """
 )
 
 
-def run(root, kind, count, num_steps, restored):
+def run(root, count, num_steps, restored):
     """What each of ``count`` processes delivers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -53,7 +53,7 @@ def run(root, kind, count, num_steps, restored):
     with ExitStack() as stack:
         processes = []
         for index in range(count):
-            args = map(str, (root, kind, port, index, count, num_steps, restored))
+            args = map(str, (root, port, index, count, num_steps, restored))
             process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, *args],
                 stdout=subprocess.PIPE,
@@ -76,15 +76,14 @@ def kill(process):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("kind", ["files", pytest.param("records", marks=pytest.mark.slow)])
-def test_a_checkpoint_of_two_processes_goes_on_in_three(tmp_path, kind):
-    first = run(tmp_path, kind, 2, 1, -1)
-    assert [len(batches) for batches in first] == [1, 1]
-    assert sorted(file.name for file in tmp_path.glob("0/data/process_*")) == ["process_0-of-2.json", "process_1-of-2.json"]
-    second = run(tmp_path, kind, 3, 100, 0)
-    seen = sorted(x for process in first + second for batch in process for x in batch)
-    if kind == "files":
-        assert seen == [x for k, n in enumerate([5, 1, 7, 0, 4]) for x in range(100 * k, 100 * k + n) if x % 2 == 0]
-    else:
-        kept = [x for x in MapDataset.range(40).shuffle(seed=1) if x % 3]
-        assert seen == sorted(kept[: len(kept) // 6 * 6])
+def test_a_checkpoint_of_two_processes_goes_on_in_three(tmp_path):
+    first, second = run(tmp_path, 2, 1, -1), run(tmp_path, 3, 100, 0)
+    seen = {}
+    for kind in ("files", "records"):
+        assert [len(batches[kind]) for batches in first] == [1, 1]
+        states = sorted(file.name for file in tmp_path.glob(f"0/{kind}/process_*"))
+        assert states == ["process_0-of-2.json", "process_1-of-2.json"]
+        seen[kind] = sorted(x for process in first + second for batch in process[kind] for x in batch)
+    assert seen["files"] == [x for k, n in enumerate([5, 1, 7, 0, 4]) for x in range(100 * k, 100 * k + n) if x % 2 == 0]
+    kept = [x for x in MapDataset.range(40).shuffle(seed=1) if x % 3]
+    assert seen["records"] == sorted(kept[: len(kept) // 6 * 6])

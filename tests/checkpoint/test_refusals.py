@@ -163,7 +163,7 @@ def test_a_damaged_state_of_an_old_form(name):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_many_damaged_states(seed):
     others = states_of_others()
     for name, make in PIPELINES.items():
@@ -344,25 +344,21 @@ def test_a_damaged_state_of_a_loader(name, opened):
             assert continued(it) == continued(undisturbed)
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"{", b"\xff\xfe\xfa", b"\x80", b"{\0", b"nul", b"[" * 10**5, b"1" * 5000, "", "{", "\ufeff{}"]
-)
+NO_JSON = [b"", b"{", b"\xff\xfe\xfa", b"\x80", b"{\0", b"nul", b"[" * 10**5, b"1" * 5000, "", "{", "\ufeff{}"]
+
+
 @pytest.mark.parametrize("name", LOADERS)
-def test_text_that_is_no_json(name, text, opened):
+def test_text_that_is_no_state(name, opened):
     it = opened(LOADERS[name]())
     before = it.get_state()
-    with pytest.raises(StateMismatchError, match="the state of a DataLoader must be JSON text") as refusal:
-        it.set_state(text)
-    assert isinstance(refusal.value, json.JSONDecodeError)
-    assert it.get_state() == before
-
-
-@pytest.mark.parametrize("value", [None, 3, 1.5, "x", [], [1], {}, True, float("nan")])
-@pytest.mark.parametrize("name", LOADERS)
-def test_json_of_another_type(name, value, opened):
-    it = opened(LOADERS[name]())
-    assert refuses(it, value)
-    assert refuses(it, json.dumps(value).encode())
+    for text in NO_JSON:
+        with pytest.raises(StateMismatchError, match="the state of a DataLoader must be JSON text") as refusal:
+            it.set_state(text)
+        assert isinstance(refusal.value, json.JSONDecodeError)
+        assert it.get_state() == before
+    for value in (None, 3, 1.5, "x", [], [1], {}, True, float("nan")):
+        assert refuses(it, value)
+        assert refuses(it, json.dumps(value).encode())
 
 
 @pytest.mark.parametrize("name", ["workers", "fan, workers"])

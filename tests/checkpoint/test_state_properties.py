@@ -179,7 +179,6 @@ BATCH = gristmill.transforms.Batch(2)
         (0, [FailAt(0, 5, 6), Crops()]),
         (0, [Crops(), FailAt(0, 5, 6), BATCH]),
         (2, [FailAt(4), BATCH]),
-        pytest.param(2, [FailAt(0, 5)], marks=pytest.mark.slow),
         pytest.param(2, [FailAt(0, 5), Crops()], marks=pytest.mark.slow),
         pytest.param(3, [FailAt(0, 5), BATCH], marks=pytest.mark.slow),
     ],

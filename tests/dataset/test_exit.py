@@ -8,44 +8,64 @@ import textwrap
 import pytest
 
 PRELUDE = """
-import gc, sys, threading, time
+import atexit, gc, sys, threading, time
 import gristmill as gm
-from gristmill.dataset import MapDataset
-from gristmill.core.options import ReadOptions
+from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.experimental import ThreadPrefetchIterDataset
 
-ds = MapDataset.range(100_000).shuffle(seed=1).map(lambda x: [x])
+def read(ds, options=None): return ds.to_iter_dataset(options)
+def prefetch(ds, options=None): return ThreadPrefetchIterDataset(ds.to_iter_dataset(options), prefetch_buffer_size=3)
+
+plain = MapDataset.range(100_000).shuffle(seed=1).map(lambda x: [x])
+"""
+
+LIVE = """
+ds = make(plain)
+live = iter(ds.batch(10, batch_fn=list)); next(live)
+prefetching = iter(ds); prefetching.start_prefetch()
+never_used = iter(ds)
+circle = iter(ds); circle.circle = circle; next(circle); del circle
+closed = iter(ds); next(closed); closed.close()
+exhausted = iter(make(plain[:100])); list(exhausted)
+for x in ds: break
+many = [iter(ds) for _ in range(30)]; [next(it) for it in many]
+sys.modules['keeper'] = iter(ds); next(sys.modules['keeper'])
+elsewhere = iter(ds); t = threading.Thread(target=lambda: [next(elsewhere) for _ in range(10)]); t.start(); t.join()
+sampler = gm.samplers.IndexSampler(1000, seed=1, shuffle=True)
+loader = iter(gm.DataLoader(data_source=range(1000), sampler=sampler)); next(loader)
+failed = iter(make(plain.map(lambda x: 1 / 0)))
+try: next(failed)
+except ZeroDivisionError: pass
+"""
+
+STUCK = """
+its = []
+for _ in range(4):
+    stuck = threading.Event()
+    ds = MapDataset.range(9).map(lambda x: stuck.set() or threading.Event().wait())
+    its.append(iter(make(ds, ReadOptions(1, 4) if make is read else ReadOptions(0)))); its[-1].start_prefetch(); stuck.wait()
+its[0].close()
+atexit.register(its[1].close)
+del its[2]
 """
 
 ENDINGS = {
-    "live": "it = iter(ds.to_iter_dataset().batch(10)); next(it)",
-    "prefetching": "it = iter(ds.to_iter_dataset()); it.start_prefetch()",
-    "never_used": "it = iter(ds.to_iter_dataset())",
-    "circle": "it = iter(ds.to_iter_dataset()); it.circle = it; next(it); del it",
-    "closed": "it = iter(ds.to_iter_dataset()); next(it); it.close()",
-    "exhausted": "it = iter(ds[:100].to_iter_dataset()); list(it)",
-    "break": "for x in ds: break",
-    "sys_exit": "it = iter(ds)\nfor x in it: sys.exit(0)",
-    "many": "its = [iter(ds) for _ in range(30)]; [next(it) for it in its]",
-    "module": "sys.modules['keeper'] = iter(ds); next(sys.modules['keeper'])",
-    "user_code_that_never_ends": (
-        "stuck = threading.Event()\n"
-        "it = iter(MapDataset.range(9).map(lambda x: stuck.set() or threading.Event().wait()).to_iter_dataset())\n"
-        "it.start_prefetch(); stuck.wait()"
-    ),
-    "in_another_thread": (
-        "it = iter(ds); t = threading.Thread(target=lambda: [next(it) for _ in range(10)]); t.start(); t.join()"
-    ),
-    "after_an_error": ("it = iter(ds.map(lambda x: 1 / 0).to_iter_dataset())\ntry: next(it)\nexcept ZeroDivisionError: pass"),
-    "data_loader": (
-        "loader = gm.DataLoader(data_source=range(1000), sampler=gm.samplers.IndexSampler(1000, seed=1, shuffle=True))\n"
-        "it = iter(loader); next(it)"
+    "end": LIVE,
+    "sys_exit": LIVE + "for x in live: sys.exit(0)",
+    "stuck": STUCK,
+    "processes": (
+        "ds = make(plain).mp_prefetch(MultiprocessingOptions(2))\n"
+        "it = iter(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)); next(it); it.start_prefetch()"
     ),
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_exit_is_silent(ending):
-    script = PRELUDE + ENDINGS[ending]
+@pytest.mark.parametrize(
+    ("make", "ending"),
+    [(make, ending) for make in ("read", "prefetch") for ending in ENDINGS if make == "prefetch" or ending in ("end", "stuck")],
+)
+def test_exit_is_silent(make, ending):
+    script = PRELUDE + f"make = {make}\n" + ENDINGS[ending]
     done = subprocess.run([sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
 
@@ -58,8 +78,8 @@ def test_exit_is_silent(ending):
         "    if x == 5: print('ready', flush=True); threading.Event().wait()\n"
         "    return x\n"
         "for x in MapDataset.range(100).map(wait).to_iter_dataset(): pass",
-        "for i, x in enumerate(ds.repeat().to_iter_dataset().map(lambda x: x)):\n    if i == 500: print('ready', flush=True)",
-        "for i, x in enumerate(ds.repeat().batch(10, batch_fn=list).to_iter_dataset(ReadOptions(0, 0))):\n"
+        "for i, x in enumerate(plain.repeat().to_iter_dataset().map(lambda x: x)):\n    if i == 500: print('ready', flush=True)",
+        "for i, x in enumerate(plain.repeat().batch(10, batch_fn=list).to_iter_dataset(ReadOptions(0, 0))):\n"
         "    if i == 500: print('ready', flush=True)",
     ],
     ids=["waiting", "busy", "busy_without_threads"],

@@ -8,7 +8,6 @@ import dataclasses
 import gc
 import json
 import os
-import pickle
 import select
 import sys
 import threading
@@ -17,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from local_workers import LocalWorkersIterDataset
 
-from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 from gristmill.workers import pool as pool_module
@@ -34,6 +34,50 @@ def numbers(n, read_options=DIRECT):
 
 def workers(n, **options):
     return MultiprocessingOptions(n, **options)
+
+
+def failing(*bad, error=lambda x: OSError(5, f"bad record {x}", "file")):
+    def fail(x):
+        if x in bad:
+            raise error(x)
+        return x
+
+    return fail
+
+
+def stream(values, get_state=None):
+    """A user's dataset, with states unless ``get_state`` is False; local, so that it travels by value."""
+
+    class Positions(DatasetIterator):
+        def __init__(self, values):
+            super().__init__()
+            self.values, self.position = values, "start"
+
+        def __next__(self):
+            position = 0 if self.position == "start" else self.position[0]
+            if position >= len(self.values):
+                raise StopIteration
+            self.position = [position + 1]
+            return self.values[position]
+
+        def get_state(self):
+            return get_state() if get_state else self.position
+
+        def set_state(self, state):
+            self.position = state
+
+    class Stream(IterDataset):
+        def __init__(self, values):
+            super().__init__()
+            self.values = values
+
+        def set_slice(self, sl, sequential_slice=False):
+            self.values = self.values[sl]
+
+        def __iter__(self):
+            return iter(self.values) if get_state is False else Positions(self.values)
+
+    return Stream(values)
 
 
 def children():
@@ -144,39 +188,29 @@ class TestArguments:
         with pytest.raises(ValueError, match="sequential_slice=True can cut only"):
             Root().to_iter_dataset().mp_prefetch(workers(2), sequential_slice=True)
 
-    def test_nothing_starts_before_the_first_element(self, started):
-        it = iter(numbers(5).mp_prefetch(workers(2)))
+    def test_nothing_starts_or_is_computed_before_the_first_element(self, started, tmp_path):
+        trace = tmp_path / "trace"
+        it = iter(numbers(5).map(lambda x: trace.touch() or x).mp_prefetch(workers(2)))
         state = it.get_state()
         it.set_state(state)
         assert it.get_state() == state
-        assert started() == set()
-        next(it)
+        assert started() == set() and not trace.exists()
+        assert next(it) == 0
         assert len(started()) == 2
         it.close()
         assert started() == set()
 
 
 class TestOrder:
-    @pytest.mark.parametrize("count", [1, 2, 3])
-    def test_is_the_same_for_any_number_of_workers(self, count):
-        ds = MapDataset.range(40).seed(7).shuffle().map(lambda x: x * 2).random_map(lambda x, rng: (x, int(rng.integers(99))))
-        assert list(ds.to_iter_dataset(DIRECT).mp_prefetch(workers(count))) == list(ds.to_iter_dataset(DIRECT))
-
     def test_buffer_sizes_and_threads_do_not_matter(self):
         expected = [0, 10, 2, 3, 5, 6, 8, 9, 11]
         for size, read in ((1, DIRECT), (7, ReadOptions(4, 8))):
             ds = numbers(12, read).filter(lambda x: x % 3 != 1 or x > 8)
             assert list(ds.mp_prefetch(workers(3, per_worker_buffer_size=size))) == expected
 
-    def test_a_slow_worker_is_waited_for(self):
-        def slow_first(x):
-            import time
-
-            if x % 2 == 0:
-                time.sleep(0.02)
-            return x
-
-        assert list(numbers(12).map(slow_first).mp_prefetch(workers(2, per_worker_buffer_size=4))) == [*range(12)]
+    def test_random_steps(self):
+        ds = MapDataset.range(40).seed(7).shuffle().map(lambda x: x * 2).random_map(lambda x, rng: (x, int(rng.integers(99))))
+        assert list(ds.to_iter_dataset(DIRECT).mp_prefetch(workers(2))) == list(ds.to_iter_dataset(DIRECT))
 
     def test_many_small_elements(self):
         """Far more than a message has, with filters and counts that states must follow."""
@@ -220,69 +254,39 @@ class TestOrder:
             first += 1
             second["a"] += 1
 
-    def test_iterators_on_both_sides(self):
-        ds = (
-            numbers(24)
-            .filter(lambda x: x % 5 != 0)
-            .batch(2, drop_remainder=True)
-            .mp_prefetch(workers(2))
-            .map(lambda x: x + 100)
-            .filter(lambda x: x[0] != 103)
-            .map_with_index(lambda i, x: (i, x))
-            .random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=3)
-            .batch(2)
-        )
-        shares = [[x for x in range(w, 24, 2) if x % 5] for w in range(2)]
-        pairs = [share[i : i + 2] for i in range(0, 10, 2) for share in shares if len(share[i : i + 2]) == 2]
-        arrived = [p for p in pairs if p[0] + 100 != 103]
-        rngs = list(
-            MapDataset.range(len(arrived)).to_iter_dataset(DIRECT).random_map(lambda x, rng: int(rng.integers(1000)), seed=3)
-        )
-        it = iter(ds)
-        states, batches = [], []
-        while True:
-            states.append(json.dumps(it.get_state()))
-            try:
-                batches.append(next(it))
-            except StopIteration:
-                break
-        flat = [(int(i), x.tolist(), int(r)) for batch in batches for i, x, r in zip(*batch, strict=True)]
-        assert flat == [(i, [x + 100 for x in p], rngs[i]) for i, p in enumerate(arrived)]
-        for k in (3, 0, len(batches) - 1):
-            it.set_state(json.loads(states[k]))
-            for expected in batches[k:]:
-                for ours, theirs in zip(next(it), expected, strict=True):
-                    np.testing.assert_array_equal(ours, theirs)
-
     def test_map_with_index_numbers_the_elements_of_a_worker_in_steps(self):
         """DECISIONS 7: the ``k``-th element that reaches the step in worker ``i`` of ``n`` is number ``i + k * n``."""
         ds = numbers(9).filter(lambda x: x not in (2, 3)).map_with_index(lambda i, x: (i, x))
-        assert list(ds.mp_prefetch(workers(2))) == [(0, 0), (1, 1), (2, 4), (3, 5), (4, 6), (5, 7), (6, 8)]
-        it = iter(ds.mp_prefetch(workers(2)))
-        next(it)
-        next(it)
+        assert list(LocalWorkersIterDataset(ds, 2)) == [(0, 0), (1, 1), (2, 4), (3, 5), (4, 6), (5, 7), (6, 8)]
+        it = iter(LocalWorkersIterDataset(ds, 2))
+        next(it), next(it)
         assert [s["counter"] for s in it.get_state()["iterators_in_use_states"]] == [1, 1]
 
     def test_sequential_slice(self):
         assert list(numbers(10).mp_prefetch(workers(3), sequential_slice=True)) == [0, 4, 7, 1, 5, 8, 2, 6, 9, 3]
 
     def test_plain_iterators(self):
-        class Stream(IterDataset):
-            def __init__(self, values):
-                super().__init__()
-                self.values = values
-
-            def set_slice(self, sl, sequential_slice=False):
-                self.values = self.values[sl]
-
-            def __iter__(self):
-                return iter(self.values)
-
-        it = iter(Stream([*range(5000)]).mp_prefetch(workers(2)))
+        it = iter(stream([*range(5000)], get_state=False).mp_prefetch(workers(2)))
         assert [next(it), next(it)] == [0, 1]
         with pytest.raises(NotImplementedError, match="plain Python iterators"):
             it.get_state()
         assert list(it) == [*range(2, 5000)]
+
+    def test_a_plain_iterator_that_was_interrupted_is_not_at_its_end(self):
+        """Nobody knows where to go on, so it must not look like the end of the data."""
+        it = iter(stream([*range(9000)], get_state=False).mp_prefetch(workers(1)))
+        next(it)
+        fetch = it._members[0].fetch
+
+        def interrupted():
+            it._members[0].fetch = fetch
+            raise KeyboardInterrupt
+
+        it._members[0].fetch = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            list(it)
+        with pytest.raises(NotImplementedError, match="no state"):
+            next(it)
 
     def test_an_interrupt_in_the_middle_of_a_batch_loses_nothing(self):
         def interrupted():
@@ -297,27 +301,6 @@ class TestOrder:
             except KeyboardInterrupt:
                 batches.append(next(it))
         assert np.concatenate(batches).tolist() == [*range(20_000)]
-
-    def test_a_plain_iterator_that_was_interrupted_is_not_at_its_end(self):
-        """Nobody knows where to go on, so it must not look like the end of the data."""
-
-        class Stream(IterDataset):
-            def __iter__(self):
-                return iter(range(9000))
-
-        it = iter(Stream().mp_prefetch(workers(1)))
-        next(it)
-        fetch = it._members[0].fetch
-
-        def interrupted():
-            it._members[0].fetch = fetch
-            raise KeyboardInterrupt
-
-        it._members[0].fetch = interrupted
-        with pytest.raises(KeyboardInterrupt):
-            list(it)
-        with pytest.raises(NotImplementedError, match="no state"):
-            next(it)
 
     def test_user_datasets(self):
         class Squares(MapDataset):
@@ -338,19 +321,7 @@ class TestOrder:
                     yield -x
 
         ds = Twice(Squares().to_iter_dataset(DIRECT))
-        assert list(ds.mp_prefetch(workers(2))) == [0, 1, 0, -1, 4, 9, -4, -9, 16, 25, -16, -25, 36, -36]
-
-    def test_mixed_dtypes_in_a_batch_are_promoted(self):
-        """Grain casts to the dtype of the first element of a batch; with 0 workers NumPy promotes."""
-
-        def array(x):
-            return np.full(8000, x, [np.float32, np.float64, np.int16, np.int64][x % 4])
-
-        shares = [[array(x) for x in range(w, 8, 2)] for w in range(2)]
-        expected = [np.stack(share[i : i + 2]) for i in (0, 2) for share in shares]
-        for ours, theirs in zip(numbers(8).map(array).batch(2).mp_prefetch(workers(2)), expected, strict=True):
-            assert ours.dtype == theirs.dtype
-            np.testing.assert_array_equal(ours, theirs)
+        assert list(LocalWorkersIterDataset(ds, 2)) == [0, 1, 0, -1, 4, 9, -4, -9, 16, 25, -16, -25, 36, -36]
 
 
 class TestWorkers:
@@ -373,20 +344,29 @@ class TestWorkers:
             assert list(ds) == ["0 of 2.", "1 of 2."] * 2
         assert "CALLS" not in os.environ
 
-    def test_init_function_that_raises(self):
+    @pytest.mark.parametrize("bad", [0, 1])
+    def test_init_function_that_raises(self, bad):
         def init(index, count):
-            if index == 1:
+            if index == bad:
                 raise LookupError("no device", index)
 
         it = iter(numbers(4).mp_prefetch(workers(2), init))
-        assert next(it) == 0
-        for _ in range(2):
+        assert list(islice(it, bad)) == [*range(bad)]
+        for _ in range(3):
             with pytest.raises(LookupError) as caught:
                 next(it)
-            assert caught.value.args == ("no device", 1)
-        it.set_state(it.get_state())
-        with pytest.raises(LookupError):
-            next(it)
+            assert caught.value.args == ("no device", bad)
+            assert caught.value.__notes__[0] == f"Raised in worker {bad} of 2, when it was started."
+            it.set_state(it.get_state())
+
+    def test_environment(self, monkeypatch):
+        monkeypatch.setenv("GIVEN", "parent")
+        monkeypatch.setenv("REMOVED", "parent")
+        names = ["JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "GIVEN", "REMOVED"]
+        ds = numbers(1).map(lambda x: [os.environ.get(name) for name in names])
+        assert list(ds.mp_prefetch(workers(1))) == [["cpu", "", "parent", "parent"]]
+        changed = {"JAX_PLATFORMS": "tpu", "GIVEN": "worker", "REMOVED": None}
+        assert list(ds.mp_prefetch(workers(1, worker_env=changed))) == [["tpu", "", "worker", None]]
 
     def test_options_given_after_it_reach_the_workers(self):
         ds = numbers(4000).filter(lambda x: x < 100).mp_prefetch(workers(2))
@@ -415,22 +395,7 @@ class TestWorkers:
             ds = ds.mp_prefetch(workers(count)).random_map(lambda x, rng: (x, int(rng.integers(10**9))))
             return list(ds)
 
-        assert draws(0) == draws(1) == draws(2)
-
-    def test_environment(self):
-        def seen(name):
-            return numbers(1).map(lambda x: os.environ.get(name))
-
-        os.environ["GIVEN"] = "parent"
-        try:
-            assert list(seen("JAX_PLATFORMS").mp_prefetch(workers(1))) == ["cpu"]
-            assert list(seen("CUDA_VISIBLE_DEVICES").mp_prefetch(workers(1))) == [""]
-            assert list(seen("GIVEN").mp_prefetch(workers(1))) == ["parent"]
-            assert list(seen("GIVEN").mp_prefetch(workers(1, worker_env={"GIVEN": "worker"}))) == ["worker"]
-            assert list(seen("GIVEN").mp_prefetch(workers(1, worker_env={"GIVEN": None}))) == [None]
-            assert list(seen("JAX_PLATFORMS").mp_prefetch(workers(1, worker_env={"JAX_PLATFORMS": "tpu"}))) == ["tpu"]
-        finally:
-            del os.environ["GIVEN"]
+        assert draws(0) == draws(2)
 
     def test_a_worker_imports_only_what_the_pipeline_needs(self):
         it = iter(numbers(1).map(lambda x: [*sys.modules]).mp_prefetch(workers(1)))
@@ -439,8 +404,7 @@ class TestWorkers:
 
 @pytest.fixture(scope="module")
 def seven():
-    """One dataset for many tests: its processes go from one to the next."""
-    return numbers(7).mp_prefetch(workers(2))
+    return LocalWorkersIterDataset(numbers(7), 2)
 
 
 @pytest.fixture(scope="module")
@@ -470,16 +434,6 @@ class TestStates:
             it.set_state(form)
             assert list(it) == [3, 4, 5, 6]
 
-    def test_a_state_is_private(self, seven, state):
-        it = iter(seven)
-        given = copy.deepcopy(state)
-        it.set_state(given)
-        given["iterators_in_use_states"][0]["next_index"] = 0
-        given["exhausted"][0] = 1
-        it.get_state()["iterators_in_use_states"][0]["next_index"] = 0
-        assert it.get_state() == state
-        assert list(it) == [3, 4, 5, 6]
-
     @pytest.mark.parametrize("flags", [[1, 0], [True, False], [True, True]])
     def test_exhausted_is_not_believed(self, seven, state, flags):
         """Grain may set it wrongly: the worker is asked all the same, and the flag stays until it delivers something."""
@@ -498,22 +452,6 @@ class TestStates:
         assert list(it) == [3, 5]
         it.set_state({**state, "iterators_in_use_states": [None, None]})
         assert list(it) == []
-
-    def test_again_and_again(self, seven, state):
-        it = iter(seven)
-        first = it.get_state()
-        it.set_state(state)  # before the first element
-        assert list(it) == [3, 4, 5, 6]
-        it.set_state(state)  # after the end
-        assert next(it) == 3
-        it.set_state(first)  # backwards
-        assert next(it) == 0
-        for _ in range(3):  # without looking
-            it.set_state(state)
-            it.set_state(first)
-        it.set_state(state)
-        assert it.get_state() == state
-        assert list(it) == [3, 4, 5, 6]
 
     def test_set_state_throws_away_what_was_computed_ahead(self):
         """Also large elements, whose memory must be used again."""
@@ -561,7 +499,7 @@ class TestStates:
         assert list(it) == [1, 2, 3, 4, 5, 6]
 
     def test_another_number_of_workers(self, seven, state):
-        it = iter(numbers(7).mp_prefetch(workers(3)))
+        it = iter(LocalWorkersIterDataset(numbers(7), 3))
         before = it.get_state()
         with pytest.raises(ValueError, match=r"taken with 2 workers .* has 3"):
             it.set_state(state)
@@ -571,38 +509,7 @@ class TestStates:
 
     def test_user_states(self):
         """Iterators of users save and restore themselves, whatever their states look like; in the worker only."""
-        from gristmill import DatasetIterator
-
-        class Counter(DatasetIterator):
-            def __init__(self, values):
-                super().__init__()
-                self.values, self.position = values, "start"
-
-            def __next__(self):
-                position = 0 if self.position == "start" else self.position[0]
-                if position >= len(self.values):
-                    raise StopIteration
-                self.position = [position + 1]
-                return self.values[position]
-
-            def get_state(self):
-                return self.position
-
-            def set_state(self, state):
-                self.position = state
-
-        class Values(IterDataset):
-            def __init__(self, values):
-                super().__init__()
-                self.values = values
-
-            def set_slice(self, sl, sequential_slice=False):
-                self.values = self.values[sl]
-
-            def __iter__(self):
-                return Counter(self.values)
-
-        it = iter(Values([*range(10)]).mp_prefetch(workers(2)))
+        it = iter(stream([*range(10)]).mp_prefetch(workers(2)))
         seen = []
         for k in range(10):
             seen.append(it.get_state())
@@ -613,19 +520,9 @@ class TestStates:
             it.set_state(seen[k])
             assert list(it) == [*range(k, 10)]
 
-    def test_get_state_starts_no_process_and_computes_nothing(self, tmp_path, started):
-        trace = tmp_path / "trace"
-
-        class Source:
-            def __len__(self):
-                return 3
-
-            def __getitem__(self, i):
-                trace.touch()
-
-        it = iter(MapDataset.source(Source()).to_iter_dataset().mp_prefetch(workers(2)))
-        it.set_state(it.get_state())
-        assert started() == set() and not trace.exists()
+    def test_user_states_that_cannot_be_pickled(self):
+        with pytest.raises(TypeError, match="cannot pickle"):
+            next(iter(stream([1], get_state=threading.Lock).mp_prefetch(workers(1))))
 
     def test_start_prefetch(self, tmp_path, started):
         os.mkfifo(tmp_path / "fifo")
@@ -656,57 +553,139 @@ class TestStates:
 
 
 class TestErrors:
-    def check(self, ds, before, error, match, after=None):
+    def check(self, ds, before, error, match, after):
         """Elements up to an error, which stays; ``set_state`` tries again; ``skip_failed`` leaves out what failed."""
         it = iter(ds)
         for expected in before:
             np.testing.assert_equal(next(it), expected)
+        with pytest.raises(ValueError, match="nothing to skip"):
+            it.skip_failed()
         state = it.get_state()
-        for _ in range(2):
+        for trial in range(3):
             with pytest.raises(error, match=match) as caught:
                 next(it)
             assert it.get_state() == state
-        it.set_state(state)
-        with pytest.raises(error, match=match):
-            next(it)
-        assert it.get_state() == state
-        if after is not None:
-            it.skip_failed()
-            np.testing.assert_equal(list(it), after)
+            if trial == 1:
+                it.set_state(state)
+        it.skip_failed()
+        np.testing.assert_equal(list(it), after)
         return caught.value
 
     def test_come_in_their_turn_and_stay(self):
-        def fail(x):
-            if x == 5:
-                raise OSError(5, "bad record", "file")
-            return x
-
-        error = self.check(
-            numbers(10).map(fail).mp_prefetch(workers(2, per_worker_buffer_size=9)), range(5), OSError, "bad", [6, 7, 8, 9]
-        )
+        ds = numbers(10).map(failing(5)).mp_prefetch(workers(2, per_worker_buffer_size=9))
+        error = self.check(ds, range(5), OSError, "bad", [6, 7, 8, 9])
         assert (error.errno, error.filename) == (5, "file")
         assert any(
             "worker 1 of 2" in note and "at element 5" in note and "MapDatasetIterator" in note for note in error.__notes__
         )
 
+    def test_of_any_kind(self):
+        @dataclasses.dataclass(frozen=True)
+        class Frozen(Exception):
+            """Refuses changes."""
+
+            code: int
+
+        class Odd(Exception):
+            """Cannot be pickled."""
+
+            def __init__(self, a, *, b):
+                super().__init__(f"{a} and {b}")
+                self.lock = threading.Lock()
+
+        def deep(x):
+            return deep(x)
+
+        errors = [StopIteration, Frozen, lambda x: Odd(x, b=2), deep, MemoryError]
+        ds = numbers(7).map(failing(*range(1, 6), error=lambda x: errors[x - 1](x)))
+        it, caught = iter(ds.mp_prefetch(workers(2))), []
+        assert next(it) == 0
+        for name in ("RuntimeError", "Frozen", "Odd", "RecursionError", "MemoryError"):
+            for _ in range(2):
+                try:
+                    next(it)
+                except Exception as error:
+                    caught.append(error)
+                assert type(caught[-1]).__name__ == name
+            it.skip_failed()
+        assert list(it) == [6]
+        stop, frozen, odd, _, memory = caught[::2]
+        assert isinstance(stop.__cause__, StopIteration)
+        assert frozen.code == 2 and "Raised in worker 0 of 2" in frozen.__notes__[0]
+        assert str(odd) == "3 and 2" and memory.args == (5,)
+
     def test_in_a_batch(self):
-        def fail(x):
-            if x == 5:
-                raise OSError("bad record")
+        bad = numbers(12).map(failing(5))
+        self.check(LocalWorkersIterDataset(bad.batch(2), 2), [[0, 2], [1, 3], [4, 6]], OSError, "bad", [[8, 10], [9, 11]])
+        # A batch whose second element fails is taken back as a whole.
+        after = [[6, 7], [8, 9], [10, 11]]
+        self.check(LocalWorkersIterDataset(bad, 2).batch(2), [[0, 1], [2, 3]], OSError, "bad", after)
+
+    def test_heal_when_the_state_is_set(self, tmp_path):
+        broken = tmp_path / "broken"
+        broken.touch()
+
+        def read(x):
+            if x == 3 and broken.exists():
+                raise OSError("not now")
             return x
 
-        ds = numbers(12).map(fail).batch(2).mp_prefetch(workers(2))
-        self.check(ds, [[0, 2], [1, 3], [4, 6]], OSError, "bad record", [[8, 10], [9, 11]])
+        it = iter(LocalWorkersIterDataset(numbers(8).map(read), 2))
+        assert [next(it) for _ in range(3)] == [0, 1, 2]
+        for _ in range(2):
+            with pytest.raises(OSError, match="not now"):
+                next(it)
+            broken.unlink(missing_ok=True)
+        it.set_state(it.get_state())
+        assert list(it) == [3, 4, 5, 6, 7]
 
-    def test_before_a_step_in_this_process(self):
-        """A batch whose second element fails is taken back as a whole."""
+    def test_after_a_worker_has_ended(self):
+        """What had ended is still known to have ended, and so the state says, also when the error is left out."""
+        ds = numbers(10).filter(lambda x: x % 2 or x < 4).map(failing(5))
+        it = iter(LocalWorkersIterDataset(ds, 2))
+        assert [next(it) for _ in range(4)] == [0, 1, 2, 3]
+        with pytest.raises(OSError, match="bad"):
+            next(it)
+        assert it.get_state()["exhausted"] == [0, 0]  # after the last delivered element nobody had looked
+        it.skip_failed()
+        assert it.get_state()["exhausted"] == [1, 0]
+        assert list(it) == [7, 9]
+        assert it.get_state()["exhausted"] == [1, 1]
 
-        def fail(x):
-            if x == 5:
-                raise OSError("bad record")
-            return x
+    def test_several_in_a_row(self):
+        it, seen = iter(LocalWorkersIterDataset(numbers(7).map(failing(2, 3, 4)), 2)), []
+        while len(seen) < 7:
+            try:
+                seen.append(next(it))
+            except OSError as error:
+                seen.append(error.args[1])
+                it.skip_failed()
+        assert seen == [0, 1, "bad record 2", "bad record 3", "bad record 4", 5, 6]
+        assert next(it, "end") == "end"
 
-        self.check(numbers(10).map(fail).mp_prefetch(workers(2)).batch(2), [[0, 1], [2, 3]], OSError, "bad", [[6, 7], [8, 9]])
+    def test_exit_of_user_code(self):
+        it = iter(numbers(6).map(failing(3, error=lambda x: sys.exit(0))).mp_prefetch(workers(2)))
+        assert [next(it) for _ in range(3)] == [0, 1, 2]
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"Worker process 1 of 2 .* exited with code 0"):
+                next(it)
+
+    def test_elements_of_plain_iterators_that_cannot_be_unpickled(self):
+        """There is no state to begin from again: what came before the element arrives, and only once."""
+
+        class Picky:
+            def __init__(self, x):
+                self.x = x
+
+            def __setstate__(self, state):
+                raise ArithmeticError("not here")
+
+        ds = stream([*range(1000)], get_state=False).map(lambda x: Picky(x) if x == 700 else x)
+        it = iter(ds.mp_prefetch(workers(1)))
+        assert [next(it) for _ in range(700)] == [*range(700)]
+        for _ in range(2):
+            with pytest.raises(ArithmeticError, match="not here"):
+                next(it)
 
     def test_with_the_chain_and_the_lines_of_the_user(self):
         def fail(x):
@@ -720,89 +699,6 @@ class TestErrors:
         assert isinstance(caught.value.__cause__, KeyError)
         names = [entry.name for entry in caught.traceback]
         assert names[-1] == "fail"
-
-    def test_heal_when_the_state_is_set(self, tmp_path):
-        broken = tmp_path / "broken"
-        broken.touch()
-
-        def read(x):
-            if x == 3 and broken.exists():
-                raise OSError("not now")
-            return x
-
-        it = iter(numbers(8).map(read).mp_prefetch(workers(2)))
-        assert [next(it) for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(OSError, match="not now"):
-            next(it)
-        broken.unlink()
-        with pytest.raises(OSError, match="not now"):
-            next(it)
-        it.set_state(it.get_state())
-        assert list(it) == [3, 4, 5, 6, 7]
-
-    def test_after_a_worker_has_ended(self):
-        """What had ended is still known to have ended, and so the state says, also when the error is left out."""
-
-        def fail(x):
-            if x == 5:
-                raise OSError("bad record")
-            return x
-
-        it = iter(numbers(10).filter(lambda x: x % 2 or x < 4).map(fail).mp_prefetch(workers(2)))
-        assert [next(it) for _ in range(4)] == [0, 1, 2, 3]
-        with pytest.raises(OSError, match="bad"):
-            next(it)
-        assert it.get_state()["exhausted"] == [0, 0]  # after the last delivered element nobody had looked
-        it.skip_failed()
-        assert it.get_state()["exhausted"] == [1, 0]
-        assert list(it) == [7, 9]
-        assert it.get_state()["exhausted"] == [1, 1]
-
-    def test_two_in_a_row(self):
-        def fail(x):
-            if x in (2, 3, 4):
-                raise OSError(f"bad {x}")
-            return x
-
-        it = iter(numbers(7).map(fail).mp_prefetch(workers(2)))
-        seen = []
-        while True:
-            try:
-                seen.append(next(it))
-            except OSError as error:
-                seen.append(str(error))
-                it.skip_failed()
-            except StopIteration:
-                break
-        assert seen == [0, 1, "bad 2", "bad 3", "bad 4", 5, 6]
-
-    def test_nothing_to_skip(self):
-        it = iter(numbers(3).mp_prefetch(workers(1)))
-        next(it)
-        with pytest.raises(ValueError, match="nothing to skip"):
-            it.skip_failed()
-
-    def test_stop_iteration_of_user_code(self):
-        def stop(x):
-            if x == 3:
-                raise StopIteration(x)
-            return x
-
-        error = self.check(numbers(6).map(stop).mp_prefetch(workers(2)), range(3), RuntimeError, "StopIteration", [4, 5])
-        assert isinstance(error.__cause__, StopIteration)
-
-    @pytest.mark.parametrize("code", [0, 123])
-    def test_exit_of_user_code(self, code):
-        def leave(x):
-            if x == 3:
-                sys.exit(code)
-            return x
-
-        it = iter(numbers(6).map(leave).mp_prefetch(workers(2)))
-        assert [next(it) for _ in range(3)] == [0, 1, 2]
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=f"Worker process 1 of 2 .* exited with code {code}"):
-                next(it)
 
     def test_elements_that_cannot_be_pickled(self):
         def lock(x):
@@ -847,45 +743,6 @@ class TestErrors:
         error = self.check(ds, range(300), ArithmeticError, "not here", [*range(301, 400)])
         assert any("worker 0 of 2" in note and "could not be unpickled" in note for note in error.__notes__)
 
-    def test_elements_of_plain_iterators_that_cannot_be_unpickled(self):
-        """There is no state to begin from again: what came before the element arrives, and only once."""
-
-        class Picky:
-            def __setstate__(self, state):
-                raise ArithmeticError("not here")
-
-        class Stream(IterDataset):
-            def __iter__(self):
-                for x in range(1000):
-                    picky = Picky()
-                    picky.x = x
-                    yield picky if x == 700 else x
-
-        it = iter(Stream().mp_prefetch(workers(1)))
-        assert [next(it) for _ in range(700)] == [*range(700)]
-        for _ in range(2):
-            with pytest.raises(ArithmeticError, match="not here"):
-                next(it)
-
-    def test_exceptions_that_cannot_be_pickled(self):
-        class Odd(Exception):
-            def __init__(self, a, *, b):
-                super().__init__(f"{a} and {b}")
-                self.lock = threading.Lock()
-
-        def fail(x):
-            if x == 2:
-                raise Odd(1, b=2)
-            return x
-
-        it = iter(numbers(5).map(fail).mp_prefetch(workers(1)))
-        assert [next(it), next(it)] == [0, 1]
-        with pytest.raises(Exception, match="1 and 2") as caught:
-            next(it)
-        assert type(caught.value).__name__ == "Odd"
-        it.skip_failed()
-        assert list(it) == [3, 4]
-
     def test_pipelines_that_cannot_be_pickled(self, started):
         lock = threading.Lock()
         ds = MapDataset.range(3).map(lambda x: (lock, x)).to_iter_dataset(DIRECT).filter(lambda x: True).mp_prefetch(workers(2))
@@ -916,72 +773,6 @@ class TestErrors:
         self.check(opened, range(3), TypeError, "cannot pickle an open text file", [*range(4, 9)])
         output = numbers(1).map(lambda x: (sys.stdout is not None, x)).mp_prefetch(workers(1))
         assert list(output) == [(True, 0)]
-
-    def test_exceptions_that_refuse_changes(self):
-        @dataclasses.dataclass(frozen=True)
-        class Frozen(Exception):
-            code: int
-
-        def fail(x):
-            if x == 3:
-                raise Frozen(7)
-            return x
-
-        error = self.check(numbers(6).map(fail).mp_prefetch(workers(2)), range(3), Frozen, "7", [4, 5])
-        assert "Raised in worker 1 of 2" in error.__notes__[0]
-
-    def test_in_the_init_function(self):
-        def fail(index, count):
-            raise LookupError("no device")
-
-        it = iter(numbers(3).mp_prefetch(workers(2), fail))
-        for _ in range(2):
-            with pytest.raises(LookupError, match="no device") as caught:
-                next(it)
-            assert caught.value.__notes__[0] == "Raised in worker 0 of 2, when it was started."
-
-    def test_states_of_users_that_cannot_be_pickled(self):
-        from gristmill import DatasetIterator
-
-        class Counter(DatasetIterator):
-            def __init__(self):
-                super().__init__()
-                self.next = 0
-
-            def __next__(self):
-                self.next += 1
-                return self.next
-
-            def get_state(self):
-                return {"lock": threading.Lock()}
-
-            def set_state(self, state):
-                pass
-
-        class Values(IterDataset):
-            def __iter__(self):
-                return Counter()
-
-        with pytest.raises(TypeError, match="cannot pickle"):
-            next(iter(Values().mp_prefetch(workers(1))))
-
-    def test_memory_error_and_deep_recursion(self):
-        def deep(x):
-            if x == 1:
-                return deep(x)
-            if x == 2:
-                raise MemoryError("none left")
-            return x
-
-        it = iter(numbers(4).map(deep).mp_prefetch(workers(1)))
-        assert next(it) == 0
-        with pytest.raises(RecursionError):
-            next(it)
-        it.skip_failed()
-        with pytest.raises(MemoryError, match="none left"):
-            next(it)
-        it.skip_failed()
-        assert list(it) == [3]
 
 
 class TestProcesses:
@@ -1062,67 +853,31 @@ class TestProcesses:
         ours = [list(ds.mp_prefetch(workers(1))) for _ in range(2)]
         assert ours == [list(ds), list(ds)]
 
-    def test_none_is_left_two_seconds_after_the_end(self, ds):
-        it = iter(ds)
-        pids = self.pids(it)
-        assert all(ends(pid, SOON) for pid in pids)
-        it.set_state(iter(ds).get_state())  # and others take their place
-        assert not self.pids(it) & pids
-
-    @pytest.mark.parametrize("how", ["del", "close", "exception", "cycle"])
-    def test_none_is_left_of_what_was_abandoned(self, ds, how):
-        it = iter(ds)
-        pids = self.pids(islice(it, 2))
-        if how == "cycle":
-            it.me = it
-        if how == "close":
-            it.close()
-            it.close()
-            assert not children() & pids
-        if how == "exception":
-            with pytest.raises(KeyError):
-                raise_with(it)
-        del it
-        gc.collect()
-        assert all(ends(pid, SOON) for pid in pids)
-
-    def test_closed(self, ds):
-        it = iter(ds)
-        next(it)
-        state = it.get_state()
-        it.close()
+    def test_none_is_left_of_what_has_ended_or_was_abandoned(self, ds):
+        iterators = {how: iter(ds) for how in ("end", "del", "cycle", "exception", "close", "with")}
+        pids = {how: self.pids(islice(it, 6 if how == "end" else 2)) for how, it in iterators.items()}
+        state = iterators["close"].get_state()
+        iterators["cycle"].me = iterators["cycle"]
+        with pytest.raises(KeyError):
+            fail_with(iterators.pop("exception"))
+        with iterators.pop("with"):
+            pass
+        closed, ended = iterators.pop("close"), iterators.pop("end")
+        assert next(ended, "end") == "end"
+        closed.close()
+        closed.close()
+        assert not children() & (pids["close"] | pids["with"])
+        assert closed.get_state() == state
         with pytest.raises(ValueError, match=r"MultiprocessPrefetchIterator.* is closed"):
-            next(it)
-        assert it.get_state() == state
-        it = iter(ds)
-        it.close()  # before it was used
-        with pytest.raises(ValueError, match="is closed"):
-            next(it)
-        with iter(ds) as it:
-            pids = self.pids(islice(it, 2))
-        assert not children() & pids
-
-    def test_iterators_are_not_copied_and_datasets_are(self, ds):
-        with pytest.raises(TypeError, match="cannot be copied or pickled"):
-            pickle.dumps(iter(ds))
-        plain = numbers(4).mp_prefetch(workers(2))
-        assert list(copy.deepcopy(plain)) == list(pickle.loads(pickle.dumps(plain))) == [0, 1, 2, 3]
-
-    def test_threads_may_have_iterators_of_their_own(self, ds):
-        results = {}
-
-        def run(number):
-            results[number] = [x for x, _ in ds]
-
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == {key: [*range(6)] for key in range(3)}
+            next(closed)
+        iterators.clear()
+        gc.collect()
+        assert all(ends(pid, SOON) for pid in set.union(*pids.values()))
+        ended.set_state(iter(ds).get_state())  # and others take their place
+        assert not self.pids(ended) & pids["end"]
 
 
-def raise_with(it):
+def fail_with(it):
     next(it)
     raise KeyError
 

@@ -22,14 +22,14 @@ from gristmill.transforms.base import DatasetSelectionMap
 
 
 def chosen(proportions, k):
-    """The rule in the words of the specification, in exact fractions."""
+    """The rule in the words of the specification, with the rest of each component rounded down exactly."""
     a, b, total = k, k + 1, sum(proportions)
     for j, weight in enumerate(proportions):
-        share = Fraction(total - weight, total)
-        c, d = math.floor(a * share), math.floor(b * share)
+        rest = total - weight
+        c, d = a * rest // total, b * rest // total
         if a - c != b - d:
             return j, b - d - 1
-        a, b, total = c, d, total - weight
+        a, b, total = c, d, rest
     raise AssertionError
 
 

@@ -9,6 +9,7 @@ from gristmill.core.options import DatasetOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.stages.options import WithOptionsIterDataset
+from gristmill.dataset.telling.description import describe
 
 
 class Squares(MapDataset):
@@ -331,3 +332,45 @@ def test_classes_are_not_modified():
     before = dict(vars(StreamIterator))
     list(Stream(MapDataset.range(3)).map(str))
     assert dict(vars(StreamIterator)) == before
+
+
+NAMES = ("parameters", "upstream", "text", "family", "place", "kind", "length", "source", "data", "position", "state", "options")
+
+
+class NamedStream(IterDataset):
+    """Has attributes that anybody may think of."""
+
+    def __init__(self, parent):
+        super().__init__(parent)
+        vars(self).update({f"_{name}": "mine" for name in NAMES})
+
+    def __iter__(self):
+        it = StreamIterator(iter(self._parent))
+        for name in NAMES:
+            setattr(it, f"_{name}", "mine")
+        return it
+
+
+class NamedSquares(Squares):
+    def __init__(self, n):
+        super().__init__(n)
+        for name in NAMES:
+            setattr(self, f"_{name}", "mine")
+
+
+def test_names_of_users_attributes_are_theirs():
+    ds = (
+        NamedStream(NamedSquares(4).map(lambda x: x).to_iter_dataset())
+        .map(lambda pair: 1 // (pair[1] - 9))
+        .batch(2, batch_fn=list)
+    )
+    assert repr(ds).count("Named") == 2
+    it = iter(ds)
+    own = describe(it)["parents"][0]["parents"][0]
+    assert own.keys() == {"stage", "parents"} and own["stage"] == "StreamIterator"
+    next(it)
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(it)
+    assert caught.value.__notes__[0].startswith("Raised by MapDatasetIterator")
+    it.skip_failed()
+    assert list(it) == []

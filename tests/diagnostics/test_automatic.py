@@ -37,13 +37,15 @@ def pipelines():
 
 
 @pytest.mark.parametrize("name", list(pipelines()))
-def test_debug_mode_reports_at_the_end(name, logged):
+def test_one_summary_at_the_end_and_one_graph(name, logged):
     """``update`` takes effect without parsed flags; only the real output reports, once."""
-    with gristmill.config.override(py_debug_mode=True):
+    with gristmill.config.override(py_dataset_visualization_output_dir="", py_debug_mode=True):
         num = len(list(pipelines()[name]))
     (text,) = logged(SUMMARY)
     assert "percent" in text and f" {num} " in text.replace("|", " ")
-    assert not logged(GRAPH)
+    (text,) = logged(GRAPH)
+    for stage in ("RangeMapDataset(start=0, stop=20, step=1)", "MapMapDataset(transform=double @ "):
+        assert stage in text
 
 
 def test_debug_mode_reports_when_an_iterator_is_dropped(logged):
@@ -53,7 +55,7 @@ def test_debug_mode_reports_when_an_iterator_is_dropped(logged):
     assert not logged(SUMMARY)
     assert get_execution_summary(it)[0].num_produced_elements == 1
     del it
-    assert len(logged(SUMMARY)) == 1
+    assert len(logged(SUMMARY)) == 1 and not logged(GRAPH)
 
 
 def test_debug_mode_reports_from_time_to_time(logged, monkeypatch):
@@ -68,16 +70,6 @@ def test_debug_mode_reports_from_time_to_time(logged, monkeypatch):
         next(it)
         now[0] += 10**9
     assert len(logged(SUMMARY)) == 2
-
-
-@pytest.mark.parametrize("name", list(pipelines()))
-def test_exactly_one_graph(name, logged):
-    with gristmill.config.override(py_dataset_visualization_output_dir="", py_debug_mode=True):
-        list(pipelines()[name])
-    (text,) = logged(GRAPH)
-    for stage in ("RangeMapDataset(start=0, stop=20, step=1)", "MapMapDataset(transform=double @ "):
-        assert stage in text
-    assert len(logged(SUMMARY)) == 1
 
 
 def test_graphs_in_a_folder(tmp_path):

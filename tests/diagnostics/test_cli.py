@@ -1,6 +1,7 @@
 """``python -m gristmill``: mostly called in this process; where processes matter, in one of its own."""
 
 import copy
+import itertools
 import json
 import os
 import random
@@ -159,15 +160,17 @@ def call(folder, capsys):
     return called
 
 
-def run(*args, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "gristmill", *map(str, args)], capture_output=True, text=True, timeout=60, **options
-    )
-
-
 def start(*args, **options):
-    command = [sys.executable, "-m", "gristmill", *map(str, args)]
+    command = [sys.executable, "-m", "gristmill", *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def assert_prints(expected, *args, **options):
+    """That a process ends well, with an output that has ``expected`` in it."""
+    process = start(*args, **options)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert expected in out
 
 
 class TestHelp:
@@ -189,11 +192,6 @@ class TestHelp:
         examples = [words[3:] for words in lines if words[:4] == ["python", "-m", "gristmill", command]]
         assert examples
         assert all([_parser().parse_args(example).command for example in examples])
-
-    def test_in_a_process_of_its_own(self):
-        process = run("--help")
-        assert (process.returncode, process.stderr) == (0, "")
-        assert "diagnose" in process.stdout
 
     @pytest.mark.parametrize(
         ("args", "what"),
@@ -415,9 +413,9 @@ class TestDiagnose:
 
 
 class TestBench:
-    @pytest.mark.parametrize("name", ["images", "loader", "countdown", "generated", "numbers"])
+    @pytest.mark.parametrize("name", ["images", "loader", "countdown", "generated"])
     def test_json(self, name, call):
-        args = ["--seconds", "0.05", "--warmup", "0.02", "--repeat", "3", "--json"]
+        args = ["--seconds", "0.03", "--warmup", "0.01", "--repeat", "3", "--json"]
         code, out, err = call("bench", f"cli_pipelines:{name}", *args)
         assert (code, err) == (0, "")
         found = json.loads(out)
@@ -687,7 +685,7 @@ class TestPositions:
         states, descriptions = zip(*cases, strict=True)
         descriptions = [description for description in descriptions if description]
         rng = random.Random(0)
-        for _ in range(1500):
+        for _ in range(500):
             state, description = rng.choice(cases)
             assert position_lines(damaged(state, rng, states), damaged(description or {}, rng, descriptions))
 
@@ -695,18 +693,17 @@ class TestPositions:
         monkeypatch.setattr(sys, "path", [*sys.path, str(CHECKPOINTS)])
         from state_damage import HOSTILE, is_harmless, part, places
 
-        directory, rng = saved("images", 2), random.Random(0)
+        directory, all_hostile = saved("images", 2), itertools.cycle(HOSTILE)
         for name in ("process_0-of-1.json", "pipeline_0-of-1.json"):
             content = json.loads((directory / name).read_text())
             for path in places(content):
-                for hostile in rng.sample(HOSTILE, 2):
-                    changed = copy.deepcopy(content)
-                    if path:
-                        part(changed, path[:-1])[path[-1]] = hostile
-                    (directory / name).write_text(json.dumps(changed if path else hostile))
-                    code, out, err = call("state", directory, "--pipeline", "cli_pipelines:images")
-                    assert code in (0, 1)
-                    assert [line for line in (out + err).split("\n") if not is_harmless(line)] == []
+                changed, hostile = copy.deepcopy(content), next(all_hostile)
+                if path:
+                    part(changed, path[:-1])[path[-1]] = hostile
+                (directory / name).write_text(json.dumps(changed if path else hostile))
+                code, out, err = call("state", directory, "--pipeline", "cli_pipelines:images")
+                assert code in (0, 1)
+                assert [line for line in (out + err).split("\n") if not is_harmless(line)] == []
             (directory / name).write_text(json.dumps(content))
 
     @pytest.mark.timeout(20)
@@ -723,31 +720,23 @@ class TestPositions:
 class TestProcesses:
     """What only shows in a process of its own."""
 
-    @pytest.mark.parametrize("file", ["cli_pipelines.py", "types.py", "with-dash.py", "with.dot.py"])
+    @pytest.mark.parametrize("file", ["types.py", "with.dot-and-dash.py"])
     def test_workers_find_the_functions_of_a_file(self, file, tmp_path):
         (tmp_path / "elsewhere").mkdir()
         (tmp_path / "elsewhere" / file).write_text(PIPELINES)
-        process = run("head", f"elsewhere/{file}:workers", "-n", "3", cwd=tmp_path)
-        assert (process.returncode, process.stderr) == (0, "")
-        assert process.stdout == "0: int[]  0\n1: int[]  2\n2: int[]  4\n"
+        assert_prints("0: int[]  0\n1: int[]  2\n2: int[]  4\n", "head", f"elsewhere/{file}:workers", "-n", "3", cwd=tmp_path)
 
     def test_module_in_the_working_directory(self, tmp_path):
         (tmp_path / "cli_pipelines.py").write_text(PIPELINES)
-        process = run("bench", "cli_pipelines:workers", "--seconds", "0.1", "--warmup", "0", cwd=tmp_path)
-        assert (process.returncode, process.stderr) == (0, "")
-        assert process.stdout.startswith("elements/s")
+        assert_prints("elements/s", "bench", "cli_pipelines:workers", "--seconds", "0.1", "--warmup", "0", cwd=tmp_path)
 
-    @pytest.mark.parametrize("args", [["head", "cli_pipelines:many", "-n", "1000000000"], ["--help"]], ids=["head", "help"])
-    def test_closed_pipe(self, args, tmp_path):
-        (tmp_path / "cli_pipelines.py").write_text(PIPELINES + "\nmany = grain.MapDataset.range(10**9)\n")
+    def test_closed_pipe(self):
         reader, writer = os.pipe()
         os.close(reader)
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-        command = [sys.executable, "-m", "gristmill", *args]
+        command = [sys.executable, "-m", "gristmill", "--help"]
         with os.fdopen(writer, "w") as output:
-            process = subprocess.run(
-                command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, cwd=tmp_path, env=environment
-            )
+            process = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
         assert (process.returncode, process.stderr) == (0, "")
 
     def test_pipe_that_is_closed_later(self, tmp_path):
@@ -770,6 +759,5 @@ class TestProcesses:
 
     def test_streams_that_show_less(self, tmp_path):
         (tmp_path / "cli_pipelines.py").write_text(PIPELINES)
-        process = run("inspect", "cli_pipelines:images", cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
-        assert (process.returncode, process.stderr) == (0, "")
-        assert "BatchIterDataset" in process.stdout
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        assert_prints("BatchIterDataset", "inspect", "cli_pipelines:images", cwd=tmp_path, env=environment)

@@ -279,19 +279,20 @@ def test_draws_shares_of_the_time():
     assert paths["c2"].startswith("M0 100V25H100")
 
 
+def drawn(marks):
+    """The work of one stage in one thread, as a path."""
+    page = Page(report_html(diagnosis(synthetic([stage(0)], [ThreadTimeline("main", "thread", 0, marks, [])]))))
+    return next(x["d"] for x in page.named("path") if x.get("class") == "c1")
+
+
 def test_a_long_call_is_drawn_when_it_was_and_not_when_it_was_counted():
     # A call of three seconds ends just after a mark that another one has left.
     marks = [(second(0.5), {0: 0}), (second(2.9), {0: 0}), (second(3), {0: second(2.5)}), (second(4), {0: second(2.5)})]
-    page = Page(report_html(diagnosis(synthetic([stage(0)], [ThreadTimeline("main", "MainThread", 0, marks, [])]))))
-    path = next(x["d"] for x in page.named("path") if x.get("class") == "c1")
-    assert path.startswith("M0 100V100H50V0H300V100H400")
+    assert drawn(marks).startswith("M0 100V100H50V0H300V100H400")
 
 
 def test_work_of_a_thread_that_ended_is_not_spread_until_now():
-    marks = [(second(4), {0: second(1)})]
-    page = Page(report_html(diagnosis(synthetic([stage(0)], [ThreadTimeline("main", "reader", 0, marks, [])]))))
-    path = next(x["d"] for x in page.named("path") if x.get("class") == "c1")
-    assert path.startswith("M0 100V0H100V100H400")
+    assert drawn([(second(4), {0: second(1)})]).startswith("M0 100V0H100V100H400")
 
 
 def test_time_of_a_prefetching_stage_is_waiting_without_what_it_computed_here():

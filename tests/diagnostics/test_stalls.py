@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -26,6 +25,16 @@ class Messages(logging.Handler):
         self.texts.append(record.getMessage())
         self.came.set()
 
+    def wait_for_it(self, x):
+        if x == 5:
+            assert self.came.wait(30)
+        return x
+
+    def text_of(self, it):
+        with observe(it, stall_seconds=0.2):
+            assert list(it) == list(range(10))
+        return self.texts[0]
+
 
 @pytest.fixture
 def messages():
@@ -36,66 +45,30 @@ def messages():
     log.removeHandler(handler)
 
 
-def wait_for_it(messages, x):
-    if x == 5:
-        assert messages.came.wait(30)
-    return x
-
-
 def test_a_read_that_does_not_come_back(messages):
-    it = iter(MapDataset.range(10).map(lambda x: wait_for_it(messages, x)).to_iter_dataset())
-    with observe(it, stall_seconds=0.2):
-        assert list(it) == list(range(10))
-    (text, *_) = messages.texts
+    text = messages.text_of(iter(MapDataset.range(10).map(messages.wait_for_it).to_iter_dataset()))
     assert "has waited 0." in text and "PrefetchDatasetIterator" in text
-    assert "Thread gristmill-read, in MapMapDataset(transform=<lambda>" in text
+    assert "Thread gristmill-read, in MapMapDataset(transform=" in text and "wait_for_it @ " in text
     assert "element 5" in text or "elements" in text
     assert "in wait_for_it" in text and "dataset/ahead/readahead.py" not in text
 
 
 def test_a_step_in_the_consumers_own_thread(messages):
-    it = iter(MapDataset.range(10).to_iter_dataset().map(lambda x: wait_for_it(messages, x)))
-    with observe(it, stall_seconds=0.2):
-        assert list(it) == list(range(10))
-    assert "for output 5" in messages.texts[0] and "in wait_for_it" in messages.texts[0]
-    assert "Thread MainThread, in MapDatasetIterator" in messages.texts[0]
-
-
-def stop_at_seven(path):
-    """Waits until somebody has written to a pipe."""
-
-    def wait(x):
-        if x == 7:
-            Path(path).read_bytes()
-        return x
-
-    return wait
-
-
-def test_a_worker_that_does_not_come_back(messages, tmp_path):
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    ds = MapDataset.range(10).to_iter_dataset().map(stop_at_seven(str(pipe)))
-    it = iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
-
-    def release():
-        assert messages.came.wait(60)
-        pipe.write_bytes(b"go on")
-
-    helper = threading.Thread(target=release)
-    helper.start()
-    with observe(it, stall_seconds=0.5):
-        # Starting the processes may take that long, too: all messages together say it.
-        assert list(it) == list(range(10))
-    helper.join()
-    it.close()
+    text = messages.text_of(iter(MapDataset.range(10).to_iter_dataset().map(messages.wait_for_it)))
+    assert "for output 5" in text and "in wait_for_it" in text
+    assert "Thread MainThread, in MapDatasetIterator" in text
 
 
 def test_where_a_worker_is_stuck(messages, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    ds = MapDataset.range(10).to_iter_dataset().map(stop_at_seven(str(pipe)))
-    it = iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
+
+    def wait(x):
+        if x == 7:
+            pipe.read_bytes()  # until somebody has written
+        return x
+
+    it = iter(MapDataset.range(10).to_iter_dataset().map(wait).mp_prefetch(MultiprocessingOptions(num_workers=2)))
 
     def release():
         while not any("in wait" in text for text in messages.texts):
@@ -127,19 +100,16 @@ def test_off_by_default_and_on_by_option(messages):
     list(MapDataset.range(3).to_iter_dataset())
     assert {thread.name for thread in threading.enumerate()} <= threads
     with gristmill.config.override(stall_seconds=1):
-        it = iter(MapDataset.range(10).map(lambda x: wait_for_it(messages, x)).to_iter_dataset())
+        it = iter(MapDataset.range(10).map(messages.wait_for_it).to_iter_dataset())
     assert list(it) == list(range(10))
     assert "in wait_for_it" in messages.texts[0]
 
 
 def test_a_stage_in_a_thread_of_its_own(messages):
-    ds = ThreadPrefetchIterDataset(
-        MapDataset.range(10).to_iter_dataset().map(lambda x: wait_for_it(messages, x)), prefetch_buffer_size=2
-    )
-    it = iter(ds)
-    with observe(it, stall_seconds=0.2):
-        assert list(it) == list(range(10))
-    assert "in wait_for_it" in messages.texts[0] and "ThreadPrefetchDatasetIterator" in messages.texts[0]
+    ds = MapDataset.range(10).to_iter_dataset().map(messages.wait_for_it)
+    it = iter(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
+    text = messages.text_of(it)
+    assert "in wait_for_it" in text and "ThreadPrefetchDatasetIterator" in text
     it.close()
 
 

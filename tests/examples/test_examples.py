@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timeout(500)  # programs that train: on a busy machine they take long
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -12,7 +15,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def run_example(name: str, *args: object, status: int = 0) -> str:
     """Runs the example and returns what it prints, after checking its exit status."""
     command = [sys.executable, str(EXAMPLES / name), *map(str, args)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert result.returncode == status, result.stdout + result.stderr
     return result.stdout
 
@@ -25,6 +28,7 @@ def steps_in(log: Path) -> list[str]:
     return [line.split()[0] for line in log.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
     output = run_example("train_digits_story.py", "--out", tmp_path)
     assert "stopping hard after step 200" in output
@@ -36,6 +40,7 @@ def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
         assert (tmp_path / picture).read_bytes().startswith(PNG)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_by_running_again(tmp_path: Path) -> None:
     args = ["--out", tmp_path, "--steps", 40, "--save-every", 10, "--seed", 7]
     # Twice, the second time while the checkpoint of step 30 is being written.
@@ -52,6 +57,7 @@ def test_an_interrupted_run_resumes_by_running_again(tmp_path: Path) -> None:
     assert "seed=7" in state.read_text()
 
 
+@pytest.mark.slow
 def test_training_digits_with_workers(tmp_path: Path) -> None:
     output = run_example("train_digits_story.py", "--out", tmp_path, "--steps", 160, "--save-every", 25, "--workers", 2)
     assert "stopping hard after step 80" in output
@@ -60,6 +66,7 @@ def test_training_digits_with_workers(tmp_path: Path) -> None:
     assert len(steps_in(tmp_path / "seed0-batch64-workers2/uninterrupted/log.txt")) == 161
 
 
+@pytest.mark.slow
 def test_training_digits_notices_a_difference(tmp_path: Path) -> None:
     args = ["--out", tmp_path, "--steps", 12, "--save-every", 5]
     run_example("train_digits.py", *args, "--name", "resumed", "--interrupt-at", 8, status=3)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -16,6 +18,7 @@ def run_example(script: Path, *args: object, status: int = 0) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_a_restored_run_has_the_losses_of_the_one_that_went_on(tmp_path: Path) -> None:
     output = run_example(EXAMPLES / "train_language_model.py", "--out", tmp_path, "--steps", 30)
     once, again = [re.findall(r"step +(\d+)  loss ([\d.]+)", part) for part in output.split("back to step 15\n")]

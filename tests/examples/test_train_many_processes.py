@@ -81,6 +81,7 @@ def check_story(folder, output, count):
     assert len(set(rows)) == 40 * count  # everybody has other rows, and other ones in every step
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     output = run_example("--out", tmp_path, "--steps", 40)
     check_story(tmp_path / "loader-2", output, 2)

@@ -63,6 +63,12 @@ DIAGNOSE = PIPELINES + "\nif __name__ == '__main__': gm.diagnose(make(sys.argv[1
 KINDS = ["direct", "for good", "first", "threads", "thread", "workers", "loader"]
 
 
+def one_quick(choices):
+    """The first choice as it is, the others among the slow tests: programs of their own take seconds."""
+    first, *others = choices
+    return [first, *[pytest.param(choice, marks=pytest.mark.slow) for choice in others]]
+
+
 def seconds_for(kind):
     """How long an element may take: workers start within that."""
     return 8 if kind in ("workers", "loader") else 1.5
@@ -77,7 +83,7 @@ def check_names_the_line(err):
     assert "next() of " in err and " has waited " in err and "in hang" in err and 'program.py", line' in err, err
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_quick(KINDS))
 def test_a_diagnosis_ends_in_time(kind, tmp_path):
     outcome = run(tmp_path, DIAGNOSE, kind, seconds_for(kind))
     assert outcome.code == 1 and "PipelineStalledError: next() of " in outcome.err
@@ -85,7 +91,7 @@ def test_a_diagnosis_ends_in_time(kind, tmp_path):
     check_names_the_line(outcome.err)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", one_quick(KINDS))
 def test_an_interrupt_ends_a_diagnosis(kind, tmp_path):
     program = start(tmp_path, DIAGNOSE, kind, 0)  # which would wait for ever
     program.wait_until_ready()
@@ -105,7 +111,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("args", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("args", one_quick(COMMANDS.values()), ids=COMMANDS)
 def test_commands_end(args, tmp_path):
     outcome = command(tmp_path, *args, "--stall-seconds", str(seconds_for(args[1].partition(":")[2]))).outcome()
     assert outcome.code == 1 and outcome.err.startswith("python -m gristmill: next() of "), outcome.err
@@ -113,7 +119,7 @@ def test_commands_end(args, tmp_path):
     check_names_the_line(outcome.err)
 
 
-@pytest.mark.parametrize("args", COMMANDS.values(), ids=COMMANDS)
+@pytest.mark.parametrize("args", one_quick(COMMANDS.values()), ids=COMMANDS)
 def test_an_interrupt_ends_commands(args, tmp_path):
     program = command(tmp_path, *args, "--stall-seconds", "0")
     program.wait_until_ready()

@@ -73,11 +73,10 @@ class TestWhichSharding:
 
 
 class TestRemainder:
-    @pytest.mark.parametrize("num_records", [1, 2, 7, 8, 10])
-    @pytest.mark.parametrize("num_epochs", [1, 2, 3])
+    @pytest.mark.parametrize("num_records", [1, 2, 7, 8])
     @pytest.mark.parametrize("count", [1, 2, 3, 4])
-    @pytest.mark.parametrize("shuffle", [False, True])
-    def test_every_shard_has_its_piece_in_every_epoch(self, num_records, num_epochs, count, shuffle):
+    def test_every_shard_has_its_piece_in_every_epoch(self, num_records, count):
+        num_epochs, shuffle = 1 + (num_records + count) % 3, (num_records + count // 2) % 2 == 0
         everything = []
         for i in range(count):
             sampler = IndexSampler(num_records, ShardOptions(i, count), shuffle, num_epochs, seed=1)
@@ -103,10 +102,10 @@ class TestRemainder:
         assert [elements(SequentialSampler(8, ShardOptions(i, 3))) for i in range(3)] == [[0, 3, 6], [1, 4, 7], [2, 5]]
         assert [elements(SequentialSampler(8, ShardOptions(i, 3, True))) for i in range(3)] == [[0, 3], [1, 4], [2, 5]]
 
-    @pytest.mark.parametrize("index", [0, 1, 2])
-    def test_fewer_records_than_shards(self, index):
-        assert elements(IndexSampler(2, ShardOptions(index, 3), num_epochs=2)) == [[0, 0], [1, 1], []][index]
-        assert elements(IndexSampler(2, ShardOptions(index, 3, True), num_epochs=2)) == []
+    def test_fewer_records_than_shards(self):
+        for i, expected in enumerate([[0, 0], [1, 1], []]):
+            assert elements(IndexSampler(2, ShardOptions(i, 3), num_epochs=2)) == expected
+            assert elements(IndexSampler(2, ShardOptions(i, 3, True), num_epochs=2)) == []
 
 
 class TestSamplersOfUsers:
@@ -126,12 +125,12 @@ class TestSamplersOfUsers:
         with pytest.raises(IndexError, match=rf"\[0, {length}\]"):
             it.set_state(state.replace(f'"0": {length - 1}'.encode(), f'"0": {length}'.encode()))
 
-    @pytest.mark.parametrize("index", [0, 1, 2])
-    def test_shards(self, index):
-        sampler = Squares(8)
-        assert elements(sampler, shard_options=ShardOptions(index, 3)) == [i * i % 10 for i in range(index, 8, 3)]
-        kept = elements(sampler, shard_options=ShardOptions(index, 3, drop_remainder=True))
-        assert kept == [i * i % 10 for i in range(index, 6, 3)]
+    def test_shards(self):
+        for index in range(3):
+            sampler, shard = Squares(8), ShardOptions(index, 3)
+            assert elements(sampler, shard_options=shard) == [i * i % 10 for i in range(index, 8, 3)]
+            kept = elements(sampler, shard_options=ShardOptions(index, 3, drop_remainder=True))
+            assert kept == [i * i % 10 for i in range(index, 6, 3)]
 
     def test_endless(self):
         loader = DataLoader(data_source=range(10), sampler=Squares(sys.maxsize * 4), shard_options=ShardOptions(1, 2))
@@ -186,17 +185,12 @@ class TestKeysPastTheEnd:
             def __getitem__(self, key):
                 return key * key
 
-        assert list(DataLoader(data_source=Squaring(), sampler=SequentialSampler(4))) == [0, 1, 4, 9]
-
-    def test_a_length_that_is_none(self):
-        class Squaring:
+        class WithNone(Squaring):
             def __len__(self):
                 return None
 
-            def __getitem__(self, key):
-                return key * key
-
-        assert list(DataLoader(data_source=Squaring(), sampler=SequentialSampler(4))) == [0, 1, 4, 9]
+        for source in (Squaring(), WithNone()):
+            assert list(DataLoader(data_source=source, sampler=SequentialSampler(4))) == [0, 1, 4, 9]
 
     def test_an_empty_source(self):
         it = iter(DataLoader(data_source=[], sampler=SequentialSampler(4)))

@@ -91,8 +91,6 @@ class TestOutputs:
     @pytest.mark.parametrize(
         ("n", "operations", "count", "expected"),
         [
-            (10, [Batch(2)], 1, [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]),
-            (10, [Batch(2)], 2, [[0, 2], [1, 3], [4, 6], [5, 7], [8], [9]]),
             (10, [Batch(2)], 3, [[0, 3], [1, 4], [2, 5], [6, 9], [7], [8]]),
             (10, [not_multiples(3), Batch(2)], 3, [[1, 4], [2, 5], [7], [8]]),
             (11, [Batch(2, drop_remainder=True)], 2, [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10]]),
@@ -113,20 +111,12 @@ class TestOutputs:
             return plain(loader(20, operations, worker_count=count, sampler=sampler, read_options=read_options))
 
         expected = outputs(0, DIRECT)
+        assert not any(isinstance(x, Record) for x in expected)
         assert [outputs(count, read) for count, read in ((1, DIRECT), (2, ReadOptions(3, 9)), (3, DIRECT))] == [expected] * 3
 
-    def test_shards(self):
-        seen = []
-        for index in range(2):
-            sampler = SequentialSampler(11, ShardOptions(index, 2))
-            seen.append(plain(loader(11, worker_count=2, sampler=sampler)))
-            assert seen[-1] == plain(loader(11, worker_count=0, sampler=sampler))
-        assert sorted(seen[0] + seen[1]) == [*range(11)]
-
-    def test_elements_that_are_none(self):
-        assert list(loader(4, [mapped(lambda x: None if x == 1 else x)])) == list(
-            loader(4, [mapped(lambda x: None if x == 1 else x)], worker_count=0)
-        )
+    def test_shards_and_elements_that_are_none(self):
+        sampler = SequentialSampler(11, ShardOptions(1, 2))
+        assert list(loader(11, [mapped(lambda x: None if x == 3 else x)], sampler=sampler)) == [1, None, 5, 7, 9]
 
     def test_legacy_operations(self):
         operations = [MapOperation(lambda x: x * 10), BatchOperation(2)]
@@ -150,7 +140,10 @@ class TestOutputs:
                 return "Squares()"
 
         options = ShardOptions(0, 1)
-        it = iter(loader(6, sampler=Backwards(), source=Squares(), shard_options=options))
+        it = iter(loader(6, sampler=Backwards(), source=Squares(), shard_options=options, worker_buffer_size=3))
+        for _ in range(2):  # starts the workers of a fresh iterator, and changes nothing else
+            it.start_prefetch()
+            assert len(it._iterator._pool.workers) == 2
         assert list(it) == [25, 16, 9, 4, 1, 0]
 
 
@@ -178,11 +171,10 @@ class TestSharedMemory:
         elements, _, _ = producer.take(1)
         assert elements[0] is granted[0] and len(granted) == 1
 
-    @pytest.mark.parametrize("lowering", LOWERINGS)
-    def test_and_arrive_as_plain_arrays(self, lowering):
-        made = loader(6, [*self.LOWERINGS[lowering](), Batch(3)], worker_count=1)
-        batches = list(made)
-        for ours, theirs in zip(batches, loader(6, [*self.LOWERINGS[lowering](), Batch(3)], worker_count=0), strict=True):
+    def test_and_arrive_as_plain_arrays(self):
+        operations = [*self.LOWERINGS["records"](), Batch(3)]
+        batches = list(loader(6, operations, worker_count=1))
+        for ours, theirs in zip(batches, loader(6, operations, worker_count=0), strict=True):
             assert type(ours) is np.ndarray and ours.flags.writeable and ours.dtype == theirs.dtype
             assert isinstance(base(ours), mmap.mmap)
             np.testing.assert_array_equal(ours, theirs)
@@ -226,10 +218,6 @@ class TestWorkers:
         look = mapped(lambda x: (os.environ.get("GIVEN"), os.environ.get("JAX_PLATFORMS")))
         assert next(iter(loader(1, [look]))) == (None, "cpu")
         assert next(iter(loader(1, [look], worker_env={"GIVEN": "x", "JAX_PLATFORMS": None}))) == ("x", None)
-
-    def test_one_per_cpu(self):
-        made = loader(4, worker_count=None)
-        assert made.multiprocessing_options.num_workers == os.cpu_count()
 
     def test_the_next_epoch_has_the_same_processes(self, patient):
         made = loader(6, [mapped(lambda x: os.getpid())])
@@ -346,7 +334,7 @@ class TestStates:
         it = iter(loader(30, worker_count=5, sampler=sampler))
         assert [*json.loads(it.get_state())["last_seen_indices"].values()] == [-14, -11, -8, -5, -2]
 
-    @pytest.mark.parametrize("operations", [lambda: [Batch(2)], lambda: [drawn()], lambda: [not_multiples(3), Batch(2)]])
+    @pytest.mark.parametrize("operations", [lambda: [drawn()], lambda: [not_multiples(3), Batch(2)]])
     def test_every_one_restores(self, operations):
         made = loader(11, operations())
         it = iter(made)
@@ -413,16 +401,3 @@ class TestCheckpoints:
             with pytest.raises(ValueError, match="worker_count"):
                 manager.restore(1, args=ocp.args.Composite(data=checkpoint.CheckpointRestore(other)))
         assert other._iterator._pool is None
-
-
-def test_start_prefetch():
-    """The workers of a fresh iterator start, and elements follow in order."""
-    it = iter(loader(6, worker_buffer_size=3))
-    it.start_prefetch()
-    it.start_prefetch()
-    assert len(it._iterator._pool.workers) == 2
-    assert list(it) == [0, 1, 2, 3, 4, 5]
-
-
-def test_records_are_not_seen():
-    assert not any(isinstance(x, Record) for x in loader(4, [drawn()]))

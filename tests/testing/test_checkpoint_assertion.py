@@ -5,8 +5,9 @@ import json
 
 import numpy as np
 import pytest
+from local_workers import LocalWorkersIterDataset
 
-from gristmill import DataLoader, DatasetIterator, IndexSampler, IterDataset, MapDataset, MultiprocessingOptions
+from gristmill import DataLoader, DatasetIterator, IndexSampler, IterDataset, MapDataset
 from gristmill.experimental import ElasticIterator, assert_equal_output_after_checkpoint
 from gristmill.sharding import ShardOptions
 
@@ -28,7 +29,7 @@ RIGHT = {
     "objects": lambda: MapDataset.range(3).map(lambda x: np.array([np.arange(x), "text", np.nan, None], object)),
     "dataclasses": lambda: MapDataset.range(3).map(lambda x: Pair(np.arange(x), x)).to_iter_dataset(),
     "dropping": lambda: MapDataset.range(9).to_iter_dataset().filter(lambda x: x % 3 == 1).repeat(2),
-    "workers": lambda: MapDataset.range(4).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=2)),
+    "workers": lambda: LocalWorkersIterDataset(MapDataset.range(4).to_iter_dataset(), 2),
     "elastic": lambda: ElasticIterator(MapDataset.range(8), 4, ShardOptions(1, 2)),
     "chained_elastic": lambda: ElasticIterator(MapDataset.range(8), 4, ShardOptions(1, 2)).map(sum),
     "data_loader": lambda: DataLoader(data_source=range(4), sampler=IndexSampler(4, shuffle=True, seed=1, num_epochs=1)),
@@ -106,12 +107,7 @@ class EndsEarlyOnceRestored(Right):
         self.end = 3
 
 
-class NeverEndsOnceRestored(Right):
-    def __next__(self):
-        if self.position >= 4 and self.was_restored:
-            return 99
-        return super().__next__()
-
+class KnowsThatItWasRestored(Right):
     was_restored = False
 
     def set_state(self, state):
@@ -119,15 +115,14 @@ class NeverEndsOnceRestored(Right):
         self.was_restored = True
 
 
-class OtherTypes(Right):
+class NeverEndsOnceRestored(KnowsThatItWasRestored):
     def __next__(self):
-        return np.float64(super().__next__()) if self.was_restored else np.int64(super().__next__())
+        return 99 if self.position >= 4 and self.was_restored else super().__next__()
 
-    was_restored = False
 
-    def set_state(self, state):
-        super().set_state(state)
-        self.was_restored = True
+class OtherTypes(KnowsThatItWasRestored):
+    def __next__(self):
+        return (np.float64 if self.was_restored else np.int64)(super().__next__())
 
 
 class LiveState(Right):

@@ -2,10 +2,10 @@
 
 import copy
 import dataclasses
+import itertools
 from collections import namedtuple
 
 import numpy as np
-import pytest
 
 from gristmill.testing.equality import are_equal, shape_of
 
@@ -59,11 +59,10 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("i", range(len(VALUES)))
-def test_a_value_equals_its_copy_and_no_other(i):
-    for j, other in enumerate(VALUES):
-        assert are_equal(VALUES[i], copy.deepcopy(other)) == (i == j)
-        assert are_equal({"x": [VALUES[i]]}, {"x": [copy.deepcopy(other)]}) == (i == j)
+def test_a_value_equals_its_copy_and_no_other():
+    for (i, value), (j, other) in itertools.product(enumerate(VALUES), repeat=2):
+        assert are_equal(value, copy.deepcopy(other)) == (i == j)
+        assert are_equal({"x": [value]}, {"x": [copy.deepcopy(other)]}) == (i == j)
 
 
 def test_objects_without_anything_to_compare_are_equal():

@@ -19,6 +19,7 @@ from gristmill.multiprocessing import SharedMemoryArray, SharedMemoryArrayMetada
 
 FDS = Path("/proc/self/fd")
 BLOCKS = Path("/dev/shm")
+PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
 
 def exists(name):
@@ -82,15 +83,13 @@ def test_defaults_and_keywords():
     assert SharedMemoryArray(shape=(), dtype="int8").shape == ()
 
 
-@pytest.mark.parametrize("shape", [5, np.int64(5), np.array(5)])
-def test_a_bare_integer_is_no_shape(shape):
-    with pytest.raises(TypeError, match=r"shape must be a sequence of integers, as in \(5,\), got"):
-        SharedMemoryArray(shape)
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype", "error", "message"),
     [
+        *[
+            (n, float, TypeError, r"shape must be a sequence of integers, as in \(5,\), got")
+            for n in (5, np.int64(5), np.array(5))
+        ],
         ((2.0,), float, TypeError, r"shape\[0\] must be an integer, got 2.0"),
         ((2, -1), float, ValueError, r"shape\[1\] must be a non-negative integer, got -1"),
         ((2**40, 2**40), float, ValueError, "too large"),
@@ -109,10 +108,12 @@ def test_what_it_cannot_be(shape, dtype, error, message):
 
 def test_python_objects_are_refused_wherever_they_come_in():
     array = filled((8,), "int64")
-    with pytest.raises(TypeError, match="Python objects"):
-        SharedMemoryArray.from_shared_memory(array.shm, (8,), object)
-    with pytest.raises(TypeError, match="Python objects"):
-        SharedMemoryArray.from_metadata(SharedMemoryArrayMetadata(array.shm.name, (8,), object))
+    for make in (
+        lambda: SharedMemoryArray.from_shared_memory(array.shm, (8,), object),
+        lambda: SharedMemoryArray.from_metadata(SharedMemoryArrayMetadata(array.shm.name, (8,), object)),
+    ):
+        with pytest.raises(TypeError, match="Python objects"):
+            make()
 
 
 # --- Metadata
@@ -192,71 +193,56 @@ def test_an_unlinked_block_is_open_still():
 # --- Operations
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda a: a[1:],
-        lambda a: a[::-2, 1],
-        lambda a: a[4:],  # empty, at the end
-        lambda a: a[...],
-        lambda a: a.T,
-        lambda a: a.reshape(-1),
-        lambda a: a.ravel(),
-        lambda a: a.view(),
-        lambda a: a.view("uint8"),
-        lambda a: a[1:][1:].T[::-1],
-        lambda a: np.expand_dims(a, 0),
-        lambda a: np.lib.stride_tricks.as_strided(a, (2, 2), (4, 4), subok=True),
-        lambda a: np.broadcast_to(a, (2, 4, 3), subok=True),
-    ],
-)
-def test_views_share_the_block_and_keep_it(view):
-    array = filled()
-    name, result = array.shm.name, view(array)
-    assert type(result) is SharedMemoryArray and result.shm is array.shm
-    del array
-    gc.collect()
-    assert exists(name)
-    del result
-    gc.collect()
-    assert not exists(name)
+VIEWS = [
+    lambda a: a[1:],
+    lambda a: a[::-2, 1],
+    lambda a: a[4:],  # empty, at the end
+    lambda a: a[...],
+    lambda a: a.T,
+    lambda a: a.reshape(-1),
+    lambda a: a.view("uint8"),
+    lambda a: a[1:][1:].T[::-1],
+    lambda a: np.lib.stride_tricks.as_strided(a, (2, 2), (4, 4), subok=True),
+    lambda a: np.broadcast_to(a, (2, 4, 3), subok=True),
+]
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda a: a + 1,
-        lambda a: 1 + a,
-        lambda a: -a,
-        lambda a: a == a,
-        lambda a: a @ a.T,
-        lambda a: np.sqrt(a),
-        lambda a: np.divmod(a, 2)[1],
-        lambda a: a.sum(0),
-        lambda a: a.mean(1, keepdims=True),
-        lambda a: a.cumsum(),
-        lambda a: np.stack([a, a]),
-        lambda a: np.concatenate([a, a]),
-        lambda a: np.where(a > 1, a, 0),
-        lambda a: np.add(a, 1, out=np.zeros((4, 3))),
-        lambda a: np.array(a),
-        lambda a: np.asarray(a),
-        lambda a: a.view(np.ndarray),
-    ],
-)
-def test_results_are_plain(operation):
-    array = filled()
-    result = operation(array)
-    assert is_plain(result)
-    np.testing.assert_array_equal(result, operation(np.array(array)))
+def test_views_share_the_block_and_keep_it():
+    for view in VIEWS:
+        array = filled()
+        name, result = array.shm.name, view(array)
+        assert type(result) is SharedMemoryArray and result.shm is array.shm
+        del array
+        assert exists(name)
+        del result
+        assert not exists(name)
 
 
-@pytest.mark.parametrize("operation", [np.sum, np.max, np.argmax, lambda a: a[1, 2], lambda a: np.add(a[0, 0], 1)])
-def test_single_results_are_scalars(operation):
-    assert isinstance(operation(filled()), np.generic)
+RESULTS = [
+    lambda a: a + 1,
+    lambda a: 1 + a,
+    lambda a: a @ a.T,
+    lambda a: np.sqrt(a),
+    lambda a: np.divmod(a, 2)[1],
+    lambda a: a.sum(0),
+    lambda a: a.mean(1, keepdims=True),
+    lambda a: np.stack([a, a]),
+    lambda a: np.where(a > 1, a, 0),
+    lambda a: np.add(a, 1, out=np.zeros((4, 3))),
+    lambda a: np.array(a),
+    lambda a: np.asarray(a),
+    lambda a: a.view(np.ndarray),
+]
 
 
-def test_a_scalar_array_computes_like_any_other():
+def test_results_are_plain_and_single_ones_scalars():
+    for operation in RESULTS:
+        array = filled()
+        result = operation(array)
+        assert is_plain(result)
+        np.testing.assert_array_equal(result, operation(np.array(array)))
+    for operation in (np.sum, np.max, np.argmax, lambda a: a[1, 2], lambda a: np.add(a[0, 0], 1)):
+        assert isinstance(operation(filled()), np.generic)
     assert isinstance(filled(()) + 1, np.generic)
 
 
@@ -272,57 +258,53 @@ def test_results_can_be_put_into_a_shared_array():
     assert array.tolist() == [[2, 4, 6], [16, 20, 24], [28, 32, 36], [40, 44, 48]]
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda a: a.copy(),
-        lambda a: a.astype("float32"),
-        lambda a: a[[0, 1]],
-        lambda a: a[a > 2],
-        lambda a: a[[0, 1]][1:],
-        lambda a: a.flatten(),
-        lambda a: a.take([0], axis=0),
-        lambda a: np.zeros_like(a),
-        lambda a: np.sort(a),
-        copy.copy,
-        copy.deepcopy,
-    ],
-)
-def test_copies_share_nothing_and_pickle_as_ordinary_arrays(make):
-    array = filled()
-    name, made, expected = array.shm.name, make(array), make(np.array(array))
-    assert isinstance(made, SharedMemoryArray) and made.shm is None
-    with pytest.raises(AssertionError, match="no shared memory"):
-        _ = made.metadata
-    made.unlink_on_del()  # nothing to do
-    del array
-    assert not exists(name), "a copy does not keep the block"
-    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        loaded = pickle.loads(pickle.dumps(made, protocol))
-        assert is_plain(loaded)
-        np.testing.assert_array_equal(loaded, expected, strict=True)
+COPIES = [
+    lambda a: a.copy(),
+    lambda a: a.astype("float32"),
+    lambda a: a[[0, 1]],
+    lambda a: a[a > 2],
+    lambda a: a[[0, 1]][1:],
+    lambda a: a.flatten(),
+    lambda a: a.take([0], axis=0),
+    lambda a: np.zeros_like(a),
+    lambda a: np.sort(a),
+    copy.copy,
+    copy.deepcopy,
+]
+
+
+def test_copies_share_nothing_and_pickle_as_ordinary_arrays():
+    for make in COPIES:
+        array = filled()
+        name, made, expected = array.shm.name, make(array), make(np.array(array))
+        assert isinstance(made, SharedMemoryArray) and made.shm is None
+        with pytest.raises(AssertionError, match="no shared memory"):
+            _ = made.metadata
+        made.unlink_on_del()  # nothing to do
+        del array
+        assert not exists(name), "a copy does not keep the block"
+        for protocol in PROTOCOLS:
+            loaded = pickle.loads(pickle.dumps(made, protocol))
+            assert is_plain(loaded)
+            np.testing.assert_array_equal(loaded, expected, strict=True)
 
 
 # --- Pickling
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-@pytest.mark.parametrize(
-    "whole",
-    [lambda a: a, lambda a: a[...], lambda a: a.reshape(50, 2, 100), lambda a: a.view("uint8"), lambda a: a.view()],
-    ids=["itself", "[...]", "reshape", "view(dtype)", "view"],
-)
-def test_the_whole_block_is_pickled_by_name(whole, protocol):
-    array = filled((100, 100))
-    pickled = pickle.dumps(whole(array), protocol)
-    assert len(pickled) < 500
-    loaded = pickle.loads(pickled)
-    assert type(loaded) is SharedMemoryArray and loaded.metadata == whole(array).metadata
-    loaded[0] = 7
-    np.testing.assert_array_equal(whole(array), loaded, strict=True)
-    name = array.shm.name
-    del loaded
-    assert exists(name), "unlink_on_del is off in what is unpickled"
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_whole_block_is_pickled_by_name(protocol):
+    for whole in (lambda a: a, lambda a: a[...], lambda a: a.reshape(50, 2, 100), lambda a: a.view("uint8"), lambda a: a.view()):
+        array = filled((100, 100))
+        pickled = pickle.dumps(whole(array), protocol)
+        assert len(pickled) < 500
+        loaded = pickle.loads(pickled)
+        assert type(loaded) is SharedMemoryArray and loaded.metadata == whole(array).metadata
+        loaded[0] = 7
+        np.testing.assert_array_equal(whole(array), loaded, strict=True)
+        name = array.shm.name
+        del loaded
+        assert exists(name), "unlink_on_del is off in what is unpickled"
 
 
 PARTS = {
@@ -339,23 +321,17 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("part", PARTS)
-def test_other_views_are_pickled_as_ordinary_arrays(part, protocol):
-    array = filled()
-    view = PARTS[part](array)
-    loaded = pickle.loads(pickle.dumps(view, protocol))
-    assert is_plain(loaded)
-    np.testing.assert_array_equal(loaded, np.array(view), strict=True)
-    array[...] = -1
-    np.testing.assert_array_equal(loaded, PARTS[part](np.arange(12, dtype="int32").reshape(4, 3)))
-
-
-@pytest.mark.parametrize("part", PARTS)
-def test_metadata_cannot_describe_other_views(part):
-    view = PARTS[part](filled())
+def test_other_views_are_pickled_as_ordinary_arrays_and_have_no_metadata(part):
+    array, view_of = filled(), PARTS[part]
+    view = view_of(array)
     with pytest.raises(ValueError, match="is a view of a part of its shared memory, or in another order"):
         _ = view.metadata
+    loaded = [pickle.loads(pickle.dumps(view, protocol)) for protocol in PROTOCOLS]
+    array[...] = -1
+    for each in loaded:
+        assert is_plain(each)
+        np.testing.assert_array_equal(each, np.array(view_of(np.arange(12, dtype="int32").reshape(4, 3))), strict=True)
 
 
 def test_ordinary_pickles_can_be_sent_out_of_band():
@@ -391,17 +367,15 @@ def test_who_is_responsible_unlinks_when_it_goes_away(who):
     assert not exists(name)
 
 
-@pytest.mark.parametrize(
-    "hold", [lambda a: a[2:], lambda a: a.view(np.ndarray)[1:], lambda a: memoryview(a)[1:], lambda a: np.asarray(a).T]
-)
-def test_whatever_uses_the_memory_keeps_the_block(hold):
-    array = filled()
-    name, expected, held = array.shm.name, np.array(hold(array)), hold(array)
-    del array
-    assert exists(name)
-    np.testing.assert_array_equal(held, expected)
-    del held
-    assert not exists(name)
+def test_whatever_uses_the_memory_keeps_the_block():
+    for hold in (lambda a: a[2:], lambda a: a.view(np.ndarray)[1:], lambda a: memoryview(a)[1:], lambda a: np.asarray(a).T):
+        array = filled()
+        name, expected, held = array.shm.name, np.array(hold(array)), hold(array)
+        del array
+        assert exists(name)
+        np.testing.assert_array_equal(held, expected)
+        del held
+        assert not exists(name)
 
 
 def test_an_array_that_somebody_else_has_unlinked_goes_quietly():
@@ -567,9 +541,10 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
-@pytest.mark.parametrize("unlinks", [False, True], ids=["", "unlink_on_del"])
-@pytest.mark.parametrize("method", ["none", "fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    ("method", "unlinks", "background"),  # so that any two choices meet
+    [(m, u, u == (k % 2 == 0)) for k, m in enumerate(["none", "fork", "spawn", "forkserver"]) for u in (False, True)],
+)
 def test_arrays_alive_at_exit_are_freed_in_silence(tmp_path, method, unlinks, background):
     assert run(tmp_path, ALIVE_AT_EXIT, method, unlinks, background) == []
 
@@ -581,7 +556,7 @@ def produce(queue, how):
     sys.kept = array
 
 if __name__ == "__main__":
-    context, unlinks = multiprocessing.get_context(sys.argv[1]), sys.argv[2] == "True"
+    context, unlinked = multiprocessing.get_context(sys.argv[1]), sys.argv[2]
     mine = make(1)  # With fork, the child shares our resource tracker only if there is one.
     sys.kept = [mine]
     for how in ("array", "metadata", "view"):
@@ -596,7 +571,7 @@ if __name__ == "__main__":
         assert array.sum() == 5 * len(array), array
         if how != "view":
             assert exists(array.shm.name)
-            if unlinks:
+            if how == unlinked:
                 array.unlink_on_del()
         sys.kept.append(array)
     del sys.kept[1]
@@ -607,10 +582,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("unlinks", [False, True], ids=["", "unlink_on_del"])
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_what_a_child_has_given_away_outlives_it(tmp_path, method, unlinks):
-    assert run(tmp_path, HANDED_OVER, method, unlinks) == []
+@pytest.mark.parametrize(("method", "unlinked"), [("fork", "array"), ("spawn", "metadata"), ("forkserver", "array")])
+def test_what_a_child_has_given_away_outlives_it(tmp_path, method, unlinked):
+    assert run(tmp_path, HANDED_OVER, method, unlinked) == []
 
 
 @pytest.mark.skipif(not BLOCKS.is_dir(), reason="elsewhere the tracker frees what killed children leave, and says so")
@@ -658,7 +632,7 @@ def test_what_a_child_makes_before_it_starts_is_freed_when_it_ends(tmp_path, met
         context = multiprocessing.get_context(sys.argv[1])
         context.set_forkserver_preload(["json"])  # not the main program
         queue = context.SimpleQueue()
-        for gives in (False, True):
+        for gives in (False, True) if sys.argv[1] == "spawn" else (True,):
             process = context.Process(target=work, args=(queue, gives))
             process.start()
             process.join()
