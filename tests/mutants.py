@@ -73,17 +73,17 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
 
-    def change(first: ast.AST, last: ast.AST, new: str, *, between: bool = False) -> Mutant:
-        start = starts[first.lineno - 1] + first.col_offset  # type: ignore[attr-defined]
-        stop = starts[last.end_lineno - 1] + last.end_col_offset  # type: ignore[attr-defined]
+    def change(first: ast.expr | ast.stmt, last: ast.expr | ast.stmt, new: str, *, between: bool = False) -> Mutant:
+        start = starts[first.lineno - 1] + first.col_offset
+        stop = starts[last.end_lineno - 1] + last.end_col_offset
         if between:
-            start = starts[first.end_lineno - 1] + first.end_col_offset  # type: ignore[attr-defined]
-            stop = starts[last.lineno - 1] + last.col_offset  # type: ignore[attr-defined]
+            start = starts[first.end_lineno - 1] + first.end_col_offset
+            stop = starts[last.lineno - 1] + last.col_offset
         old = source[start:stop].decode()
         line = source.count(b"\n", 0, start) + 1
         return Mutant(str(path.relative_to(ROOT)), line, start, stop, old, new)
 
-    def swapped(op: ast.AST, left: ast.AST, right: ast.AST) -> Iterator[Mutant]:
+    def swapped(op: ast.AST, left: ast.expr, right: ast.expr) -> Iterator[Mutant]:
         if type(op) in _SWAPS:
             old, new = _SWAPS[type(op)]
             found = change(left, right, "", between=True)

@@ -12,6 +12,7 @@ Nothing of this is called as long as nobody observes, and nothing is asked for e
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import threading
@@ -46,9 +47,9 @@ class Observable:
     _observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
     _current_instrument: Instrument | None = None  # of an object of a user's class
 
+    @abc.abstractmethod
     def _set_instrument(self, wrap: Wrap | None) -> None:
         """Lets elements be taken through what ``wrap`` makes of the method that takes them; ``None``: as without it."""
-        raise NotImplementedError
 
     def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
         """Has ``tell`` be called with the last iterator of each pipeline that this one opens by itself."""
