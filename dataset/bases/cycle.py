@@ -83,7 +83,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         """Leaves out what fails in ``slot``, whose turn it is; false if that was no element, and the turn is not over."""
 
     def _refill(self, slot: int) -> Failure | None:
-        """Puts the next member into ``slot``, or returns why that failed. Asked for only where there are more members than slots."""
+        """Puts the next member into ``slot``, or returns why that failed. Only asked for where members wait for a slot."""
         raise AssertionError(f"all members of {self} have slots from the beginning")
 
     def _end(self, slot: int) -> None:
