@@ -4,6 +4,8 @@ import threading
 
 import numpy as np
 import pytest
+from mistakes import MAIN_THREAD, assert_found, variant
+from refusing import assert_raises
 
 from gristmill import IndexSampler, RecordMetadata, SequentialSampler
 from gristmill.sharding import NoSharding, ShardOptions
@@ -13,12 +15,15 @@ from gristmill.testing import assert_sampler_conforms
 class WithoutLength:
     """A sampler without any mistake, to derive mistakes from."""
 
-    def __init__(self, shard_options=NoSharding()):  # noqa: B008
-        self.shard_options = shard_options
+    def __init__(self, shard_options=NoSharding(), **attributes):  # noqa: B008
+        vars(self).update(shard_options=shard_options, **attributes)
 
     def __getitem__(self, index):
         if not 0 <= index < 20:
             raise IndexError(index)
+        return self.metadata(index)
+
+    def metadata(self, index):
         return RecordMetadata(index=index, record_key=self.key(index), rng=np.random.Generator(np.random.Philox(key=index)))
 
     def key(self, index):
@@ -31,16 +36,6 @@ class WithoutLength:
 class Right(WithoutLength):
     def __len__(self):
         return 20
-
-
-class Endless(WithoutLength):
-    def __getitem__(self, index):
-        return RecordMetadata(index=index, record_key=index % 20)
-
-
-class ByName(Right):
-    def key(self, index):
-        return f"record {index}"
 
 
 class OfItsShard:
@@ -62,6 +57,7 @@ class OfItsShard:
         return "OfItsShard()"
 
 
+endless = variant(WithoutLength, __getitem__=lambda self, index: RecordMetadata(index, index % 20))
 RIGHT = {
     "sequential": SequentialSampler(20),
     "sequential_seed": SequentialSampler(20, seed=2**100),
@@ -72,7 +68,7 @@ RIGHT = {
     "index_shard": IndexSampler(20, ShardOptions(2, 3), shuffle=True, num_epochs=1, seed=5),
     "right": Right(),
     "without_length": WithoutLength(),
-    "endless": Endless(),
+    "endless": endless(),
     "of_its_shard": OfItsShard(ShardOptions(1, 4)),
 }
 
@@ -83,8 +79,9 @@ def test_what_is_right_is_accepted(name):
     assert_sampler_conforms(RIGHT[name], max_indices=3)
 
 
-def test_keys_may_be_anything_if_no_number_of_records_is_given():
-    assert_sampler_conforms(ByName())
+def test_options():
+    assert_sampler_conforms(variant(Right, key=lambda self, index: f"record {index}")())  # no number of records is given
+    assert_sampler_conforms(RIGHT["index"], 20, in_worker=True)
 
 
 @pytest.mark.parametrize("num_records", [1, 2, 3, 10, 17])
@@ -98,165 +95,86 @@ def test_shards_of_ours_are_accepted(num_records):
     assert_sampler_conforms(OfItsShard(ShardOptions(0, 1)), 10, make_shard=OfItsShard)
 
 
-def test_a_worker_process_samples_the_same():
-    assert_sampler_conforms(IndexSampler(20, shuffle=True, num_epochs=3, seed=5), 20, in_worker=True)
-
-
-class Iterates(Right):
-    """The next key at every access, whatever the index."""
-
-    last = -1
-
-    def key(self, index):
-        self.last += 1
-        return self.last % 20
-
-
-class SharesAGenerator(Right):
-    def __init__(self):
-        super().__init__()
-        self.rng = np.random.default_rng(0)
-
-    def __getitem__(self, index):
-        return RecordMetadata(super().__getitem__(index).index, index, self.rng)
-
-
-class Unseeded(Right):
-    def __getitem__(self, index):
-        return RecordMetadata(super().__getitem__(index).index, index, np.random.default_rng())
-
-
-class OfOneThread(Right):
-    main = threading.get_ident()
-
-    def key(self, index):
-        return index if threading.get_ident() == self.main else 0
-
-
-class HoldsALock(Right):
-    def __init__(self):
-        super().__init__()
-        self.lock = threading.Lock()
-
-
-class WithAddress(Right):
-    __repr__ = object.__repr__
-
-
-class OnlyKeys(Right):
-    def __getitem__(self, index):
-        return super().__getitem__(index).record_key
-
-
-class WithoutIndex(Right):
-    def __getitem__(self, index):
-        return RecordMetadata(None, super().__getitem__(index).record_key)
-
-
-class SeedInsteadOfGenerator(Right):
-    def __getitem__(self, index):
-        return RecordMetadata(index, super().__getitem__(index).record_key, 17)
-
-
-class IndexOfTheEpoch(Right):
-    def __getitem__(self, index):
-        return RecordMetadata(super().__getitem__(index).index % 10, index)
-
-
-class KeysPastTheEnd(Right):
-    def key(self, index):
-        return index + 1
-
-
-class TextKeys(Right):
-    def key(self, index):
-        return str(index)
-
-
-class NeverEnds(Right):
-    def __getitem__(self, index):
-        return RecordMetadata(index, index % 20)
-
-
-class EndsWithAnotherError(Right):
-    def __getitem__(self, index):
-        return RecordMetadata(index, range(20).index(index))
-
-
-class EndsTooEarly(Right):
-    def __getitem__(self, index):
-        if index == 19:
-            raise IndexError(index)
-        return super().__getitem__(index)
-
-
-class ComesBack(WithoutLength):
-    """Has an end at 10, and more after it."""
-
-    def __getitem__(self, index):
-        if index == 10:
-            raise IndexError(index)
-        return super().__getitem__(index)
+def wrong(message, base=Right, **overrides):
+    return message, variant(base, **overrides)()
 
 
 WRONG = {
-    Iterates: r"depends on what is asked for alone.*sampler\[19\] must be",
-    SharesAGenerator: r"depends on what is asked for alone.*sampler\[0\], after somebody drew from its rng, must be",
-    Unseeded: r"depends on what is asked for alone.*sampler\[19\] must be",
-    OfOneThread: r"several threads.*sampler\[\d+\] in one of 8 threads must be",
-    HoldsALock: r"copy made by cloudpickle.*copying HoldsALock raised TypeError",
-    WithAddress: r"the repr is the same.*has a memory address",
-    OnlyKeys: r"sampler\[index\] is a RecordMetadata.*sampler\[0\] is 19",
-    WithoutIndex: r"sampler\[index\] is a RecordMetadata.*sampler\[0\].index is None",
-    SeedInsteadOfGenerator: r"sampler\[index\] is a RecordMetadata.*sampler\[0\].rng is 17",
-    IndexOfTheEpoch: r"metadata.index grows.*sampler\[9\].index is 9, sampler\[10\].index is 0",
-    KeysPastTheEnd: r"keys of the source.*sampler\[19\].record_key is 20, and num_records 20",
-    TextKeys: r"keys of the source.*sampler\[0\].record_key is '0'",
-    NeverEnds: r"raises IndexError.*sampler\[20\], with 20 indices before its end, gave RecordMetadata",
-    EndsWithAnotherError: r"raises IndexError.*sampler\[20\], with 20 .* raised ValueError",
-    EndsTooEarly: r"all that may be asked for is there.*sampler\[19\] raised IndexError",
-    ComesBack: r"raises IndexError.*sampler\[11\], with 10 .* gave",
+    "iterates": (
+        "depends on what is asked for alone...sampler[19] must be",
+        variant(Right, key=lambda self, index: self.used.append(index) or len(self.used))(used=[]),
+    ),
+    "shares_a_generator": (
+        "depends on what is asked for alone...sampler[0], after somebody drew from its rng, must be",
+        variant(Right, metadata=lambda self, index: RecordMetadata(index, index, self.rng))(rng=np.random.default_rng(0)),
+    ),
+    "unseeded": wrong(
+        "depends on what is asked for alone...sampler[19] must be",
+        metadata=lambda self, index: RecordMetadata(index, index, np.random.default_rng()),
+    ),
+    "of_one_thread": wrong(
+        "several threads...sampler[...] in one of 8 threads must be",
+        key=lambda self, index: index if threading.get_ident() == MAIN_THREAD else 0,
+    ),
+    "holds_a_lock": ("copy made by cloudpickle...copying Right raised TypeError", Right(lock=threading.Lock())),
+    "with_address": wrong("the repr is the same...has a memory address", __repr__=object.__repr__),
+    "only_keys": wrong("sampler[index] is a RecordMetadata...sampler[0] is 19", metadata=lambda self, index: self.key(index)),
+    "without_index": wrong(
+        "sampler[index] is a RecordMetadata...sampler[0].index is None", metadata=lambda self, i: RecordMetadata(None, i)
+    ),
+    "seed_instead_of_generator": wrong(
+        "sampler[index] is a RecordMetadata...sampler[0].rng is 17", metadata=lambda self, i: RecordMetadata(i, i, 17)
+    ),
+    "index_of_the_epoch": wrong(
+        "metadata.index grows...sampler[9].index is 9, sampler[10].index is 0", metadata=lambda self, i: RecordMetadata(i % 10, i)
+    ),
+    "keys_past_the_end": wrong(
+        "keys of the source...sampler[19].record_key is 20, and num_records 20", key=lambda self, index: index + 1
+    ),
+    "text_keys": wrong("keys of the source...sampler[0].record_key is '0'", key=lambda self, index: str(index)),
+    "never_ends": wrong(
+        "raises IndexError...sampler[20], with 20 indices before its end, gave RecordMetadata",
+        __getitem__=lambda self, index: RecordMetadata(index, index % 20),
+    ),
+    "ends_with_another_error": wrong(
+        "raises IndexError...sampler[20], with 20 ... raised ValueError",
+        __getitem__=lambda self, index: RecordMetadata(index, range(20).index(index)),
+    ),
+    "ends_too_early": wrong(
+        "all that may be asked for is there...sampler[19] raised IndexError", key=lambda self, index: range(19)[index]
+    ),
+    "comes_back": wrong(  # it has an end at 10, and more after it
+        "raises IndexError...sampler[11], with 10 ... gave", WithoutLength, key=lambda self, index: [index][index == 10]
+    ),
 }
 
 
-@pytest.mark.parametrize("kind", WRONG, ids=lambda kind: kind.__name__)
-def test_mistakes_are_found_and_named(kind):
-    with pytest.raises(AssertionError, match=f"(?s)^broken law: .*{WRONG[kind]}"):
-        assert_sampler_conforms(kind(), 20)
+@pytest.mark.parametrize("name", WRONG)
+def test_mistakes_are_found_and_named(name):
+    message, sampler = WRONG[name]
+    assert_found(message, assert_sampler_conforms, sampler, 20)
 
 
-class IgnoresTheShard(Right):
-    def key(self, index):
-        return index // self.shard_options.shard_count
+def piece(shard, index):
+    """An index of contiguous pieces, all of the same size: the remainder is lost."""
+    size = 20 // shard.shard_count
+    return range(size * shard.shard_index, size * (shard.shard_index + 1))[index // shard.shard_count]
 
 
-class LosesTheRemainder(WithoutLength):
-    """Contiguous pieces, all of the same size."""
-
-    def __getitem__(self, index):
-        count, shard = self.shard_options.shard_count, self.shard_options.shard_index
-        if index >= 20 // count * count:
-            raise IndexError(index)
-        return RecordMetadata(index, 20 // count * shard + index // count)
-
-
-SHARDS = {
-    IgnoresTheShard: r"20 records in 2 shards, \[10, 11, .*\] are missing and \[0, 1, .*\] there again",
-    LosesTheRemainder: r"20 records in 3 shards, \[18, 19\] are missing and \[\] there again",
-    Endless: r"20 records in 1 shards, \[\] are missing and \[0, 1, .*\] there again",
-}
-
-
-@pytest.mark.parametrize("make", SHARDS, ids=lambda kind: kind.__name__)
-def test_shards_that_are_no_partition(make):
-    with pytest.raises(AssertionError, match=f"^broken law: the shards of an epoch have every record once.*{SHARDS[make]}"):
-        assert_sampler_conforms(Right(), 20, make_shard=make)
+def test_shards_that_are_no_partition():
+    ignores_the_shard = variant(Right, key=lambda self, index: index // self.shard_options.shard_count)
+    loses_the_remainder = variant(WithoutLength, key=lambda self, index: piece(self.shard_options, index))
+    for message, make in (
+        ("20 records in 2 shards, [10, 11, ...] are missing and [0, 1, ...] there again", ignores_the_shard),
+        ("20 records in 3 shards, [18, 19] are missing and [] there again", loses_the_remainder),
+        ("20 records in 1 shards, [] are missing and [0, 1, ...] there again", endless),
+    ):
+        message = f"the shards of an epoch have every record once...{message}"
+        assert_found(message, assert_sampler_conforms, Right(), 20, make_shard=make)
 
 
 def test_wrong_arguments():
-    with pytest.raises(TypeError, match="sampler must have __getitem__"):
-        assert_sampler_conforms(iter([1]))
-    with pytest.raises(TypeError, match="num_records must be an integer, got None"):
-        assert_sampler_conforms(Right(), make_shard=Right)
-    with pytest.raises(ValueError, match="max_indices must be a positive integer"):
-        assert_sampler_conforms(Right(), max_indices=0)
+    check = assert_sampler_conforms
+    assert_raises(TypeError, "sampler must have __getitem__", check, iter([1]))
+    assert_raises(TypeError, "num_records must be an integer, got None", check, Right(), make_shard=Right)
+    assert_raises(ValueError, "max_indices must be a positive integer", check, Right(), max_indices=0)
