@@ -27,9 +27,7 @@ def patient(monkeypatch):
     """Processes wait for the next who needs them for as long as a busy machine may take."""
     monkeypatch.setattr(pool_module, "_PARKED_SECONDS", 60.0)
     yield
-    for pool in [*pool_module._parked]:
-        if unpark(pool):
-            pool.close()
+    end_parked_pools()
 
 
 class Owner:
@@ -115,42 +113,45 @@ def ends(pid, seconds):
         os.close(fd)
 
 
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def end_parked_pools():
+    """Those of other tests."""
+    for pool in [*pool_module._parked]:
+        if unpark(pool):
+            pool.close()
+
+
 class TestTasks:
     def test_run_in_processes_of_their_own_and_start_again(self, hired):
         pool = hired(lambda index, count: (index, count, os.getpid(), os.getppid()), 3)
         expected = [(i, 3, pid, os.getpid()) for i, pid in enumerate(pids(pool))]
         assert [outputs(pool) for _ in range(3)] == [expected] * 3
 
-    def test_find_the_surroundings_and_configuration_of_this_process(self, hired, monkeypatch, tmp_path):
+    def test_find_the_surroundings_and_configuration_of_this_process_but_no_accelerator(self, hired, monkeypatch, tmp_path):
         (tmp_path / "module_beside_the_script.py").write_text("value = 5")
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["script", "--flag"])
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
         monkeypatch.setenv("SOME_VARIABLE", "value")
+        names = ["SOME_VARIABLE", "OTHER", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
 
         def look(index, count):
             import module_beside_the_script
 
             from gristmill import config
 
-            variables = os.environ["SOME_VARIABLE"], os.environ["OTHER"]
             settings = config.num_threads_fetching_records, config.py_traceback_filtering
-            return module_beside_the_script.value, str(Path.cwd()), sys.argv, variables, settings
+            return module_beside_the_script.value, str(Path.cwd()), sys.argv, list(map(os.environ.get, names)), settings
 
-        with config.override(num_threads_fetching_records=3):
-            pool = hired(look, environment={"OTHER": "x"})
-            assert outputs(pool) == [(5, str(tmp_path), ["script", "--flag"], ("value", "x"), (3, "auto"))]
-
-    def test_have_no_accelerator_unless_told_otherwise(self, hired, monkeypatch):
-        names = ["JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-
-        def look(index, count):
-            return [os.environ.get(name) for name in names]
-
-        assert outputs(hired(look)) == [["cpu", "", "", ""]]
-        given = {"JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": None}
-        assert outputs(hired(look, environment=given)) == [["cuda", None, "", ""]]
+        given = {"OTHER": "x", "JAX_PLATFORMS": "cuda", "CUDA_VISIBLE_DEVICES": None}
+        for environment, variables in (({}, [None, "cpu", "", "", ""]), (given, ["x", "cuda", None, "", ""])):
+            with config.override(num_threads_fetching_records=3):
+                pool = hired(look, environment=environment)
+            assert outputs(pool) == [(5, str(tmp_path), ["script", "--flag"], ["value", *variables], (3, "auto"))]
 
     def test_have_the_settings_of_jax_that_change_results(self, hired, monkeypatch):
         config = pytest.importorskip("jax", reason="needs the extra jax").config
@@ -161,14 +162,11 @@ class TestTasks:
 
             return str(jnp.arange(3.0).dtype)
 
-        def look_again(index, count):
-            return look(index, count)
-
         before = config.jax_enable_x64
         try:
             config.update("jax_enable_x64", True)
             assert outputs(hired(look)) == ["float64"]
-            assert outputs(hired(look_again, environment={"JAX_ENABLE_X64": "0"})) == ["float32"]
+            assert outputs(hired(look, environment={"JAX_ENABLE_X64": "0"})) == ["float32"]
         finally:
             config.update("jax_enable_x64", before)
 
@@ -190,28 +188,28 @@ class TestTasks:
             return before, place(array), "gristmill" in str(place(small)), float(array.mean())
 
         shared = ["rw-p", "/memfd:gristmill-task (deleted)"]
-        pool = hired(write, 2)
-        assert outputs(pool) == [((0, 0), shared, False, 1.0), ((0, 0), shared, False, 2.0)]
+        assert outputs(hired(write, 2)) == [((0, 0), shared, False, 1.0), ((0, 0), shared, False, 2.0)]
         assert array.sum() == small.sum() == 0
-        fresh = hired(write, 1)
-        assert outputs(fresh)[0][0] == (0, 0)
+        assert outputs(hired(write, 1))[0][0] == (0, 0)
 
-    def test_that_cannot_be_pickled(self):
+    def test_that_cannot_be_pickled_or_loaded(self, owner):
         lock = threading.Lock()
         with pytest.raises(TypeError, match="cannot pickle"):
             Luggage(task_of(lambda index, count: lock), OPTIONS, {})
 
-    def test_that_cannot_be_loaded(self, owner):
         class Picky:
+            x = 1
+
             def __call__(self, index, count, allocate):
                 pass
+
+            def __getstate__(self):
+                return 1
 
             def __setstate__(self, state):
                 raise ArithmeticError("not there")
 
-        picky = Picky()
-        picky.x = 1
-        pool = hired_at_once(Luggage(picky, OPTIONS, {}), 1, owner)
+        pool = hired_at_once(Luggage(Picky(), OPTIONS, {}), 1, owner)
         try:
             for _ in range(2):  # a new start finds the same
                 pool.worker(0).start(None)
@@ -222,47 +220,28 @@ class TestTasks:
 
 
 class TestReuse:
-    def test_of_a_parked_pool(self, hired, patient):
+    def test_of_a_parked_pool_and_of_no_other(self, hired, patient):
         def task(index, count):
-            return os.getpid()
+            return count, os.getpid()
 
         first = hired(task, 2)
         expected = outputs(first)
+        assert hired(task, 2) is not first  # it is in use
         park(first)
         assert hired(task, 2) is first
         assert outputs(first) == expected
-
-    def test_not_of_one_in_use_or_closed(self, hired):
-        def task(index, count):
-            return os.getpid()
-
-        first = hired(task)
-        second = hired(task)
-        assert second is not first
         park(first)
-        first.close()
-        assert hired(task) not in (first, second)
-
-    def test_not_for_another_number_of_workers_or_another_owner(self, hired, patient):
-        def task(index, count):
-            return count
-
-        first = hired(task)
-        park(first)
-        assert outputs(hired(task, 2)) == [2, 2]
-        assert first.workers
-        assert hired(task, of=Owner()) is not first
-
-    def test_not_for_an_owner_in_the_place_of_one_that_is_gone(self, hired, patient):
-        def task(index, count):
-            return count
-
+        assert outputs(hired(task, 1))[0][0] == 1
         owner = Owner()
-        first, address = hired(task, of=owner), id(owner)
-        park(first)
+        others = hired(task, 2, of=owner)
+        assert others is not first and first.workers
+        park(others)
+        address = id(owner)
         del owner
-        others = [Owner() for _ in range(100)]  # one of them is likely to have its address
-        assert hired(task, of=next((other for other in others if id(other) == address), others[0])) is not first
+        more = [Owner() for _ in range(100)]  # one of them is likely to have its address
+        assert hired(task, 2, of=next((other for other in more if id(other) == address), more[0])) is not others
+        first.close()
+        assert hired(task, 2) is not first
 
     def test_not_after_a_change(self, hired, patient, monkeypatch, tmp_path):
         captured, items, array, options = 1, [1, 2], np.zeros(10**5), dict(OPTIONS)
@@ -320,73 +299,50 @@ class TestReuse:
 
 
 class TestEnd:
-    def test_closed(self, hired):
-        pool = hired(lambda index, count: None, 1)
-        running = pids(pool)
-        pool.close()
-        pool.close()
-        assert all(ends(pid, 0) for pid in running)
-        assert pool.is_closed
-
-    def test_parked_pools_end_by_themselves(self, hired):
-        pool = hired(lambda index, count: None, 2)
-        outputs(pool)
-        running = pids(pool)
-        park(pool)
-        assert all(ends(pid, 6) for pid in running)  # soon; it is a busy machine that takes more than two seconds
-        assert not unpark(pool)
-
-    def test_the_thread_ends_with_the_last_pool(self, hired):
-        gc.collect()
-        park(hired(lambda index, count: None))
-        keeper = pool_module._keeper
-        for other in [*pool_module._parked]:  # those of other tests, too
-            if unpark(other):
-                other.close()
-        keeper.join(5)
-        assert not keeper.is_alive()
-        again = hired(lambda index, count: index)  # and begins again
-        assert outputs(again) == [0]
-        assert pool_module._keeper.is_alive()
+    def test_closed_pools_leave_nothing_but_arrays(self, hired):
+        hired(lambda index, count: None).close()
+        end_parked_pools()
+        before = descriptors()
+        for _ in range(2):
+            pool = hired(lambda index, count: np.full(10**5, index), 2)
+            running, array = pids(pool), outputs(pool)[1]
+            pool.close()
+            pool.close()
+            assert pool.is_closed and all(ends(pid, 0) for pid in running)
+            array += 1
+            assert array.min() == array.max() == 2
+            del array
+            assert descriptors() == before
 
     def test_closed_while_a_worker_is_stuck(self, hired):
-        def stuck(index, count):
-            threading.Event().wait()
-
-        pool = hired(stuck, 2)
+        pool = hired(lambda index, count: threading.Event().wait(), 2)
         for worker in pool.workers:
             worker.start(None)
         pool.close()
         assert all(ends(pid, 0) for pid in pids(pool))
 
-    def test_descriptors_are_closed(self, hired):
-        def count():
-            return len(list(Path("/proc/self/fd").iterdir()))
-
-        hired(lambda index, count: None).close()
-        for pool in [*pool_module._parked]:  # of other tests
-            if unpark(pool):
-                pool.close()
-        before = count()
-        for _ in range(2):
-            pool = hired(lambda index, count: np.zeros(10**5), 2)
-            outputs(pool)
-            pool.close()
-        assert count() == before
-
-    def test_arrays_outlive_their_worker(self, hired):
-        pool = hired(lambda index, count: np.full(10**5, index))
-        (array,) = outputs(pool)
-        pool.close()
-        array += 1
-        assert array.min() == array.max() == 1
+    def test_parked_pools_end_by_themselves_and_the_thread_with_the_last_one(self, hired):
+        pool = hired(lambda index, count: index, 2)
+        assert outputs(pool) == [0, 1]
+        running = pids(pool)
+        park(pool)
+        assert all(ends(pid, 6) for pid in running)  # soon; it is a busy machine that takes more than two seconds
+        assert not unpark(pool)
+        gc.collect()
+        park(hired(lambda index, count: None))
+        keeper = pool_module._keeper
+        end_parked_pools()
+        keeper.join(5)
+        assert not keeper.is_alive()
+        assert outputs(hired(lambda index, count: index)) == [0]  # and begins again
+        assert pool_module._keeper.is_alive()
 
     def test_what_could_not_start_leaves_nothing(self, hired, monkeypatch):
         monkeypatch.setattr(sys, "executable", "/there/is/no/python")
-        descriptors = len(list(Path("/proc/self/fd").iterdir()))
+        before = descriptors()
         if "multiprocessing.spawn" in sys.modules:
             monkeypatch.delitem(sys.modules, "multiprocessing.spawn")
         with pytest.raises(FileNotFoundError):
             hired(lambda index, count: None, 3)
         gc.collect()
-        assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
+        assert descriptors() <= before
