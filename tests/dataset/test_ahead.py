@@ -1,17 +1,21 @@
-"""What holds for threads that read ahead and for a thread that prefetches: order, and that nothing of them is left."""
+"""What holds for all threads that compute ahead: order, closing, interrupts, forks, and that nothing of them is left."""
 
 import gc
 import random
+import signal
+import subprocess
 import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
-from waiting import PATIENCE_SECONDS, running, wait_until
+from computing_ahead import Gate, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
+from waiting import PATIENCE_SECONDS, wait_until
 
-from gristmill import MapDataset, ReadOptions
-from gristmill.experimental import ThreadPrefetchIterDataset
+from gristmill import IterDataset, MapDataset, ReadOptions
+from gristmill.experimental import ThreadPrefetchIterDataset, multithread_prefetch
 
 
 def reading(n, fn, size, num_threads=4):
@@ -19,42 +23,35 @@ def reading(n, fn, size, num_threads=4):
 
 
 def prefetching(n, fn, size):
-    return ThreadPrefetchIterDataset(MapDataset.range(n).to_iter_dataset(ReadOptions(0)).map(fn), prefetch_buffer_size=size)
+    return ThreadPrefetchIterDataset(numbers(n, fn=fn), prefetch_buffer_size=size)
 
 
-each_kind = pytest.mark.parametrize("make", [reading, prefetching])
+def sharing(n, fn, size):
+    return multithread_prefetch(numbers(n, fn=fn), 3, size)
 
 
-@pytest.fixture(autouse=True)
-def no_threads_left():
-    yield
-    wait_until(lambda: not running("gristmill") or gc.collect() < 0)
+class Generated(IterDataset):
+    """Iterated by a plain generator, which has no state."""
 
-
-@pytest.fixture
-def frozen():
-    """What is there already need not be looked at by the garbage collector."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture
-def without_collector():
-    gc.disable()  # reference counts must do
-    yield
-    gc.enable()
+    def __iter__(self):
+        yield from range(200)
 
 
 class Element:
     pass
 
 
-PREFETCHES = [(prefetching, size) for size in (0, 1, 2, 3, 64, 1000)]
-READS = [(reading, size, num) for num, size in ((1, 16), (2, 17), (5, 100), (16, 16), (16, 5000), (1, 2), (16, 1), (16, 15))]
+each_kind = pytest.mark.parametrize("make", [reading, prefetching, sharing])
+
+READS = [(16, 1), (17, 2), (100, 5), (16, 16), (5000, 16), (2, 1), (1, 16), (15, 16)]
+ORDERS = [
+    *[(reading, *read) for read in READS],
+    *[(prefetching, size) for size in (0, 1, 2, 3, 64, 1000)],
+    *[(sharing, size) for size in (0, 1, 50)],
+]
 
 
-@pytest.mark.parametrize(("make", "args"), [(make, args) for make, *args in PREFETCHES + READS])
+@pytest.mark.parametrize(("make", "args"), [(make, args) for make, *args in ORDERS])
 def test_order(make, args):
     ds = make(500, str, *args)
     expected = [str(i) for i in range(500)]
@@ -71,19 +68,16 @@ def test_order(make, args):
         sys.setswitchinterval(switch)
 
 
-@each_kind
-def test_iterators_of_several_threads(make):
-    ds = make(500, str, 7).batch(2, batch_fn=list)
-    expected = list(ds)
-
-    def consume(seed):
-        it, got = iter(ds), []
-        while block := it._take(random.Random(seed).randint(1, 9)):
-            got += block
-        return got
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(consume, range(16))) == [expected] * 16
+@pytest.mark.parametrize("make", [reading, partial(reading, num_threads=0), prefetching, sharing])
+def test_a_buffer_of_0_uses_no_threads(make):
+    gate = Gate(is_open=True)
+    it = iter(make(9, gate, 0))
+    it.start_prefetch()
+    for i in range(9):
+        assert gate.seen == list(range(i))
+        assert next(it) == i
+        assert working() == []
+    assert next(it, "end") == "end"
 
 
 @each_kind
@@ -96,15 +90,35 @@ def test_an_iterator_may_move_from_thread_to_thread(make):
 @pytest.mark.parametrize("after", [lambda ds: ds, lambda ds: ds.batch(4)])
 @each_kind
 def test_a_consumer_that_waits_learns_that_the_iterator_was_closed(make, after):
-    busy, gate = threading.Event(), threading.Event()
-    it = iter(after(make(9, lambda x: busy.set() or gate.wait(PATIENCE_SECONDS), 2)))
+    gate = Gate()
+    it = iter(after(make(9, gate, 2)))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(next, it)
-        wait_until(busy.is_set)
+        wait_until(lambda: gate.num_busy)
         it.close()
         with pytest.raises(ValueError, match="closed"):
             waiting.result(PATIENCE_SECONDS)
-    gate.set()
+    gate.open.set()
+
+
+@pytest.mark.parametrize("ending", ["close", "drop"])
+@each_kind
+def test_nobody_waits_for_user_code_that_is_stuck(make, ending):
+    gate = Gate()
+    it = iter(make(99, gate, 8))
+    it.start_prefetch()
+    num = len(working())
+    wait_until(lambda: gate.num_busy == num)
+    if ending == "close":
+        it.close()
+        it.close()
+    gone = weakref.ref(it)
+    del it
+    assert gone() is None
+    assert gate.num_busy == num >= 1
+    gate.open.set()
+    wait_for_no_threads()
+    assert sorted(gate.seen) == list(range(num))  # and nothing else is computed
 
 
 @each_kind
@@ -117,14 +131,25 @@ def test_100_abandoned_iterators_leave_no_threads(make):
 
 
 @each_kind
-def test_a_loop_that_is_left_leaves_no_threads(make, without_collector):
+@pytest.mark.usefixtures("without_collector")
+def test_a_loop_that_is_left_leaves_no_threads(make):
     for _ in make(1000, str, 5):
         break
-    wait_until(lambda: not running("gristmill"))
+    wait_for_no_threads()
+
+
+@pytest.fixture
+def frozen():
+    """What is there already need not be looked at by the garbage collector."""
+    before = gc.get_threshold()
+    gc.freeze()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
 
 
 @each_kind
-def test_garbage_collection_inside_the_thread(make, frozen):
+def test_garbage_collection_inside_the_thread_and_at_every_allocation(make, frozen):
     def collect(x):
         gc.collect()
         return x
@@ -132,38 +157,30 @@ def test_garbage_collection_inside_the_thread(make, frozen):
     for i in range(6):
         it = iter(make(10_000, collect, 4))
         it.circle = it
-        for _ in range(i):
-            next(it)
+        assert it._take(i) == list(range(i))
         del it
         assert list(make(10, collect, 3)) == list(range(10))
-
-
-@each_kind
-def test_garbage_collection_at_every_allocation(make, frozen):
-    before = gc.get_threshold()
     gc.set_threshold(1)
-    try:
-        for i in range(20):
-            it = iter(make(100, lambda x: [x], 6))
-            it.circle = it
-            assert [next(it) for _ in range(i)] == [[k] for k in range(i)]
-            del it
-    finally:
-        gc.set_threshold(*before)
-
-
-@pytest.mark.parametrize("size", [1, 2, 50])
-@each_kind
-def test_delivered_elements_are_not_kept_alive(make, size):
-    it, made = iter(make(40, lambda x: Element(), size)), []
-    for _ in range(40):
-        made.append(weakref.ref(next(it)))
-        wait_until(lambda: made[-1]() is None)
-    assert next(it, "end") == "end"
+    for i in range(20):
+        it = iter(make(100, lambda x: [x], 6))
+        it.circle = it
+        assert [next(it) for _ in range(i)] == [[k] for k in range(i)]
+        del it
 
 
 @each_kind
-def test_an_error_keeps_no_elements_and_no_iterator_alive(make, without_collector):
+def test_delivered_elements_are_not_kept_alive(make):
+    for size in (1, 2, 50):
+        it, made = iter(make(40, lambda x: Element(), size)), []
+        for _ in range(40):
+            made.append(weakref.ref(next(it)))
+            wait_until(lambda made=made: made[-1]() is None)
+        assert next(it, "end") == "end"
+
+
+@each_kind
+@pytest.mark.usefixtures("without_collector")
+def test_an_error_keeps_no_elements_and_no_iterator_alive(make):
     made = []
 
     def element(i):
@@ -176,7 +193,183 @@ def test_an_error_keeps_no_elements_and_no_iterator_alive(make, without_collecto
     it = iter(make(200, element, 100))
     with pytest.raises(KeyError):
         list(it)
-    wait_until(lambda: not any(ref() for ref in made))
+    if make is not sharing:  # there the others stay ahead
+        wait_until(lambda: not any(ref() for ref in made))
     gone = weakref.ref(it)
     del it
     assert gone() is None
+    wait_until(lambda: not any(ref() for ref in made))
+
+
+@each_kind
+def test_an_interrupted_wait_loses_nothing(make):
+    """A ``KeyboardInterrupt`` in the middle of waiting for a thread."""
+    gate = Gate()
+    it = iter(make(9, gate, 3))
+    before, main = it.get_state(), threading.get_ident()
+
+    def interrupt():
+        wait_until(lambda: gate.num_busy >= (3 if make is sharing else 1))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        interrupting = pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            next(it)
+        interrupting.result()
+    assert it.get_state() == before
+    gate.open.set()
+    assert list(it) == list(range(9))
+    if make is prefetching:
+        assert gate.seen == list(range(9))  # each was computed once
+
+
+INTERRUPTED = [
+    *[(prefetching, size) for size in (1, 5, 60)],
+    *[(lambda n, fn, size: ThreadPrefetchIterDataset(Generated(), prefetch_buffer_size=size), size) for size in (1, 5, 60)],
+    *[(sharing, size) for size in (0, 1, 3, 30)],
+]
+
+
+# An interrupt may come in a callback of somebody else's, where Python can only print it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("make", "size"), INTERRUPTED)
+def test_interrupts_at_any_moment_lose_nothing(make, size):
+    """A timer interrupts the consumer again and again, wherever it is. What is in its list has been delivered."""
+
+    class Interrupt(BaseException):
+        pass
+
+    is_armed = []
+
+    def interrupt(number, frame):
+        if is_armed:
+            is_armed.clear()
+            raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    rng = random.Random(size)
+    num_interrupts = 0
+    try:
+        for _ in range(8):
+            it, got, is_over = iter(make(200, int, size)), [], False
+            while not is_over:
+                try:
+                    is_armed.append(True)
+                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 2e-3))
+                    while not is_over:
+                        # ``extend`` stores the element in the same moment in which it is delivered.
+                        num = len(got)
+                        got.extend(it._take(1))
+                        is_over = len(got) == num
+                    is_armed.clear()
+                except Interrupt:
+                    num_interrupts += 1
+                except RuntimeError as error:  # the start of a Python thread is not made for interrupts
+                    assert isinstance(error.__context__, Interrupt)
+            assert got == list(range(200))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert num_interrupts
+
+
+PRELUDE = """
+import os, signal, sys, threading, warnings
+from gristmill import MapDataset, ReadOptions
+from gristmill.dataset import IterDataset
+from gristmill.experimental import InterleaveIterDataset, ThreadPrefetchIterDataset, multithread_prefetch
+
+warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks of programs with threads
+
+def text(n, *options):
+    return MapDataset.range(n).map(str).to_iter_dataset(ReadOptions(*options))
+
+def prefetched(*options):
+    return ThreadPrefetchIterDataset(text(700, *options), prefetch_buffer_size=9)
+
+def opened(name):
+    ds = MapDataset.range(10 * name, 10 * name + 5).map(str).to_iter_dataset()
+    return ds.filter(lambda x: True) if name % 2 else ds
+
+def interleaved(num, **ahead):
+    return InterleaveIterDataset(MapDataset.range(num).map(opened), cycle_length=3, **ahead)
+"""
+FORK = """
+class Generated(IterDataset):
+    def __iter__(self):
+        yield from range(9)
+
+def run_in_fork(leave, work, *args):
+    process_id = os.fork()
+    if not process_id:
+        signal.alarm(30)
+        work(*args)
+        leave(0)
+    assert os.waitpid(process_id, 0)[1] == 0
+
+def go_on(it, state, rest):
+    assert it.get_state() == state
+    for _ in range(2):
+        assert list(it) == rest
+        it.set_state(state)
+    it.close()
+
+def lose_nothing(it):
+    try:
+        next(it)
+    except ValueError as error:
+        assert "forked" in str(error)
+        return
+    raise AssertionError
+
+def check(ds, *nums, starts=True, leave=os._exit):
+    whole = list(ds)
+    for num in nums:
+        it = iter(ds)
+        assert it._take(num) == whole[:num]
+        state = it.get_state()
+        run_in_fork(leave, go_on, it, state, whole[num:])
+        if starts:
+            it.start_prefetch()
+            run_in_fork(leave, go_on, it, state, whole[num:])
+        assert list(it) == whole[num:]
+
+check(prefetched(0, 0), 0, 50, 700)
+check(prefetched(2, 8), 1, 700)
+check(prefetched(16, 500), 50)
+for buffer_size, nums in ((0, [1]), (1, [50, 300]), (20, [0, 50])):
+    check(multithread_prefetch(text(300, 2, 8), 3, buffer_size), *nums, starts=False)
+ds = interleaved(8, num_make_iter_threads=2, make_iter_buffer_size=2, iter_buffer_size=3)
+check(ds, 0, 40, starts=False)
+for each in ds, multithread_prefetch(text(300, 2, 8), 3, 20), prefetched(2, 8):
+    check(each, 7, starts=False, leave=sys.exit)
+
+it = iter(ThreadPrefetchIterDataset(Generated(), prefetch_buffer_size=2))
+assert next(it) == 0
+run_in_fork(os._exit, lose_nothing, it)
+assert list(it) == list(range(1, 9))
+"""
+LIVE = """
+def keep(ds):
+    one, two, three, four, asked, *its = [iter(ds) for _ in range(9)]
+    next(one); two.start_prefetch(); three.circle = three; next(three); del three; next(four); four.close(); asked.get_state()
+    for it in its: next(it)
+    for x in ds: break
+    return one, two, four, asked, its
+
+ds = multithread_prefetch(MapDataset.range(100_000).map(lambda x: [x]).to_iter_dataset(), 3, 2)
+kept = keep(ds), keep(interleaved(50, make_iter_buffer_size=3))
+"""
+STUCK = """
+stuck = threading.Barrier(3)
+slow = MapDataset.range(9).map(lambda x: stuck.wait() and 0 or threading.Event().wait()).to_iter_dataset(ReadOptions(0))
+it = iter(multithread_prefetch(slow, 2, 1)); it.start_prefetch(); stuck.wait()
+"""
+
+
+@pytest.mark.parametrize("script", [FORK, LIVE, STUCK], ids=["fork", "exit", "exit_when_stuck"])
+def test_programs_are_silent(script):
+    """A forked process goes on from the state, or says that it cannot; leaving the interpreter prints nothing."""
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", PRELUDE + script], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")

@@ -1,0 +1,165 @@
+"""What tests of threads and processes that compute ahead share."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from waiting import PATIENCE_SECONDS, running, wait_until
+
+from gristmill import DatasetIterator, IterDataset, MapDataset, ReadOptions
+
+DIRECT = ReadOptions(num_threads=0)
+
+
+def working() -> list[threading.Thread]:
+    """The threads that compute ahead."""
+    return [*running("gristmill-read"), *running("gristmill-prefetch")]
+
+
+def wait_for_no_threads() -> None:
+    wait_until(lambda: not working())
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    yield
+    wait_until(lambda: not working() or gc.collect() < 0)
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()  # reference counts must do
+    yield
+    gc.enable()
+
+
+def numbers(*bounds: int, fn: Any = None, options: ReadOptions = DIRECT) -> Any:
+    ds = MapDataset.range(*bounds).to_iter_dataset(options)
+    return ds if fn is None else ds.map(fn)
+
+
+class Boom(Exception):
+    pass
+
+
+class Failing:
+    """A function of an element that fails at some, the first ``times`` times."""
+
+    def __init__(self, *bad: Any, times: int = 10**9, error: Any = Boom) -> None:
+        self.left = dict.fromkeys(bad, times)
+        self.error = error
+        self.lock = threading.Lock()
+
+    def __call__(self, x: Any) -> Any:
+        with self.lock:
+            fails = self.left.get(x, 0) > 0
+            if fails:
+                self.left[x] -= 1
+        if fails:
+            raise self.error(x)
+        return x
+
+
+class Gate:
+    """A function of an element that notes what it was called with, and is held up: at all elements, or at ``stuck``."""
+
+    def __init__(self, *stuck: Any, is_open: bool = False) -> None:
+        self.seen: list[Any] = []
+        self.stuck = stuck
+        self.num_busy = 0
+        self.lock = threading.Lock()
+        self.open = threading.Event()
+        if is_open:
+            self.open.set()
+
+    def __call__(self, x: Any) -> Any:
+        is_stuck = not self.stuck or x in self.stuck
+        with self.lock:
+            self.seen.append(x)
+            self.num_busy += is_stuck
+        if is_stuck:
+            assert self.open.wait(PATIENCE_SECONDS)
+            with self.lock:
+                self.num_busy -= 1
+        return x
+
+
+class ClosingDataset(IterDataset[Any]):
+    """A user's, whose iterators have something to close, and must not be used by two threads at once."""
+
+    def __init__(self, parent: Any, fn: Any = lambda x: x) -> None:
+        super().__init__(parent)
+        self.fn = fn
+        self.closed: list[Any] = []  # iterators, each time
+
+    def __iter__(self) -> Closing:
+        return Closing(iter(self._parent), self)
+
+
+class Closing(DatasetIterator[Any]):
+    def __init__(self, parent: Any, ds: ClosingDataset) -> None:
+        super().__init__(parent)
+        self.ds = ds
+        self.using = threading.Lock()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[Any]:
+        assert self.using.acquire(blocking=False), "used by two threads"
+        try:
+            yield self._parent
+        finally:
+            self.using.release()
+
+    def __next__(self) -> Any:
+        with self.alone() as parent:
+            return self.ds.fn(next(parent))
+
+    def get_state(self) -> Any:
+        with self.alone() as parent:
+            return parent.get_state()
+
+    def set_state(self, state: Any) -> None:
+        with self.alone() as parent:
+            parent.set_state(state)
+
+    def close(self) -> None:
+        with self.alone():
+            self.ds.closed.append(self)
+            super().close()
+
+
+class Clock:
+    """Stands for the module ``time``: a block takes as long as the test says."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self.now = self.now_cpu = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def thread_time(self) -> float:
+        return self.now_cpu
+
+
+def scarce_threads(monkeypatch: pytest.MonkeyPatch, module: Any, num: int) -> Any:
+    """Lets ``module`` start so many threads; that many are left: ``num_left`` of what is returned."""
+
+    class Scarce(threading.Thread):
+        num_left = num
+
+        def start(self) -> None:
+            if not Scarce.num_left:
+                raise RuntimeError("can't start new thread")
+            Scarce.num_left -= 1
+            super().start()
+
+    monkeypatch.setattr(module.threading, "Thread", Scarce)
+    return Scarce
