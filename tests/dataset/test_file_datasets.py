@@ -1,0 +1,424 @@
+"""``TFRecordIterDataset`` and ``ParquetIterDataset`` as stages; files and their values are tested with the sources."""
+
+import gc
+import gzip
+import itertools
+import struct
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gristmill import MapDataset
+from gristmill.core.element_spec import ShapeDtypeStruct
+from gristmill.core.errors import StateIndexError
+from gristmill.core.options import MultiprocessingOptions
+from gristmill.dataset.bases.element_spec import get_element_spec
+from gristmill.dataset.bases.next_index import get_next_index, set_next_index
+from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.stages.interleave import InterleaveIterDataset
+from gristmill.dataset.stages.parquet import ParquetIterDataset
+from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
+from gristmill.sources import parquet, tfrecord
+from gristmill.sources.crc32c import masked_crc32c
+
+RECORDS = [f"record {i}".encode() * i for i in range(30)]
+GROUPS = [[0, 1, 2], [], [3, 4], [5, 6, 7, 8]]  # rows in row groups
+ROWS = [{"x": x, "text": f"row {x}"} for x in range(9)]
+
+
+def write_records(path, records=RECORDS):
+    with Path(path).open("wb") as file:
+        for data in records:
+            for part in (struct.pack("<Q", len(data)), data):
+                file.write(part + struct.pack("<I", masked_crc32c([part])[0]))
+    return str(path)
+
+
+def write_rows(path, groups=GROUPS):
+    schema = pa.schema([("x", pa.int64()), ("text", pa.string())])
+    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
+        for group in groups:
+            writer.write_table(pa.table([pa.array(group, pa.int64()), [f"row {x}" for x in group]], schema=schema))
+    return str(path)
+
+
+def offset(i):
+    return {"reader_offset": sum(16 + len(record) for record in RECORDS[:i])}
+
+
+def state(group, row):
+    return {"row_group": group, "index_within_row_group": row}
+
+
+# A file format: its dataset, what is in a file, and the states before, between and after its elements.
+TF = SimpleNamespace(name="TFRecord", dataset=TFRecordIterDataset, write=write_records, elements=RECORDS, number=int)
+TF.states = [offset(i) for i in range(31)]
+TF.write_numbers = lambda path, numbers: write_records(path, [b"%d" % x for x in numbers])
+PQ = SimpleNamespace(name="Parquet", dataset=ParquetIterDataset, write=write_rows, elements=ROWS)
+PQ.states = [*[state(0, r) for r in range(4)], state(2, 1), state(2, 2), *[state(3, r) for r in range(1, 5)]]
+PQ.write_numbers = lambda path, numbers: write_rows(path, [numbers])
+PQ.number = lambda row: int(row["x"])
+each_kind = pytest.mark.parametrize("kind", [TF, PQ], ids=lambda kind: kind.name)
+
+
+@pytest.fixture(params=[1, 2, 4096])
+def blocks(request, monkeypatch):
+    """Files are read in blocks of all sizes."""
+    monkeypatch.setattr(parquet, "_BLOCK_ROWS", request.param)
+    monkeypatch.setattr(tfrecord, "_BLOCK_BYTES", 64 * request.param)
+
+
+@pytest.fixture
+def records(tmp_path):
+    return write_records(tmp_path / "a.tfrecord")
+
+
+@pytest.fixture
+def rows(tmp_path):
+    return write_rows(tmp_path / "a.parquet")
+
+
+def open_files(folder):
+    """The files in ``folder`` that this process has open."""
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [target for link in links if (target := str(link.readlink())).startswith(str(folder))]
+
+
+@each_kind
+def test_elements_and_states(kind, tmp_path, blocks):
+    it = iter(kind.dataset(kind.write(tmp_path / "a")))
+    for element, before in zip(kind.elements, kind.states, strict=False):
+        assert it.get_state() == before
+        found = next(it)
+        assert found == element and (kind is TF or (type(found["x"]), type(found["text"])) == (np.int64, str))
+    for _ in range(2):
+        assert it.get_state() == kind.states[-1]
+        with pytest.raises(StopIteration):
+            next(it)
+    for position, saved in enumerate(kind.states):
+        it.set_state(saved)
+        assert list(it) == kind.elements[position:]
+
+
+@each_kind
+def test_one_file_or_several(kind, tmp_path):
+    path = kind.write(tmp_path / "a")
+    for form in (path, Path(path), [path], (Path(path),)):
+        it = iter(kind.dataset(form))
+        assert it.get_state() == kind.states[0] and list(it) == kind.elements
+    other = kind.write_numbers(tmp_path / "b", [100, 101])
+    ds, (a, b, c), (x, y) = kind.dataset([path, other, path]), kind.elements[:3], kind.dataset(other)
+    assert list(itertools.islice(ds, 8)) == [a, x, a, b, y, b, c, c]
+    assert len(list(ds)) == 2 * len(kind.elements) + 2
+    assert iter(ds).get_state()["iterators_in_use_states"] == [kind.states[0]] * 3
+    by_hand = InterleaveIterDataset(MapDataset.source([path, other]).map(kind.dataset), cycle_length=2)
+    assert list(by_hand) == list(kind.dataset([path, other]))
+    assert list(kind.dataset([])) == []
+    paths = [kind.write_numbers(tmp_path / f"{i}", [2 * i, 2 * i + 1]) for i in range(18)]
+    assert [*map(kind.number, kind.dataset(paths))] == [*range(0, 32, 2), *range(1, 32, 2), 32, 34, 33, 35]
+    assert str(kind.dataset(path)) == f"{kind.name}IterDataset({path})"
+    assert str(iter(kind.dataset(path))) == f"{kind.name}DatasetIterator({path})"
+    assert str(ds) == f"{kind.name}IterDataset([3 files])"
+    for wrong in (None, 3, b"bytes", {"a"}, [None], [["a"]], iter(["a"])):
+        with pytest.raises(TypeError, match="path must be a path or a sequence of paths"):
+            kind.dataset(wrong)
+
+
+@each_kind
+def test_workers_share_files(kind, tmp_path):
+    paths = [kind.write_numbers(tmp_path / f"{i}", [10 * i, 10 * i + 1, 10 * i + 2]) for i in range(3)]
+    ds = kind.dataset(paths).map(kind.number)
+    assert [list(slice_pipeline(ds, i, 2)) for i in range(2)] == [[0, 20, 1, 21, 2, 22], [10, 11, 12]]
+    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) as it:
+        assert [next(it) for _ in range(4)] == [0, 10, 20, 11]
+        saved = it.get_state()
+        for _ in range(2):
+            assert list(it) == [1, 12, 21, 2, 22]
+            it.set_state(saved)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list open files there")
+@each_kind
+def test_when_the_file_is_open(kind, tmp_path, blocks):
+    missing = iter(kind.dataset(tmp_path / "missing"))  # nothing is opened here,
+    missing.set_state(kind.states[2])  # nor here
+    missing.start_prefetch()
+    path = kind.write(tmp_path / "a")
+    it, dropped = iter(kind.dataset(path)), iter(kind.dataset(path))
+    assert open_files(tmp_path) == []
+    next(it)
+    assert open_files(tmp_path) == [path]
+    list(it)
+    assert open_files(tmp_path) == []
+    it.set_state(kind.states[0])
+    assert open_files(tmp_path) == []
+    next(it)
+    it.close()
+    assert open_files(tmp_path) == []
+    next(dropped)
+    del dropped
+    gc.collect()
+    assert open_files(tmp_path) == []
+
+
+@each_kind
+def test_a_missing_file(kind, tmp_path):
+    it = iter(kind.dataset(tmp_path / "a.file"))
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match=r"a\.file"):
+            next(it)
+    with pytest.raises(FileNotFoundError):
+        it.skip_failed()
+    kind.write(tmp_path / "a.file")
+    assert list(it) == kind.elements
+
+
+def test_compressed_records(tmp_path, records):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(Path(records).read_bytes()))
+    it = iter(TFRecordIterDataset(tmp_path / "a.gz", compression="gzip"))
+    assert [next(it) for _ in range(20)] == RECORDS[:20]
+    assert it.get_state() == offset(20)
+    for position in (3, 20):
+        it.set_state(offset(position))
+        assert list(it) == RECORDS[position:]
+    with pytest.raises(ValueError, match="compression"):
+        TFRecordIterDataset("a", compression="bz2")
+
+
+def flip(path, position):
+    content = bytearray(Path(path).read_bytes())
+    content[position] ^= 1
+    Path(path).write_bytes(content)
+
+
+TENTH = offset(10)["reader_offset"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_a_damaged_record(records, blocks, size):
+    flip(records, TENTH + 20)
+    it = iter(TFRecordIterDataset(records).batch(size, batch_fn=list))
+    for batch in [RECORDS[i : i + size] for i in range(0, len(RECORDS), size)]:
+        if RECORDS[10] not in batch:
+            assert next(it) == batch
+            continue
+        before = it.get_state()
+        for _ in range(2):
+            with pytest.raises(ValueError, match=rf"a\.tfrecord .* byte {TENTH} has a wrong checksum of its data"):
+                next(it)
+            assert it.get_state() == before
+        it.skip_failed()
+    assert list(it) == []
+    it.set_state(before)
+    with pytest.raises(ValueError, match="checksum"):
+        next(it)
+    flip(records, TENTH + 20)  # it heals
+    assert [x for batch in it for x in batch] == RECORDS[10 // size * size :]
+
+
+def test_a_damaged_length_cannot_be_skipped(records, blocks):
+    flip(records, TENTH)
+    it = iter(TFRecordIterDataset(records))
+    assert [next(it) for _ in range(10)] == RECORDS[:10]
+    for use in (lambda: next(it), it.skip_failed) * 2:
+        with pytest.raises(ValueError, match=f"byte {TENTH} has a wrong checksum of its length"):
+            use()
+    assert it.get_state() == offset(10)
+
+
+@pytest.mark.parametrize("left", [5, 12, 40])
+def test_a_cut_off_record_is_the_last_one(records, blocks, left):
+    Path(records).write_bytes(Path(records).read_bytes()[: TENTH + left])
+    it = iter(TFRecordIterDataset(records))
+    assert [next(it) for _ in range(10)] == RECORDS[:10]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"byte {TENTH} is cut off"):
+            next(it)
+    it.skip_failed()
+    for _ in range(2):
+        assert list(it) == []
+        assert it.get_state() == {"reader_offset": TENTH + left}
+        it.set_state(it.get_state())
+
+
+def test_one_of_several_files_is_damaged(records, rows, tmp_path):
+    other = write_records(tmp_path / "b.tfrecord", [b"x", b"y", b"z"])
+    flip(other, 17 + 12)
+    it = iter(TFRecordIterDataset([records, other]))
+    assert [next(it) for _ in range(3)] == [RECORDS[0], b"x", RECORDS[1]]
+    with pytest.raises(ValueError, match=r"b\.tfrecord .* byte 17 "):
+        next(it)
+    it.skip_failed()
+    assert list(it) == [RECORDS[2], b"z", *RECORDS[3:]]
+    it = iter(ParquetIterDataset([rows, other]))
+    assert next(it) == ROWS[0]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"b\.tfrecord cannot be read as Parquet"):
+            next(it)
+
+
+def test_states_of_longer_files(records, rows):
+    it = iter(TFRecordIterDataset(records))
+    it.set_state({"reader_offset": 10**6})
+    assert it.get_state() == {"reader_offset": 10**6}
+    for _ in range(2):
+        with pytest.raises(StateIndexError, match="reader_offset must be at most"):
+            next(it)
+    it.set_state(offset(0))
+    assert list(it) == RECORDS
+    it = iter(ParquetIterDataset(rows))
+    for wrong in (state(4, 0), state(0, 4), state(1, 1), state(3, 5), state(100, 0)):
+        it.set_state(wrong)
+        assert it.get_state() == wrong
+        for use in (next, next, get_next_index):
+            with pytest.raises(StateIndexError, match="has become shorter"):
+                use(it)
+    it.set_state(state(3, 3))
+    assert list(it) == ROWS[8:]
+
+
+def test_one_file_of_records_cannot_be_shared(records):
+    for form in (records, Path(records)):
+        with pytest.raises(ValueError, match="one file, which cannot be sliced"):
+            TFRecordIterDataset(form).set_slice(slice(1, None, 2))
+    ds = TFRecordIterDataset([records])
+    ds.set_slice(slice(1, None, 2))
+    assert list(ds) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+def test_workers_share_the_row_groups_of_one_file(rows, count):
+    for index, path in itertools.product(range(count), (rows, [rows])):
+        share = slice_pipeline(ParquetIterDataset(path).map(PQ.number), index, count)
+        expected = [x for group in GROUPS[index::count] for x in group]
+        it = iter(share)
+        for i in range(len(expected) + 1):
+            assert it.get_state() == state(0, 0)
+            assert list(itertools.islice(it, i)) == expected[:i]
+            again = iter(share)
+            again.set_state(it.get_state())
+            assert list(again) == expected[i:]
+            it.set_state(state(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "end"),
+    [([], state(0, 0)), ([0], state(0, 0)), ([0, 0], state(1, 0)), ([2, 0, 0], state(2, 0)), ([0, 0, 2], state(2, 2))],
+)
+def test_empty_row_groups(tmp_path, sizes, end):
+    it = iter(ParquetIterDataset(write_rows(tmp_path / "a.parquet", [range(size) for size in sizes])))
+    assert [*map(PQ.number, it)] == list(range(sum(sizes)))
+    for _ in range(2):
+        assert it.get_state() == end
+        it.set_state(end)
+        assert list(it) == []
+
+
+def test_a_boundary_of_row_groups_has_two_names(rows, blocks):
+    it = iter(ParquetIterDataset(rows))
+    for number, group in enumerate(GROUPS):
+        for row in range(len(group) + 1):
+            it.set_state(state(number, row))
+            assert it.get_state() == state(number, row)
+            assert list(it) == ROWS[sum(map(len, GROUPS[:number])) + row :]
+
+
+DAMAGES = [(2, state(0, 3), state(2, 2)), (2, state(2, 1), state(2, 2)), (3, state(2, 2), state(3, 4))]
+
+
+@pytest.mark.parametrize(("damaged", "place", "behind"), DAMAGES)
+def test_a_damaged_row_group(rows, blocks, damaged, place, behind):
+    content = Path(rows).read_bytes()
+    start = pq.ParquetFile(rows).metadata.row_group(damaged).column(0).data_page_offset
+    Path(rows).write_bytes(content[:start] + bytes(30) + content[start + 30 :])
+    it = iter(ParquetIterDataset(rows))
+    first = PQ.states.index(place)
+    if place == state(2, 1):
+        it.set_state(place)
+    else:
+        assert [next(it) for _ in range(first)] == ROWS[:first]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"row group {damaged} of .*a\.parquet cannot be read as Parquet: .* leave it out"):
+            next(it)
+        assert it.get_state() == place
+    it.skip_failed()
+    assert it.get_state() == behind
+    assert list(it) == ROWS[PQ.states.index(behind) :]
+    it.set_state(place)
+    with pytest.raises(ValueError, match=f"row group {damaged}"):
+        next(it)
+    Path(rows).write_bytes(content)
+    assert list(it) == ROWS[first:]
+
+
+def test_columns_and_other_arguments(rows):
+    assert list(ParquetIterDataset(rows, columns=["text"]))[1] == {"text": "row 1"}
+    assert list(ParquetIterDataset([rows, rows], columns=("text",)))[2] == {"text": "row 1"}
+    assert list(ParquetIterDataset(rows, memory_map=True)) == ROWS
+    for wrong in ("text", [1], 3, iter(["text"])):
+        with pytest.raises(TypeError, match="columns must be a sequence of names"):
+            ParquetIterDataset(rows, columns=wrong)
+    with pytest.raises(ValueError, match="columns must not be empty"):
+        ParquetIterDataset(rows, columns=[])
+    with pytest.raises(TypeError, match="no_such_argument"):
+        list(ParquetIterDataset(rows, no_such_argument=1))
+    it = iter(ParquetIterDataset(rows, columns=["y"]))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"a\.parquet has no 'y', it has \['x', 'text'\]"):
+            next(it)
+
+
+def test_next_index(rows, tmp_path):
+    it = iter(ParquetIterDataset(rows))
+    for i in range(9):
+        assert get_next_index(it) == i
+        assert next(it) == ROWS[i]
+    assert list(it) == []
+    assert get_next_index(it) == 9
+    for i in (4, 0, 9, 3, 5, 8):
+        set_next_index(it, i)
+        assert get_next_index(it) == i
+        assert list(it) == ROWS[i:]
+    with pytest.raises(IndexError, match=r"index must be in \[0, 9\], the number of rows, got 10"):
+        set_next_index(it, 10)
+    empty = iter(ParquetIterDataset(write_rows(tmp_path / "empty.parquet", [])))
+    set_next_index(empty, 0)
+    assert get_next_index(empty) == 0
+    empty.close()
+    with pytest.raises(ValueError, match="closed"):
+        get_next_index(empty)
+
+
+def test_element_spec_of_rows(rows):
+    for ds in (ParquetIterDataset(rows, columns=["x"]), ParquetIterDataset([rows, rows], columns=["x"])):
+        assert get_element_spec(ds) == {"x": ShapeDtypeStruct((), np.int64)}
+        assert get_element_spec(ds.batch(2, drop_remainder=True)) == {"x": ShapeDtypeStruct((2,), np.int64)}
+    with pytest.raises(NotImplementedError, match="column 'text'"):
+        get_element_spec(ParquetIterDataset(rows))
+    with pytest.raises(NotImplementedError, match="no rows"):
+        get_element_spec(ParquetIterDataset([]))
+    assert [batch["text"].tolist() for batch in ParquetIterDataset(rows).batch(8)] == [
+        [row["text"] for row in ROWS[:8]],
+        ["row 8"],
+    ]
+
+
+def test_a_failing_filesystem_is_not_a_damaged_file():
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+
+    class Down(type(memory)):
+        def _open(self, *args, **kwargs):
+            raise ConnectionError("reset by peer")
+
+    memory.pipe("/there.parquet", b"123")
+    for name, filesystem, error, match in [
+        ("nothing", memory, FileNotFoundError, r"nothing\.parquet"),
+        ("there", Down(), ConnectionError, "reset by peer"),
+        ("there", memory, ValueError, "cannot be read as Parquet"),
+    ]:
+        with pytest.raises(error, match=match):
+            list(ParquetIterDataset(f"/{name}.parquet", filesystem=filesystem))
