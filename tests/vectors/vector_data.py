@@ -1,5 +1,7 @@
-"""The recorded behaviour of Grain 0.2.18, and pipelines in the shorthand in which it is written down."""
+"""The recorded behaviour of Grain 0.2.18, pipelines in the shorthand in which it is written down, and how both are compared."""
 
+import copy
+import itertools
 import json
 import re
 from pathlib import Path
@@ -32,10 +34,7 @@ def build(pipeline: str) -> Any:
         "a": "a",
         "arange": np.arange,
         "ShardOptions": gristmill.sharding.ShardOptions,
-        "concatenate": MapDataset.concatenate,
-        "mix": MapDataset.mix,
-        "range": MapDataset.range,
-        "source": MapDataset.source,
+        **{name: getattr(MapDataset, name) for name in ("concatenate", "mix", "range", "source")},
         "f": lambda x: x + 1,
         "g": lambda x, rng: x,
     }
@@ -57,4 +56,35 @@ def plain(element: Any) -> Any:
         return [plain(x) for x in element]
     if isinstance(element, dict):
         return {key: plain(x) for key, x in element.items()}
+    if isinstance(element, bytes):
+        return element.decode()
     return element.tolist() if hasattr(element, "tolist") else element
+
+
+def recorded_states(row: dict[str, Any]) -> dict[int, Any]:
+    """The states in a row, by the number of elements before them; -1 is after the end."""
+    after_end = [row[key] for key in ("state_after_end", "state_after_stop") if key in row]
+    return {**dict(enumerate(row.get("states") or ())), **dict.fromkeys([-1] * len(after_end), *after_end)}
+
+
+def check(ds: Any, output: list[Any], recorded: dict[int, Any], *, ends: bool = True, new: bool = True) -> None:
+    """``ds`` has those elements and states; from each state, in an iterator that was used and a new one, the rest follows."""
+    it, missing = iter(ds), object()
+    states = [it.get_state()]
+    for element in output:
+        assert plain(next(it)) == element
+        states.append(it.get_state())
+    if ends:
+        assert next(it, missing) is next(it, missing) is missing
+        states.append(it.get_state())
+    states = [json.loads(json.dumps(state)) for state in states]
+    for position, state in recorded.items():
+        assert states[position] == state, position
+    for position, state in enumerate(states):
+        for used in (it, iter(ds)) if new else (it,):
+            given = copy.deepcopy(state)
+            used.set_state(given)
+            assert used.get_state() == state
+            rest = itertools.islice(used, None if ends else len(output) - position)
+            assert [plain(x) for x in rest] == output[position:]
+            assert given == state

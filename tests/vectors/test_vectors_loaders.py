@@ -1,0 +1,216 @@
+"""Samplers and ``DataLoader``: records, elements and states as Grain has them."""
+
+import copy
+import json
+import logging
+from itertools import islice
+
+import numpy as np
+import pytest
+from vector_data import load, plain
+
+import gristmill as grain
+from gristmill.samplers import IndexSampler, SequentialSampler
+from gristmill.sharding import NoSharding, ShardOptions, even_split
+
+CASES, SAMPLERS = load("data_loader")["cases"], load("samplers")["cases"]
+SHARDING, SPLITS = load("data_loader_sharding")["cases"], load("even_split")["cases"]
+
+
+def test_how_many_cases_there_are():
+    assert (len(CASES), len(SAMPLERS), len(SHARDING), len(SPLITS)) == (46, 124, 36, 156)
+    assert len([case for case in CASES if case["worker_count"]]) == 31
+    assert len([case for case in CASES if "fan" in case["operations"]]) == 3
+
+
+@pytest.fixture
+def without_warnings(caplog):
+    """Dropping a remainder logs one."""
+    caplog.set_level(logging.ERROR, "gristmill")
+
+
+def test_even_split(without_warnings):
+    for case in SPLITS:
+        count, drop = case["shard_count"], case["drop_remainder"]
+        intervals = [even_split(case["num_examples"], ShardOptions(i, count, drop)) for i in range(count)]
+        assert intervals == [tuple(interval) for interval in case["intervals"]]
+
+
+DRAWS = {
+    "raw": lambda rng: rng.bit_generator.random_raw(2).tolist(),
+    "random": lambda rng: rng.random().hex(),
+    "integers_1000": lambda rng: int(rng.integers(1000)),
+    "integers_0_2e32": lambda rng: int(rng.integers(0, 2**32)),
+    "normal": lambda rng: rng.normal().hex(),
+    "permutation_5": lambda rng: rng.permutation(5).tolist(),
+}
+
+
+def test_samplers(without_warnings):
+    num_draws = num_defaults = 0
+    for case in SAMPLERS:
+        kwargs = dict(case["kwargs"])
+        if case["shard_options"] is not None:
+            kwargs["shard_options"] = ShardOptions(**case["shard_options"])
+        else:
+            num_defaults += 1
+        sampler = {"IndexSampler": IndexSampler, "SequentialSampler": SequentialSampler}[case["sampler"]](**kwargs)
+        assert (repr(sampler), len(sampler)) == (case["repr"], case["length"])
+        there = [[index, key] for index, key in case["index_to_record_key"] if key != "IndexError"]
+        assert [[m.index, m.record_key] for m in [sampler[index] for index, _ in there]] == there
+        assert [[m.index, m.record_key] for m in sampler._block([index for index, _ in there])] == there
+        for index, key in case["index_to_record_key"]:
+            if key == "IndexError":
+                with pytest.raises(IndexError):
+                    sampler[index]
+        for index, draws in case.get("rng") or []:
+            found = {kind: draw(sampler[index].rng) for kind, draw in DRAWS.items()} if draws else sampler[index].rng
+            assert found == draws, (case["repr"], index)
+            num_draws += len(draws or ())
+    assert num_draws == 52 * len(DRAWS) and num_defaults
+    assert IndexSampler(3)._shard_options == SequentialSampler(3)._shard_options == NoSharding()
+
+
+class PlusOne(grain.transforms.Map):
+    def map(self, element):
+        return element + 1
+
+
+class Keep(grain.transforms.Filter):
+    def __init__(self, condition):
+        self.condition = condition
+
+    def filter(self, element):
+        return self.condition(element)
+
+
+class Draw(grain.transforms.RandomMap):
+    def __init__(self, bound):
+        self.bound = bound
+
+    def random_map(self, element, rng):
+        return element * self.bound + int(rng.integers(self.bound))
+
+
+class Fan(grain.experimental.FlatMapTransform):
+    max_fan_out = 3
+
+    def flat_map(self, element):
+        for j in range(element % 4):
+            yield element * 10 + j
+
+
+class AppendDraw(grain.transforms.RandomMap):
+    def random_map(self, element, rng):
+        return np.append(element, rng.integers(1000000))
+
+
+def operation(token):
+    name, _, size = token.partition(":")
+    return {
+        "plus_one": PlusOne(),
+        "even": Keep(lambda x: x % 2 == 0),
+        "not3": Keep(lambda x: x % 3 != 0),
+        "fan": Fan(),
+        "rand": Draw(1000000),
+        "rand2": Draw(10),
+        "rand_batch": AppendDraw(),
+        "batch": grain.transforms.Batch(int(size or 1)),
+        "batch_drop": grain.transforms.Batch(int(size or 1), drop_remainder=True),
+    }[name]
+
+
+def make_loader(case, read_options=None):
+    num, shard = case["num_records"], case["sampler_shard"]
+    shard = NoSharding() if shard is None else ShardOptions(*shard)
+    return grain.DataLoader(
+        data_source=grain.sources.RangeDataSource(0, num, 1),
+        sampler=IndexSampler(num, shard, case["shuffle"], case["num_epochs"], case["seed"])
+        if case["sampler"] == "index"
+        else SequentialSampler(num, shard, case["seed"]),
+        operations=[operation(token) for token in case["operations"]],
+        shard_options=None if case["loader_shard"] is None else ShardOptions(*case["loader_shard"]),
+        worker_count=case["worker_count"],
+        read_options=read_options,
+    )
+
+
+def full_state(case, state):
+    """The bytes of a state that the vectors abbreviate.
+
+    With a flat map they hold all of Grain's state; ours says beside it which loader it belongs to.
+    """
+    if "fan" in case["operations"]:
+        origin = {
+            "worker_count": case["worker_count"],
+            "sampler": repr(make_loader(case)._sampler),
+            "data_source": f"RangeDataSource(start=0, stop={case['num_records']}, step=1)",
+        }
+        return json.dumps({**state, **origin}, indent=4).encode()
+    last_seen, last_worker_index = state
+    expected = copy.deepcopy(case["initial_state"])
+    expected["last_seen_indices"] = {str(worker): index for worker, index in enumerate(last_seen)}
+    expected["last_worker_index"] = last_worker_index
+    return json.dumps(expected, indent=4).encode()
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_outputs_and_states(number):
+    case, missing = CASES[number], object()
+    loader, output = make_loader(case, grain.ReadOptions(3 * (number % 2), 7)), case["output"]
+    states = [full_state(case, state) for state in case["states"]]
+    assert "fan" in case["operations"] or states[0] == json.dumps(case["initial_state"], indent=4).encode()
+    it = iter(loader)
+    assert it.get_state() == states[0]
+    for element, state in zip(output, states[1:], strict=True):
+        assert plain(next(it)) == element
+        assert it.get_state() == state
+        assert str(it) == f"PyGrainDatasetIterator(state={it.get_state().decode()})"
+    if case["ends"]:
+        states.append(full_state(case, case["state_after_end"]))
+        for _ in range(2):
+            assert next(it, missing) is missing
+            assert it.get_state() == states[-1]
+    else:
+        assert len(output) == case["limit"]
+    used = it
+    for position, text in enumerate(states):
+        if position % 3 == number % 3:
+            it = used
+            it.set_state(text)
+        elif position % 3 == (number + 1) % 3:
+            it = grain.DataLoaderIterator(loader, json.loads(text))
+        else:
+            it = iter(loader)
+            it.set_state(text)
+        assert it.get_state() == text
+        assert [plain(x) for x in islice(it, None if case["ends"] else len(output) - position)] == output[position:]
+        del it  # its workers serve the next one
+
+
+def test_sharding(without_warnings):
+    """Each shard gets what Grain after 0.2.18 gives it, but for the two points that 04 §3.3 decides otherwise.
+
+    Several epochs without ``drop_remainder`` of an ``IndexSampler``: exactly the epochs of the shard's own slice, where
+    Grain cuts long shards short and gives short ones records of another epoch. An empty shard: no elements, no
+    ``ZeroDivisionError`` (01 §5.3).
+    """
+    for case in SHARDING:
+        num_records, count, drop = case["num_records"], case["shard_count"], case["drop_remainder"]
+        of_indices = case["sampler"] == "index"
+        for index, upstream in enumerate(case["upstream_after_0_2_18"]):
+            options = ShardOptions(index, count, drop)
+            epochs = {"num_epochs": case["num_epochs"]} if of_indices else {}
+            sampler = (IndexSampler if of_indices else SequentialSampler)(num_records, options, **epochs)
+            loader = grain.DataLoader(data_source=grain.sources.RangeDataSource(0, num_records, 1), sampler=sampler)
+            output = list(loader)
+            if of_indices and not drop and case["num_epochs"] > 1:
+                assert output == list(range(*even_split(num_records, options))) * case["num_epochs"], case
+                if upstream != "ZeroDivisionError":
+                    shorter = min(len(output), len(upstream))
+                    assert abs(len(output) - len(upstream)) <= 1
+                    assert output[:shorter] == upstream[:shorter]
+            else:
+                assert output == upstream, case
+                grains = case["grain_0_2_18"][index]
+                assert output[: len(grains)] == grains  # which drops the remainder always
