@@ -5,6 +5,7 @@ import pickle
 import sys
 import threading
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -50,25 +51,25 @@ def way(request, monkeypatch):
     monkeypatch.setattr(array_record, "_POOLED_READ_SECONDS", 100 if request.param == "one by one" else 0)
 
 
+def at_once(function):
+    """Calls ``function`` in eight threads, none of which begins before all are there."""
+    start = threading.Barrier(8)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: (start.wait(), function(number)), range(8)))
+
+
 # Reading.
 
 
-def test_keys_count_through_the_files(paths):
-    source = ArrayRecordDataSource(paths)
-    assert len(source) == len(ALL)
-    assert [source[key] for key in range(len(ALL))] == list(source) == ALL
-    assert {type(record) for record in source} == {bytes}
-
-
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize(
-    "keys", [[], [0], [37], [5, 5, 5], list(range(38)), [37, 0, 36, 7, 6, 0, 37, 20], [np.int64(3), np.uint8(9), True]]
-)
-def test_a_block_has_the_records_in_the_order_of_the_keys(paths, keys):
+def test_blocks_have_the_records_in_the_order_of_the_keys(paths):
     source = ArrayRecordDataSource(paths)
-    for _ in range(2):  # with closed files, and with open ones
+    blocks = [[], [0], [37], [5, 5, 5], range(38), [37, 0, 36, 7, 6, 0, 37, 20], [np.int64(3), np.uint8(9), True]]
+    for keys in blocks * 2:  # with closed files, and with open ones
         assert source.__getitems__(keys) == [ALL[key] for key in keys]
-    assert read_keys(source, keys) == [ALL[key] for key in keys]
+        assert read_keys(source, keys) == [source[key] for key in keys] == [ALL[key] for key in keys]
+    assert len(source) == len(ALL) and list(source) == ALL
+    assert {type(record) for record in source} == {bytes}
 
 
 @pytest.mark.usefixtures("way")
@@ -83,64 +84,44 @@ def test_random_blocks_of_parts_of_files(paths):
     assert source.__getitems__(np.arange(20)) == expected[:20]
 
 
-@pytest.mark.parametrize("kind", [IndexError, ValueError, KeyRangeError])
-@pytest.mark.parametrize("key", [-1, 38, 10**30])
-def test_keys_outside_are_errors(paths, kind, key):
+def test_keys_outside_and_of_other_types_are_errors(paths):
     source = ArrayRecordDataSource(paths)
-    with pytest.raises(kind, match=rf"record key must be in \[0, 38\).*got {key}"):
-        source[key]
-    with pytest.raises(kind, match=f"got {key}"):
-        source.__getitems__([0, 1, key])
-
-
-@pytest.mark.parametrize("key", [1.0, "1", None, slice(2)])
-def test_keys_are_integers(paths, key):
-    with pytest.raises(TypeError):
-        ArrayRecordDataSource(paths)[key]
-
-
-def test_numpy_integers_are_keys(paths):
-    assert ArrayRecordDataSource(paths)[np.int64(12)] == ALL[12]
+    assert issubclass(KeyRangeError, IndexError) and issubclass(KeyRangeError, ValueError)
+    for key in (-1, 38, 10**30):
+        with pytest.raises(KeyRangeError, match=rf"record key must be in \[0, 38\).*got {key}"):
+            source[key]
+        with pytest.raises(KeyRangeError, match=f"got {key}"):
+            source.__getitems__([0, 1, key])
+    for key in (1.0, "1", None, slice(2)):
+        with pytest.raises(TypeError):
+            source[key]
 
 
 @pytest.mark.usefixtures("way")
 def test_many_threads_read_from_files_that_nobody_has_opened(paths):
-    source, wrong, start = ArrayRecordDataSource(paths), [], threading.Barrier(8)
+    source = ArrayRecordDataSource(paths)
 
     def read(seed):
-        start.wait()
         for block in np.random.default_rng(seed).integers(0, len(ALL), (20, 50)).tolist():
-            if source.__getitems__(block) != [ALL[key] for key in block] or source[block[0]] != ALL[block[0]]:
-                wrong.append(seed)
+            assert source.__getitems__(block) == [ALL[key] for key in block]
+            assert source[block[0]] == ALL[block[0]]
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    at_once(read)
 
 
 @pytest.mark.usefixtures("way")
 def test_closing_does_not_disturb_other_threads(paths):
-    source, wrong, done = ArrayRecordDataSource(paths), [], threading.Event()
+    source = ArrayRecordDataSource(paths)
 
-    def read():
-        keys = list(range(len(ALL)))
-        try:
-            while not done.is_set():
-                assert source.__getitems__(keys) == ALL
-        except BaseException as error:
-            wrong.append(error)
+    def close_or_read(number):
+        for _ in range(50):
+            if number == 0:
+                source.close()
+                assert source[30] == ALL[30]
+            else:
+                assert source.__getitems__(range(len(ALL))) == ALL
 
-    thread = threading.Thread(target=read)
-    thread.start()
-    for _ in range(50):
-        source.close()
-        assert source[30] == ALL[30]
-    done.set()
-    thread.join()
-    assert wrong == []
+    at_once(close_or_read)
 
 
 @pytest.mark.usefixtures("way")
@@ -157,14 +138,12 @@ def test_a_subclass_that_parses_overrides_one_method(paths):
 
 @pytest.mark.usefixtures("way")
 def test_the_same_as_array_records_own_source(paths):
-    peer_module = pytest.importorskip(
-        "array_record.python.array_record_data_source", reason="array_record's own source needs absl and etils"
-    )
+    reason = "array_record's own source needs absl and etils"
+    peer_module = pytest.importorskip("array_record.python.array_record_data_source", reason=reason)
     items = [*paths, f"{paths[2]}[2:9]"]
     ours, peer = ArrayRecordDataSource(items), peer_module.ArrayRecordDataSource(items)
     keys = [44, 3, 3, 0, 17]
-    assert len(ours) == len(peer)
-    assert repr(ours) == repr(peer)
+    assert (len(ours), repr(ours)) == (len(peer), repr(peer))
     assert ours.__getitems__(keys) == peer.__getitems__(keys) == read_keys(peer, keys)
 
 
@@ -175,38 +154,27 @@ def instruction(path, skip, take):
     return SimpleNamespace(filename=path, skip=skip, take=take, examples_in_shard=30)
 
 
-TupleInstruction = namedtuple("TupleInstruction", ["filename", "skip", "take", "examples_in_shard"])
+def test_paths_and_parts_of_files(paths):
+    tuple_instruction = namedtuple("TupleInstruction", ["filename", "skip", "take", "examples_in_shard"])
+    path = paths[2]
+    for item in (
+        f"{path}[4:9]",
+        Path(f"{path}[4:9]"),
+        instruction(path, 4, 5),
+        instruction(Path(path), np.int64(4), np.int64(5)),
+        tuple_instruction(path, 4, 5, 30),
+    ):
+        for items in (item, [item], (item,)):
+            source = ArrayRecordDataSource(items)
+            assert list(source) == records_of(2)[4:9]
+            assert source.paths == [path]
+    assert list(ArrayRecordDataSource(paths[0])) == list(ArrayRecordDataSource(Path(paths[0]))) == records_of(0)
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
-        lambda path: f"{path}[4:9]",
-        lambda path: Path(f"{path}[4:9]"),
-        lambda path: instruction(path, 4, 5),
-        lambda path: instruction(Path(path), np.int64(4), np.int64(5)),
-        lambda path: TupleInstruction(path, 4, 5, 30),
-    ],
-)
-def test_parts_of_files(paths, item):
-    for items in (item(paths[2]), [item(paths[2])], (item(paths[2]),)):
-        source = ArrayRecordDataSource(items)
-        assert list(source) == records_of(2)[4:9]
-        assert source.paths == [paths[2]]
-
-
-@pytest.mark.parametrize("kind", [str, Path])
-def test_a_single_path(paths, kind):
-    assert list(ArrayRecordDataSource(kind(paths[0]))) == records_of(0)
-
-
-def test_the_file_instructions_of_tfds(paths):
+def test_paths_of_tfds_and_etils(paths):
     shard_utils = pytest.importorskip("tensorflow_datasets.core.utils.shard_utils", reason="TensorFlow Datasets is not installed")
     item = shard_utils.FileInstruction(filename=paths[2], skip=20, take=-1, examples_in_shard=30)
     assert list(ArrayRecordDataSource([item, paths[3]])) == records_of(2)[20:] + records_of(3)
-
-
-def test_an_etils_path(paths):
     epath = pytest.importorskip("etils.epath", reason="etils is not installed")
     assert list(ArrayRecordDataSource(epath.Path(paths[0]))) == records_of(0)
 
@@ -237,36 +205,27 @@ def test_record_counts_are_read_in_any_number_of_threads(paths, max_threads):
         assert len(ArrayRecordDataSource(paths * 5)) == 5 * len(ALL)
 
 
-# Texts.
-
-
-@pytest.mark.parametrize(
-    ("items", "text"), [("a[0:1]", "86f7e437faa5a7fce15d1ddcb9eaeaea377667b8"), (["a[0:1]", "b[3:4]"], None)]
-)
-def test_repr_has_a_hash_of_the_paths(items, text):
-    text = text or hashlib.sha1(b"ab").hexdigest()
-    assert repr(ArrayRecordDataSource(items)) == f"ArrayRecordDataSource(hash_of_paths={text})"
+def test_repr_has_a_hash_of_the_paths():
+    for items, names in (("a[0:1]", b"a"), (["a[0:1]", "b[3:4]"], b"ab")):
+        assert repr(ArrayRecordDataSource(items)) == f"ArrayRecordDataSource(hash_of_paths={hashlib.sha1(names).hexdigest()})"
 
 
 # Files that are missing or broken.
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, FileNotFoundError, MissingFileError])
-def test_a_missing_file_is_named(paths, tmp_path, kind):
+def test_a_missing_file_is_named(paths, tmp_path):
+    assert issubclass(MissingFileError, RuntimeError) and issubclass(MissingFileError, FileNotFoundError)
     missing = str(tmp_path / "missing")
-    with pytest.raises(kind, match=f"{missing} does not exist.*No such file"):
+    with pytest.raises(MissingFileError, match=f"{missing} does not exist.*No such file"):
         ArrayRecordDataSource([*paths, missing])
     source = ArrayRecordDataSource([*paths, f"{missing}[0:3]"])  # found out when it is needed
     assert source[37] == ALL[37]
-    with pytest.raises(kind, match=f"{missing} does not exist"):
+    with pytest.raises(MissingFileError, match=f"{missing} does not exist"):
         source[38]
-
-
-@pytest.mark.parametrize("pattern", ["data-*", "data@4"])
-def test_patterns_are_taken_literally(tmp_path, pattern):
     write(tmp_path / "data-0", [b"x"])
-    with pytest.raises(MissingFileError, match="patterns are not expanded, pass a list of files"):
-        ArrayRecordDataSource(tmp_path / pattern)
+    for pattern in ("data-*", "data@4"):
+        with pytest.raises(MissingFileError, match="patterns are not expanded, pass a list of files"):
+            ArrayRecordDataSource(tmp_path / pattern)
 
 
 def test_files_that_are_no_array_record_files_are_named(paths, tmp_path):
@@ -288,16 +247,11 @@ def test_a_broken_record_is_named_and_the_others_can_be_read(tmp_path):
     records = [os.urandom(1000) for _ in range(40)]
     path = tmp_path / "broken"
     write(path, records)
-    content = bytearray(path.read_bytes())
-    place = content.index(records[20])
-    content[place : place + 100] = bytes(100)
-    path.write_bytes(content)
-
+    path.write_bytes(path.read_bytes().replace(records[20][:100], bytes(100)))
     source = ArrayRecordDataSource(path)
-    with pytest.raises(RuntimeError, match=f"cannot read record 20 of {path}: .*hash mismatch"):
-        source[20]
-    with pytest.raises(RuntimeError, match=f"cannot read record 20 of {path}: .*hash mismatch"):
-        source.__getitems__([3, 20, 21, 40])  # the first error in the order of the keys
+    for read in (lambda: source[20], lambda: source.__getitems__([3, 20, 21, 40])):  # the first error in the order of the keys
+        with pytest.raises(RuntimeError, match=f"cannot read record 20 of {path}: .*hash mismatch"):
+            read()
     with pytest.raises(KeyRangeError):
         source.__getitems__([3, 40, 20, 21])
     good = [key for key in range(40) if key != 20]
@@ -307,9 +261,8 @@ def test_a_broken_record_is_named_and_the_others_can_be_read(tmp_path):
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("item", [lambda path: f"{path}[25:31]", lambda path: instruction(path, 25, 6)])
 def test_a_range_past_the_end_is_an_error_at_the_first_read(paths, item):
-    source = ArrayRecordDataSource([paths[0], item(paths[2])])
-    assert source[0] == ALL[0]
     source = ArrayRecordDataSource([paths[0], item(paths[2]), f"{paths[2]}[0:2]"])
+    assert source[0] == ALL[0]
     for keys in ([7], [0, 12], [0, 1, 8]):
         with pytest.raises(RuntimeError, match=f"{paths[2]} has 30 records, but 31 were to be read from it"):
             source.__getitems__(keys)
@@ -324,59 +277,33 @@ def test_without_the_package_the_error_names_it(paths, monkeypatch):
         ArrayRecordDataSource(paths)
 
 
-# The reader's options.
+# The reader's options, and open files.
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"max_parallelism": "1"}, {"index_storage_option": "offloaded", "footer_prefetch_bytes": "0"}],
-)
-def test_reader_options(paths, options):
-    assert list(ArrayRecordDataSource(paths, reader_options=options)) == ALL
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_reader_options(paths):
+    for options in ({}, {"max_parallelism": "1"}, {"index_storage_option": "offloaded", "footer_prefetch_bytes": "0"}):
+        assert list(ArrayRecordDataSource(paths, reader_options=options)) == ALL
+    for options, message in (
         ({"bogus": "1"}, "Unknown option bogus, valid options: .*max_parallelism"),
         ({"readahead_buffer_size": "0"}, "readahead_buffer_size is present more than once"),
-    ],
-)
-def test_wrong_reader_options_are_errors_of_the_first_read(paths, options, message):
-    source = ArrayRecordDataSource(paths, options)
-    with pytest.raises(ValueError, match=message):
-        source[0]
+    ):
+        source = ArrayRecordDataSource(paths, options)
+        with pytest.raises(ValueError, match=message):
+            source[0]
+    with pytest.raises(TypeError, match="reader_options"):
+        ArrayRecordDataSource("x", ["max_parallelism:1"])
 
 
-def test_groups_are_logged_once_for_each_file(paths, tmp_path, caplog):
-    records = [f"{i}".encode() for i in range(40)]
-    grouped = write(tmp_path / "grouped", records, "group_size:16")
+def test_a_file_is_opened_once_for_all_threads_and_says_then_that_it_has_groups(paths, tmp_path, caplog):
+    files = [write(tmp_path / f"grouped-{file}", [b"x"] * 20, "group_size:16") for file in range(20)]
+    source = ArrayRecordDataSource([*files, *paths])
     with caplog.at_level(logging.INFO, "gristmill"):
-        assert list(ArrayRecordDataSource([grouped, *paths])) == records + ALL
-    (record,) = caplog.records
-    assert record.levelno == logging.ERROR
-    assert record.name == "gristmill"
-    assert f"{grouped} was written with group_size:16" in record.getMessage()
-
-
-def test_a_file_is_opened_once_for_all_threads(tmp_path, caplog):
-    files = [write(tmp_path / f"grouped-{file}", [b"x"] * 4, "group_size:4") for file in range(20)]
-    source, start = ArrayRecordDataSource(files), threading.Barrier(8)
-
-    def read():
-        start.wait()
-        assert source.__getitems__(range(80)) == [b"x"] * 80
-
-    threads = [threading.Thread(target=read) for _ in range(8)]
-    with caplog.at_level(logging.INFO, "gristmill"):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(caplog.records) == 20
-
-
-# Open files.
+        at_once(lambda _: source.__getitems__(range(400)) == [b"x"] * 400 or pytest.fail("other records"))
+        assert list(source) == [b"x"] * 400 + ALL
+    assert {(record.levelno, record.name) for record in caplog.records} == {(logging.ERROR, "gristmill")}
+    texts = sorted(record.getMessage().partition(":")[0] for record in caplog.records)
+    assert texts == sorted(f"{file} was written with group_size" for file in files)
+    assert "group_size:16: reading one record decodes 16 of them" in caplog.text
 
 
 def num_open(paths):
@@ -402,17 +329,12 @@ def test_files_are_open_between_the_first_read_and_the_end_of_the_context(paths)
     assert num_open(paths) == 0
 
 
-@pytest.mark.parametrize("package", [pickle, cloudpickle])
-def test_pickles_have_no_open_files(paths, package):
-    source = ArrayRecordDataSource([*paths, f"{paths[2]}[3:5]"], {"max_parallelism": "1"})
-    fresh = package.dumps(source)
-    assert list(source) == ALL + records_of(2)[3:5]
-    assert package.dumps(source) == fresh
-    copy = package.loads(fresh)
-    assert list(copy) == list(source)
-    assert (len(copy), repr(copy), copy.paths) == (len(source), repr(source), source.paths)
-
-
-def test_reader_options_that_are_no_mapping_are_refused(tmp_path):
-    with pytest.raises(TypeError, match="reader_options"):
-        ArrayRecordDataSource(str(tmp_path / "x"), ["max_parallelism:1"])
+def test_pickles_have_no_open_files(paths):
+    for package in (pickle, cloudpickle):
+        source = ArrayRecordDataSource([*paths, f"{paths[2]}[3:5]"], {"max_parallelism": "1"})
+        fresh = package.dumps(source)
+        assert list(source) == ALL + records_of(2)[3:5]
+        assert package.dumps(source) == fresh
+        copy = package.loads(fresh)
+        assert list(copy) == list(source)
+        assert (len(copy), repr(copy), copy.paths) == (len(source), repr(source), source.paths)

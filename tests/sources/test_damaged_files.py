@@ -13,15 +13,17 @@ import pytest
 pytest.importorskip("resource", reason="the system does not limit the memory of a process")
 PROGRAM = Path(__file__).with_name("damage_program.py")
 PACKAGES = {"parquet": "pyarrow", "tfrecord": "numpy", "array_record": "array_record"}
-SECONDS = 300  # for a program that hangs, not for a slow machine
+MANY = pytest.param(100, 900, marks=[pytest.mark.slow, pytest.mark.timeout(300)], id="many")
 
 
-def wrong_files(name, folder, first, last):
-    """What was wrong with damages ``first`` to ``last - 1``, a line each."""
+@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize(("first", "last"), [pytest.param(0, 100, id="some"), MANY])
+def test_damages(name, first, last, tmp_path):
+    pytest.importorskip(PACKAGES[name])
     wrong = []
     while first < last:
-        command = [sys.executable, str(PROGRAM), name, str(folder), str(first), str(last)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        command = [sys.executable, str(PROGRAM), name, str(tmp_path), str(first), str(last)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)  # for a program that hangs
         lines = done.stdout.splitlines()
         wrong += [line for line in lines if line.startswith("wrong")]
         numbers = [int(line) for line in lines if line.isdigit()]
@@ -30,21 +32,4 @@ def wrong_files(name, folder, first, last):
         if done.returncode:
             end = signal.Signals(-done.returncode).name if done.returncode < 0 else f"exit code {done.returncode}"
             wrong.append(f"wrong: damage {numbers[-1]}: ended by {end}: {done.stderr[-300:]}")
-    return wrong
-
-
-def check(name, folder, first, last):
-    pytest.importorskip(PACKAGES[name])
-    assert "\n".join(wrong_files(name, folder, first, last)) == ""
-
-
-@pytest.mark.parametrize("name", PACKAGES)
-def test_some_damages(name, tmp_path):
-    check(name, tmp_path, 0, 150)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("name", PACKAGES)
-def test_many_damages(name, tmp_path):
-    check(name, tmp_path, 150, 2150)
+    assert "\n".join(wrong) == ""

@@ -65,30 +65,12 @@ class Disabled(Vectored):
 
 
 @pytest.mark.parametrize("kind", [Plain, Vectored, GrainVectored, Parsing, Mixed, OnceMoreVectored, Disabled])
-@pytest.mark.parametrize("keys", [[], [2], KEYS])
-def test_a_block_is_what_single_reads_are(kind, keys):
-    assert read_keys(kind(), keys) == [kind()[key] for key in keys]
-
-
-@pytest.mark.parametrize("kind", [Vectored, GrainVectored, OnceMoreVectored])
-def test_a_vectored_read_is_called_once_for_several_keys(kind):
-    source = kind()
-    read_keys(source, KEYS)
-    assert source.calls == [KEYS]
-
-
-@pytest.mark.parametrize("kind", [Vectored, GrainVectored])
-def test_one_key_is_read_by_getitem(kind):
-    source = kind()
-    assert read_keys(source, [2]) == [20]
-    assert source.calls == [2]
-
-
-@pytest.mark.parametrize("kind", [Plain, Parsing, Mixed, Disabled])
-def test_getitem_decides_where_it_is_the_more_derived_method(kind):
-    source = kind()
-    read_keys(source, KEYS)
-    assert source.calls == KEYS
+def test_a_block_is_what_single_reads_are_and_is_read_at_once_where_the_more_derived_method_does(kind):
+    for keys in ([], [2], KEYS):
+        source = kind()
+        assert read_keys(source, keys) == [kind()[key] for key in keys]
+        is_vectored = kind in (Vectored, GrainVectored, OnceMoreVectored) and len(keys) > 1
+        assert source.calls == ([keys] if is_vectored else keys)
 
 
 @given(st.lists(st.integers(0, 6)))
@@ -99,47 +81,27 @@ def test_ordinary_sequences(keys):
     assert read_keys("abcdefg", keys) == ["abcdefg"[key] for key in keys]
 
 
-@pytest.mark.parametrize("num_records", [0, 4, 6])
-def test_a_vectored_read_must_return_one_record_per_key(num_records):
-    class Wrong(Vectored):
+def answering(answer, base=Vectored):
+    class Answering(base):
         def __getitem__(self, key):
-            return key
+            return answer(key)
 
         def __getitems__(self, keys):
-            return [0] * num_records
+            return answer(keys)
 
-    with pytest.raises(ValueError, match=f"Wrong.__getitems__ must return one record per key, got {num_records} for 5"):
-        read_keys(Wrong(), KEYS)
-
-
-def test_a_table_is_not_a_list_of_records():
-    class Table(Vectored):
-        def __getitem__(self, key):
-            return {"x": key, "y": key}
-
-        def __getitems__(self, keys):
-            return {"x": keys, "y": keys}
-
-    with pytest.raises(TypeError, match=r"Table\.__getitems__ must return a sequence of records, got dict"):
-        read_keys(Table(), [0, 1])
+    return Answering()
 
 
-@pytest.mark.parametrize("keys", [[1], KEYS])
-@pytest.mark.parametrize("base", [Plain, Vectored])
-def test_stop_iteration_does_not_end_the_data(base, keys):
-    class Stops(base):
-        def __getitem__(self, key):
-            raise StopIteration
-
-        def __getitems__(self, keys):
-            raise StopIteration
-
-    with pytest.raises(RuntimeError, match="the source Stops raised StopIteration") as caught:
-        read_keys(Stops(), keys)
-    assert isinstance(caught.value.__cause__, StopIteration)
-
-
-def test_other_errors_pass():
+def test_wrong_answers_and_errors():
+    for n in (0, 4, 6):
+        with pytest.raises(ValueError, match=f"Answering.__getitems__ must return one record per key, got {n} for 5"):
+            read_keys(answering(lambda _, n=n: [0] * n), KEYS)
+    with pytest.raises(TypeError, match=r"Answering\.__getitems__ must return a sequence of records, got dict"):
+        read_keys(answering(lambda keys: {"x": keys, "y": keys}), [0, 1])
+    for keys, base in ([1], Plain), ([1], Vectored), (KEYS, Plain), (KEYS, Vectored):
+        with pytest.raises(RuntimeError, match="the source Answering raised StopIteration") as caught:
+            read_keys(answering(lambda _: next(iter([])), base), keys)
+        assert isinstance(caught.value.__cause__, StopIteration)
     with pytest.raises(IndexError, match="list index out of range"):
         read_keys([1, 2], [0, 5])
 
@@ -161,12 +123,6 @@ def test_keys_wrap_around_the_length(keys, length):
     assert wrap_keys(range(length), keys) == [key % length for key in keys]
 
 
-def test_wrapped_keys_are_built_in_ints():
-    keys = wrap_keys(np.zeros(3), [np.int64(4), True, np.uint64(2)])
-    assert keys == [1, 1, 2]
-    assert {type(key) for key in keys} == {int}
-
-
 class NoLength:
     def __getitem__(self, key):
         return key
@@ -176,26 +132,20 @@ class NoneLength(NoLength):
     __len__ = None
 
 
-@pytest.mark.parametrize("source", [NoLength(), NoneLength()])
-def test_keys_of_a_source_without_a_length_stay(source):
-    assert wrap_keys(source, [-1, 10**9, "a"]) == [-1, 10**9, "a"]
-
-
-def test_keys_that_are_no_integers_stay():
-    keys = ["a", "%d", None, (1, 2), 1.5]
-    assert wrap_keys([1, 2, 3], [*keys, 4]) == [*keys, 1]
-    assert wrap_keys({}, keys) == keys
-
-
-@pytest.mark.parametrize("keys", [[3], ["a", 3]])
-def test_an_empty_source_has_no_record_for_any_integer(keys):
+def test_keys_that_stay_and_others():
+    keys = wrap_keys(np.zeros(3), [np.int64(4), True, np.uint64(2)])
+    assert keys == [1, 1, 2]
+    assert {type(key) for key in keys} == {int}
+    for source in (NoLength(), NoneLength()):
+        assert wrap_keys(source, [-1, 10**9, "a"]) == [-1, 10**9, "a"]
+    others = ["a", "%d", None, (1, 2), 1.5]
+    assert wrap_keys([1, 2, 3], [*others, 4]) == [*others, 1]
+    assert wrap_keys({}, others) == others
     assert wrap_keys([], []) == []
-    with pytest.raises(IndexError, match="the source list is empty"):
-        wrap_keys([], keys)
-
-
-def test_the_length_is_looked_at_each_time():
-    source = [0, 1]
+    for keys in ([3], ["a", 3]):
+        with pytest.raises(IndexError, match="the source list is empty"):
+            wrap_keys([], keys)
+    source = [0, 1]  # the length is looked at each time
     assert wrap_keys(source, [2]) == [0]
     source.append(2)
     assert wrap_keys(source, [2]) == [2]
@@ -206,11 +156,11 @@ def test_records_of_hugging_face_have_the_same_types_alone_and_in_blocks(kind):
     datasets = pytest.importorskip("datasets")
     columns = {"x": [0.1 * i for i in range(8)], "n": [1, 2, None, 4, 5, 6, 7, 8], "t": [[i] * (i % 3) for i in range(8)]}
     rows = datasets.Dataset.from_dict(columns).with_format(kind)
-    alone, block = [rows[i] for i in range(8)], read_keys(rows, range(8))
-    for one, other in zip(alone, block, strict=True):
-        assert {name: (type(value), str(value), getattr(value, "dtype", None)) for name, value in one.items()} == {
-            name: (type(value), str(value), getattr(value, "dtype", None)) for name, value in other.items()
-        }
+
+    def exact(records):
+        return [{name: (type(x), str(x), getattr(x, "dtype", None)) for name, x in record.items()} for record in records]
+
+    assert exact(read_keys(rows, range(8))) == exact([rows[i] for i in range(8)])
 
 
 def test_hugging_face_is_read_in_blocks_where_that_is_the_same(monkeypatch):

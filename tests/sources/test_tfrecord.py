@@ -13,6 +13,7 @@ from gristmill.sources.crc32c import masked_crc32c
 from gristmill.sources.tfrecord import TFRecordFile, check_compression
 
 RECORDS = [b"a", b"", b"bb" * 100, bytes(3000), b"last"]
+COMPRESS = {None: bytes, "gzip": gzip.compress, "zlib": zlib.compress}
 
 
 def framed(data):
@@ -23,6 +24,7 @@ def framed(data):
 
 ENDS = np.cumsum([0, *[len(framed(record)) for record in RECORDS]]).tolist()
 CONTENT = b"".join(map(framed, RECORDS))
+PLACES = [*range(62), *range(235, 270), 3000, *range(len(CONTENT) - 30, len(CONTENT))]
 
 
 @pytest.fixture(params=[None, 12, 100], ids=lambda size: f"block_{size}")
@@ -61,34 +63,22 @@ def read_all(file, offset=0):
         offset = offsets[-1]
 
 
-@pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
-def test_reading_from_every_record(open_file, compression):
-    compress = {None: bytes, "gzip": gzip.compress, "zlib": zlib.compress}[compression]
-    file = open_file(compress(CONTENT), compression=compression)
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_reading_from_every_record_and_no_further(open_file, compression):
+    file = open_file(COMPRESS[compression](CONTENT), compression=compression)
     for first in [*range(len(ENDS)), *reversed(range(len(ENDS)))]:
-        records, begins, error = read_all(file, ENDS[first])
-        assert error is None
-        assert records == RECORDS[first:]
-        assert begins == ENDS[first:]
-
-
-def test_many_records_of_random_lengths(open_file):
-    rng = np.random.default_rng(1)
-    records = [rng.bytes(n) for n in rng.integers(0, 300, 500).tolist()]
-    assert read_all(open_file(b"".join(map(framed, records))))[0] == records
-
-
-def test_an_empty_file(open_file):
-    assert open_file(b"").read(0) == ([], [0])
-
-
-@pytest.mark.parametrize("compression", [None, "gzip"])
-def test_an_offset_behind_the_end(open_file, compression):
-    file = open_file(gzip.compress(CONTENT) if compression else CONTENT, compression=compression)
+        assert read_all(file, ENDS[first]) == (RECORDS[first:], ENDS[first:], None)
     for _ in range(2):
         with pytest.raises(StateIndexError, match=rf"at most {len(CONTENT)}, .*file\.tfrecord, got {len(CONTENT) + 1}"):
             file.read(len(CONTENT) + 1)
     assert read_all(file, ENDS[-2])[0] == RECORDS[-1:]
+
+
+def test_many_records_of_random_lengths_and_none(open_file):
+    rng = np.random.default_rng(1)
+    records = [rng.bytes(n) for n in rng.integers(0, 300, 500).tolist()]
+    assert read_all(open_file(b"".join(map(framed, records))))[0] == records
+    assert open_file(b"").read(0) == ([], [0])
 
 
 def test_an_offset_between_records(open_file):
@@ -99,7 +89,7 @@ def test_an_offset_between_records(open_file):
 
 @pytest.mark.parametrize("check_crc", [True, False])
 def test_cut_off_anywhere(open_file, check_crc):
-    for size in [*range(260), 3000, *range(len(CONTENT) - 30, len(CONTENT))]:
+    for size in PLACES:
         whole = sum(end <= size for end in ENDS) - 1
         records, _, error = read_all(open_file(CONTENT[:size], check_crc))
         assert records == RECORDS[:whole]
@@ -117,24 +107,22 @@ def test_cut_off_anywhere(open_file, check_crc):
 
 
 def test_any_damaged_byte_is_noticed(open_file):
-    for position in [*range(260), 2000, *range(len(CONTENT) - 25, len(CONTENT))]:
+    for position in PLACES:
         content = bytearray(CONTENT)
         content[position] ^= 1 << position % 8
         damaged = sum(end <= position for end in ENDS) - 1
         file = open_file(bytes(content))
         records, _, error = read_all(file)
         assert records == RECORDS[:damaged]
-        within = position - ENDS[damaged]
-        part = "length" if within < 12 else "data"
+        part = "length" if position - ENDS[damaged] < 12 else "data"
         assert f"the record at byte {ENDS[damaged]} has a wrong checksum of its {part}" in str(error)
         assert "check_crc=False" in str(error)
         if part == "length":
             with pytest.raises(ValueError, match="wrong checksum of its length"):
                 file.skip(ENDS[damaged])
         else:
-            end = file.skip(ENDS[damaged])
-            assert end == ENDS[damaged + 1]
-            assert read_all(file, end)[0] == RECORDS[damaged + 1 :]
+            assert file.skip(ENDS[damaged]) == ENDS[damaged + 1]
+            assert read_all(file, ENDS[damaged + 1])[0] == RECORDS[damaged + 1 :]
 
 
 def test_no_checksums_compared(open_file):
@@ -154,63 +142,57 @@ def test_a_foreign_file_is_refused_without_reading_what_it_seems_to_announce(ope
         open_file(text, check_crc=False).read(0)
 
 
-@pytest.mark.parametrize("name", ["gzip", "zlib"])
 @pytest.mark.parametrize("check_crc", [True, False])
-def test_a_compressed_file_is_recognised(open_file, name, check_crc):
-    content = {"gzip": gzip.compress, "zlib": zlib.compress}[name](CONTENT)
-    with pytest.raises(ValueError, match=f"try compression='{name}'"):
-        open_file(content, check_crc).read(0)
-    with pytest.raises(ValueError, match=r"file\.tfrecord cannot be read behind byte 0: the compressed data are damaged"):
-        open_file(CONTENT, check_crc, compression=name).read(0)
+def test_a_compressed_file_is_recognised(open_file, check_crc):
+    for name in ("gzip", "zlib"):
+        with pytest.raises(ValueError, match=f"try compression='{name}'"):
+            open_file(COMPRESS[name](CONTENT), check_crc).read(0)
+        with pytest.raises(ValueError, match=r"file\.tfrecord cannot be read behind byte 0: the compressed data are damaged"):
+            open_file(CONTENT, check_crc, compression=name).read(0)
 
 
 def test_records_before_a_damage_of_the_compressed_data_are_read(open_file):
     rng = np.random.default_rng(3)
     records = [rng.bytes(50) for _ in range(2000)]
-    content = b"".join(map(framed, records))
-    records_read, _, error = read_all(open_file(gzip.compress(content)[:-20], compression="gzip"))
+    content = gzip.compress(b"".join(map(framed, records)))
+    records_read, _, error = read_all(open_file(content[:-20], compression="gzip"))
     assert len(records_read) > 1900
     assert records_read == records[: len(records_read)]
     assert "file.tfrecord cannot be read behind byte" in str(error) and "cut off" in str(error)
 
 
-def test_paths(tmp_path):
-    class Opens:
-        def open(self, mode):
-            return (tmp_path / "file.tfrecord").open(mode)
+class Opens(io.RawIOBase):
+    """A path that opens what is given, or itself, which fails."""
 
-    (tmp_path / "file.tfrecord").write_bytes(CONTENT)
-    for path in (str(tmp_path / "file.tfrecord"), tmp_path / "file.tfrecord", Opens()):
-        file = TFRecordFile(path, check_crc=True, compression=None)
+    def __init__(self, file=None):
+        self.file = file
+
+    def __str__(self):
+        return "some/path"
+
+    def open(self, mode):
+        return self.file or self
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        return offset
+
+    def read(self, size=-1):
+        raise OSError(5, "Input/output error")
+
+
+def test_paths(tmp_path):
+    path = tmp_path / "file.tfrecord"
+    path.write_bytes(CONTENT)
+    for name in (str(path), path, Opens(io.BytesIO(CONTENT))):
+        file = TFRecordFile(name, check_crc=True, compression=None)
         assert read_all(file)[0] == RECORDS
         file.close()
         file.close()
     with pytest.raises(FileNotFoundError, match=r"missing\.tfrecord"):
         TFRecordFile(tmp_path / "missing.tfrecord", check_crc=True, compression=None)
-
-
-def test_an_error_of_the_system_names_the_file(tmp_path):
-    class Fails(io.RawIOBase):
-        path = tmp_path / "file.tfrecord"
-
-        def __str__(self):
-            return str(self.path)
-
-        def open(self, mode):
-            return self
-
-        def seek(self, offset, whence=io.SEEK_SET):
-            return offset
-
-        def read(self, size=-1):
-            raise OSError(5, "Input/output error")
-
     with pytest.raises(OSError, match="Input/output error") as error:
-        TFRecordFile(Fails(), check_crc=True, compression=None).read(12)
-    assert error.value.__notes__ == [f"{tmp_path / 'file.tfrecord'} was to be read behind byte 12."]
-
-
-def test_check_compression():
+        TFRecordFile(Opens(), check_crc=True, compression=None).read(12)
+    assert error.value.__notes__ == ["some/path was to be read behind byte 12."]
     assert [check_compression(x) for x in (None, "gzip", "zlib")] == [None, "gzip", "zlib"]
     with pytest.raises(ValueError, match=r"compression must be None or one of \('gzip', 'zlib'\), got 'GZIP'"):
         check_compression("GZIP")

@@ -1,0 +1,24 @@
+"""The rows of Parquet files as pyarrow gives them, exactly."""
+
+import numpy as np
+
+
+def exact(x):
+    """``x`` in a form that ``==`` compares with its types and dtypes, and that takes NaN for NaN."""
+    if isinstance(x, np.ndarray):
+        return ("array", str(x.dtype), x.shape, [exact(value) for value in x])
+    if isinstance(x, dict):
+        return {key: exact(value) for key, value in x.items()}
+    if isinstance(x, list | tuple):
+        return [type(x), *map(exact, x)]
+    return (type(x), str(getattr(x, "dtype", "")), repr(x))
+
+
+def plain_rows(file, group):
+    """The rows of a row group of a ``ParquetFile``; columns with a dictionary as those without."""
+    table = file.read_row_group(group)
+    columns = []
+    for column in table.columns:
+        is_dictionary = str(column.type).startswith("dictionary")
+        columns.append((column.cast(column.type.value_type) if is_dictionary else column).to_numpy())
+    return [exact(dict(zip(table.column_names, row, strict=True))) for row in zip(*columns, strict=True)]
