@@ -14,6 +14,8 @@ from gristmill.experimental import (
 
 STRICT = DatasetOptions(filter_raise_threshold_ratio=0.5)
 LENIENT = DatasetOptions(filter_raise_threshold_ratio=None, filter_warn_threshold_ratio=None)
+NUMBERS = MapDataset.range(4000).to_iter_dataset()
+SMALL = DatasetOptions(filter_raise_threshold_ratio=None, min_shm_size=7)
 
 
 def with_options(ds, *options):
@@ -22,12 +24,13 @@ def with_options(ds, *options):
     return ds
 
 
-def numbers():
-    return MapDataset.range(4000).to_iter_dataset()
-
-
 def options_of(ds):
-    return iter(ds)._ctx.options
+    it = iter(ds)
+    found = it._ctx.options
+    while it._parents:  # the whole pipeline shares them
+        it = it._parents[0]
+        assert it._ctx.options is found
+    return found
 
 
 def rare(ds):
@@ -42,69 +45,57 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_they_act_before_and_after(stage):
-    run = STAGES[stage]
+def test_they_act_before_and_after_and_the_one_nearest_the_output_wins_field_by_field(stage):
+    run, inner = STAGES[stage], DatasetOptions(filter_raise_threshold_ratio=0.5, min_shm_size=5)
     for ds in (
-        run(rare(with_options(numbers(), STRICT))),
-        run(with_options(rare(numbers()), STRICT)),
-        rare(run(with_options(numbers(), STRICT))),
-        with_options(run(rare(numbers())), STRICT),
-        with_options(rare(run(numbers())), STRICT),
+        run(rare(with_options(NUMBERS, STRICT))),
+        with_options(run(rare(NUMBERS)), STRICT),
+        rare(run(with_options(NUMBERS, STRICT))),
+        with_options(rare(run(NUMBERS)), STRICT),
     ):
         with pytest.raises(ValueError, match="FilterDatasetIterator"):
             list(ds)
+    for ds in (run(with_options(NUMBERS, inner, LENIENT)), with_options(run(with_options(NUMBERS, inner)), LENIENT)):
+        assert iter(ds)._ctx.options == LENIENT.merge(inner)
+    assert len(list(rare(ds))) == 40
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_one_nearest_the_output_wins_field_by_field(stage):
-    run = STAGES[stage]
-    inner = DatasetOptions(filter_raise_threshold_ratio=0.5, min_shm_size=5)
-    for ds in (run(with_options(numbers(), inner, LENIENT)), with_options(run(with_options(numbers(), inner)), LENIENT)):
-        assert options_of(ds) == LENIENT.merge(inner)
-        assert len(list(rare(ds))) == 40
-
-
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("join", [ZipIterDataset, IterDataset.mix])
+@pytest.mark.parametrize(
+    ("stage", "join"), [("in process", IterDataset.mix), ("workers", ZipIterDataset), ("threads", ZipIterDataset)]
+)
 def test_across_branches_the_first_parent_wins(stage, join):
-    first = DatasetOptions(filter_raise_threshold_ratio=0.5)
-    second = DatasetOptions(filter_raise_threshold_ratio=None, min_shm_size=7)
-    run = STAGES[stage]
-    ds = run(join([with_options(numbers(), first), with_options(numbers(), second)]))
-    assert options_of(ds) == DatasetOptions(filter_raise_threshold_ratio=0.5, min_shm_size=7)
-    with pytest.raises(ValueError, match="dropped"):
-        list(rare(ds))
-    with pytest.raises(ValueError, match="dropped"):
-        list(run(rare(join([with_options(numbers(), first), with_options(numbers(), second)]))))
-    swapped = join([with_options(numbers(), second), with_options(numbers(), first)])
-    assert len(list(run(rare(swapped)))) > 0
+    run, branches = STAGES[stage], [with_options(NUMBERS, STRICT), with_options(NUMBERS, SMALL)]
+    ds = run(join(branches))
+    assert iter(ds)._ctx.options == DatasetOptions(filter_raise_threshold_ratio=0.5, min_shm_size=7)
+    for strict in (rare(ds), run(rare(join(branches)))):
+        with pytest.raises(ValueError, match="dropped"):
+            list(strict)
+    assert len(list(run(rare(join(branches[::-1]))))) > 0
 
 
 def test_options_of_an_interleaved_dataset_stay_in_it():
-    ds = InterleaveIterDataset([with_options(numbers(), STRICT), numbers()], cycle_length=2)
+    ds = InterleaveIterDataset([with_options(NUMBERS, STRICT), NUMBERS], cycle_length=2)
     for stage in STAGES.values():
-        assert options_of(stage(ds)) == DatasetOptions()
-    inside = InterleaveIterDataset([rare(with_options(numbers(), STRICT))], cycle_length=1)
+        assert iter(stage(ds))._ctx.options == DatasetOptions()
+    inside = InterleaveIterDataset([rare(with_options(NUMBERS, STRICT))], cycle_length=1)
     with pytest.raises(ValueError, match="dropped"):
         list(inside)
     assert len(list(with_options(inside, LENIENT))) == 40
 
 
-def test_they_add_no_layer():
-    ds = with_options(numbers().map(lambda x: x), STRICT)
-    assert iter(ds).get_state() == {"next_index": 0}
-    assert str(iter(ds)).startswith("MapDatasetIterator")
+def test_they_reach_the_whole_pipeline_and_add_no_layer():
+    inner = DatasetOptions(filter_warn_threshold_ratio=0.1, min_shm_size=1)
+    outer = DatasetOptions(filter_warn_threshold_ratio=0.2, filter_raise_threshold_ratio=0.3)
+    ds = with_options(with_options(NUMBERS.map(str), inner).map(str).batch(2), outer)
+    for made in (ds, ds.map(str)):
+        assert options_of(made) == outer.merge(inner)
+    found = options_of(ds)
+    assert (found.filter_warn_threshold_ratio, found.filter_raise_threshold_ratio, found.min_shm_size) == (0.2, 0.3, 1)
+    assert options_of(NUMBERS.map(str)) == DatasetOptions()
+    default = with_options(NUMBERS, inner, DatasetOptions(filter_warn_threshold_ratio=0.9))
+    assert options_of(default).filter_warn_threshold_ratio == 0.9  # given explicitly, although the default
+    ds = with_options(NUMBERS, STRICT)
+    assert iter(ds).get_state() == {"next_index": 0} and type(iter(ds)) is type(iter(NUMBERS))
     assert str(ds) == "WithOptionsIterDataset(options=DatasetOptions(filter_raise_threshold_ratio=0.5))"
-    assert get_element_spec(with_options(numbers(), STRICT)) == get_element_spec(numbers())
-    assert ds.options is STRICT
-    with pytest.raises(TypeError, match="options must be a DatasetOptions, got None"):
-        WithOptionsIterDataset(numbers(), None)
-
-
-def test_small_arrays_need_not_go_through_shared_memory():
-    """The option holds wherever it is given: the workers' side of it is tested with the transport."""
-    for ds in (
-        with_options(numbers(), DatasetOptions(min_shm_size=10**6)).mp_prefetch(MultiprocessingOptions(1)),
-        with_options(numbers().mp_prefetch(MultiprocessingOptions(1)), DatasetOptions(min_shm_size=10**6)),
-    ):
-        assert options_of(ds).min_shm_size == 10**6
+    assert get_element_spec(ds) == get_element_spec(NUMBERS)
+    assert ds.options is STRICT and ds.parents == (NUMBERS,)
