@@ -6,6 +6,8 @@ import json
 import numpy as np
 import pytest
 from local_workers import LocalWorkersIterDataset
+from mistakes import variant
+from refusing import assert_raises
 
 from gristmill import DataLoader, DatasetIterator, IndexSampler, IterDataset, MapDataset
 from gristmill.experimental import ElasticIterator, assert_equal_output_after_checkpoint
@@ -44,27 +46,26 @@ def test_what_is_right_is_accepted(name, options):
     assert_equal_output_after_checkpoint(RIGHT[name](), **options)
 
 
-class Stream(IterDataset):
+def stream(kind):
     """The first four numbers, by an iterator with a mistake or none."""
-
-    def __init__(self, iterator_class):
-        super().__init__()
-        self.iterator_class = iterator_class
-
-    def __iter__(self):
-        return self.iterator_class()
+    return variant(IterDataset, __iter__=lambda self: kind())()
 
 
 class Right(DatasetIterator):
+    end = 4
+
     def __init__(self):
         super().__init__()
         self.position = 0
 
     def __next__(self):
-        if self.position >= 4:
+        if self.position >= self.end:
             raise StopIteration
         self.position += 1
-        return self.position - 1
+        return self.element(self.position - 1)
+
+    def element(self, position):
+        return position
 
     def get_state(self):
         return {"position": self.position}
@@ -73,174 +74,118 @@ class Right(DatasetIterator):
         self.position = state["position"]
 
 
-class ForgetsThePosition(Right):
-    def set_state(self, state):
-        pass
-
-
-class RestoresAnElementTooLate(Right):
-    def __init__(self):
-        super().__init__()
-        self.late = False
-
-    def __next__(self):
-        if self.late:
-            self.late = False
-            super().__next__()
-        return super().__next__()
-
-    def set_state(self, state):
-        super().set_state(state)
-        self.late = self.position == 1
-
-
-class EndsEarlyOnceRestored(Right):
-    end = 4
-
-    def __next__(self):
-        if self.position >= self.end:
-            raise StopIteration
-        return super().__next__()
-
-    def set_state(self, state):
-        super().set_state(state)
-        self.end = 3
-
-
 class KnowsThatItWasRestored(Right):
-    was_restored = False
+    restored = None
 
     def set_state(self, state):
         super().set_state(state)
-        self.was_restored = True
+        self.restored = self.position
 
 
-class NeverEndsOnceRestored(KnowsThatItWasRestored):
-    def __next__(self):
-        return 99 if self.position >= 4 and self.was_restored else super().__next__()
+WRONG = {
+    "forgets_the_position": (
+        variant(Right, set_state=lambda self, state: None),
+        r"at step 1 state {'position': 1} was restored, and get_state\(\) gives {'position': 0}",
+    ),
+    "restores_an_element_too_late": (
+        variant(KnowsThatItWasRestored, element=lambda self, i: i + (self.restored == i == 1)),
+        r"restored at step 1 from state {'position': 1}, element 1 must be 1, got 2",
+    ),
+    "ends_early_once_restored": (
+        variant(KnowsThatItWasRestored, end=property(lambda self: 4 if self.restored is None else 3)),
+        r"restored at step 0 from state .*, element 3 must be 3, got the end",
+    ),
+    "never_ends_once_restored": (
+        variant(KnowsThatItWasRestored, end=property(lambda self: 4 if self.restored is None else 99)),
+        r"restored at step 0 from state .*, element 4 must be the end, got 4",
+    ),
+    "other_types": (
+        variant(KnowsThatItWasRestored, element=lambda self, i: (np.int64 if self.restored is None else np.float64)(i)),
+        r"restored at step 0 .*, element 0 must be 0, got 0\.0",
+    ),
+    "live_state": (
+        variant(
+            Right,
+            position=property(
+                lambda self: self.state["position"],
+                lambda self, value: vars(self).setdefault("state", {}).update(position=value),
+            ),
+            get_state=lambda self: self.state,
+        ),
+        r"restored at step 0 from state .*, element 0 must be 0, got the end",
+    ),
+    "structure_changes": (
+        variant(Right, get_state=lambda self: {"position": self.position, **({"late": 1} if self.position == 2 else {})}),
+        r"the state at step 2 is like .*late.*, the first one like",
+    ),
+    "type_changes": (
+        variant(Right, get_state=lambda self: {"position": self.position if self.position < 3 else float(self.position)}),
+        r"the state at step 3 is like .*float.*, the first one like .*int",
+    ),
+    "shape_changes": (
+        variant(Right, get_state=lambda self: {"position": self.position, "history": np.zeros(self.position)}),
+        r"the state at step 1 is like .*\(1,\).*, the first one like .*\(0,\)",
+    ),
+}
 
 
-class OtherTypes(KnowsThatItWasRestored):
-    def __next__(self):
-        return (np.float64 if self.was_restored else np.int64)(super().__next__())
-
-
-class LiveState(Right):
-    def __init__(self):
-        self.state = {}
-        super().__init__()
-
-    @property
-    def position(self):
-        return self.state["position"]
-
-    @position.setter
-    def position(self, value):
-        self.state["position"] = value
-
-    def get_state(self):
-        return self.state
-
-
-class StructureChanges(Right):
-    def get_state(self):
-        return {"position": self.position, **({"late": 1} if self.position == 2 else {})}
-
-
-class TypeChanges(Right):
-    def get_state(self):
-        return {"position": self.position if self.position < 3 else float(self.position)}
-
-
-class ShapeChanges(Right):
-    def get_state(self):
-        return {"position": self.position, "history": np.zeros(self.position)}
-
-
-@pytest.mark.parametrize(
-    ("iterator_class", "message"),
-    [
-        (ForgetsThePosition, r"at step 1 state {'position': 1} was restored, and get_state\(\) gives {'position': 0}"),
-        (RestoresAnElementTooLate, r"restored at step 1 from state {'position': 1}, element 1 must be 1, got 2"),
-        (EndsEarlyOnceRestored, r"restored at step 0 from state .*, element 3 must be 3, got the end"),
-        (NeverEndsOnceRestored, r"restored at step 0 from state .*, element 4 must be the end, got 99"),
-        (OtherTypes, r"restored at step 0 .*, element 0 must be 0, got 0\.0"),
-        (LiveState, r"restored at step 0 from state .*, element 0 must be 0, got the end"),
-        (StructureChanges, r"the state at step 2 is like .*late.*, the first one like"),
-        (TypeChanges, r"the state at step 3 is like .*float.*, the first one like .*int"),
-        (ShapeChanges, r"the state at step 1 is like .*\(1,\).*, the first one like .*\(0,\)"),
-    ],
-)
+@pytest.mark.parametrize("name", WRONG)
 @each_thoroughness
-def test_mistakes_that_are_always_found(iterator_class, message, options):
-    if iterator_class is ShapeChanges:  # whose states are no JSON
+def test_mistakes_that_are_always_found(name, options):
+    kind, message = WRONG[name]
+    if name == "shape_changes":  # its states are no JSON
         options = {**options, "through_json": False}
-    with pytest.raises(AssertionError, match=message):
-        assert_equal_output_after_checkpoint(Stream(iterator_class), **options)
+    assert_raises(AssertionError, message, assert_equal_output_after_checkpoint, stream(kind), **options)
 
 
 class EndStateIsWrong(Right):
+    """Gives back what was restored until the next element, and that one may be another."""
+
+    shown = None
+
     def set_state(self, state):
         self.position = 3 if state["position"] == 4 else state["position"]
         self.shown = state
 
-    shown = None
-
-    def __next__(self):
+    def element(self, position):
         self.shown = None
-        return super().__next__()
+        return position
 
     def get_state(self):
         return self.shown or super().get_state()
 
 
-class TuplesInStates(Right):
-    def get_state(self):
-        return {"position": (self.position,)}
-
-    def set_state(self, state):
-        self.position = state["position"][0] if isinstance(state["position"], tuple) else 0
-
-
-class WorksOnlyWhenNew(Right):
-    def set_state(self, state):
-        self.position += state["position"]
-
-    def get_state(self):
-        return {"position": min(self.position, 4)}
-
-
-class WorksOnce(Right):
-    num_restored = 0
-
-    def set_state(self, state):
-        self.num_restored += 1
-        if self.num_restored == 1:
-            super().set_state(state)
-        else:
-            self.position = 0
-
-
 class KeepsWhatItWasGiven(Right):
-    def __init__(self):
-        super().__init__()
-        self.kept = {"position": 0}
+    kept = None
 
-    def __next__(self):
-        element = super().__next__()
-        self.kept["position"] = self.position
-        return element
-
-    def get_state(self):
-        return dict(self.kept)
+    def element(self, position):
+        if self.kept:
+            self.kept["position"] = self.position
+        return position
 
     def set_state(self, state):
         super().set_state(state)
         self.kept = state
 
 
+TuplesInStates = variant(
+    Right,
+    get_state=lambda self: {"position": (self.position,)},
+    set_state=lambda self, state: vars(self).update(position=state["position"][0] if type(state["position"]) is tuple else 0),
+)
+WorksOnlyWhenNew = variant(
+    Right,
+    get_state=lambda self: {"position": min(self.position, 4)},
+    set_state=lambda self, state: vars(self).update(position=self.position + state["position"]),
+)
+WorksOnce = variant(
+    Right,
+    set_state=lambda self, state: vars(self).update(position=0 if "restored" in vars(self) else state["position"], restored=True),
+)
+
+
 @pytest.mark.parametrize(
-    ("iterator_class", "option", "message"),
+    ("kind", "option", "message"),
     [
         (EndStateIsWrong, "at_end", "restored at step 4 from state .*, element 4 must be the end, got 3"),
         (TuplesInStates, "through_json", "at step 1 state .* was restored"),
@@ -250,17 +195,10 @@ class KeepsWhatItWasGiven(Right):
         (KeepsWhatItWasGiven, "unchanged", "at step 0 the restored state {'position': 0} was changed to {'position': 4}"),
     ],
 )
-def test_mistakes_that_an_option_finds(iterator_class, option, message):
-    assert_equal_output_after_checkpoint(Stream(Right), **{option: True})
-    assert_equal_output_after_checkpoint(Stream(iterator_class))
-    with pytest.raises(AssertionError, match=message):
-        assert_equal_output_after_checkpoint(Stream(iterator_class), **{option: True})
-
-
-@each_thoroughness
-def test_a_dataset_without_elements_shows_nothing(options):
-    with pytest.raises(AssertionError, match="the dataset did not produce any elements"):
-        assert_equal_output_after_checkpoint(MapDataset.range(0).to_iter_dataset(), **options)
+def test_mistakes_that_an_option_finds(kind, option, message):
+    assert_equal_output_after_checkpoint(stream(Right), **{option: True})
+    assert_equal_output_after_checkpoint(stream(kind))
+    assert_raises(AssertionError, message, assert_equal_output_after_checkpoint, stream(kind), **{option: True})
 
 
 def test_iterators_are_closed():
@@ -272,11 +210,10 @@ def test_iterators_are_closed():
             Counting.num_open += 1
 
         def close(self):
-            if not self._closed:
-                Counting.num_open -= 1
+            Counting.num_open -= not self._closed
             super().close()
 
-    assert_equal_output_after_checkpoint(Stream(Counting), **THOROUGH)
+    assert_equal_output_after_checkpoint(stream(Counting), **THOROUGH)
     assert Counting.num_open == 0
 
 
@@ -287,38 +224,37 @@ def test_arrays_in_arrays_of_objects_are_compared():
     for wrong in (ragged(1, 3), ragged(1, 2, 3), ragged(1, 2)[:2]):
         elements = iter([ragged(1, 2), wrong])
         ds = MapDataset.source([0]).map(lambda _, elements=elements: next(elements))
-        with pytest.raises(AssertionError, match="restored at step 0"):
-            assert_equal_output_after_checkpoint(ds)
+        assert_raises(AssertionError, "restored at step 0", assert_equal_output_after_checkpoint, ds)
 
 
-def test_what_has_no_states():
+def test_what_shows_nothing():
+    for options in ({}, THOROUGH):
+        nothing, message = MapDataset.range(0).to_iter_dataset(), "the dataset did not produce any elements"
+        assert_raises(AssertionError, message, assert_equal_output_after_checkpoint, nothing, **options)
     for ds in ([1, 2], iter([1])):
-        with pytest.raises(TypeError, match="ds must be a dataset whose iterators have get_state and set_state, got one with a"):
-            assert_equal_output_after_checkpoint(ds)
+        message = "ds must be a dataset whose iterators have get_state and set_state, got one with a"
+        assert_raises(TypeError, message, assert_equal_output_after_checkpoint, ds)
+
+
+class Words:
+    left = ("a", "b")
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        word, *self.left = self.left
+        return word
+
+    def get_state(self):
+        return json.dumps(self.left).encode()
+
+    def set_state(self, state):
+        self.left = json.loads(state)
 
 
 def test_anything_with_states_will_do():
-    class Words:
-        def __iter__(self):
-            return WordIterator()
-
-    class WordIterator:
-        left = ("a", "b")
-
-        def __iter__(self):
-            return self
-
-        def __next__(self):
-            if not self.left:
-                raise StopIteration
-            word, *rest = self.left
-            self.left = tuple(rest)
-            return word
-
-        def get_state(self):
-            return json.dumps(self.left).encode()
-
-        def set_state(self, state):
-            self.left = tuple(json.loads(state))
-
-    assert_equal_output_after_checkpoint(Words(), at_end=True, in_place=True, twice=True, unchanged=True)
+    ds = variant(Words, __iter__=lambda self: Words())()
+    assert_equal_output_after_checkpoint(ds, at_end=True, in_place=True, twice=True, unchanged=True)
