@@ -1,173 +1,159 @@
-"""One of several shards, which may change in number from one state to the next."""
+"""One of several shards, whose number may change from one state to the next: batches, filters, files, checkpoints."""
 
 import asyncio
 import itertools
 import json
-import random
+import re
 import threading
+from collections import Counter
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
-from gristmill.checkpoint import CheckpointRestore, CheckpointSave
+from gristmill.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
+from gristmill.core.errors import StateMismatchError
+from gristmill.dataset.stages.elastic_batches import _Steps
 from gristmill.experimental import (
     DatasetOptions,
     ElasticIterator,
+    FirstFitPackIterDataset,
+    InterleaveIterDataset,
     LimitIterDataset,
     RepeatIterDataset,
     ShapeDtypeStruct,
     ThreadPrefetchIterDataset,
     WithOptionsIterDataset,
+    ZipIterDataset,
     get_element_spec,
     multithread_prefetch,
 )
 from gristmill.sharding import ShardOptions
 
 DIRECT = ReadOptions(num_threads=0)
+WORKERS = MultiprocessingOptions(2)
 OPTIONS = {
     "direct": {"read_options": DIRECT},
-    "threads": {},
-    "workers": {"multiprocessing_options": MultiprocessingOptions(2)},
+    "threads": {"read_options": ReadOptions(4, 3)},
+    "workers": {"read_options": DIRECT, "multiprocessing_options": WORKERS},
 }
+HANDLER = CheckpointHandler()
 
 
-def make(length=16, size=4, index=0, count=2, **options):
-    return ElasticIterator(MapDataset.range(length), size, ShardOptions(index, count), **(options or OPTIONS["direct"]))
+def elastic(ds, size, index=0, count=1, mode="direct"):
+    return ElasticIterator(ds, size, ShardOptions(index, count), **OPTIONS[mode])
 
 
-def shards(length, size, count):
-    return [make(length, size, index, count) for index in range(count)]
+def make(length=16, size=4, index=0, count=2, mode="direct"):
+    return elastic(MapDataset.range(length), size, index, count, mode)
+
+
+def shards(ds, size, count, mode="direct"):
+    return [elastic(ds, size, i, count, mode) for i in range(count)]
 
 
 def plain(batches):
-    return [x.tolist() for x in batches]
+    return [x.tolist() if isinstance(x, np.ndarray) else x for x in batches]
 
 
 def flat(lists):
     return [*itertools.chain.from_iterable(lists)]
 
 
-@pytest.mark.parametrize("mode", OPTIONS)
-def test_elements_and_states(mode):
-    it = make(index=1, **OPTIONS[mode])
-    assert it.get_state() == {"global_next_index": 0}
-    assert plain([next(it), next(it)]) == [[1, 3], [5, 7]]
-    assert it.get_state() == {"global_next_index": 8}
-    assert plain(it) == [[9, 11], [13, 15]]
-    for _ in range(2):
-        with pytest.raises(StopIteration):
-            next(it)
-    assert it.get_state() == {"global_next_index": 16}
-    it.set_state({"global_next_index": 4})
-    assert plain(it) == [[5, 7], [9, 11], [13, 15]]
-    it.close()
+def through_json(state):
+    return json.loads(json.dumps(state))
 
 
-def test_a_state_restores_in_another_topology():
-    it = make(index=0)
-    next(it), next(it)
-    state = json.loads(json.dumps(it.get_state()))
-    of = make(size=8, index=3, count=4)
-    assert plain(of) == [[3, 7], [11, 15]]
-    of.set_state(state)
-    assert plain([next(of)]) == [[11, 15]]
-    one = make(size=3, count=1)
-    one.set_state({"global_next_index": 5})
-    assert plain(one) == [[5, 6, 7], [8, 9, 10], [11, 12, 13]]
+def at(position):
+    return {"global_next_index": position}
 
 
-@pytest.mark.parametrize(("length", "size", "count"), [(10, 4, 4), (7, 2, 2), (10, 4, 2), (3, 4, 2), (0, 2, 2), (12, 12, 3)])
-def test_all_shards_end_together(length, size, count):
-    steps = [plain(it) for it in shards(length, size, count)]
-    assert {len(batches) for batches in steps} == {length // size}
-    assert sorted(flat(flat(steps))) == list(range(length // size * size))
+def failing(bad):
+    def fail(x):
+        if x == bad:
+            raise OSError(x)
+        return x
+
+    return fail
 
 
-def test_random_rescalings_give_every_element_once():
-    rng = random.Random(3)
-    for _ in range(60):
-        length = rng.randint(0, 60)
-        position, seen, state = 0, [], {"global_next_index": 0}
-        while True:
-            count = rng.randint(1, 4)
-            size = count * rng.randint(1, 3)
-            its = shards(length, size, count)
-            for it in its:
-                it.set_state(state)
-            num = rng.randint(1, 5)
-            batches = [plain(itertools.islice(it, num)) for it in its]
-            assert {len(of_shard) for of_shard in batches} == {min(num, (length - position) // size)}
-            for step in zip(*batches, strict=True):
-                assert sorted(flat(step)) == list(range(position, position + size))
-                position += size
-                seen += flat(step)
-            states = [json.loads(json.dumps(it.get_state())) for it in its]
-            state = states[0]
-            assert states == [{"global_next_index": position}] * count
-            if len(batches[0]) < num:
-                break
-        assert sorted(seen) == list(range(position))
+def numbers(sizes):
+    """Files with different numbers in each."""
+    return [range(100 * k, 100 * k + n) for k, n in enumerate(sizes)]
 
 
-@pytest.mark.parametrize("mode", OPTIONS)
-def test_states_in_place(mode):
-    it = make(22, 4, 1, 2, **OPTIONS[mode])
-    expected = {start: [[p + 1, p + 3] for p in range(start, 19, 4)] for start in range(23)}
-    for start in [4, 4, 8, 0, 3, 7, 16, 20, 22, 1, 18]:
-        it.set_state({"global_next_index": start})
-        it.start_prefetch()
-        assert it.get_state() == {"global_next_index": start}
-        assert plain(itertools.islice(it, 2)) == expected[start][:2]
-    assert plain(it) == []
-    it.close()
+def interleave(files, cycle_length):
+    datasets = [MapDataset.source(file).to_iter_dataset(DIRECT) if isinstance(file, range) else file for file in files]
+    return InterleaveIterDataset(datasets, cycle_length=cycle_length, num_make_iter_threads=0, iter_buffer_size=0)
+
+
+def joined(its):
+    """The states of all datasets, as JSON has them."""
+    return through_json({number: state for it in its for number, state in it.get_shard_states().items()})
 
 
 def test_a_state_of_grain_past_the_end_is_the_end():
     it = make(10, 4, 0, 4)
-    it.set_state({"global_next_index": 12})  # of a shard that got one batch more than others
-    assert list(it) == []
-    assert it.get_state() == {"global_next_index": 12}
-    it.set_state({"global_next_index": 4})
+    it.set_state(at(12))  # of a shard that got one batch more than others
+    assert list(it) == [] and it.get_state() == at(12)
+    it.set_state(at(4))
     assert plain(it) == [[4]]
 
 
-@pytest.mark.parametrize("position", [-1, -4, 20, 10**9, 1.5, "4", None, [4]])
-def test_wrong_positions_change_nothing(position):
+def test_wrong_states_change_nothing():
     it = make()
     next(it)
-    with pytest.raises(ValueError, match=r"global_next_index in the state of .* must be in \[0, 20\)"):
-        it.set_state({"global_next_index": position})
-    assert it.get_state() == {"global_next_index": 4}
-    assert plain(it) == [[4, 6], [8, 10], [12, 14]]
-
-
-def test_wrong_states():
-    it = make()
+    for position in (-1, -4, 20, 10**9, 1.5, "4", None, [4]):
+        with pytest.raises(ValueError, match=r"global_next_index in the state of .* must be in \[0, 20\)"):
+            it.set_state(at(position))
     with pytest.raises(KeyError, match="must have the key 'global_next_index'"):
         it.set_state({"next_index": 3})
     with pytest.raises(ValueError, match="must be a mapping"):
         it.set_state(3)
+    assert it.get_state() == at(4)
+    assert plain(it) == [[4, 6], [8, 10], [12, 14]]
 
 
-def test_wrong_arguments():
-    ds = MapDataset.range(16)
-    shard = ShardOptions(0, 2)
-    with pytest.raises(ValueError, match="divisible by the number of shards, 2, got 5"):
-        ElasticIterator(ds, 5, shard)
-    with pytest.raises(ValueError, match="global_batch_size must be a positive integer, got 0"):
-        ElasticIterator(ds, 0, shard)
-    with pytest.raises(TypeError, match="global_batch_size must be an integer"):
-        ElasticIterator(ds, 4.0, shard)
-    with pytest.raises(TypeError, match="ds must be a MapDataset or IterDataset, got 3"):
-        ElasticIterator(3, 4, shard)
-    with pytest.raises(TypeError, match="shard_options must be a ShardOptions, got 2"):
-        ElasticIterator(ds, 4, 2)
-    with pytest.raises(TypeError, match="read_options must be a ReadOptions"):
-        ElasticIterator(ds, 4, shard, read_options=16)
-    with pytest.raises(TypeError, match="multiprocessing_options must be a MultiprocessingOptions"):
-        ElasticIterator(ds, 4, shard, multiprocessing_options=2)
+RANGE, FILES, HALF = MapDataset.range(16), interleave(numbers([3, 3]), 2), ShardOptions(0, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((RANGE, 5, HALF), ValueError, "divisible by the number of shards, 2, got 5"),
+        ((RANGE, 0, HALF), ValueError, "global_batch_size must be a positive integer, got 0"),
+        ((RANGE, 4.0, HALF), TypeError, "global_batch_size must be an integer"),
+        ((3, 4, HALF), TypeError, "ds must be a MapDataset or IterDataset, got 3"),
+        ((RANGE, 4, 2), TypeError, "shard_options must be a ShardOptions, got 2"),
+        ((RANGE, 4, HALF, {"read_options": 16}), TypeError, "read_options must be a ReadOptions"),
+        ((RANGE, 4, HALF, {"multiprocessing_options": 2}), TypeError, "multiprocessing_options must be a MultiprocessingOptions"),
+        (
+            (FILES, 2, HALF, {"multiprocessing_options": WORKERS}),
+            NotImplementedError,
+            "multiprocessing_options needs a MapDataset",
+        ),
+        *[
+            ((with_state, 2, HALF), ValueError, "cannot be divided among another number of shards")
+            for with_state in (
+                RANGE.to_iter_dataset(),
+                ZipIterDataset([FILES, FILES]),
+                IterDataset.mix([FILES, FILES]),
+                RepeatIterDataset(FILES, 2),
+                FILES.random_map(lambda x, rng: x, seed=1),
+                FILES.window_shuffle(window_size=2, seed=1),
+                multithread_prefetch(FILES, 2, 1),
+                FILES.mp_prefetch(WORKERS),
+            )
+        ],
+    ],
+)
+def test_wrong_arguments(arguments, error, match):
+    *positional, options = arguments if len(arguments) == 4 else (*arguments, {})
+    with pytest.raises(error, match=match):
+        ElasticIterator(*positional, **options)
 
 
 def test_it_is_an_iterator_and_a_dataset():
@@ -180,79 +166,45 @@ def test_it_is_an_iterator_and_a_dataset():
     )
     assert get_element_spec(it) == ShapeDtypeStruct((2,), np.int64)
     assert get_element_spec(it.batch(2)) == ShapeDtypeStruct((None, 2), np.int64)
+    # It cannot be shared out.
+    for share in (lambda ds: ds.mp_prefetch(WORKERS), lambda ds: multithread_prefetch(ds, 2, 1)):
+        with pytest.raises(ValueError, match="ElasticIterator cannot be sliced among 2 workers"):
+            share(make().map(str))
+    # As in Grain, it is an input of its own: its default seed is not that of the dataset.
+    with pytest.raises(ValueError, match="random_map needs a seed"):
+        elastic(MapDataset.range(4).seed(1), 2).random_map(lambda x, rng: x)
 
 
-CHAINED = {
-    "map": (lambda e: e.map(lambda x: x + 1), [[1, 3], [5, 7], [9, 11], [13, 15]]),
-    "filter": (lambda e: e.filter(lambda x: x[0] % 8 == 0), [[0, 2], [8, 10]]),
-    "batch": (lambda e: e.batch(3).map(lambda x: x[:, 0]), [[0, 4, 8], [12]]),
-    "limit": (lambda e: LimitIterDataset(e, 2), [[0, 2], [4, 6]]),
-    "repeat": (lambda e: RepeatIterDataset(LimitIterDataset(e, 2), 2), [[0, 2], [4, 6]] * 2),
-    "thread_prefetch": (lambda e: ThreadPrefetchIterDataset(e, prefetch_buffer_size=2), [[0, 2], [4, 6], [8, 10], [12, 14]]),
-    "one thread": (lambda e: multithread_prefetch(e, 1, 1), [[0, 2], [4, 6], [8, 10], [12, 14]]),
-    "pipe": (lambda e: e.pipe(lambda ds: ds.map(lambda x: x)), [[0, 2], [4, 6], [8, 10], [12, 14]]),
-    "options": (lambda e: WithOptionsIterDataset(e, DatasetOptions(min_shm_size=9)), [[0, 2], [4, 6], [8, 10], [12, 14]]),
-    "random_map": (lambda e: e.random_map(lambda x, rng: x, seed=1), [[0, 2], [4, 6], [8, 10], [12, 14]]),
-}
+BATCHES = [[0, 2], [4, 6], [8, 10], [12, 14]]
 
 
-@pytest.mark.parametrize("name", CHAINED)
-def test_chaining(name):
-    chain, expected = CHAINED[name]
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        (lambda e: e.map(lambda x: x + 1), [[1, 3], [5, 7], [9, 11], [13, 15]]),
+        (lambda e: e.batch(3).map(lambda x: x[:, 0]), [[0, 4, 8], [12]]),
+        (lambda e: RepeatIterDataset(LimitIterDataset(e, 2), 2), BATCHES[:2] * 2),
+        (lambda e: multithread_prefetch(ThreadPrefetchIterDataset(e, prefetch_buffer_size=2), 1, 1), BATCHES),
+        (lambda e: e.pipe(lambda ds: ds.random_map(lambda x, rng: x, seed=1)), BATCHES),
+        (lambda e: WithOptionsIterDataset(e, DatasetOptions(min_shm_size=9)), BATCHES),
+    ],
+)
+def test_chaining(chain, expected):
     it = iter(chain(make()))
     assert plain([next(it)]) == expected[:1]
-    state = json.loads(json.dumps(it.get_state()))
+    state = through_json(it.get_state())
     assert plain(it) == expected[1:]
-    it.set_state(state)
-    assert plain(it) == expected[1:]
-    again = iter(chain(make()))
-    again.set_state(state)
-    assert plain(again) == expected[1:]
+    for again in (it, iter(chain(make()))):
+        again.set_state(state)
+        assert plain(again) == expected[1:]
 
 
 def test_options_reach_the_workers_of_the_batches():
-    e = make(**OPTIONS["workers"])
+    e = make(mode="workers")
     it = iter(WithOptionsIterDataset(e, DatasetOptions(min_shm_size=9)).map(lambda x: x))
     assert plain([next(it)]) == [[0, 2]]
     assert e._iterator._running._ctx.options.min_shm_size == 9
     it.close()
-
-
-def test_it_cannot_be_shared_out():
-    for share in (
-        lambda: make().map(str).mp_prefetch(MultiprocessingOptions(2)),
-        lambda: multithread_prefetch(make().map(str), 2, 1),
-    ):
-        with pytest.raises(ValueError, match="ElasticIterator cannot be sliced among 2 workers"):
-            share()
-
-
-def test_default_seeds_are_not_those_of_the_dataset():
-    """As in Grain: it is an input of its own."""
-    with pytest.raises(ValueError, match="random_map needs a seed"):
-        ElasticIterator(MapDataset.range(4).seed(1), 2, ShardOptions(0, 1)).random_map(lambda x, rng: x)
-
-
-def test_endless_and_shuffled():
-    ds = MapDataset.range(5).shuffle(seed=1).repeat()
-    its = [ElasticIterator(ds, 4, ShardOptions(index, 2)) for index in range(2)]
-    got = [plain(itertools.islice(it, 5)) for it in its]
-    flat = [x for step in zip(*got, strict=True) for x in np.array(step).T.ravel().tolist()]
-    assert flat == [ds[i] for i in range(20)]
-
-
-def test_closing():
-    for mode in OPTIONS:
-        for used in (False, True):
-            it = make(**OPTIONS[mode])
-            if used:
-                next(it)
-            it.close()
-            it.close()
-            it.start_prefetch()
-            assert it.get_state() == {"global_next_index": 4 * used}
-            with pytest.raises(ValueError, match="closed"):
-                next(it)
 
 
 def test_closing_ends_the_wait_of_another_thread():
@@ -263,40 +215,12 @@ def test_closing_ends_the_wait_of_another_thread():
         release.wait(30)
         return x
 
-    e = ElasticIterator(MapDataset.range(8).map(wait), 4, ShardOptions(0, 1))
+    e = elastic(MapDataset.range(8).map(wait), 4, mode="threads")
     closer = threading.Thread(target=lambda: (started.wait(30), e.close(), release.set()))
     closer.start()
     with pytest.raises(ValueError, match="closed"):
         next(e)
     closer.join()
-
-
-@pytest.mark.parametrize("mode", OPTIONS)
-def test_errors_do_not_move_it(mode):
-    def fail(x):
-        if x == 6:
-            raise OSError(x)
-        return x
-
-    e = ElasticIterator(MapDataset.range(16).map(fail), 4, ShardOptions(0, 2), **OPTIONS[mode])
-    for it in (e, iter(e.map(lambda x: x))):
-        it.set_state({"global_next_index": 0})
-        assert plain([next(it)]) == [[0, 2]]
-        for _ in range(2):
-            with pytest.raises(OSError):
-                next(it)
-            assert it.get_state() == {"global_next_index": 4}
-        it.skip_failed()
-        assert it.get_state() == {"global_next_index": 8}
-        assert plain(it) == [[8, 10], [12, 14]]
-    e.close()
-
-
-def test_a_missing_element_is_an_error():
-    e = ElasticIterator(MapDataset.range(8).map(lambda x: None if x == 2 else x), 4, ShardOptions(0, 2))
-    with pytest.raises(ValueError, match="same structure") as caught:
-        next(e)
-    assert "element of this batch is None" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("wrap", [lambda e: e, iter, lambda e: iter(e.map(lambda x: x))], ids=["itself", "iter", "chained"])
@@ -305,31 +229,372 @@ def test_orbax(tmp_path, wrap):
         it = wrap(make())
         next(it)
         manager.save(1, args=ocp.args.Composite(data=CheckpointSave(it)))
-        rest = plain(it)
+        assert plain(it) == BATCHES[1:]
         manager.wait_until_finished()
         (file,) = (tmp_path / "1" / "data").glob("process_*")
-        assert json.loads(file.read_text()) == {"global_next_index": 4}
-        for again in (it, wrap(make())):
+        assert json.loads(file.read_text()) == at(4)
+        for again, expected in ((it, BATCHES[1:]), (wrap(make()), BATCHES[1:]), (wrap(make(16, 8, 1, 4)), [[5, 9]])):
             manager.restore(1, args=ocp.args.Composite(data=CheckpointRestore(again)))
-            assert plain(again) == rest == [[4, 6], [8, 10], [12, 14]]
-        other = wrap(make(size=8, index=1, count=4))
-        manager.restore(1, args=ocp.args.Composite(data=CheckpointRestore(other)))
-        assert plain(other) == [[5, 9]]
+            assert plain(again) == expected
         with pytest.raises(ValueError, match="another pipeline"):
             manager.restore(1, args=ocp.args.Composite(data=CheckpointRestore(wrap(make(17)))))
 
 
-def test_stateful_checkpointable(tmp_path):
+TOPOLOGIES = ((1, 1), (3, 1), (2, 2), (4, 2), (3, 3))  # global batch size, shards
+
+
+def test_all_filters_of_few_elements_in_all_topologies():
+    cases = [(length, bits) for length in range(7) for bits in range(2**length)]
+    for (length, bits), (size, count) in itertools.product(cases, TOPOLOGIES):
+        ds = MapDataset.range(length)
+        ds = ds.filter(lambda x, bits=bits: bits >> x & 1) if bits + 1 < 2**length else ds  # or all of them without a filter
+        kept = [x for x in range(length) if bits >> x & 1]
+        its = shards(ds, size, count)
+        states = [its[0].get_state()]
+        for step in [kept[i : i + size] for i in range(0, len(kept) - size + 1, size)]:
+            assert plain(map(next, its)) == [step[s::count] for s in range(count)]
+            assert all([it.get_state() == its[0].get_state() for it in its])
+            states.append(its[0].get_state())
+        assert [*map(list, its)] == [[]] * count
+        assert its[0].get_state() == states[-1]
+        new_size, new_count = TOPOLOGIES[(bits + size + count) % len(TOPOLOGIES)]
+        its = shards(ds, new_size, new_count)
+        for t, state in enumerate(states):
+            rest = kept[t * size :]
+            steps = [rest[i : i + new_size] for i in range(0, len(rest) - new_size + 1, new_size)]
+            for s, it in enumerate(its):
+                it.set_state(through_json(state))
+                assert plain(it) == [step[s::new_count] for step in steps]
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_filters_and_what_follows_them(mode, tmp_path):
+    """That is computed for own elements only."""
+    calls = tmp_path / "calls"
+
+    def counted(i, x):
+        with calls.open("a") as file:
+            file.write(f"{i}\n")
+        return x + 1000
+
+    shuffled = list(MapDataset.range(40).shuffle(seed=3))
+    kept = [x + 1000 for x in shuffled if x % 3]
+    its = shards(MapDataset.range(40).shuffle(seed=3).filter(lambda x: x % 3).map_with_index(counted), 4, 2, mode)
+    for s, it in enumerate(its):
+        assert plain(it) == [kept[i : i + 4][s::2] for i in range(0, 24, 4)]
+    assert sorted(map(int, calls.read_text().split())) == [i for i, x in enumerate(shuffled) if x % 3][:24]
+    for start in (7, 1, 39, 40, 43):
+        its[1].set_state(at(start))
+        its[1].start_prefetch()
+        assert its[1].get_state() == at(start)
+        left = [x + 1000 for x in shuffled[start:] if x % 3]
+        assert plain(itertools.islice(its[1], 2)) == [left[i + 1 : i + 4 : 2] for i in range(0, len(left) - 3, 4)][:2]
+    for it in its:
+        it.close()
+        it.close()
+        with pytest.raises(ValueError, match="closed"):
+            next(it)
+
+
+@pytest.mark.parametrize("mode", OPTIONS)
+def test_errors_do_not_move_it(mode):
+    e = elastic(MapDataset.range(16).map(failing(6)), 4, 0, 2, mode)
+    for it in (e, iter(e.map(lambda x: x))):
+        it.set_state(at(0))
+        assert plain([next(it)]) == [[0, 2]]
+        for _ in range(2):
+            with pytest.raises(OSError):
+                next(it)
+            assert it.get_state() == at(4)
+        it.skip_failed()
+        assert it.get_state() == at(8)
+        assert plain(it) == [[8, 10], [12, 14]]
+    e.close()
+    # Skipping keeps shards together, whoever of them has met the error.
+    before = MapDataset.range(24).map(failing(7)).filter(lambda x: x % 2)
+    after = MapDataset.range(24).filter(lambda x: x % 2).map(failing(7))
+    for ds, first_fails in ((before, True), (after, False)):
+        its = shards(ds, 4, 2, mode)
+        for it, fails in zip(its, (first_fails, True), strict=True):
+            if not fails:
+                assert plain([next(it)]) == [[1, 5]]
+                continue
+            with pytest.raises(OSError):
+                next(it)
+            assert it.get_state() == at(0)
+            it.skip_failed()
+            assert it.get_state() == at(8)
+        assert [plain(it) for it in its] == [[[9, 13], [17, 21]], [[11, 15], [19, 23]]]
+        for it in its:
+            it.close()
+
+
+def test_a_worker_skips_up_to_its_own_step():
+    steps = _Steps(MapDataset.range(40).map(failing(7)).filter(lambda x: x % 2), 4, ShardOptions(0, 1), DIRECT, 0)
+    steps.set_slice(slice(1, None, 2))
+    it = iter(steps)
+    with pytest.raises(OSError):
+        next(it)
+    it.skip_failed()
+    assert it.position == 16
+    assert list(it) == [(32, [25, 27, 29, 31])]
+    assert it.position == 40
+
+
+def test_endless_filters_and_missing_elements():
+    for ds in (
+        MapDataset.range(5).shuffle(seed=1).repeat(),
+        MapDataset.range(5).shuffle(seed=1).filter(lambda x: x != 2).repeat(),
+    ):
+        kept = [x for i in range(40) if (x := ds[i]) is not None]
+        its = shards(ds, 4, 2)
+        for step in range(5):
+            assert plain(map(next, its)) == [kept[4 * step : 4 * step + 4][s::2] for s in range(2)]
+    it = elastic(MapDataset.range(5).filter(lambda x: False).repeat(), 4)
+    it = iter(WithOptionsIterDataset(it, DatasetOptions(filter_raise_threshold_ratio=0.9)).map(lambda x: x))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"dropped 100\.00% of 1000"):
+            next(it)
+    # What a map leaves out is an error.
+    for before, leave_out in itertools.product(
+        (MapDataset.range(8), MapDataset.range(8).filter(lambda x: True)), (lambda x: None, lambda x: None if x == 2 else x)
+    ):
+        it = elastic(before.map(leave_out), 4)
+        with pytest.raises(ValueError):
+            next(it)
+        assert it.get_state() == at(0)
+    with pytest.raises(ValueError, match="same structure") as caught:
+        next(elastic(MapDataset.range(8).map(lambda x: None if x == 2 else x), 4, 0, 2))
+    assert "element of this batch is None" in "".join(caught.value.__notes__)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_chains_of_rescalings_of_batches_filters_and_files_of_every_kind(data):
+    sizes = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=7), "sizes")
+    modulus = data.draw(st.integers(2, 4), "modulus")
+    datasets = [
+        MapDataset.source(file).shuffle(seed=7).to_iter_dataset(DIRECT).filter(lambda x: x % modulus)
+        if k % 2
+        else MapDataset.source(file).filter(lambda x: x % modulus)
+        for k, file in enumerate(numbers(sizes))
+    ]
+    cycle_length = data.draw(st.integers(1, 5), "cycle_length")
+    buffer_size = data.draw(st.sampled_from((0, 2)), "buffer_size")
+    ds = InterleaveIterDataset(datasets, cycle_length=cycle_length, iter_buffer_size=buffer_size).map(lambda x: x)
+    batch_size = data.draw(st.integers(0, 3), "batch_size")
+    seen, states = [], None
+    for _ in range(data.draw(st.integers(1, 4), "rescalings")):
+        count = data.draw(st.integers(1, 4), "count")
+        its = shards(ds, batch_size * count, count)
+        for it in its:
+            if states is not None:
+                it.set_shard_states(states)
+            for x in itertools.islice(it, data.draw(st.integers(0, 4), "taken")):
+                assert np.size(x) <= max(1, batch_size)
+                seen += np.ravel(x).tolist()
+        states = joined(its)
+        for it in its:  # the same shard goes on exactly
+            same = ElasticIterator(ds, batch_size * count, it._shard)
+            same.set_state(through_json(it.get_state()))
+            assert same.get_state() == it.get_state() and joined([same]) == joined([it])
+            assert plain(same) == plain(it) and same.get_state() == it.get_state()
+            same.close(), it.close()
+    (last,) = shards(ds, 0, 1)
+    last.set_shard_states(states)
+    seen += list(last)
+    last.close()
+    assert Counter(seen) == Counter(x for file in numbers(sizes) for x in file if x % modulus)
+
+
+def test_shard_states():
+    ds = interleave(numbers([1, 4, 1, 4, 4]), 1)
+    its = shards(ds, 0, 2)
+    assert [next(its[0]) for _ in range(3)] == [0, 200, 400]
+    ended = {"exhausted": 1, "state": None}
+    assert its[0].get_shard_states() == {0: ended, 2: ended, 4: {"exhausted": 0, "state": {"next_index": 1}}}
+    assert its[1].get_shard_states()[3] == {"exhausted": 0, "state": None}
+    with pytest.raises(StateMismatchError, match=r"datasets \[1, 3\] of ElasticIterator.* are missing"):
+        its[1].set_shard_states(its[0].get_shard_states())
+    with pytest.raises(StateMismatchError, match="must be a mapping"):
+        its[1].set_shard_states([])
+    assert next(its[1]) == 100
+    for it, other in ((its[1], its[0]), (elastic(ds, 0), its[0])):
+        before = it.get_state()
+        with pytest.raises(StateMismatchError, match=r"must be of the same shard, got one of shard 0 of 2"):
+            it.set_state(other.get_state())
+        assert it.get_state() == before
+    for it in shards(MapDataset.range(4), 2, 2):
+        with pytest.raises(NotImplementedError, match="of a MapDataset have no states of their own"):
+            it.get_shard_states()
+    # There may be fewer files than shards.
+    its = shards(interleave(numbers([2]), 3), 0, 3)
+    assert [list(it) for it in its] == [[0, 1], [], []]
+    assert joined(its) == {"0": ended}
+    for it in shards(interleave(numbers([2]), 3), 0, 2):
+        it.set_shard_states(joined(its))
+        assert list(it) == []
+    # The state of an only shard is that of all.
+    one = elastic(interleave(numbers([3, 3, 3]), 2), 0)
+    seen = [next(one) for _ in range(4)]
+    for it in shards(interleave(numbers([3, 3, 3]), 2), 0, 2):
+        it.set_state(through_json(one.get_state()))
+        seen += list(it)
+    assert sorted(seen) == [0, 1, 2, 100, 101, 102, 200, 201, 202]
+
+
+def test_a_dataset_that_has_ended_is_not_opened_again():
+    opened = []
+
+    class File(IterDataset):
+        def __init__(self, number):
+            super().__init__()
+            self._number = number
+
+        def __iter__(self):
+            opened.append(self._number)
+            return iter(MapDataset.range(100 * self._number, 100 * self._number + 2).to_iter_dataset(DIRECT))
+
+    ds = interleave([File(k) for k in range(6)], 2)
+    its = shards(ds, 0, 2)
+    assert [[next(it) for _ in range(5)] for it in its] == [[0, 200, 1, 201, 400], [100, 300, 101, 301, 500]]
+    states = joined(its)
+    opened.clear()
+    one = elastic(ds, 0)
+    one.set_shard_states(states)
+    assert list(one) == [401, 501]
+    assert opened == [4, 5]
+
+
+def test_options_and_threads_may_follow():
+    ds = ThreadPrefetchIterDataset(interleave(numbers([3, 3, 3]), 2).map(lambda x: -x), prefetch_buffer_size=2)
+    its = shards(WithOptionsIterDataset(ds, DatasetOptions(min_shm_size=3)), 0, 2)
+    assert [list(it) for it in its] == [[0, -200, -1, -201, -2, -202], [-100, -101, -102]]
+
+
+# Directories as Orbax has them, with a file of every process.
+
+
+def checkpoint(directory, its):
+    """What as many processes write."""
+    directory.mkdir()
+    for i, it in enumerate(its):
+        HANDLER.save(directory, it)
+        for kind in ("process", "pipeline"):
+            (directory / f"{kind}_0-of-1.json").rename(directory / f"{kind}_{i}-of-{len(its)}.json.new")
+    for file in directory.iterdir():
+        file.rename(file.with_suffix(""))
+
+
+def restore(directory, its):
+    """In as many processes, each of which finds no file of its own if their number has changed."""
+    for i, it in enumerate(its):
+        names = [f"{kind}_{i}-of-{len(its)}.json" for kind in ("process", "pipeline")]
+        own = [directory / name for name in names if (directory / name).exists()]
+        for file in own:
+            file.rename(directory / file.name.replace(f"_{i}-of-{len(its)}", "_0-of-1"))
+        HANDLER.restore(directory, it)
+        for file in own:
+            (directory / file.name.replace(f"_{i}-of-{len(its)}", "_0-of-1")).rename(file)
+
+
+@pytest.mark.parametrize("chain", [lambda it: it, lambda it: iter(it.map(lambda x: x).filter(lambda x: True))])
+@pytest.mark.parametrize("new_count", [1, 2, 3, 4])
+def test_checkpoints_of_files(tmp_path, new_count, chain):
+    files = numbers([2, 0, 6, 3, 1, 5, 4])
+    ds = interleave(files, 2)
+    its = [chain(it) for it in shards(ds, 4, 2)]
+    seen = [x for it, n in zip(its, (4, 2), strict=True) for batch in itertools.islice(it, n) for x in batch]
+    checkpoint(tmp_path / "1", its)
+    left = [plain(it) for it in its]
+    new = [chain(it) for it in shards(ds, 2 * new_count, new_count)]
+    restore(tmp_path / "1", new)
+    if new_count == 2:
+        assert [plain(it) for it in new] == left
+        return
+    seen += [x for it in itertools.islice(new, 2) for x in next(it, ())]
+    checkpoint(tmp_path / "2", new)
+    last = [chain(it) for it in shards(ds, 10, 5)]
+    restore(tmp_path / "2", last)
+    seen += [x for it in last for batch in it for x in batch]
+    assert sorted(seen) == flat(files)
+
+
+@pytest.mark.parametrize("new_count", [1, 2, 4])
+def test_checkpoints_of_map_datasets(tmp_path, new_count):
+    def chained(size, count):
+        its = shards(MapDataset.range(40).filter(lambda x: x % 3), size, count)
+        return [iter(it.random_map(lambda x, rng: x, seed=3).map_with_index(lambda i, x: x)) for it in its]
+
+    its, new = chained(6, 3), chained(4, new_count)
+    seen = [x for it in its for batch in itertools.islice(it, 2) for x in batch]
+    checkpoint(tmp_path / "1", its)
+    restore(tmp_path / "1", new)
+    assert new[0].get_state()["counter"] == 2
+    seen += [x for it in new for batch in it for x in batch]
+    assert sorted(seen) == [x for x in range(40) if x % 3][:24]
+
+
+def test_the_asynchronous_protocol(tmp_path):
     class Directory:
         async def await_creation(self):
             return tmp_path
 
-    async def run():
-        it = make()
+    async def save_and_load():
+        it, again = make(), make()
         next(it)
         await (await it.save(Directory()))
-        again = make()
         await (await again.load(tmp_path))
-        return plain(again)
+        assert plain(again) == BATCHES[1:]
+        await (await one.load(tmp_path / "1"))
 
-    assert asyncio.run(run()) == [[4, 6], [8, 10], [12, 14]]
+    ds = interleave(numbers([2, 3, 4]), 2)
+    its, one = shards(ds, 0, 2), elastic(ds, 0)
+    next(its[0])
+    checkpoint(tmp_path / "1", its)
+    asyncio.run(save_and_load())
+    assert sorted(one) == [1, 100, 101, 102, 200, 201, 202, 203]
+
+
+def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
+    def refuse(directory, it, match):
+        with pytest.raises(StateMismatchError, match=match):
+            HANDLER.restore(directory, it)
+
+    its = shards(MapDataset.range(16), 4, 2)
+    next(its[0])
+    checkpoint(tmp_path / "1", its)
+    refuse(tmp_path / "1", elastic(MapDataset.range(16), 4), r"at the same global_next_index .* got \[0, 4\]")
+    ds, step = interleave(numbers([2, 3, 4]), 2), tmp_path / "2"
+    one = elastic(ds, 0)
+    checkpoint(step, shards(ds, 0, 2))
+    (step / "process_1-of-2.json").rename(tmp_path / "aside")
+    refuse(step, one, re.escape("must have the files of all processes"))
+    (step / "process_1-of-2.json").write_text((step / "process_0-of-2.json").read_text())
+    (step / "pipeline_1-of-2.json").unlink()
+    refuse(step, one, "all shards must be there once")
+    refuse(step, elastic(interleave(numbers([2, 3]), 2), 0), "num_datasets")
+    for k, chain in enumerate(  # steps that keep something for later
+        (
+            lambda it: FirstFitPackIterDataset(it.map(lambda x: {"x": [x]}), length_struct={"x": 3}, num_packing_bins=2),
+            lambda it: it.window_shuffle(window_size=2, seed=1),
+            lambda it: LimitIterDataset(it, 3),
+        )
+    ):
+        checkpoint(tmp_path / f"chain {k}", [iter(chain(it)) for it in shards(ds, 0, 2)])
+        refuse(tmp_path / f"chain {k}", iter(chain(one)), "cannot go on with another number of shards")
+    assert next(one) == 0
+
+
+def test_files_of_single_datasets_as_grain_writes_them(tmp_path):
+    ds = interleave(numbers([2, 3, 4]), 2)
+    its = shards(ds, 0, 2)
+    next(its[0]), next(its[1])
+    (tmp_path / "process_0-of-2.json").write_text("{}")
+    for number, state in joined(its).items():
+        (tmp_path / f"shard_state_{number}.json").write_text(json.dumps(state, indent=4))
+    one = elastic(ds, 0)
+    HANDLER.restore(tmp_path, one)
+    assert sorted(one) == [1, 101, 102, 200, 201, 202, 203]
+    with pytest.raises(StateMismatchError, match="shard_state"):
+        HANDLER.restore(tmp_path, elastic(MapDataset.range(4), 2))
