@@ -60,10 +60,9 @@ def test_they_act_before_and_after_and_the_one_nearest_the_output_wins_field_by_
     assert len(list(rare(ds))) == 40
 
 
-@pytest.mark.parametrize(
-    ("stage", "join"), [("in process", IterDataset.mix), ("workers", ZipIterDataset), ("threads", ZipIterDataset)]
-)
-def test_across_branches_the_first_parent_wins(stage, join):
+@pytest.mark.parametrize("stage", STAGES)
+def test_across_branches_the_first_parent_wins(stage):
+    join = IterDataset.mix if stage == "threads" else ZipIterDataset
     run, branches = STAGES[stage], [with_options(NUMBERS, STRICT), with_options(NUMBERS, SMALL)]
     ds = run(join(branches))
     assert iter(ds)._ctx.options == DatasetOptions(filter_raise_threshold_ratio=0.5, min_shm_size=7)
