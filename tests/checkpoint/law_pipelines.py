@@ -1,0 +1,32 @@
+"""The pipelines of the laws, as streams, and their states."""
+
+import functools
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
+
+from entry import IterEntry, plain
+from stage_table import ITER_ENTRIES, MAP_ENTRIES
+from state_damage import as_json
+
+__all__ = ["ITER_ENTRIES", "PIPELINES", "SLOW", "VARYING", "plain", "states_of", "states_of_others"]
+
+PIPELINES = {
+    **{entry.name: entry.make for entry in ITER_ENTRIES},
+    **{f"map_{entry.name}": lambda entry=entry: entry.make().to_iter_dataset() for entry in MAP_ENTRIES},
+}
+VARYING = {entry.name for entry in ITER_ENTRIES if isinstance(entry, IterEntry) and entry.states_vary}
+SLOW = ("mp_prefetch", "parquet_workers", "map_mix_without_table")  # processes, or long tables
+
+
+@functools.cache
+def states_of(name):
+    """The states before, between and after all elements."""
+    it = iter(PIPELINES[name]())
+    return [as_json(it.get_state()), *[as_json(it.get_state()) for _ in it]]
+
+
+@functools.cache
+def states_of_others():
+    return [states_of(name)[len(states_of(name)) // 2] for name in PIPELINES]
