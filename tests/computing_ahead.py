@@ -90,6 +90,17 @@ class Gate:
         return x
 
 
+class Plain(IterDataset[Any]):
+    """Iterated by a plain Python iterator, which has no state."""
+
+    def __init__(self, elements: Any, fn: Any = lambda x: x) -> None:
+        super().__init__()
+        self.elements, self.fn = elements, fn
+
+    def __iter__(self) -> Any:
+        return map(self.fn, self.elements)
+
+
 class ClosingDataset(IterDataset[Any]):
     """A user's, whose iterators have something to close, and must not be used by two threads at once."""
 

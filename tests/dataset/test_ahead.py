@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from computing_ahead import Gate, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
+from computing_ahead import Gate, Plain, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
 from waiting import PATIENCE_SECONDS, wait_until
 
-from gristmill import IterDataset, MapDataset, ReadOptions
+from gristmill import MapDataset, ReadOptions
 from gristmill.experimental import ThreadPrefetchIterDataset, multithread_prefetch
 
 
@@ -28,13 +28,6 @@ def prefetching(n, fn, size):
 
 def sharing(n, fn, size):
     return multithread_prefetch(numbers(n, fn=fn), 3, size)
-
-
-class Generated(IterDataset):
-    """Iterated by a plain generator, which has no state."""
-
-    def __iter__(self):
-        yield from range(200)
 
 
 class Element:
@@ -226,7 +219,7 @@ def test_an_interrupted_wait_loses_nothing(make):
 
 INTERRUPTED = [
     *[(prefetching, size) for size in (1, 5, 60)],
-    *[(lambda n, fn, size: ThreadPrefetchIterDataset(Generated(), prefetch_buffer_size=size), size) for size in (1, 5, 60)],
+    *[(lambda n, fn, size: ThreadPrefetchIterDataset(Plain(range(n)), prefetch_buffer_size=size), size) for size in (1, 5, 60)],
     *[(sharing, size) for size in (0, 1, 3, 30)],
 ]
 
