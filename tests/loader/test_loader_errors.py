@@ -7,84 +7,46 @@ import threading
 
 import numpy as np
 import pytest
+from loaders import Faults, Kept, Mapped, Source, make, plain
 
-from gristmill import DataLoader, DataLoaderIterator, ReadOptions, RecordMetadata
+from gristmill import DataLoaderIterator, ReadOptions, RecordMetadata
 from gristmill.python import MapOperation
-from gristmill.samplers import IndexSampler, SequentialSampler
+from gristmill.samplers import IndexSampler
 from gristmill.sharding import NoSharding
-from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap
+from gristmill.transforms import Batch, MapWithIndex, RandomMap
 
 READ_OPTIONS = [ReadOptions(0, 0), ReadOptions(2, 3), ReadOptions(16, 500)]
 N = 11
-
-
-class Faults:
-    """Raises for some numbers until it is healed, as a disk does that comes and goes."""
-
-    def __init__(self, *bad, error=OSError):
-        self.bad = set(bad)
-        self.error = error
-
-    def check(self, x):
-        if x in self.bad:
-            raise self.error(f"bad {x}")
-        return x
-
-    def heal(self):
-        self.bad = set()
-
-
-class Faulty:
-    def __init__(self, faults):
-        self.faults = faults
-
-
-class Source(Faulty):
-    def __len__(self):
-        return N
-
-    def __getitem__(self, key):
-        return self.faults.check(key)
-
-    def __repr__(self):
-        return "Source()"
+BATCH = Batch(3, batch_fn=list)
 
 
 class VectoredSource(Source):
     def __getitems__(self, keys):
-        return [self.faults.check(key) for key in keys]
+        return [self.fn(key) for key in keys]
 
 
-class FaultySampler(Faulty):
-    def __len__(self):
-        return N
-
+class FaultySampler(Source):
     def __getitem__(self, index):
         if not 0 <= index < N:
             raise IndexError
-        return RecordMetadata(index, self.faults.check(index), np.random.Generator(np.random.Philox(key=index)))
+        return RecordMetadata(index, self.fn(index), np.random.Generator(np.random.Philox(key=index)))
 
 
-class FaultyMap(Faulty, Map):
-    def map(self, element):
-        return self.faults.check(element)
+class FaultyRandomMap(RandomMap):
+    def __init__(self, faults):
+        self.faults = faults
 
-
-class FaultyRandomMap(Faulty, RandomMap):
     def random_map(self, element, rng):
         rng.integers(10)
-        return self.faults.check(element)
+        return self.faults(element)
 
 
-class FaultyIndex(Faulty, MapWithIndex):
+class FaultyIndex(MapWithIndex):
+    def __init__(self, faults):
+        self.faults = faults
+
     def map_with_index(self, index, element):
-        return self.faults.check(element)
-
-
-class FaultyFilter(Faulty, Filter):
-    def filter(self, element):
-        self.faults.check(element)
-        return True
+        return self.faults(element)
 
 
 class AppendRandom(RandomMap):
@@ -93,84 +55,57 @@ class AppendRandom(RandomMap):
 
 
 PLACES = {
-    "source": lambda f: {"data_source": Source(f)},
-    "vectored source": lambda f: {"data_source": VectoredSource(f)},
-    "sampler": lambda f: {"sampler": FaultySampler(f)},
-    "map": lambda f: {"operations": [FaultyMap(f)]},
+    "source": lambda f: {"data_source": Source(N, f)},
+    "vectored source": lambda f: {"data_source": VectoredSource(N, f)},
+    "sampler": lambda f: {"sampler": FaultySampler(N, f)},
+    "map": lambda f: {"operations": [Mapped(f)]},
     "random map": lambda f: {"operations": [FaultyRandomMap(f)]},
     "map with index": lambda f: {"operations": [FaultyIndex(f)]},
-    "filter": lambda f: {"operations": [FaultyFilter(f)]},
-    "legacy": lambda f: {"operations": [lambda records: (r for r in records if f.check(r.data) is not None)]},
+    "filter": lambda f: {"operations": [Kept(lambda x: f(x) is not None)]},
+    "legacy": lambda f: {"operations": [lambda records: (r for r in records if f(r.data) is not None)]},
 }
-AFTER = {"alone": [], "filter": [FaultyFilter(Faults())], "random": [AppendRandom()], "legacy": [lambda records: records]}
+AFTER = {"alone": [], "filter": [Kept(lambda x: True)], "random": [AppendRandom()], "legacy": [lambda records: records]}
 
 
-def make(place, faults, read_options, *operations):
-    arguments = {"data_source": range(N), "sampler": SequentialSampler(N, seed=1), "operations": [], **PLACES[place](faults)}
-    arguments["operations"].extend(operations)
-    return DataLoader(**arguments, read_options=read_options, shard_options=NoSharding())
-
-
-def plain(x):
-    return x.tolist() if isinstance(x, np.ndarray) else x
+def faulty(place, faults, read_options, *operations):
+    arguments = PLACES[place](faults)
+    operations = [*arguments.pop("operations", []), *operations]
+    return make(N, *operations, **arguments, read_options=read_options, shard_options=NoSharding())
 
 
 def combinations():
     """All places with all that follows; batches and options in turn, so that any two choices meet."""
     for (i, place), (j, after) in itertools.product(enumerate(PLACES), enumerate(AFTER)):
-        batch = [Batch(3, batch_fn=list)] if (i + j // 2) % 2 else []
+        batch = [BATCH] if (i + j // 2) % 2 else []
         yield pytest.param(place, READ_OPTIONS[(i + j) % 3], after, batch, id=f"{place}-{after}-{'batch' * len(batch)}")
 
 
 @pytest.mark.parametrize(("place", "read_options", "after", "batch"), [*combinations()])
 class TestEverywhere:
-    def test_a_lasting_error_stays_where_it_is(self, place, read_options, after, batch):
+    def test_an_error_stays_where_it_is_until_it_heals_or_is_skipped(self, place, read_options, after, batch):
         faults = Faults()
-        loader = make(place, faults, read_options, *AFTER[after], *batch)
-        expected = [plain(x) for x in loader]
+        loader = faulty(place, faults, read_options, *AFTER[after], *batch)
+        expected = plain(loader)
+
+        faults.bad = {0, 7}
+        it, again, failing = iter(loader), iter(loader), 2 if batch else 7
+        with pytest.raises(OSError, match="bad 0"):
+            next(it)
         faults.bad = {7}
-        it = iter(loader)
-        failing = 2 if batch else 7
-        assert [plain(next(it)) for _ in range(failing)] == expected[:failing]
+        assert plain(itertools.islice(it, failing)) == expected[:failing]
         state = it.get_state()
         for _ in range(3):
             with pytest.raises(OSError, match="bad 7"):
                 next(it)
             assert it.get_state() == state
-        faults.heal()
-        assert [plain(x) for x in it] == expected[failing:]
+        faults.bad = set()
+        again.set_state(state)
+        assert plain(it) == plain(again) == expected[failing:]
 
-    def test_the_state_after_an_error_restores(self, place, read_options, after, batch):
-        faults = Faults()
-        loader = make(place, faults, read_options, *AFTER[after], *batch)
-        expected = [plain(x) for x in loader]
-        faults.bad = {0, 4}
-        it = iter(loader)
-        with pytest.raises(OSError, match="bad 0"):
-            next(it)
-        faults.bad = {4}
-        assert [plain(next(it)) for _ in range(1)] == expected[:1]
-        count = 1
-        with pytest.raises(OSError, match="bad 4"):
-            for element in it:
-                assert plain(element) == expected[count]
-                count += 1
-        assert count == (1 if batch else 4)
-        faults.heal()
-        again = iter(loader)
-        again.set_state(it.get_state())
-        assert [plain(x) for x in again] == expected[count:]
-
-    def test_skipping_is_asked_for(self, place, read_options, after, batch):
-        faults = Faults()
-        loader = make(place, faults, read_options, *AFTER[after], *batch)
-        expected = [plain(x) for x in loader]
-        faults.bad = {4, 10}
-        it = iter(loader)
-        found = []
+        faults.bad, it, found = {4, 10}, iter(loader), []
         while True:
             try:
-                found.append(plain(next(it)))
+                found += plain([next(it)])
             except OSError:
                 it.skip_failed()
             except StopIteration:
@@ -180,11 +115,10 @@ class TestEverywhere:
             it.skip_failed()
 
     def test_stop_iteration_of_users_is_no_end(self, place, read_options, after, batch):
-        it = iter(make(place, Faults(5, error=StopIteration), read_options, *AFTER[after], *batch))
-        found = []
+        it, found = iter(faulty(place, Faults(5, error=StopIteration), read_options, *AFTER[after], *batch)), []
         with pytest.raises(RuntimeError) as caught:
             for element in it:
-                found.append(plain(element))
+                found.append(element)
         assert len(found) == (1 if batch else 5)
         cause = caught.value
         while type(cause) is RuntimeError and cause.__cause__ is not None:
@@ -196,17 +130,16 @@ class TestEverywhere:
 def test_the_error_is_the_user_s_own():
     error = OSError("text", 5)
 
-    class Raise(Map):
-        def map(self, element):
-            raise error
+    def fail(x):
+        raise error
 
     with pytest.raises(OSError) as caught:
-        next(iter(DataLoader(data_source=[1], sampler=SequentialSampler(1), operations=[Raise()])))
+        next(iter(make(1, Mapped(fail))))
     assert caught.value is error
     assert caught.value.args == ("text", 5)
 
 
-def test_errors_of_batch_fn():
+def test_errors_of_batch_fn_and_of_legacy_classes():
     calls = []
 
     def batch_fn(elements):
@@ -215,15 +148,25 @@ def test_errors_of_batch_fn():
             raise OSError
         return elements
 
-    it = iter(DataLoader(data_source=range(6), sampler=SequentialSampler(6), operations=[Batch(2, batch_fn=batch_fn)]))
+    it = iter(make(6, Batch(2, batch_fn=batch_fn)))
     assert next(it) == [0, 1]
     with pytest.raises(OSError):
         next(it)
     assert list(it) == [[2, 3], [4, 5]]
 
+    faults = Faults(2)
+    it = iter(make(4, MapOperation(faults)))
+    with pytest.warns(DeprecationWarning):
+        assert [next(it), next(it)] == [0, 1]
+    with pytest.raises(ValueError, match="map function"):
+        next(it)
+    faults.bad = set()
+    with pytest.warns(DeprecationWarning):
+        assert list(it) == [2, 3]
+
 
 def test_there_is_nothing_to_skip_before_an_error_and_after_restoring():
-    it = iter(make("source", Faults(2), READ_OPTIONS[0]))
+    it = iter(faulty("source", Faults(2), READ_OPTIONS[0]))
     start = it.get_state()
     no_skip = pytest.raises(ValueError, match="nothing to skip")
     with no_skip:
@@ -246,17 +189,17 @@ def test_there_is_nothing_to_skip_before_an_error_and_after_restoring():
 
 def test_keyboard_interrupt_loses_nothing():
     faults = Faults(3, error=KeyboardInterrupt)
-    it = iter(make("map", faults, ReadOptions(2, 4), Batch(2)))
+    it = iter(faulty("map", faults, ReadOptions(2, 4), Batch(2)))
     next(it)
     with pytest.raises(KeyboardInterrupt):
         next(it)
-    faults.heal()
-    assert [x.tolist() for x in it] == [[2, 3], [4, 5], [6, 7], [8, 9], [10]]
+    faults.bad = set()
+    assert plain(it) == [[2, 3], [4, 5], [6, 7], [8, 9], [10]]
 
 
 @pytest.mark.parametrize("read_options", READ_OPTIONS, ids=str)
 def test_the_end_stays_the_end(read_options):
-    it = iter(make("source", Faults(), read_options))
+    it = iter(make(N, read_options=read_options))
     assert len(list(it)) == N
     for _ in range(3):
         with pytest.raises(StopIteration):
@@ -269,66 +212,59 @@ def reading_threads():
 
 
 class TestClosing:
-    loader = DataLoader(data_source=range(10_000), sampler=IndexSampler(10_000), read_options=ReadOptions(3, 10))
+    loader = make(10_000, sampler=IndexSampler(10_000), read_options=ReadOptions(3, 10))
 
     @pytest.fixture(autouse=True)
     def ends_without_threads(self):
-        if reading_threads():
+        def end():
             gc.collect()
-        for thread in reading_threads():
-            thread.join()
+            for thread in reading_threads():
+                thread.join(10)
+                assert not thread.is_alive()
+
+        end()
         yield
-        if reading_threads():
-            gc.collect()
-        for thread in reading_threads():
-            thread.join(10)
-            assert not thread.is_alive()
+        end()
+
+    @staticmethod
+    def check_closed(*iterators):
+        for it in iterators:
+            for _ in range(2):
+                with pytest.raises(ValueError, match="closed"):
+                    next(it)
 
     def test_close(self):
-        it = iter(self.loader)
+        it, unused = iter(self.loader), iter(self.loader)
         assert not reading_threads()
         assert [next(it), next(it)] == [0, 1]
         assert reading_threads()
         state = it.get_state()
         it.close()
         it.close()
-        for _ in range(2):
-            with pytest.raises(ValueError, match="closed"):
-                next(it)
+        unused.close()
+        self.check_closed(it, unused)
         assert it.get_state() == state
         it.start_prefetch()
 
-    def test_close_before_use(self):
-        it = iter(self.loader)
-        it.close()
-        with pytest.raises(ValueError, match="closed"):
-            next(it)
-
-    def test_context_manager(self):
+    def test_context_manager_and_dropping(self):
         with iter(self.loader) as it:
             assert next(it) == 0
-        with pytest.raises(ValueError, match="closed"):
-            next(it)
+        self.check_closed(it)
         with pytest.raises(KeyError), iter(self.loader) as it:
             next(it)
             raise KeyError
-        with pytest.raises(ValueError, match="closed"):
-            next(it)
-
-    def test_dropping(self):
+        self.check_closed(it)
         for element in self.loader:
             if element == 5:
                 break
 
     def test_closing_the_loader_closes_its_iterators(self):
-        loader = DataLoader(data_source=range(10_000), sampler=IndexSampler(10_000))
+        loader = make(9)
         a, b = iter(loader), DataLoaderIterator(loader, None)
         next(a)
         loader.close()
         loader.close()
-        for it in (a, b):
-            with pytest.raises(ValueError, match="closed"):
-                next(it)
+        self.check_closed(a, b)
         assert next(iter(loader)) == 0
         loader.close()
 
@@ -341,16 +277,16 @@ class TestClosing:
         it.start_prefetch()
         assert list(itertools.islice(it, 50)) == list(range(50, 100))
 
-    @pytest.mark.parametrize("read_options", [*READ_OPTIONS[:1], ReadOptions(0, 5), ReadOptions(5, 0)], ids=str)
-    def test_start_prefetch_without_threads(self, read_options):
-        it = iter(DataLoader(data_source=range(9), sampler=SequentialSampler(9), read_options=read_options))
-        it.start_prefetch()
-        assert not reading_threads()
-        assert list(it) == list(range(9))
+    def test_start_prefetch_without_threads(self):
+        for read_options in (ReadOptions(0, 0), ReadOptions(0, 5), ReadOptions(5, 0)):
+            it = iter(make(9, read_options=read_options))
+            it.start_prefetch()
+            assert not reading_threads()
+            assert list(it) == list(range(9))
 
 
 def test_two_iterators_are_independent():
-    loader = DataLoader(data_source=range(9), sampler=IndexSampler(9, shuffle=True, seed=1, num_epochs=1), operations=[Batch(2)])
+    loader = make(9, Batch(2), sampler=IndexSampler(9, shuffle=True, seed=1, num_epochs=1))
     a, b = iter(loader), iter(loader)
     assert a is not b
     assert iter(a) is a
@@ -360,16 +296,3 @@ def test_two_iterators_are_independent():
     np.testing.assert_equal(next(a), next(b))
     a.close()
     assert len(list(b)) == 3
-
-
-def test_legacy_classes_keep_their_place_after_an_error():
-    faults = Faults(2)
-    loader = DataLoader(data_source=range(4), sampler=SequentialSampler(4), operations=[MapOperation(faults.check)])
-    it = iter(loader)
-    with pytest.warns(DeprecationWarning):
-        assert [next(it), next(it)] == [0, 1]
-    with pytest.raises(ValueError, match="map function"):
-        next(it)
-    faults.heal()
-    with pytest.warns(DeprecationWarning):
-        assert list(it) == [2, 3]

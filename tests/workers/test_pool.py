@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from worker_pools import end_parked_pools, parked_for_long
 
 from gristmill import config
 from gristmill.workers import pool as pool_module
@@ -24,10 +25,7 @@ OPTIONS = {"buffer_size": 1, "min_shared_bytes": 0}
 
 @pytest.fixture
 def patient(monkeypatch):
-    """Processes wait for the next who needs them for as long as a busy machine may take."""
-    monkeypatch.setattr(pool_module, "_PARKED_SECONDS", 60.0)
-    yield
-    end_parked_pools()
+    yield from parked_for_long(monkeypatch)
 
 
 class Owner:
@@ -115,13 +113,6 @@ def ends(pid, seconds):
 
 def descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def end_parked_pools():
-    """Those of other tests."""
-    for pool in [*pool_module._parked]:
-        if unpark(pool):
-            pool.close()
 
 
 class TestTasks:

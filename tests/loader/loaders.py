@@ -1,0 +1,85 @@
+"""Loaders of numbers, and operations made of functions; workers import this instead of the tests."""
+
+import numpy as np
+
+from gristmill import DataLoader, ReadOptions
+from gristmill.samplers import SequentialSampler
+from gristmill.sources import RangeDataSource
+from gristmill.transforms import Filter, Map, MapWithIndex, RandomMap, TfRandomMap
+
+DIRECT = ReadOptions(0, 0)
+
+
+def make(n, *operations, **changes):
+    """A loader of the numbers below ``n`` in their order."""
+    arguments = {"data_source": RangeDataSource(0, n, 1), "sampler": SequentialSampler(n, seed=3), "operations": operations}
+    return DataLoader(**{**arguments, "read_options": DIRECT, **changes})
+
+
+def plain(elements):
+    return [x.tolist() if isinstance(x, np.ndarray) else x for x in elements]
+
+
+def run(n, *operations, **changes):
+    return plain(make(n, *operations, **changes))
+
+
+class Of:
+    def __init__(self, fn):
+        self.fn = fn
+
+
+class Mapped(Of, Map):
+    def map(self, element):
+        return self.fn(element)
+
+
+class Kept(Of, Filter):
+    def filter(self, element):
+        return self.fn(element)
+
+
+class WithIndex(MapWithIndex):
+    def map_with_index(self, index, element):
+        return (index, element)
+
+
+class Draw(RandomMap):
+    """Appends a number to a tuple."""
+
+    def random_map(self, element, rng):
+        return (*element, int(rng.integers(1000)))
+
+
+class DrawOld(TfRandomMap):
+    def np_random_map(self, element, rng):
+        return (*element, int(rng.integers(1000)))
+
+
+class Source:
+    """Returns what ``fn`` makes of a key."""
+
+    def __init__(self, n, fn=lambda key: key, text="Source()"):
+        self.n, self.fn, self.text = n, fn, text
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, key):
+        return self.fn(key)
+
+    def __repr__(self):
+        return self.text
+
+
+class Faults:
+    """Raises for some numbers until it is healed, as a disk does that comes and goes."""
+
+    def __init__(self, *bad, error=OSError):
+        self.bad = set(bad)
+        self.error = error
+
+    def __call__(self, x):
+        if x in self.bad:
+            raise self.error(f"bad {x}")
+        return x

@@ -1,0 +1,23 @@
+"""Worker processes that wait for the next test that needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gristmill.workers import pool as pool_module
+from gristmill.workers.pool import unpark
+
+
+def end_parked_pools() -> None:
+    for pool in [*pool_module._parked]:
+        if unpark(pool):
+            pool.close()
+
+
+def parked_for_long(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Until this goes on, processes wait for as long as a busy machine may take."""
+    monkeypatch.setattr(pool_module, "_PARKED_SECONDS", 60.0)
+    yield
+    end_parked_pools()
