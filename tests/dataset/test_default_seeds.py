@@ -2,112 +2,81 @@
 
 import numpy as np
 import pytest
+from users_datasets import BareMap, BareStream
 
 from gristmill.core.options import DatasetOptions
-from gristmill.dataset import IterDataset, MapDataset
+from gristmill.dataset import MapDataset
 from gristmill.dataset.stages.options import WithOptionsIterDataset
+
+RANGE = MapDataset.range(9)
+SEEDED = RANGE.seed(42)
+STREAM = SEEDED.to_iter_dataset()
 
 
 def derived(*entropy):
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
 
 
-def test_distance_counts_and_nothing_else():
-    ds = MapDataset.range(9).seed(42)
-    assert ds.shuffle()._default_seed == 3329053876 == derived(42, 1)
-    for step in (lambda d: d.map(str), lambda d: d[1:], lambda d: d.repeat(2), lambda d: d.batch(2), lambda d: d.filter(str)):
-        assert step(ds).shuffle()._default_seed == 955475868 == derived(42, 2)
-    assert ds.to_iter_dataset().random_map(str)._default_seed == derived(42, 2)
-    options = WithOptionsIterDataset(ds.to_iter_dataset(), DatasetOptions())
-    assert options.random_map(str)._default_seed == derived(42, 3)
-    assert ds.to_iter_dataset().seed(5).random_map(str)._default_seed == derived(5, 1)
+def draw(x, rng):
+    return int(rng.integers(10**9))
 
 
-def test_default_seed_is_the_seed():
-    ds = MapDataset.range(9).seed(42)
-    assert list(ds.shuffle()) == list(ds.shuffle(seed=derived(42, 1)))
-
-    def draw(x, rng):
-        return int(rng.integers(10**9))
-
-    assert list(ds.random_map(draw)) == list(ds.random_map(draw, seed=derived(42, 1)))
-    it = ds.to_iter_dataset()
-    assert list(it.random_map(draw)) == list(it.random_map(draw, seed=derived(42, 2)))
-    assert list(ds.shuffle().shuffle()) == list(ds.shuffle(seed=derived(42, 1)).shuffle(seed=derived(42, 2)))
+class Joined(BareMap):
+    def __init__(self, parents):
+        MapDataset.__init__(self, parents)
 
 
-def test_the_nearest_seed_counts():
-    ds = MapDataset.range(9).seed(1).map(str).seed(2)
-    assert ds.shuffle()._default_seed == derived(2, 1)
-    assert ds.seed(None).shuffle()._default_seed == derived(2, 2)  # ``None`` is no seed point, but a step
-    assert MapDataset.range(9).seed(1).shuffle(seed=5).shuffle()._default_seed == derived(1, 2)
+NEAR, FAR = MapDataset.range(3).seed(1).shuffle(), MapDataset.range(3).map(str).seed(2)
+
+SEEDS = [
+    (SEEDED.shuffle(), 3329053876, (42, 1)),
+    # Distance counts and nothing else.
+    *[(ds.shuffle(), 955475868, (42, 2)) for ds in (SEEDED.map(str), SEEDED[1:], SEEDED.repeat(2), SEEDED.batch(2))],
+    (SEEDED.filter(str).shuffle(), None, (42, 2)),
+    (STREAM.random_map(draw), None, (42, 2)),
+    (WithOptionsIterDataset(STREAM, DatasetOptions()).random_map(str), None, (42, 3)),
+    (STREAM.seed(5).random_map(str), None, (5, 1)),
+    # The nearest seed counts; ``None`` is no seed point, but a step.
+    (RANGE.seed(1).map(str).seed(2).shuffle(), None, (2, 1)),
+    (RANGE.seed(1).map(str).seed(2).seed(None).shuffle(), None, (2, 2)),
+    (RANGE.seed(1).shuffle(seed=5).shuffle(), None, (1, 2)),
+    # Seeds of any size
+    (RANGE.seed(2**32).shuffle(), None, (2**32, 1)),
+    (RANGE.seed(2**200).shuffle(), None, (2**200, 1)),
+    (RANGE.seed(np.uint32(7)).shuffle(), None, (7, 1)),
+    # Several parents level by level, counted on each path
+    (Joined([NEAR, FAR, MapDataset.range(3)]).map(str), None, (2, 2, 1, 3)),
+    (Joined([FAR, FAR]), None, (2, 1, 2, 1)),
+    # The walk ends at classes that know nothing of it.
+    (BareMap(3).seed(1).shuffle(), None, (1, 1)),
+    (BareStream(3).seed(1).random_map(str), None, (1, 1)),
+]
 
 
-def test_seeds_of_any_size():
-    big = MapDataset.range(9).seed(2**32).shuffle()
-    assert big._default_seed == derived(2**32, 1) != derived(0, 1)
-    assert MapDataset.range(9).seed(2**200).shuffle()._default_seed == derived(2**200, 1)
-    assert MapDataset.range(9).seed(np.uint32(7)).shuffle()._default_seed == derived(7, 1)
-    assert list(MapDataset.range(3).random_map(lambda x, rng: int(rng.integers(9)), seed=2**40))
+@pytest.mark.parametrize(("ds", "number", "entropy"), SEEDS)
+def test_default_seeds(ds, number, entropy):
+    assert ds._default_seed == derived(*entropy)
+    assert number in (None, ds._default_seed)
+    assert ds._default_seed.dtype == np.uint32
 
 
-def test_attribute():
-    assert MapDataset.range(3)._default_seed is None
-    assert MapDataset.range(3).to_iter_dataset()._default_seed is None
-    assert MapDataset.range(3).seed(None)._default_seed is None
-    seed = MapDataset.range(3).seed(1).map(str)._default_seed
-    assert seed.dtype == np.uint32
-
-
-def test_several_parents_level_by_level():
-    class Joined(MapDataset):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            return index
-
-    near = MapDataset.range(3).seed(1).shuffle()
-    far = MapDataset.range(3).map(str).seed(2)
-    both = Joined([near, far, MapDataset.range(3)])
-    assert both.map(str)._default_seed == derived(2, 2, 1, 3)
-    twice = Joined([far, far])
-    assert twice._default_seed == derived(2, 1, 2, 1)  # counted on each path
+def test_the_default_seed_is_the_seed():
+    for ds, same in [
+        (SEEDED.shuffle(), SEEDED.shuffle(seed=derived(42, 1))),
+        (SEEDED.random_map(draw), SEEDED.random_map(draw, seed=derived(42, 1))),
+        (STREAM.random_map(draw), STREAM.random_map(draw, seed=derived(42, 2))),
+        (SEEDED.shuffle().shuffle(), SEEDED.shuffle(seed=derived(42, 1)).shuffle(seed=derived(42, 2))),
+    ]:
+        assert list(ds) == list(same)
+    assert derived(2**32, 1) != derived(0, 1)
+    assert len(list(RANGE.random_map(draw, seed=2**40))) == 9
 
 
 def test_missing_seeds_say_what_to_do():
-    for make in (
-        lambda: MapDataset.range(3).shuffle(),
-        lambda: MapDataset.range(3).random_map(str),
-        lambda: MapDataset.range(3).to_iter_dataset().random_map(str),
-        lambda: MapDataset.range(3).seed(None).shuffle(),
-        lambda: MapDataset.range(3).shuffle(seed=1).shuffle(),
-    ):
-        with pytest.raises(ValueError, match=r"ds\.seed\(seed\)"):
-            make()
-
-
-def test_walk_ends_at_classes_that_know_nothing_of_it():
-    class Bare(MapDataset):
-        def __init__(self):
-            pass
-
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            return index % 3
-
-    class BareStream(IterDataset):
-        def __init__(self):
-            pass
-
-        def __iter__(self):
-            return iter([1, 2])
-
-    assert Bare()._default_seed is None and BareStream()._default_seed is None
-    assert sorted(Bare().shuffle(seed=1)) == [0, 1, 2]
-    assert Bare().seed(1).shuffle()._default_seed == derived(1, 1)
-    assert BareStream().seed(1).random_map(str)._default_seed == derived(1, 1)
-    with pytest.raises(ValueError, match="seed"):
-        Bare().shuffle()
+    for ds in (RANGE, RANGE.to_iter_dataset(), RANGE.seed(None), BareMap(3), BareStream(3)):
+        assert ds._default_seed is None
+        for method in {"shuffle", "random_map"} & {*dir(ds)}:
+            with pytest.raises(ValueError, match=r"ds\.seed\(seed\)"):
+                getattr(ds, method)(*[str] * (method == "random_map"))
+    with pytest.raises(ValueError, match=r"ds\.seed\(seed\)"):
+        RANGE.shuffle(seed=1).shuffle()

@@ -1,6 +1,7 @@
 """Options hold for a whole pipeline: before and after where they are given, in workers too, across branches."""
 
 import pytest
+from local_workers import LocalWorkersIterDataset
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions
 from gristmill.experimental import (
@@ -39,7 +40,7 @@ def rare(ds):
 
 STAGES = {
     "in process": lambda ds: ds,
-    "workers": lambda ds: ds.mp_prefetch(MultiprocessingOptions(2)),
+    "workers": lambda ds: LocalWorkersIterDataset(ds, 2),
     "threads": lambda ds: multithread_prefetch(ds, 2, 1),
 }
 
@@ -58,6 +59,9 @@ def test_they_act_before_and_after_and_the_one_nearest_the_output_wins_field_by_
     for ds in (run(with_options(NUMBERS, inner, LENIENT)), with_options(run(with_options(NUMBERS, inner)), LENIENT)):
         assert iter(ds)._ctx.options == LENIENT.merge(inner)
     assert len(list(rare(ds))) == 40
+    if stage == "workers":  # in processes too
+        with pytest.raises(ValueError, match="FilterDatasetIterator"):
+            list(with_options(rare(NUMBERS).mp_prefetch(MultiprocessingOptions(1)), STRICT))
 
 
 @pytest.mark.parametrize("stage", STAGES)
