@@ -1,0 +1,93 @@
+"""What workers log looks like what the program logs, and the program's absl flags reach them."""
+
+import textwrap
+
+import pytest
+from programs import output
+
+LOGS = """
+import logging, os, sys
+import gristmill
+os.dup2(1, 2)
+{setup}
+log = logging.getLogger("train.data")
+log.setLevel(logging.INFO)
+
+def tell(x):
+    log.info("element %d", x)
+    log.debug("not this one")
+    logging.getLogger("other").info("nor this one")
+    return x
+
+def init(index, count):
+    {init}
+
+ds = gristmill.MapDataset.range(4).map(tell).to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions({workers}), init)
+assert list(ds) == [0, 1, 2, 3]
+"""
+PLAIN = "logging.basicConfig(format='%(message)s')"
+
+
+def logged(folder, setup=PLAIN, *, workers=2, init="pass"):
+    return sorted(output(folder, LOGS.format(setup=setup, init=init, workers=workers)))
+
+
+@pytest.mark.parametrize(
+    ("setup", "first"),
+    [
+        ("logging.basicConfig(format='%(levelname)s %(name)s: %(message)s')", "[worker 0] INFO train.data: element 0"),
+        ("logging.basicConfig(format='{name}: {message}', style='{')", "[worker 0] train.data: element 0"),
+        ("logging.basicConfig(format='$name: $message', style='$')", "[worker 0] train.data: element 0"),
+    ],
+)
+def test_format_and_levels_are_those_of_the_program(tmp_path, setup, first):
+    lines = logged(tmp_path, setup)
+    assert lines[0] == first and len(lines) == 4
+    assert [line.split("]")[0] for line in lines] == ["[worker 0", "[worker 0", "[worker 1", "[worker 1"]
+
+
+def test_one_worker_has_no_number_and_what_users_set_up_there_stays(tmp_path):
+    assert logged(tmp_path, workers=1)[0] == "[worker] element 0"
+    init = "logging.basicConfig(level=logging.INFO, format='mine: %(message)s')"
+    assert logged(tmp_path, init=init)[0] == "mine: element 0"
+    assert logged(tmp_path, "") == []  # a program that does not log has quiet workers
+
+
+SETTINGS = """
+from absl import flags
+flags.DEFINE_integer('offset', 0, '')
+def shift(x):
+    return x + flags.FLAGS.offset
+"""
+FLAGS = """
+    import enum, sys
+    from absl import app, flags
+    import gristmill
+    import settings
+
+    class Mode(enum.Enum):
+        TWICE = 2
+        THRICE = 3
+
+    FLAGS = flags.FLAGS
+    SCALE = flags.DEFINE_integer("scale", 7, "")
+    flags.DEFINE_enum_class("mode", Mode.TWICE, Mode, "")
+
+    def show(ds):
+        print(list(ds.to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions(num_workers=2))))
+
+    def main(_):
+        for scaled in (lambda x: x * SCALE.value, lambda x: x * FLAGS.scale, lambda x: x * flags.FLAGS.scale):
+            ds = gristmill.MapDataset.range(4).map(settings.shift).map(scaled)
+            show(ds.map(lambda x: (x, flags.FLAGS.mode is Mode.THRICE)))
+
+    show(gristmill.MapDataset.range(2).map(lambda x: (x, "absl" in sys.modules)))  # flags are not parsed, and not needed
+    app.run(main)
+"""
+
+
+def test_flags_of_the_main_module_and_of_others(tmp_path):
+    pytest.importorskip("absl", reason="absl, which comes with the test extra, is not installed")
+    (tmp_path / "settings.py").write_text(textwrap.dedent(SETTINGS))
+    expected = ["[(0, False), (1, False)]"] + [str([(10 * (x + 5), True) for x in range(4)])] * 3
+    assert output(tmp_path, FLAGS, "--scale=10", "--offset=5", "--mode=thrice") == expected
