@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -47,37 +49,28 @@ def model(features, num_bins, max_sequences, rows, best):
 
 
 @pytest.mark.parametrize("num_bins", [1, 2, 3, 8, 33])
-@pytest.mark.parametrize("max_sequences", [None, 1, 3])
-@pytest.mark.parametrize("alignment", [1, 4])
 @pytest.mark.parametrize("lengths", [(20,), (20, 13), (7, 9, 11)])
-def test_placers_choose_by_the_definition(num_bins, max_sequences, alignment, lengths):
-    rng = np.random.default_rng([num_bins, alignment, len(lengths)])
-    features = [Feature("x", length, alignment) for length in lengths]
-    rows = [[int(rng.integers(0, min(n, 12) + 1)) for n in lengths] for _ in range(12 * num_bins)]
-    for make, best in ((first_fit, False), (best_fit, True)):
-        expected = model(features, num_bins, max_sequences, rows, best)
-        assert placed(make(features, num_bins, max_sequences), rows) == expected
-        assert placed(ManyFeaturesFit(features, num_bins, max_sequences, best=best), rows) == expected
-    assert -1 in expected and num_bins - 1 in expected
+def test_placers_choose_by_the_definition(num_bins, lengths):
+    rng = np.random.default_rng([num_bins, len(lengths)])
+    for max_sequences, alignment in itertools.product([None, 1, 3], [1, 4]):
+        features = [Feature("x", length, alignment) for length in lengths]
+        rows = [[int(rng.integers(0, min(n, 12) + 1)) for n in lengths] for _ in range(12 * num_bins)]
+        for make, best in ((first_fit, False), (best_fit, True)):
+            expected = model(features, num_bins, max_sequences, rows, best)
+            assert placed(make(features, num_bins, max_sequences), rows) == expected
+            assert placed(ManyFeaturesFit(features, num_bins, max_sequences, best=best), rows) == expected
+        assert -1 in expected and num_bins - 1 in expected
 
 
 def test_one_feature_has_quick_placers():
     assert type(first_fit([Feature("x", 4)], 3, None)) is FirstFit
     assert type(best_fit([Feature("x", 4)], 3, None)) is BestFit
-
-
-def test_sequences_without_tokens_count():
-    for make in (first_fit, best_fit):
-        assert placed(make([Feature("x", 4)], 2, 2), [[0]] * 5) == [0, 0, 1, 1, -1]
+    for make, third in ((first_fit, 0), (best_fit, 1)):
+        assert placed(make([Feature("x", 8)], 2, None), [[5], [6], [2]]) == [0, 1, third]
+        assert placed(make([Feature("x", 4)], 2, 2), [[0]] * 5) == [0, 0, 1, 1, -1]  # sequences without tokens count
         assert placed(make([Feature("x", 4)], 1, None), [[4], [0], [0], [1]]) == [0, 0, 0, -1]
         # What is left is counted from the aligned place, which may lie behind the end of the bin.
         assert placed(make([Feature("x", 4, 3)], 1, None), [[4], [0]]) == [0, -1]
-
-
-def test_first_fit_and_best_fit_differ():
-    rows = [[5], [6], [2]]
-    assert placed(first_fit([Feature("x", 8)], 2, None), rows) == [0, 1, 0]
-    assert placed(best_fit([Feature("x", 8)], 2, None), rows) == [0, 1, 1]
 
 
 def filled(features, elements, num_bins=1):
@@ -128,30 +121,29 @@ def test_too_long_sequences_are_all_named():
         filled([Feature("'x'", 4), Feature("'z'", 9), Feature("'y'", 3)], [(np.arange(5), np.arange(5), np.arange(4))])
 
 
-@pytest.mark.parametrize(
-    ("padding", "dtype", "match"), [(0.5, np.int64, "float64"), (-1, np.uint8, "int64"), ("long", "<U2", "<U4")]
-)
-def test_padding_that_the_feature_cannot_hold(padding, dtype, match):
-    with pytest.raises(ValueError, match=rf"feature 'x' has values of dtype {match}"):
-        filled([Feature("'x'", 4, padding=padding)], [(np.zeros(2, dtype),)])
-
-
-def test_paddings_are_taken_as_the_feature_is():
-    for padding, first, expected in [
-        (0.1, np.zeros(1, np.float32), np.float32(0.1)),
-        (True, np.zeros(1, np.int64), 1),
-        ("no", np.array(["yes"]), "no"),
-        (b"", np.array([b"yes"]), b""),
+def test_paddings():
+    for padding, first, expected in [  # they are taken as the feature is
+        (0.1, np.zeros(1, np.float32), [np.float32(0.1)] * 2),
+        (True, np.zeros(1, np.int64), [1, 1]),
+        ("no", np.array(["yes"]), ["no", "no"]),
+        (b"", np.array([b"yes"]), [b"", b""]),
+        ([5, 6, 7], np.zeros(1), [6, 7]),
+        ([[1, 2], [3, 4], [5, 6]], np.zeros((1, 2)), [[3, 4], [5, 6]]),
+        ([5, 6], np.zeros((1, 2)), [[5, 6]] * 2),
     ]:
         ((values, _, _),) = filled([Feature("'x'", 3, padding=padding)], [(first,)]).columns()
         assert values.dtype == first.dtype
-        assert values[0, 1:].tolist() == [expected] * 2
-    ((values, _, _),) = filled([Feature("'x'", 2, padding=[5, 6])], [(np.zeros((1, 2)),)]).columns()
-    assert values.tolist() == [[[0, 0], [5, 6]]]
+        assert values[0, 1:].tolist() == expected
     ((values, _, _),) = filled([Feature("'x'", 5, alignment=2, padding=[1, 2, 3, 4, 5])], [(np.zeros(1),)] * 2).columns()
     assert values.tolist() == [[0, 2, 0, 4, 5]]
-    with pytest.raises(ValueError, match=r"padding of feature 'x'.*\(3,\)"):
-        filled([Feature("'x'", 3, padding=[1, 2])], [(np.zeros(1),)])
+    for padding, first, match in [
+        (0.5, np.zeros(1, np.int64), "feature 'x' has values of dtype float64"),
+        (-1, np.zeros(1, np.uint8), "feature 'x' has values of dtype int64"),
+        ("long", np.zeros(1, "<U2"), "feature 'x' has values of dtype <U4"),
+        ([1, 2], np.zeros(1), r"padding of feature 'x'.*\(3,\)"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            filled([Feature("'x'", 3, padding=padding)], [(first,)])
 
 
 def test_emission_order():
@@ -161,33 +153,27 @@ def test_emission_order():
     assert emission_order(6, 12, values) == [5, 0, 4, *sorted((1, 2), key=shuffled.__getitem__), 3]
 
 
-@pytest.mark.parametrize(
-    ("value", "dtype", "length"),
-    [
-        ([1, 2], np.int64, 2),
-        ((1.5,), np.float64, 1),
-        ([], np.float64, 0),
-        (7, np.int64, 1),
-        (np.float32(1), np.float32, 1),
-        (np.array(3), np.int64, 1),
-        ("abc", "<U3", 1),
-        (b"ab", "S2", 1),
-        (np.array([None, {}], object), object, 2),
-        (range(3), np.int64, 3),
-    ],
-)
-def test_as_sequence(value, dtype, length):
-    array = as_sequence("'x'", value)
-    assert array.dtype == dtype and len(array) == length
+SEQUENCES = [
+    ([1, 2], np.int64, 2),
+    ((1.5,), np.float64, 1),
+    ([], np.float64, 0),
+    (7, np.int64, 1),
+    (np.float32(1), np.float32, 1),
+    (np.array(3), np.int64, 1),
+    ("abc", "<U3", 1),
+    (b"ab", "S2", 1),
+    (np.array([None, {}], object), object, 2),
+    (range(3), np.int64, 3),
+]
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, None, [None], [[1], [1, 2]], [1, {}], object(), {1, 2}])
-def test_what_is_no_sequence(value):
-    with pytest.raises(ValueError, match="feature 'x'"):
-        as_sequence("'x'", value)
-
-
-def test_as_sequence_takes_arrays_of_others():
+def test_as_sequence():
+    for value, dtype, length in SEQUENCES:
+        array = as_sequence("'x'", value)
+        assert array.dtype == dtype and len(array) == length
+    for value in ({"a": 1}, None, [None], [[1], [1, 2]], [1, {}], object(), {1, 2}):
+        with pytest.raises(ValueError, match="feature 'x'"):
+            as_sequence("'x'", value)
     jnp = pytest.importorskip("jax.numpy")
     assert as_sequence("'x'", jnp.arange(3)).tolist() == [0, 1, 2]
 
@@ -196,25 +182,20 @@ def test_as_dtype_of_loses_nothing_but_digits():
     def converted(array, dtype):
         return as_dtype_of("'x'", np.array(array), np.dtype(dtype), (), "the first").tolist()
 
-    assert converted([1, 2], np.int8) == [1, 2]
-    assert converted([1.0, 2.0], np.int64) == [1, 2]
-    assert np.isnan(converted([np.nan, 1.5], np.float32)[0])
-    assert converted(["ab"], "<U2") == ["ab"]
-    assert converted([], np.int8) == []
-    assert converted([1.5, 2], np.complex128) == [1.5, 2]
-    assert converted([1, 0], np.bool_) == [True, False]
-    assert converted([1, 2], object) == [1, 2]
-    assert converted([0.1, np.inf], np.float32) == [float(np.float32(0.1)), np.inf]  # floats are rounded
-    for array, dtype in [
-        ([300], np.int8),
-        ([np.nan], np.int64),
-        ([1e300], np.float32),
-        (["abc"], "<U2"),
-        (["1"], np.int64),
-        ([2**53 + 1], np.float64),
-        ([-1], np.uint64),
-        ([1j], np.float64),
+    for array, dtype, expected in [
+        ([1, 2], np.int8, [1, 2]),
+        ([1.0, 2.0], np.int64, [1, 2]),
+        (["ab"], "<U2", ["ab"]),
+        ([], np.int8, []),
+        ([1.5, 2], np.complex128, [1.5, 2]),
+        ([1, 0], np.bool_, [True, False]),
+        ([1, 2], object, [1, 2]),
+        ([0.1, np.inf], np.float32, [float(np.float32(0.1)), np.inf]),  # floats are rounded
     ]:
+        assert converted(array, dtype) == expected
+    assert np.isnan(converted([np.nan, 1.5], np.float32)[0])
+    too_much = [([300], np.int8), ([np.nan], np.int64), ([1e300], np.float32), (["abc"], "<U2"), (["1"], np.int64)]
+    for array, dtype in [*too_much, ([2**53 + 1], np.float64), ([-1], np.uint64), ([1j], np.float64)]:
         with pytest.raises(ValueError, match="feature 'x' has values of dtype"):
             converted(array, dtype)
 

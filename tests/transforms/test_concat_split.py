@@ -22,18 +22,13 @@ def test_one_feature():
 
 
 def test_each_feature_goes_as_far_as_it_fits():
-    targets = [Target("a", 4), Target("b", 2)]
+    targets, element = [Target("a", 4), Target("b", 2)], [np.arange(8), np.arange(5)]
     joined = Concatenation(targets)
-    element = [np.arange(8), np.arange(5)]
     assert joined.add([np.arange(2), np.arange(2)], [0, 0]) is None
-    assert joined.add(element, [0, 0]) == [2, 0]
-    joined = Concatenation(targets)
-    assert joined.add(element, [2, 0]) == [6, 2]
-    joined = Concatenation(targets)
-    assert joined.add(element, [6, 2]) == [8, 4]
-    joined = Concatenation(targets)
-    assert joined.add(element, [8, 4]) is None
-    assert row(joined)["a_segment_ids"] == [0, 0, 0, 0] and row(joined)["b"] == [4, 0]
+    for begin, end in [([0, 0], [2, 0]), ([2, 0], [6, 2]), ([6, 2], [8, 4]), ([8, 4], None)]:
+        assert joined.add(element, begin) == end
+        last, joined = joined, Concatenation(targets)
+    assert row(last)["a_segment_ids"] == [0, 0, 0, 0] and row(last)["b"] == [4, 0]
 
 
 def test_meta_features_are_repeated_and_not_cut():
@@ -52,8 +47,7 @@ def test_meta_features_are_repeated_and_not_cut():
 
 
 def test_bos_overwrites_first_tokens_and_nothing_else():
-    targets = [Target("a", 4, bos_id=99), Target("b", 4)]
-    joined = Concatenation(targets)
+    joined = Concatenation([Target("a", 4, bos_id=99), Target("b", 4)])
     for a, b in [([1, 2], [5]), ([], [6, 7]), ([3, 4], [])]:
         assert joined.add([np.array(a, np.int64), np.array(b, np.int64)], [0, 0]) is None
     assert row(joined)["a"] == [99, 2, 99, 4]  # the one without tokens would have written behind the end
@@ -63,18 +57,15 @@ def test_bos_overwrites_first_tokens_and_nothing_else():
     assert Concatenation([Target("a", 2, bos_id=5)], [np.zeros((1, 2))]).output()["a"].tolist() == [[5, 5], [0, 0]]
 
 
-def test_the_first_sequence_decides_the_dtype():
+def test_the_first_sequence_decides_the_dtype_and_what_is_of_full_length():
     joined = Concatenation([Target("a", 9)], [np.zeros(2, np.int8)])
     assert joined.add([np.array([100])], [0]) is None
     for bad, match in [([300], "dtype int64 that int8"), ([[1]], r"trailing shape \(1,\)")]:
         with pytest.raises(ValueError, match=f"feature 'a'.*{match}"):
             joined.add([np.array(bad)], [0])
-    assert joined.output()["a"].dtype == np.int8
-    assert row(joined)["a"] == [0, 0, 100, 0, 0, 0, 0, 0, 0]
-    assert joined.output()["a_segment_ids"].dtype == joined.output()["a_positions"].dtype == np.int32
-
-
-def test_is_full_length():
+    output = joined.output()
+    assert [output[name].dtype for name in ("a", "a_segment_ids", "a_positions")] == [np.int8, np.int32, np.int32]
+    assert output["a"].tolist() == [0, 0, 100, 0, 0, 0, 0, 0, 0]
     targets = [Target("a", 3), Target("b", 2, is_meta=True)]
     for a, b, expected in [(3, 1, True), (1, 2, True), (2, 1, False), (3, 3, False), (4, 2, False), (0, 2, True)]:
         assert is_full_length(targets, [np.arange(a), np.arange(b)]) is expected

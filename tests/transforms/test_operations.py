@@ -5,30 +5,18 @@ import numpy as np
 import pytest
 
 from gristmill import DataLoader, Record, RecordMetadata
-from gristmill.python import (
-    BatchOperation,
-    FilterOperation,
-    MapOperation,
-    Operation,
-    RandomMapOperation,
-)
+from gristmill.python import BatchOperation, FilterOperation, MapOperation, Operation, RandomMapOperation
 from gristmill.samplers import SequentialSampler
 
 
-def records(num=4):
-    for i in range(num):
-        yield Record(RecordMetadata(i, 10 + i, np.random.Generator(np.random.Philox(key=i))), i)
+def records(values=range(4)):
+    return [Record(RecordMetadata(i, 10 + i, np.random.Generator(np.random.Philox(key=i))), x) for i, x in enumerate(values)]
 
 
 def run(operation, data=None):
     """All that the operation gives; its deprecation is part of the contract and tested below."""
     with pytest.warns(DeprecationWarning):
-        return list(operation(records() if data is None else data))
-
-
-def with_data(values):
-    for i, value in enumerate(values):
-        yield Record(RecordMetadata(i, i), value)
+        return list(operation(iter(records() if data is None else data)))
 
 
 OPERATIONS = {
@@ -37,76 +25,50 @@ OPERATIONS = {
     "Filter": FilterOperation(lambda x: x % 2),
     "Batch": BatchOperation(2),
 }
+DRAWN = [i + int(np.random.Generator(np.random.Philox(key=i)).integers(1000)) for i in range(4)]
 
 
-def test_map_operation():
-    out = run(OPERATIONS["Map"])
-    assert [(r.metadata.index, r.metadata.record_key, r.data) for r in out] == [(i, None, 2 * i) for i in range(4)]
-
-
-def test_random_map_operation_draws_from_the_records_generator():
-    out = run(OPERATIONS["RandomMap"])
-    expected = [i + int(np.random.Generator(np.random.Philox(key=i)).integers(1000)) for i in range(4)]
-    assert [r.data for r in out] == expected
-
-
-def test_filter_operation_tests_for_truth():
-    out = run(OPERATIONS["Filter"])
-    assert [(r.metadata.index, r.metadata.record_key, r.data) for r in out] == [(1, None, 1), (3, None, 3)]
-    assert [r.data for r in run(FilterOperation(lambda x: [x] if x > 1 else []))] == [2, 3]
-
-
-def test_the_generator_stays_with_the_record():
-    given = list(records())
-    for name in ("Map", "Filter"):
-        out = run(OPERATIONS[name], iter(given))
-        assert all(r.metadata.rng is given[r.metadata.index].metadata.rng for r in out)
-    batches = run(OPERATIONS["Batch"], iter(given))
-    assert [b.metadata.rng for b in batches] == [given[1].metadata.rng, given[3].metadata.rng]
-    assert all(r.metadata.record_key is not None for r in given)
+def test_elements_and_metadata():
+    for name, expected in (("Map", [(i, None, 2 * i) for i in range(4)]), ("Filter", [(1, None, 1), (3, None, 3)])):
+        given = records()
+        out = run(OPERATIONS[name], given)
+        assert [(r.metadata.index, r.metadata.record_key, r.data) for r in out] == expected
+        assert all(r.metadata.rng is given[r.metadata.index].metadata.rng for r in out)  # it stays with the record
+        assert all(r.metadata.record_key is not None for r in given)
+    assert [r.data for r in run(OPERATIONS["RandomMap"])] == DRAWN
+    assert [r.data for r in run(FilterOperation(lambda x: [x] if x > 1 else []))] == [2, 3]  # tests for truth
 
 
 def test_batch_operation():
-    out = run(BatchOperation(3))
-    assert [(b.metadata.index, b.metadata.record_key, b.data.tolist()) for b in out] == [
-        (2, None, [0, 1, 2]),
-        (3, None, [3]),
-    ]
+    given = records()
+    out = run(BatchOperation(3), given)
+    assert [(b.metadata.index, b.metadata.record_key, b.data.tolist()) for b in out] == [(2, None, [0, 1, 2]), (3, None, [3])]
+    assert [b.metadata.rng for b in out] == [given[2].metadata.rng, given[3].metadata.rng]
     assert [b.data.tolist() for b in run(BatchOperation(3, drop_remainder=True))] == [[0, 1, 2]]
     assert [b.data for b in run(BatchOperation(3, batch_fn=tuple))] == [(0, 1, 2), (3,)]
-    (batch,) = run(BatchOperation(2), with_data([{"a": 1, "b": (np.zeros(2),)}, {"b": (np.ones(2),), "a": 2}]))
+    (batch,) = run(BatchOperation(2), records([{"a": 1, "b": (np.zeros(2),)}, {"b": (np.ones(2),), "a": 2}]))
     assert batch.data["a"].tolist() == [1, 2] and batch.data["b"][0].tolist() == [[0, 0], [1, 1]]
 
 
-def test_batch_operation_refuses_other_structures():
-    with pytest.warns(DeprecationWarning), pytest.raises(TypeError) as caught:
-        list(BatchOperation(3)(with_data([{"a": 1}, {"b": 1}, {"a": 2}])))
-    text = str(caught.value)
-    assert text.startswith("Record structures do not match. Record at position 0 has structure ")
-    assert "while records at positions [1] have structures [" in text
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_batch_size_is_checked_at_construction(size):
-    with pytest.raises(ValueError, match=rf"^batch_size must be a positive integer\. Got {size}\.$"):
-        BatchOperation(size)
+def test_errors():
+    with pytest.raises(TypeError) as caught:
+        run(BatchOperation(3), records([{"a": 1}, {"b": 1}, {"a": 2}]))
+    assert str(caught.value).startswith("Record structures do not match. Record at position 0 has structure ")
+    assert "while records at positions [1] have structures [" in str(caught.value)
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=rf"^batch_size must be a positive integer\. Got {size}\.$"):
+            BatchOperation(size)
     with pytest.raises(TypeError, match="batch_size must be an integer"):
         BatchOperation(1.5)
-
-
-@pytest.mark.parametrize(
-    ("operation", "what"),
-    [
+    for operation, what in [
         (MapOperation(lambda x: 1 // (x - 2)), "map function"),
         (RandomMapOperation(lambda x, rng: 1 // (x - 2)), "random map function"),
         (FilterOperation(lambda x: 1 // (x - 2)), "condition function"),
-    ],
-)
-def test_errors_of_user_functions(operation, what):
-    with pytest.warns(DeprecationWarning), pytest.raises(ValueError) as caught:
-        list(operation(records()))
-    assert str(caught.value) == f"PyGrain encountered an error when calling {what}."
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    ]:
+        with pytest.raises(ValueError) as caught:
+            run(operation)
+        assert str(caught.value) == f"PyGrain encountered an error when calling {what}."
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -114,7 +76,7 @@ def test_deprecation_is_told_when_iteration_starts_and_once(name, caplog):
     caplog.set_level(logging.ERROR, "gristmill")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        out = OPERATIONS[name](records())
+        out = OPERATIONS[name](iter(records()))
     assert caplog.records == []
     with pytest.warns(DeprecationWarning, match=rf"{name}Operation is deprecated.*{name}$") as caught:
         list(out)
@@ -125,32 +87,30 @@ def test_deprecation_is_told_when_iteration_starts_and_once(name, caplog):
 
 def test_operations_are_values():
     assert MapOperation(len) == MapOperation(len) != MapOperation(max)
-    assert repr(MapOperation(len)) == "MapOperation(map_function=<built-in function len>)"
-    assert repr(RandomMapOperation(len)) == "RandomMapOperation(random_map_function=<built-in function len>)"
-    assert repr(FilterOperation(condition_function=len)) == "FilterOperation(condition_function=<built-in function len>)"
-    assert repr(BatchOperation(2, batch_fn=len)) == (
-        "BatchOperation(batch_size=2, drop_remainder=False, batch_fn=<built-in function len>)"
-    )
-    for operation in OPERATIONS.values():
+    for operation, text in [
+        (MapOperation(len), "MapOperation(map_function=<built-in function len>)"),
+        (RandomMapOperation(len), "RandomMapOperation(random_map_function=<built-in function len>)"),
+        (FilterOperation(condition_function=len), "FilterOperation(condition_function=<built-in function len>)"),
+        (BatchOperation(2, batch_fn=len), "BatchOperation(batch_size=2, drop_remainder=False, batch_fn=<built-in function len>)"),
+    ]:
+        assert repr(operation) == text
         assert isinstance(operation, Operation)
+
+
+class Own(BatchOperation):
+    pass
 
 
 def test_operations_in_a_data_loader():
     def load(*operations):
-        loader = DataLoader(data_source=range(4), sampler=SequentialSampler(4, seed=0), operations=operations)
-        return list(loader)
+        return list(DataLoader(data_source=range(4), sampler=SequentialSampler(4, seed=0), operations=operations))
 
-    with pytest.warns(DeprecationWarning):
-        assert load(OPERATIONS["Map"], OPERATIONS["Filter"]) == []
-    with pytest.warns(DeprecationWarning):
-        drawn = load(OPERATIONS["RandomMap"])
-    assert drawn == [i + int(np.random.Generator(np.random.Philox(key=i)).integers(1000)) for i in range(4)]
     # Exactly a BatchOperation is a Batch: no warning, which would be an error here. A callable is an operation as it is.
     assert [batch.tolist() for batch in load(OPERATIONS["Batch"])] == [[0, 1], [2, 3]]
     assert load(lambda it: (record for record in it if record.data % 2)) == [1, 3]
-
-    class Own(BatchOperation):
-        pass
-
+    with pytest.warns(DeprecationWarning):
+        assert load(OPERATIONS["Map"], OPERATIONS["Filter"]) == []
+    with pytest.warns(DeprecationWarning):
+        assert load(OPERATIONS["RandomMap"]) == DRAWN
     with pytest.warns(DeprecationWarning):
         assert [batch.tolist() for batch in load(Own(3))] == [[0, 1, 2], [3]]

@@ -21,16 +21,11 @@ def records(elements):
         yield Record(RecordMetadata(i, 10 + i), element)
 
 
-def test_it_is_deprecated(caplog):
+def test_it_is_deprecated_and_a_value(caplog):
     with caplog.at_level(logging.ERROR, "gristmill"), pytest.warns(DeprecationWarning, match="FirstFitPackIterDataset"):
-        PackAndBatchOperation(length_struct={"x": 4}, batch_size=2)
+        one = PackAndBatchOperation(length_struct={"x": 4}, batch_size=2)
     assert "PackAndBatchOperation is deprecated" in caplog.text
-
-
-def test_it_is_a_value():
-    one = operation({"x": 4}, 2)
-    assert one == operation(length_struct={"x": 4}, batch_size=2, max_sequences_per_bin=None)
-    assert one != operation({"x": 4}, 3)
+    assert one == operation({"x": 4}, 2, max_sequences_per_bin=None) != operation({"x": 4}, 3)
     assert repr(one) == "PackAndBatchOperation(length_struct={'x': 4}, batch_size=2, max_sequences_per_bin=None)"
     assert pickle.loads(pickle.dumps(one)) == one
 
@@ -55,38 +50,28 @@ def test_any_pytree_and_scalars():
 def test_nothing_of_nothing_and_no_state_between_calls():
     packs = operation(3, 2)
     assert list(packs(records([]))) == []
-    unfinished = packs(records([np.full(3, i) for i in range(5)]))
-    next(unfinished)
+    next(packs(records([np.full(3, i) for i in range(5)])))
     assert [b.data[0].tolist() for b in packs(records([np.array([9])]))] == [[[9, 0, 0], [0, 0, 0]]]
     loader = DataLoader(data_source=[np.arange(2)] * 3, sampler=SequentialSampler(3), operations=[packs])
     assert [len(list(loader)) for _ in range(3)] == [2, 2, 2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
+def test_errors():
+    for arguments, error, match in [
         (({"x": 4}, 0), ValueError, "batch_size"),
         (({"x": 4}, 1.5), TypeError, "batch_size"),
         (({"x": 4}, 2, 0), ValueError, "max_sequences_per_bin"),
         (({"x": 0}, 2), ValueError, r"length_struct\['x'\]"),
         (({"x": "a"}, 2), TypeError, r"length_struct\['x'\]"),
         (({}, 2), ValueError, "length_struct"),
-    ],
-)
-def test_bad_arguments(arguments, error, match):
-    with pytest.raises(error, match=match):
-        operation(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("element", "match"),
-    [
+    ]:
+        with pytest.raises(error, match=match):
+            operation(*arguments)
+    for element, match in [
         ({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"),
         ({"y": np.arange(1)}, "structure"),
         ({"x": [1, 2]}, "structure"),
         ({"x": np.array([300])}, r"\['x'\].*int8"),
-    ],
-)
-def test_bad_elements(element, match):
-    with pytest.raises(ValueError, match=match):
-        list(operation({"x": 4}, 2)(records([{"x": np.zeros(1, np.int8)}, element])))
+    ]:
+        with pytest.raises(ValueError, match=match):
+            list(operation({"x": 4}, 2)(records([{"x": np.zeros(1, np.int8)}, element])))

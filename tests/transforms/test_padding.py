@@ -17,56 +17,44 @@ def same(a, b):
     return a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [1, 2, 3],
-        [1.5, 2],
-        [True, False],
-        ["a", "bcd"],
-        [np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)],
-        [np.uint8(3), np.int8(-1)],
-        [np.zeros((2, 0))] * 2,
-        [np.datetime64("2020-01-01")],
-    ],
-    ids=str,
-)
+VALUES = [
+    [1, 2, 3],
+    [1.5, 2],
+    [True, False],
+    ["a", "bcd"],
+    [np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)],
+    [np.uint8(3), np.int8(-1)],
+    [np.zeros((2, 0))] * 2,
+    [np.datetime64("2020-01-01")],
+]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=str)
 def test_full_batches_are_the_default_ones_and_others_begin_with_them(values):
     num = len(values)
     assert same(batch_and_pad(values, batch_size=num), stack(values))
-    padded = batch_and_pad(values, batch_size=num + 2)
+    padded, mask = batch_and_pad(values, batch_size=num + 2, with_mask=True)
     assert same(padded[:num], stack(values))
     first = np.asarray(values[0])
     assert same(padded[num:].astype(first.dtype), np.full((2, *first.shape), 0, first.dtype))
+    assert same(mask, np.array([True] * num + [False] * 2))
+    assert same(batch_and_pad(values, batch_size=num, with_mask=True)[1], np.array([True] * num))
 
 
-def test_structures_stay():
-    values = [{"p": Point(1, [2.0]), "n": None, "t": ()}]
-    padded = batch_and_pad(values, batch_size=2, pad_value=7)
+def test_structures():
+    padded = batch_and_pad([{"p": Point(1, [2.0]), "n": None, "t": ()}], batch_size=2, pad_value=7)
     assert repr(padded["p"]) == repr(Point(np.array([1, 7]), [np.array([2.0, 7.0])]))
     assert (padded["n"], padded["t"], len(padded)) == (None, (), 3)
-
-
-def test_a_pad_value_for_each_leaf():
     values = [{"a": 1, "b": ("x", None)}]
-    padded = batch_and_pad(values, batch_size=2, pad_value={"a": -1, "b": ("y", None)})
+    padded = batch_and_pad(values, batch_size=2, pad_value={"a": -1, "b": ("y", None)})  # one for each leaf
     assert (padded["a"].tolist(), padded["b"][0].tolist(), padded["b"][1]) == ([1, -1], ["x", "y"], None)
     for wrong in ({"a": -1}, {"a": 1, "b": "y"}, {"a": 1, "b": ("y", 0)}, [1, "y"], None):
         with pytest.raises(ValueError, match="have the structure of the elements with a value for each leaf; got"):
             batch_and_pad(values, batch_size=2, pad_value=wrong)
 
 
-def test_mask():
-    batch, mask = batch_and_pad([5, 6], batch_size=3, with_mask=True)
-    assert batch.tolist() == [5, 6, 0]
-    assert same(mask, np.array([True, True, False]))
-    _, mask = batch_and_pad([5, 6], batch_size=2, with_mask=True)
-    assert same(mask, np.array([True, True]))
-
-
-@pytest.mark.parametrize(
-    ("value", "pad_value", "expected"),
-    [
+def test_a_pad_value_is_cast_to_the_leaf():
+    for value, pad_value, expected in [
         (1, 2.0, 2),
         (1, np.float32(-3), -3),
         (True, 1, True),
@@ -79,65 +67,52 @@ def test_mask():
         ("abc", 12, "12"),
         (b"abc", 0, b"0"),
         (2**70, 3, 3),
+    ]:
+        padded = batch_and_pad([value], batch_size=2, pad_value=pad_value)
+        assert padded.dtype == np.asarray(value).dtype
+        assert repr(padded[1]) == repr(np.full(1, expected, padded.dtype)[0])
+
+
+CANNOT_HOLD = {
+    ValueError: [
+        *[(1, pad_value) for pad_value in (2.7, 1.5, np.nan, "5", "x")],
+        *[(1.0, pad_value) for pad_value in (1j, "2.5")],
+        *[(True, pad_value) for pad_value in (2, 0.5)],
+        *[(np.int32(1), 1e30), (np.float32(1), 1e300), ("abc", "abcd"), (b"a", 12)],
     ],
-)
-def test_a_pad_value_is_cast_to_the_leaf(value, pad_value, expected):
-    padded = batch_and_pad([value], batch_size=2, pad_value=pad_value)
-    assert padded.dtype == np.asarray(value).dtype
-    assert repr(padded[1]) == repr(np.full(1, expected, padded.dtype)[0])
+    OverflowError: [(1, 2**64), (1.0, 10**400)],
+}
+
+
+def test_a_pad_value_that_the_leaf_cannot_hold_is_refused():
+    for error, value, pad_value in [(error, *pair) for error, pairs in CANNOT_HOLD.items() for pair in pairs]:
+        for element, which in ((value, "the elements"), ({"k": [value]}, r"leaf \['k'\]\[0\]")):
+            with pytest.raises(error, match=rf"pad_value must be a value that {which} of dtype .* can hold, got"):
+                batch_and_pad([element], batch_size=2, pad_value=pad_value)
+        assert len(batch_and_pad([value], batch_size=1, pad_value=pad_value)) == 1  # nothing is padded
 
 
 @pytest.mark.parametrize(
-    ("value", "pad_value", "error"),
+    ("values", "batch_size", "error", "match"),
     [
-        (1, 2.7, ValueError),
-        (1, 1.5, ValueError),
-        (1, np.nan, ValueError),
-        (np.int32(1), 1e30, ValueError),
-        (True, 2, ValueError),
-        (True, 0.5, ValueError),
-        (np.float32(1), 1e300, ValueError),
-        (1.0, 1j, ValueError),
-        (1.0, "2.5", ValueError),
-        (1, "5", ValueError),
-        (1, "x", ValueError),
-        ("abc", "abcd", ValueError),
-        (b"a", 12, ValueError),
-        (1, 2**64, OverflowError),
-        (1.0, 10**400, OverflowError),
+        ([], 3, ValueError, "cannot batch 0 values to batch_size 3"),
+        ([1] * 4, 3, ValueError, "cannot batch 4 values to batch_size 3: there must be at least 1 and at most 3"),
+        ([1], 0, ValueError, "batch_size must be a positive integer, got 0"),
+        ([1], 2.0, TypeError, "batch_size must be an integer"),
+        ([{"a": 1}, {}], 3, ValueError, r"leaf \['a'\] is missing"),
+        ([np.zeros(2), np.zeros(3)], 3, ValueError, r"is \(2,\) float64 in element 0 and \(3,\) float64 in element 1"),
     ],
 )
-def test_a_pad_value_that_the_leaf_cannot_hold_is_refused(value, pad_value, error):
-    for element, which in ((value, "the elements"), ({"k": [value]}, r"leaf \['k'\]\[0\]")):
-        with pytest.raises(error, match=rf"pad_value must be a value that {which} of dtype .* can hold, got"):
-            batch_and_pad([element], batch_size=2, pad_value=pad_value)
-    assert len(batch_and_pad([value], batch_size=1, pad_value=pad_value)) == 1  # nothing is padded
-
-
-def test_numbers_of_values():
-    with pytest.raises(ValueError, match="cannot batch 0 values to batch_size 3"):
-        batch_and_pad([], batch_size=3)
-    with pytest.raises(ValueError, match="cannot batch 4 values to batch_size 3: there must be at least 1 and at most 3"):
-        batch_and_pad([1] * 4, batch_size=3)
-    with pytest.raises(ValueError, match="batch_size must be a positive integer, got 0"):
-        batch_and_pad([1], batch_size=0)
-    with pytest.raises(TypeError, match="batch_size must be an integer"):
-        batch_and_pad([1], batch_size=2.0)
-
-
-def test_values_that_differ():
-    with pytest.raises(ValueError, match=r"leaf \['a'\] is missing"):
-        batch_and_pad([{"a": 1}, {}], batch_size=3)
-    with pytest.raises(ValueError, match=r"is \(2,\) float64 in element 0 and \(3,\) float64 in element 1"):
-        batch_and_pad([np.zeros(2), np.zeros(3)], batch_size=3)
+def test_wrong_arguments(values, batch_size, error, match):
+    with pytest.raises(error, match=match):
+        batch_and_pad(values, batch_size=batch_size)
 
 
 def test_as_a_batch_function():
     batch_fn = partial(batch_and_pad, batch_size=4)
     for ds in (MapDataset.range(6), MapDataset.range(6).to_iter_dataset()):
-        assert [x.tolist() for x in ds.batch(4, batch_fn=batch_fn)] == [[0, 1, 2, 3], [4, 5, 0, 0]]
-        assert get_element_spec(ds.batch(4, batch_fn=batch_fn)) == ShapeDtypeStruct((4,), np.int64)
-        # Batches of three, all padded to four.
-        assert [x.tolist() for x in ds.batch(3, batch_fn=batch_fn)] == [[0, 1, 2, 0], [3, 4, 5, 0]]
+        for size, expected in ((4, [[0, 1, 2, 3], [4, 5, 0, 0]]), (3, [[0, 1, 2, 0], [3, 4, 5, 0]])):  # all padded to four
+            assert [x.tolist() for x in ds.batch(size, batch_fn=batch_fn)] == expected
+            assert get_element_spec(ds.batch(size, batch_fn=batch_fn)) == ShapeDtypeStruct((4,), np.int64)
         masked = ds.batch(3, batch_fn=partial(batch_fn, with_mask=True, pad_value=-1))
         assert get_element_spec(masked) == (ShapeDtypeStruct((4,), np.int64), ShapeDtypeStruct((4,), np.bool_))
