@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from gristmill.core.options import DatasetOptions, ReadOptions
-from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.dataset.bases.node import ancestors
@@ -16,21 +15,22 @@ from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
-from gristmill.loader import DataLoader
 from gristmill.loader.records import SampledMapDataset
 from gristmill.samplers import IndexSampler, SequentialSampler
-from gristmill.transforms import RandomMap
+
+each_way = pytest.mark.parametrize("sequential", [False, True])
 
 
-def shares(ds, count, **options):
-    return [slice_pipeline(ds, i, count, **options) for i in range(count)]
+def shares(ds, count, sequential=False):
+    return [slice_pipeline(ds, i, count, sequential=sequential) for i in range(count)]
 
 
-def lists(ds, count, **options):
-    return [list(share) for share in shares(ds, count, **options)]
+def lists(ds, count, sequential=False):
+    ds = ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds
+    return [list(share) for share in shares(ds, count, sequential)]
 
 
-def sequential(ds, count):
+def parts(ds, count=2):
     return lists(ds, count, sequential=True)
 
 
@@ -41,6 +41,11 @@ def draw(x, rng):
 class Pass(PassingIterator):
     def _take(self, n):
         return self._source._take(n)
+
+
+class Wrapped(IterDataset):
+    def __iter__(self):
+        return Pass(self._parent.__iter__())
 
 
 class Joined(IterDataset):
@@ -54,11 +59,6 @@ class Joined(IterDataset):
 
     def __iter__(self):
         return itertools.chain(*self.branches)
-
-
-class Wrapped(IterDataset):
-    def __iter__(self):
-        return Pass(self._parent.__iter__())
 
 
 class Files(IterDataset):
@@ -92,29 +92,29 @@ class Doubled(MapDataset):
         return self.factor * self.source[index]
 
 
-def test_every_nth_element_from_index_on():
+class LateSeed(IterDataset):
+    """Asks for its default seed as late as can be; and makes a random step of its own when it is iterated."""
+
+    def __iter__(self):
+        seed = int(self._default_seed)
+        return iter(self._parent.random_map(draw).map(lambda x: (seed, x[0])))
+
+
+def test_streams_of_few_elements_and_of_map_datasets():
     ds = MapDataset.range(7).to_iter_dataset()
-    assert lists(ds, 3) == [[0, 3, 6], [1, 4], [2, 5]]
     assert lists(ds, 9) == [[0], [1], [2], [3], [4], [5], [6], [], []]
-    assert lists(ds.map(str).filter(lambda x: x != "3").batch(2, batch_fn=list), 2) == [[["0", "2"], ["4", "6"]], [["1", "5"]]]
-    assert lists(MapDataset.range(7).filter(lambda x: x % 3).to_iter_dataset(), 2) == [[2, 4], [1, 5]]
+    assert lists(ds.map(str).batch(2, batch_fn=list), 2) == [[["0", "2"], ["4", "6"]], [["1", "3"], ["5"]]]
+    assert lists(Wrapped(MapDataset.range(5)), 2) == [[0, 2, 4], [1, 3]]
+    assert parts(Wrapped(MapDataset.range(5).map(str))) == [["0", "1", "2"], ["3", "4"]]
+    assert lists(Joined([MapDataset.range(3), MapDataset.range(10, 13).to_iter_dataset()]), 2) == [[0, 2, 10, 12], [1, 11]]
 
 
-def test_one_worker_gets_the_pipeline_itself():
+def test_worker_numbers():
     ds = Files([[1]]).map(str)
-    assert slice_pipeline(ds, 0, 1) is ds
-    assert slice_pipeline(ds, 0, 1, sequential=True) is ds
-
-
-@pytest.mark.parametrize(("index", "count"), [(2, 2), (-1, 2), (0, 0)])
-def test_no_such_worker(index, count):
-    with pytest.raises(ValueError, match="shard_"):
-        slice_pipeline(MapDataset.range(3).to_iter_dataset(), index, count)
-
-
-def test_streams_and_shuffles_before_the_slice_are_those_of_the_whole():
-    ds = MapDataset.range(9).seed(42).shuffle().random_map(draw).map_with_index(lambda i, x: (i, x)).repeat(2)
-    assert lists(ds.to_iter_dataset(), 2) == [list(ds)[::2], list(ds)[1::2]]
+    assert slice_pipeline(ds, 0, 1) is slice_pipeline(ds, 0, 1, sequential=True) is ds
+    for index, count in [(2, 2), (-1, 2), (0, 0)]:
+        with pytest.raises(ValueError, match="shard_"):
+            slice_pipeline(ds, index, count)
 
 
 def test_endless_and_huge_data():
@@ -125,47 +125,37 @@ def test_endless_and_huge_data():
     assert list(it) == []
     it.set_state({"next_index": sys.maxsize // 3 - 1})
     assert list(it) == [endless[1 + 3 * (sys.maxsize // 3 - 1)]]
-
     sampler = IndexSampler(num_records=2**62, shuffle=True, num_epochs=2, seed=3)
     records = SampledMapDataset(MapDataset.range(2**62), sampler, NoSharding(), sys.maxsize, as_records=False)
     it = iter(slice_pipeline(records.to_iter_dataset(allow_nones=True), 2, 4))
     assert [next(it) for _ in range(9)] == [records[i] for i in range(2, 38, 4)]
-
     for part in shares(MapDataset.range(sys.maxsize).map(str).to_iter_dataset(), 2, sequential=True):
         it = iter(part)
         it.set_state({"next_index": sys.maxsize // 2})
         assert next(it, None) in (str(sys.maxsize // 2), None)
 
 
-def test_settings_and_names_stay():
+@each_way
+def test_settings_and_names_stay(sequential):
     ds = MapDataset.range(5000).filter(lambda x: x < 4).to_iter_dataset(ReadOptions(2, 10))
     strict = WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.9))
-    for options in ({}, {"sequential": True}):
-        it = iter(slice_pipeline(strict, 1, 2, **options))
-        assert str(it) == str(iter(strict))
-        with pytest.raises(ValueError, match=r"FilterMapDataset\(.*dropped"):
-            list(it)
+    it = iter(slice_pipeline(strict, 1, 2, sequential=sequential))
+    assert str(it) == str(iter(strict))
+    with pytest.raises(ValueError, match=r"FilterMapDataset\(.*dropped"):
+        list(it)
     share = slice_pipeline(MapDataset.range(5).to_iter_dataset(), 0, 2)
     assert "prefetch_buffer_size=0" in str(share)  # still a bare range, which is not worth threads
-    assert lists(MapDataset.range(4).map(lambda x: x if x % 3 else None).to_iter_dataset(allow_nones=True), 2) == [
-        [None, 2],
-        [1, None],
-    ]
 
 
-def test_every_dataset_is_sliced_once():
-    a = MapDataset.range(6).to_iter_dataset()
+def test_every_dataset_is_sliced_once_under_all_its_names():
+    a, b = MapDataset.range(6).to_iter_dataset(), MapDataset.range(10, 14)
     assert lists(Joined([a, a]), 2) == [[0, 2, 4] * 2, [1, 3, 5] * 2]
     share = slice_pipeline(Joined([Wrapped(a), a.map(str), a]), 0, 2)
     wrapped, mapped, last = share.parents
     assert wrapped.parents[0] is mapped.parents[0] is last
     assert list(share) == [0, 2, 4, "0", "2", "4", 0, 2, 4]
-
-
-def test_parents_under_other_names_are_sliced_too():
-    a, b = MapDataset.range(4).to_iter_dataset(), MapDataset.range(10, 14)
     share = slice_pipeline(Joined((a, b)), 1, 2)
-    assert list(share) == [1, 3, 11, 13]
+    assert list(share) == [1, 3, 5, 11, 13]
     assert share.first is share.branches[0] is share.by_name["0"] is share.parents[0]
     assert share.by_name["1"] is share.parents[1]
 
@@ -181,21 +171,14 @@ def test_parents_under_other_names_are_sliced_too():
 
     ds = Composed(a)
     share = slice_pipeline(ds, 1, 2)
-    assert list(share) == [[2, 4]]
+    assert list(share) == [[2, 4], [6]]
     assert share.unrelated is b and share.later is ds.later
-
-
-def test_map_datasets_directly_under_a_stream():
-    assert lists(Wrapped(MapDataset.range(5)), 2) == [[0, 2, 4], [1, 3]]
-    assert sequential(Wrapped(MapDataset.range(5).map(str)), 2) == [["0", "1", "2"], ["3", "4"]]
-    assert lists(Joined([MapDataset.range(3), MapDataset.range(10, 13).to_iter_dataset()]), 2) == [[0, 2, 10, 12], [1, 11]]
 
 
 def test_datasets_that_slice_themselves():
     files = Files([[0, 1], [2], [3, 4], [5]])
-    ds = files.map(str)
-    assert lists(ds, 2) == [["0", "1", "3", "4"], ["2", "5"]]
-    assert lists(ds, 3) == [["0", "1", "5"], ["2"], ["3", "4"]]
+    assert lists(files.map(str), 2) == [["0", "1", "3", "4"], ["2", "5"]]
+    assert lists(files.map(str), 3) == [["0", "1", "5"], ["2"], ["3", "4"]]
     assert [slice_pipeline(files, 0, 2, sequential=s).sequential for s in (False, True)] == [False, True]
     assert files.files == [[0, 1], [2], [3, 4], [5]] and files.sequential is None
 
@@ -203,33 +186,27 @@ def test_datasets_that_slice_themselves():
         def set_slice(self, sl, sequential_slice=False):
             self.files[:] = self.files[sl]
 
-    files = InPlace([[0], [1], [2]])
-    assert lists(files, 2) == lists(files, 2) == [[0, 2], [1]]
-    assert list(files) == [0, 1, 2]
-
     class Limited(Wrapped):
         """The walk stops here, whatever comes before."""
 
         def set_slice(self, sl, sequential_slice=False):
             self.sl = sl
 
+    class Interleaved(Joined):
+        def set_slice(self, sl, sequential_slice=False):
+            self._parents = self._parents[sl]
+
+    files = InPlace([[0], [1], [2]])
+    assert lists(files, 2) == lists(files, 2) == [[0, 2], [1]]
+    assert list(files) == [0, 1, 2]
     share = slice_pipeline(Limited(files), 1, 4)
     assert share.sl == slice(1, None, 4) and share.parents == (files,)
+    ds = LateSeed(Interleaved([MapDataset.range(3).seed(i).to_iter_dataset() for i in range(4)]))
+    assert {share._default_seed for share in shares(ds, 2)} == {ds._default_seed}
 
 
-def test_sources_that_cannot_be_sliced():
-    class Socket(IterDataset):
-        def __iter__(self):
-            return iter([1])
-
-    for ds in (Socket(), Socket().map(str), Joined([MapDataset.range(2), Socket()])):
-        for options in ({}, {"sequential": True}):
-            with pytest.raises(ValueError, match=r"class Socket cannot be sliced among 2 workers.*set_slice.*one worker"):
-                slice_pipeline(ds, 0, 2, **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"sequential": True}])
-def test_nothing_of_the_users_is_changed_or_copied(options):
+@each_way
+def test_nothing_of_the_users_is_changed_or_copied(sequential):
     class Uncopyable(list):
         def __reduce_ex__(self, protocol):
             raise AssertionError("copied")
@@ -243,40 +220,36 @@ def test_nothing_of_the_users_is_changed_or_copied(options):
     expected = list(ds)
     nodes = list(ancestors(ds))
     before = [dict(vars(node)) for node in nodes]
-    results = lists(ds, 2, **options)
+    results = lists(ds, 2, sequential)
     assert [dict(vars(node)) for node in nodes] == before
-    assert list(ds) == expected and lists(ds, 2, **options) == results
-    share = slice_pipeline(ds, 0, 2, **options)
-    functions = [node._fn for node in ancestors(share) if getattr(node._parameters, "transform", None) is fn]
-    assert len(functions) == 2
-    assert [node._source is source for node in ancestors(share) if hasattr(node, "_source")] == [True]
-    if not options:
-        map_datasets = [node for node in ancestors(share) if isinstance(node, MapDataset)]
+    assert list(ds) == expected and lists(ds, 2, sequential) == results
+    made = list(ancestors(slice_pipeline(ds, 0, 2, sequential=sequential)))
+    assert len([node for node in made if getattr(node._parameters, "transform", None) is fn]) == 2
+    assert [node._source is source for node in made if hasattr(node, "_source")] == [True]
+    if not sequential:
+        map_datasets = [node for node in made if isinstance(node, MapDataset)]
         assert len(map_datasets) == 6 and [node for node in map_datasets if node not in nodes] == map_datasets[:1]
 
 
-@pytest.mark.parametrize("options", [{}, {"sequential": True}])
-def test_shares_can_be_pickled(options):
+@each_way
+def test_shares_can_be_pickled_and_iterated_like_any_dataset(sequential):
     source = MapDataset.source(list(range(9))).seed(3).shuffle().map(lambda x: x + 1).batch(2)
     ds = Joined([source.to_iter_dataset().random_map(lambda x, rng: x + rng.integers(99)), MapDataset.range(5)])
-    for share in shares(ds, 2, **options):
+    for share in shares(ds, 2, sequential):
         copy = cloudpickle.loads(cloudpickle.dumps(share))
         assert list(map(repr, copy)) == list(map(repr, share)) != []
+    share = slice_pipeline(Wrapped(MapDataset.range(9).to_iter_dataset()).batch(2, batch_fn=list), 1, 2)
+    it, again = iter(share), iter(share)
+    assert isinstance(it, DatasetIterator) and next(it) == [1, 3] and it.get_state() == {"next_index": 2}
+    again.set_state(it.get_state())
+    assert list(again) == list(it) == [[5, 7]]
 
 
-class LateSeed(IterDataset):
-    """Asks for its default seed as late as can be; and makes a random step of its own when it is iterated."""
-
-    def __iter__(self):
-        seed = int(self._default_seed)
-        return iter(self._parent.random_map(draw).map(lambda x: (seed, x[0])))
-
-
-@pytest.mark.parametrize("options", [{}, {"sequential": True}])
-def test_default_seeds_are_those_of_the_whole(options):
+@each_way
+def test_default_seeds_are_those_of_the_whole(sequential):
     ds = MapDataset.range(6).seed(7).repeat(1).to_iter_dataset().map(str)
     late = LateSeed(ds)
-    share = slice_pipeline(late, 0, 2, **options)
+    share = slice_pipeline(late, 0, 2, sequential=sequential)
     expected = LateSeed(ds)._default_seed
     assert share._default_seed == expected and {seed for seed, _ in share} == {int(expected)}
     assert share._parent.random_map(draw)._default_seed == ds.random_map(draw)._default_seed
@@ -284,161 +257,117 @@ def test_default_seeds_are_those_of_the_whole(options):
     assert slice_pipeline(share, 1, 2)._default_seed == expected
 
 
-def test_default_seeds_after_a_dataset_that_slices_itself():
-    class Interleaved(Joined):
-        def set_slice(self, sl, sequential_slice=False):
-            self._parents = self._parents[sl]
-
-    ds = LateSeed(Interleaved([MapDataset.range(3).seed(i).to_iter_dataset() for i in range(4)]))
-    assert {share._default_seed for share in shares(ds, 2)} == {ds._default_seed}
-
-
-# The source cut into parts.
-
-
-def test_each_worker_gets_a_part_of_the_source():
-    assert sequential(MapDataset.range(10).to_iter_dataset(), 3) == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
-    assert sequential(MapDataset.range(20, 0, -4).to_iter_dataset(), 2) == [[20, 16, 12], [8, 4]]
-    assert sequential(MapDataset.source("abc").to_iter_dataset(), 5) == [["a"], ["b"], ["c"], [], []]
-    assert sequential(MapDataset.range(0).map(str).to_iter_dataset(), 2) == [[], []]
-    assert sequential(MapDataset.range(5).to_iter_dataset().batch(2, batch_fn=list), 2) == [[[0, 1], [2]], [[3, 4]]]
-
-
-def test_steps_on_a_part():
-    ds = MapDataset.range(5).map(str)
-    assert sequential(ds.repeat(2).to_iter_dataset(), 2) == [["0", "1", "2"] * 2, ["3", "4"] * 2]
-    endless = [iter(share) for share in shares(ds.repeat().to_iter_dataset(), 2, sequential=True)]
-    assert [[next(it) for _ in range(5)] for it in endless] == [["0", "1", "2", "0", "1"], ["3", "4", "3", "4", "3"]]
-    assert sequential(ds.batch(2, batch_fn=list).to_iter_dataset(), 2) == [[["0", "1"], ["2"]], [["3", "4"]]]
-    assert sequential(ds.batch(2, drop_remainder=True, batch_fn=list).to_iter_dataset(), 2) == [[["0", "1"]], [["3", "4"]]]
-    assert sequential(ds.map_with_index(lambda i, x: (i, x)).to_iter_dataset(), 2) == [
-        [(0, "0"), (1, "1"), (2, "2")],
-        [(0, "3"), (1, "4")],
-    ]
-    assert sequential(ds.filter(lambda x: x != "1")[:].to_iter_dataset(), 2) == [["0", "2"], ["3", "4"]]
-    assert sequential(ds[::-1].to_iter_dataset(), 2) == [["2", "1", "0"], ["4", "3"]]
-    batches = slice_pipeline(MapDataset.range(5).batch(2).repeat(2).to_iter_dataset(), 0, 2, sequential=True)
-    assert [b.tolist() for b in batches] == [[0, 1], [2], [0, 1], [2]]
-    part = MapDataset.range(3, 5).shuffle(seed=4).random_map(draw, seed=5).repeat(3)
-    whole = MapDataset.range(5).shuffle(seed=4).random_map(draw, seed=5).repeat(3)
-    assert list(slice_pipeline(whole.to_iter_dataset(), 1, 2, sequential=True)) == list(part)
-    same = whole._parent.repeat(3, reseed_each_epoch=False).to_iter_dataset()
-    assert list(slice_pipeline(same, 1, 2, sequential=True)) == 3 * list(part[:2])
+TWO = MapDataset.range(3, 5).shuffle(seed=4).random_map(draw, seed=5)
+FIVE = MapDataset.range(5).shuffle(seed=4).random_map(draw, seed=5)
+TEXTS = MapDataset.range(5).map(str)
 
 
 @pytest.mark.parametrize(
-    ("step", "name"),
+    ("ds", "expected"),
     [
-        (lambda ds: ds[1:], r"SliceMapDataset\[1:8:1\] selects"),
-        (lambda ds: ds.map(str)[::2].map(str), r"SliceMapDataset\[0:8:2\] selects"),
-        (lambda ds: ds.slice([3, 1, 2, 0, 7, 6, 5, 4]), r"ReindexMapDataset\(indices=\[3, 1, \.\.\., 5, 4\], len=8\) selects"),
+        (MapDataset.range(20, 0, -4), [[20, 16, 12], [8, 4]]),
+        (MapDataset.source("abc"), [["a"], ["b"], ["c"], [], []]),
+        (TEXTS.filter(lambda x: x != "1")[:], [["0", "2"], ["3", "4"]]),
+        (TEXTS[::-1], [["2", "1", "0"], ["4", "3"]]),
+        (FIVE.repeat(3, reseed_each_epoch=False), [None, 3 * list(TWO)]),
+        # Element-wise steps of users are copied.
+        (Doubled(MapDataset.range(1)), [[0], []]),
+        (Doubled(MapDataset.range(0), factor=[]), [[], []]),
+        (Doubled(MapDataset.range(5), factor=np.array(5)), [[0, 5, 10], [15, 20]]),
+        (
+            Doubled(MapDataset.range(5).shuffle(seed=1)).repeat(2),
+            [list(Doubled(MapDataset.range(*part).shuffle(seed=1)).repeat(2)) for part in ((3,), (3, 5))],
+        ),
+        # Branches are cut one by one.
+        (
+            Joined([MapDataset.range(5).to_iter_dataset(), TEXTS.to_iter_dataset(), MapDataset.range(10, 13).to_iter_dataset()]),
+            [[0, 1, 2, "0", "1", "2", 10, 11], [3, 4, "3", "4", 12]],
+        ),
     ],
 )
-def test_steps_without_a_meaning_on_a_part(step, name):
-    ds = step(MapDataset.range(8)).to_iter_dataset()
-    for i in range(2):
-        with pytest.raises(ValueError, match=f"{name}.*sequential_slice=False"):
-            slice_pipeline(ds, i, 2, sequential=True)
-    assert sorted(itertools.chain(*lists(ds, 2))) == sorted(ds)
+def test_each_worker_gets_a_part_of_the_source(ds, expected):
+    found = parts(ds, len(expected))
+    assert found == [found[i] if part is None else part for i, part in enumerate(expected)]
 
 
-def test_only_source_and_range_can_be_cut():
-    sampled = SampledMapDataset("abc", SequentialSampler(3), NoSharding(), 3, as_records=False)
-    for root, name in ((sampled, "SampledMapDataset"), (Squares(3), "Squares")):
-        with pytest.raises(ValueError, match=f"source and MapDataset.range into parts, not {name}"):
-            slice_pipeline(root.map(str).to_iter_dataset(), 0, 2, sequential=True)
+def test_parts_of_endless_and_shared_sources():
+    endless = [iter(share) for share in shares(TEXTS.repeat().to_iter_dataset(), 2, sequential=True)]
+    assert [[next(it) for _ in range(5)] for it in endless] == [["0", "1", "2", "0", "1"], ["3", "4", "3", "4", "3"]]
+    source = MapDataset.range(5)
+    share = slice_pipeline(Joined([source.to_iter_dataset(), source.map(str).to_iter_dataset()]), 0, 2, sequential=True)
+    assert sum(type(node) is SliceMapDataset for node in ancestors(share)) == 1
+
+
+class Socket(IterDataset):
+    def __iter__(self):
+        return iter([1])
 
 
 class Squares(MapDataset):
-    def __init__(self, n):
-        super().__init__()
-        self.n = n
-
     def __len__(self):
-        return self.n
+        return 3
 
     def __getitem__(self, index):
-        return (index % self.n) ** 2
+        return (index % 3) ** 2
 
 
-def test_a_users_element_wise_step_is_copied():
-    ds = Doubled(MapDataset.range(5).shuffle(seed=1)).repeat(2)
-    parts = [Doubled(MapDataset.range(*part).shuffle(seed=1)).repeat(2) for part in ((3,), (3, 5))]
-    assert sequential(ds.to_iter_dataset(), 2) == [list(part) for part in parts]
-    assert sequential(Doubled(MapDataset.range(1)).to_iter_dataset(), 2) == [[0], []]
-    assert sequential(Doubled(MapDataset.range(0), factor=[]).to_iter_dataset(), 2) == [[], []]
-    assert sequential(Doubled(MapDataset.range(5), factor=np.array(5)).to_iter_dataset(), 2) == [[0, 5, 10], [15, 20]]
+class FixedLength(Doubled):
+    def __init__(self, parent):
+        super().__init__(parent)
+        self.length = len(parent)
+
+    def __len__(self):
+        return self.length
 
 
-def test_a_users_step_of_which_it_is_not_known_is_refused():
-    class FixedLength(Doubled):
-        def __init__(self, parent):
-            super().__init__(parent)
-            self.length = len(parent)
+class FirstThree(Doubled):
+    def __len__(self):
+        return min(3, len(self._parent))
 
-        def __len__(self):
-            return self.length
 
-    class FirstThree(Doubled):
-        def __len__(self):
-            return min(3, len(self._parent))
+class Labelled(Doubled):
+    def __init__(self, parent):
+        super().__init__(parent)
+        self.labels = np.arange(len(parent))
 
-    class Labelled(Doubled):
-        def __init__(self, parent):
-            super().__init__(parent)
-            self.labels = np.arange(len(parent))
 
-    class Zipped(Doubled):
-        def __init__(self, *parents):
-            MapDataset.__init__(self, parents)
+class Zipped(Doubled):
+    def __init__(self, *parents):
+        MapDataset.__init__(self, parents)
 
-        def __len__(self):
-            return len(self._parents[0])
+    def __len__(self):
+        return len(self._parents[0])
 
-    ds = MapDataset.range(6)
-    refused = [
-        (FixedLength(ds), "FixedLength.*length of its own"),
-        (FirstThree(ds), "FirstThree.*length of its own"),
-        (Labelled(ds), "Labelled.*attribute, labels"),
-        (Zipped(ds, ds.map(str)), "Zipped.*several datasets"),
-    ]
-    for step, message in refused:
+
+SIX = MapDataset.range(6)
+SAMPLED = SampledMapDataset("abc", SequentialSampler(3), NoSharding(), 3, as_records=False)
+SOCKET = r"class Socket cannot be sliced among 2 workers.*set_slice.*one worker"
+
+
+@pytest.mark.parametrize(
+    ("ds", "message"),
+    [
+        *[(ds, SOCKET) for ds in (Socket(), Socket().map(str), Joined([MapDataset.range(2), Socket()]))],
+        # Steps without a meaning on a part of the source.
+        (SIX[1:], r"SliceMapDataset\[1:6:1\] selects.*sequential_slice=False"),
+        (SIX.map(str)[::2].map(str), r"SliceMapDataset\[0:6:2\] selects.*sequential_slice=False"),
+        (SIX.slice([3, 1, 2]), r"ReindexMapDataset\(indices=\[3, 1, 2\], len=3\) selects.*sequential_slice=False"),
+        (SAMPLED.map(str), "source and MapDataset.range into parts, not SampledMapDataset"),
+        (Squares().map(str), "source and MapDataset.range into parts, not Squares"),
+        # Steps of users of which it is not known.
+        (FixedLength(SIX), "FixedLength.*length of its own"),
+        (FirstThree(SIX), "FirstThree.*length of its own"),
+        (Labelled(SIX), "Labelled.*attribute, labels"),
+        (Zipped(SIX, SIX.map(str)), "Zipped.*several datasets"),
+    ],
+)
+def test_what_cannot_be_cut_into_parts(ds, message):
+    stream = ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds
+    for i in range(2):
         with pytest.raises(ValueError, match=message):
-            slice_pipeline(step.to_iter_dataset(), 0, 2, sequential=True)
-    assert lists(FixedLength(ds).to_iter_dataset(), 2) == [[0, 4, 8], [2, 6, 10]]
-
-
-def test_branches_are_cut_one_by_one():
-    source = MapDataset.range(5)
-    ds = Joined([source.to_iter_dataset(), source.map(str).to_iter_dataset(), MapDataset.range(10, 13).to_iter_dataset()])
-    assert sequential(ds, 2) == [[0, 1, 2, "0", "1", "2", 10, 11], [3, 4, "3", "4", 12]]
-    share = slice_pipeline(ds, 0, 2, sequential=True)
-    assert sum(type(node) is SliceMapDataset for node in ancestors(share)) == 2
-
-
-def test_the_pipeline_of_a_data_loader():
-    class Noise(RandomMap):
-        def random_map(self, element, rng):
-            return draw(element, rng)
-
-    def named(records):
-        for record in records:
-            yield Record(record.metadata, (record.metadata.index, record.data))
-
-    sampler = IndexSampler(num_records=11, shuffle=True, num_epochs=2, seed=4)
-    ds = DataLoader(data_source=range(100, 111), sampler=sampler, operations=[Noise(), named])._dataset
-    elements = list(ds)
-    assert [index for index, _ in elements] == list(range(22))
-    assert lists(ds, 3) == [elements[i::3] for i in range(3)]
-
-
-def test_a_share_is_iterated_like_any_dataset():
-    share = slice_pipeline(Wrapped(MapDataset.range(9).to_iter_dataset()).batch(2, batch_fn=list), 1, 2)
-    it = iter(share)
-    assert isinstance(it, DatasetIterator)
-    assert next(it) == [1, 3]
-    state = it.get_state()
-    assert state == {"next_index": 2}
-    again = iter(share)
-    again.set_state(state)
-    assert list(again) == list(it) == [[5, 7]]
+            slice_pipeline(stream, i, 2, sequential=True)
+    if message is SOCKET:
+        with pytest.raises(ValueError, match=message):
+            slice_pipeline(stream, 0, 2)
+    elif not isinstance(ds, Zipped):
+        assert sorted(itertools.chain(*lists(stream, 2))) == sorted(stream)
