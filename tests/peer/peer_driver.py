@@ -3,24 +3,18 @@
 Run as ``python peer_driver.py MODULE < descriptions.json`` with ``grain`` or ``gristmill``; prints one line of JSON for every
 description, so that the lines of the two can be compared. Imports nothing but NumPy and MODULE. A description is
 
-    {"kind": "map", "source": NAME, "length": n, "steps": [[step, ...], ...], "indices": [i, ...]}
-    {"kind": "iter", "source": ..., "length": ..., "steps": map steps, "read": [threads, buffer], "nones": false,
-     "iter_steps": [[step, ...], ...], "limit": n}
-    {"kind": "loader", "source": ..., "length": ..., "sampler": [...], "shard": null, "operations": [[step, ...], ...],
-     "read": [threads, buffer], "limit": n}
-     Both may have "workers": number of worker processes.
-    {"kind": "code", "code": "..."}     # sets `result`; `m` is the module, `np` is NumPy, `attempt` is below
+    {"kind": "code", "code": "..."}     # the value of the last line; `m` is the module, `np` is NumPy, `attempt` is below
     {"kind": "dataset", "code": "M.range(3).shuffle(seed=1)", "indices": [i, ...], "limit": n, "extras": false,
      "states": [state, ...], "restore": [position, ...], "in_place": true}
      An expression with the names of ``Builder.names``. The last keys are for us: the states that Grain had, those of them to
      restore in any case (others are if ours differ), and whether to do so on an iterator that was used, too.
 """
 
+import ast
 import collections
 import faulthandler
 import functools
 import importlib
-import itertools
 import json
 import logging
 import sys
@@ -180,8 +174,7 @@ def plain(value):
 class Builder:
     def __init__(self, module):
         self.m = importlib.import_module(module)
-        self.python = importlib.import_module(module + ".python")
-        t = self.m.transforms
+        python, t, record = importlib.import_module(module + ".python"), self.m.transforms, self.m.RecordMetadata
 
         class PlusOne(t.Map):
             def map(self, element):
@@ -262,7 +255,7 @@ class Builder:
                 if not 0 <= index < self.length:
                     raise IndexError(index)
                 rng = np.random.Generator(np.random.Philox(key=7 + index))
-                return outer.m.RecordMetadata(index, self.length - 1 - index, rng)
+                return record(index, self.length - 1 - index, rng)
 
             def __repr__(self):
                 return f"Backwards({self.length})"
@@ -271,121 +264,21 @@ class Builder:
             def __len__(self):
                 return self.length
 
-        outer = self
-        self.transforms = {
-            "PlusOne": PlusOne,
-            "PlusRandom": PlusRandom,
-            "PlusTfRandom": PlusTfRandom,
-            "KeepMost": KeepMost,
-            "MapAndFilter": MapAndFilter,
-            "RandomAndFilter": RandomAndFilter,
-            "PlusIndex": PlusIndex,
-            "Described": Described,
-            "Copies": Copies,
-            "Numbered": Numbered,
-            "Generated": Generated,
-        }
-        self.names = {
-            **globals(),
-            **self.transforms,
-            "Turns": Turns,
-            "m": self.m,
-            "M": self.m.MapDataset,
-            "I": self.m.IterDataset,
-            "t": t,
-            "x": self.m.experimental,
-            "partial": functools.partial,
-        }
-        self.samplers = {"backwards": Backwards, "backwards_with_length": BackwardsWithLength}
+        def every_third_not(records):
+            """An operation as they were once: a function of an iterator."""
+            return (record for record in records if record.metadata.index % 3)
 
-    def read_options(self, read):
-        return None if read is None else self.m.ReadOptions(*read)
-
-    def source(self, spec):
-        if spec["source"] == "range":
-            return self.m.MapDataset.range(spec["length"])
-        return self.m.MapDataset.source(Source(spec["source"], spec["length"]))
-
-    def step(self, ds, name, *args):
-        """One step that both kinds of dataset have."""
-        if name == "transform":
-            return ds.apply(self.transforms[args[0]]())
-        if name in ("map", "filter", "map_with_index"):
-            return getattr(ds, name)(globals()[args[0]])
-        if name == "random_map":
-            return ds.random_map(globals()[args[0]], seed=args[1])
-        if name == "seed":
-            return ds.seed(args[0])
-        if name == "batch":
-            batch_fn = globals()[args[2]] if args[2] else None
-            return ds.batch(args[0], drop_remainder=args[1], batch_fn=batch_fn)
-        if name == "shuffle":
-            return ds.shuffle(seed=args[0])
-        if name == "slice":
-            return ds.slice(slice(*args))
-        if name == "repeat":
-            return ds.repeat(args[0], reseed_each_epoch=args[1])
-        raise KeyError(name)
-
-    def steps(self, ds, steps):
-        for step in steps:
-            ds = self.step(ds, *step)
-        return ds
-
-    def operation(self, name, *args):
-        if name in self.transforms:
-            return self.transforms[name]()
-        if name == "batch":
-            return self.m.transforms.Batch(args[0], args[1], globals()[args[2]] if args[2] else None)
-        if name == "legacy_batch":
-            return self.python.BatchOperation(args[0], args[1], batch_length if args[2] else None)
-        if name == "legacy":
-            return lambda records: (record for record in records if record.metadata.index % 3)
-        return getattr(self.python, name)(globals()[args[0]])
-
-    def shard(self, shard):
-        return None if shard is None else self.m.sharding.ShardOptions(*shard)
-
-    def loader(self, spec):
-        kind, *args = spec["sampler"]
-        if kind == "index":
-            length, shard, shuffle, num_epochs, seed = args
-            shard = self.shard(shard) or self.m.sharding.NoSharding()
-            sampler = self.m.samplers.IndexSampler(length, shard, shuffle, num_epochs, seed)
-        elif kind == "sequential":
-            length, shard, seed = args
-            sampler = self.m.samplers.SequentialSampler(length, self.shard(shard) or self.m.sharding.NoSharding(), seed)
-        else:
-            sampler = self.samplers[kind](*args)
-        return self.m.DataLoader(
-            data_source=Source(spec["source"], spec["length"]),
-            sampler=sampler,
-            operations=[self.operation(*operation) for operation in spec["operations"]],
-            shard_options=self.shard(spec["shard"]),
-            read_options=self.read_options(spec["read"]),
-            worker_count=spec.get("workers", 0),
-        )
+        made = {name: value for name, value in locals().items() if name not in ("self", "module")}
+        datasets = {"m": self.m, "M": self.m.MapDataset, "I": self.m.IterDataset, "x": self.m.experimental}
+        self.names = {**globals(), **made, **datasets, "partial": functools.partial}
 
     def run(self, spec):
-        if spec["kind"] == "code":
-            names = {"m": self.m, "np": np, "attempt": attempt, "json": json}
-            exec(spec["code"], names)
-            return names["result"]
         if spec["kind"] == "dataset":
             return self.dataset(spec)
-        if spec["kind"] == "map":
-            ds = self.steps(self.source(spec), spec["steps"])
-            return {"length": len(ds), "elements": [attempt(lambda i=i: plain(ds[i])) for i in spec["indices"]]}
-        if spec["kind"] == "iter":
-            ds = self.steps(self.source(spec), spec["steps"])
-            if spec["read"] is not None or spec["nones"] or spec["iter_steps"]:
-                ds = ds.to_iter_dataset(self.read_options(spec["read"]), allow_nones=spec["nones"])
-            ds = self.steps(ds, spec["iter_steps"])
-            if spec.get("workers"):
-                ds = ds.mp_prefetch(self.m.MultiprocessingOptions(spec["workers"]))
-            return walk(ds, spec["limit"], decode=lambda state: state, live=True)
-        legacy = any("Operation" in name or name == "legacy" for name, *_ in spec["operations"])
-        return walk(self.loader(spec), spec["limit"], decode=bytes.decode, live=not legacy)
+        names = {"m": self.m, "np": np, "attempt": attempt, "json": json}
+        *lines, last = ast.parse(spec["code"]).body
+        exec(compile(ast.Module(lines, []), "code", "exec"), names)
+        return eval(compile(ast.Expression(last.value), "code", "eval"), names)
 
     def dataset(self, spec):
         """What can be seen of the dataset of ``spec``."""
@@ -497,40 +390,12 @@ def attempt(fn):
         return {"error": [kind.__name__ for kind in type(error).__mro__]}
 
 
-def walk(ds, limit, decode, live):
-    """Elements and states to ``limit`` or the end, then the same again from three of the states."""
-    it = iter(ds)
-    states = [it.get_state()]
-    result = {"elements": [], "states": [decode(states[0])], "end": None}
-    while len(result["elements"]) < limit:
-        element = attempt(lambda: plain(next(it)))
-        if isinstance(element, dict):
-            result["end"] = element["error"]
-            break
-        result["elements"].append(element)
-        states.append(it.get_state())
-        result["states"].append(json.loads(json.dumps(decode(states[-1]))))
-    if result["end"] not in (None, ["StopIteration", "Exception", "BaseException", "object"]):
-        return result  # what follows an error is not to be compared
-    result["end_state"] = decode(it.get_state())
-    n = len(states)
-    result["restored"] = []
-    for position in sorted({0, n // 2, n - 1}):
-        restored = it if live else iter(ds)
-        restored.set_state(states[position])
-        state = decode(restored.get_state())
-        result["restored"].append([state, [attempt(lambda r=restored: plain(next(r))) for _ in range(3)]])
-    fresh = iter(ds)
-    fresh.set_state(states[n // 2])
-    result["fresh"] = [plain(x) for x in itertools.islice(fresh, 3)]
-    return result
-
-
 def main():
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     specs = json.load(sys.stdin)
-    if sys.argv[1] == "grain" and any(spec.get("workers") or "mp_prefetch" in str(spec) for spec in specs):
+    codes = " ".join(spec["code"] for spec in specs if spec["kind"] == "dataset")
+    if sys.argv[1] == "grain" and ("mp_prefetch" in codes or "worker_count" in codes):
         # Workers need absl flags that have been parsed.
         from absl import flags
 

@@ -21,7 +21,7 @@ _SEQUENCES = ["tokens", "sequences", "holes"]
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A dataset: its code, in which ``<0>`` stands for that of the first child, and what has to be known to build upon it.
+    """A dataset: its code, and what has to be known to build upon it.
 
     Facts: "sparse" (there are indices, or elements of an iterator, without an element), "gaps" (that an iterator passes over),
     "filtered" (in a way that Grain's batch sees), "random" (reads no negative or huge index), "seeded" (there is a default seed),
@@ -30,26 +30,19 @@ class Node:
     """
 
     code: str
-    children: tuple["Node", ...] = ()
     is_map: bool = True
     form: str = "int"  # how elements look, with `mixed` in it if not all alike
     length: int = 0  # of an epoch; 0 or ENDLESS for an iterator
     facts: frozenset[str] = frozenset()
     num_sliced: int = ENDLESS  # the fewest datasets of an interleave: more threads than that cannot share it
 
-    def __str__(self):
-        code = self.code
-        for i, child in enumerate(self.children):
-            code = code.replace(f"<{i}>", str(child))
-        return code
-
-    def then(self, code, *facts, without=(), **changes):
-        """A dataset over this one."""
+    def within(self, code, *facts, without=(), **changes):
+        """A dataset over this one, for which ``<0>`` stands in its code."""
         facts = (self.facts | set(facts)) - set(without)
-        return dataclasses.replace(self, code="<0>" + code, children=(self,), facts=facts, **changes)
+        return dataclasses.replace(self, code=code.replace("<0>", self.code), facts=facts, **changes)
 
-    def within(self, code, *facts, **changes):
-        return dataclasses.replace(self.then("", *facts, **changes), code=code)
+    def then(self, code, *facts, **changes):
+        return self.within("<0>" + code, *facts, **changes)
 
     @property
     def is_endless(self):
@@ -63,22 +56,6 @@ class Node:
     @property
     def has_rows(self):
         return self.form.startswith("[") or self.form in _ROWS
-
-
-def smaller(node):
-    """Datasets like ``node`` with a part left out."""
-    for inner in descendants(node):
-        if inner.is_map == node.is_map:
-            yield inner
-    for i, child in enumerate(node.children):
-        for other in smaller(child):
-            yield dataclasses.replace(node, children=(*node.children[:i], other, *node.children[i + 1 :]))
-
-
-def descendants(node):
-    for child in node.children:
-        yield child
-        yield from descendants(child)
 
 
 class Pipelines(random.Random):
@@ -111,7 +88,9 @@ class Pipelines(random.Random):
             "num_sliced": min(node.num_sliced for node in nodes),
             "facts": found | set(facts),
         }
-        return Node(code, tuple(nodes), **{**defaults, **changes})
+        for i, node in enumerate(nodes):
+            code = code.replace(f"<{i}>", node.code)
+        return Node(code, **{**defaults, **changes})
 
     # Map datasets
 
@@ -397,10 +376,10 @@ class Pipelines(random.Random):
         return node.within(f"x.RebatchIterDataset(<0>, {self.randint(1, 9)}{drop})", "failing", "empty", "ends")
 
     def iter_repeat(self, node):
-        if "DatasetOptions" in str(node):  # "counts_of_empty_epochs"
+        if "DatasetOptions" in node.code:  # "counts_of_empty_epochs"
             return node
         if "interleaved" in node.facts:  # "third_epoch_of_interleave", "caches_of_interleaved_datasets"
-            if "CacheIterDataset" in str(node):
+            if "CacheIterDataset" in node.code:
                 return node
             return node.within(f"x.RepeatIterDataset(<0>, {self.one_of(1, 2)})", "repeated")
         if not node.facts & {"empty", "failing"} and self.chance(0.3):
@@ -414,7 +393,7 @@ class Pipelines(random.Random):
         return node.within(f"x.LimitIterDataset(<0>, {count})", length=0)
 
     def iter_cache(self, node):
-        if "CacheIterDataset" in str(node):  # "caches_in_caches"
+        if "CacheIterDataset" in node.code:  # "caches_in_caches"
             return node
         node = node.within("x.CacheIterDataset(<0>)")
         return self.iter_repeat(node) if self.chance(0.6) else node
@@ -431,12 +410,12 @@ class Pipelines(random.Random):
         count = self.randint(0, 3)
         if node.facts & {"counting", "threads"} or count > node.num_sliced:
             return node
-        if node.is_endless and "x.RepeatIterDataset" in str(node):  # nothing for ever: a share may be empty, and Grain hangs then
+        if node.is_endless and "x.RepeatIterDataset" in node.code:  # nothing for ever: a share may be empty, and Grain hangs then
             return node
         code = f"x.multithread_prefetch(<0>, num_threads={count}, buffer_size={self.one_of(0, 1, 2)}"
         # "parts_of_what_has_a_length"
         whole = "slice|repeat|\\[|atch|mix|select|concatenate|Copies|Numbered|Generated|Zip|Window|Interleave"
-        sequential = self.chance(0.3) and not re.search(whole, str(node))
+        sequential = self.chance(0.3) and not re.search(whole, node.code)
         code += ", sequential_slice=True)" if sequential else ")"
         if not count:
             return node.within(code)
@@ -445,7 +424,7 @@ class Pipelines(random.Random):
     def iter_options(self, node):
         ratio = self.one_of(None, 0.5, 0.97, 1.0)
         # "options_above_interleave", "counts_of_empty_epochs"
-        if "interleaved" in node.facts or "RepeatIterDataset" in str(node):
+        if "interleaved" in node.facts or "RepeatIterDataset" in node.code:
             return node
         return node.within(f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))")
 
@@ -516,7 +495,7 @@ class Pipelines(random.Random):
         return self.spec(self.iter_dataset(depth=2), [], self.one_of(3, 12, 12, 40))
 
     def spec(self, node, indices, limit):
-        code = str(node)
+        code = node.code
         # Batches of batches of batches may be thousands of elements.
         sizes = [int(size) for size in re.findall(r"atch\((\d)|batch_size=(\d)", code) for size in size if size]
         if math.prod(sizes) > 40:
@@ -550,30 +529,48 @@ class Pipelines(random.Random):
         # The elements seen since the last judgement are not part of the state.
         return {**self.spec(node, [], 60), "restores": False}
 
-    def loader_spec(self):
-        """A ``DataLoader`` with a ``FlatMap``."""
-        length = self.randint(1, 40)
-        kind = self.one_of(*_NUMBERS, "array", "dict", "tuple")
-        steps = [self.one_of("Copies(3)", "Numbered(2)", "Generated(4)", "Copies(2)") for _ in range(self.one_of(1, 1, 2))]
-        before = [self.one_of("PlusOne()", "PlusRandom()", "KeepMost()") for _ in range(self.randint(0, 2))]
-        after = [self.one_of("PlusOne()", "KeepMost()", f"t.Batch({self.randint(1, 5)})") for _ in range(self.randint(0, 2))]
-        count = self.randint(1, 2)
-        shard = f"m.sharding.ShardOptions({self.randrange(count)}, {count}, True)"
-        sampler = f"m.samplers.IndexSampler({length}, {shard}, {self.chance(0.5)}, {self.one_of(1, 2, 3)}, {self.seed_number()})"
-        if self.chance(0.2):
-            sampler = f"m.samplers.SequentialSampler({length}, {shard}, 3)"
-        operations = ", ".join(before + steps + after)
-        read = self.read()
-        code = f'm.DataLoader(data_source=Source("{kind}", {length}), sampler={sampler}, operations=[{operations}]'
-        code += f", read_options={read})" if read else ")"
+    def loader_spec(self, num_workers=0):
+        length = self.one_of(self.randint(1, 40), self.randint(400, 90_000))
+        operations = []
+        for _ in range(self.randint(0, 4)):
+            size = f"{self.randint(1, 6)}, {self.chance(0.4)}"
+            operation = self.one_of(
+                *["PlusOne()", "PlusRandom()", "PlusTfRandom()", "KeepMost()", "MapAndFilter()", "RandomAndFilter()"],
+                *["every_third_not", "python.MapOperation(plus_one)", "python.RandomMapOperation(with_random)"],
+                *["python.FilterOperation(keep_odd)", f"python.BatchOperation({size})"],
+                *[f"t.Batch({size})", f"t.Batch({size}, batch_fn=batch_length)", "Copies(3)", "Numbered(2)", "Generated(4)"],
+            )
+            if "Random" not in operation or not re.search("Copies|Numbered|Generated", str(operations)):
+                operations.append(operation)  # "random_maps_after_flat_maps"
+        count, drop = self.one_of(1, 1, 2, 3, 5), self.chance(0.5)
+        length = max(count, length if drop else -(-length // count) * count)  # "remainder_of_shards"
+        shard = f"m.sharding.ShardOptions({self.randrange(count)}, {count}, {drop})"
+        shard = "m.sharding.NoSharding()" if count == 1 and self.chance(0.7) else shard
+        epochs = self.one_of(1, 1, 2, 3, *([] if operations else [None]))
+        own = f"{self.one_of('Backwards', 'BackwardsWithLength')}({length})"
+        index = f"m.samplers.IndexSampler({length}, {shard}, {self.chance(0.6)}, {epochs}, {self.seed_number()})"
+        sampler = self.one_of(own, index, index, index, f"m.samplers.SequentialSampler({length}, {shard}, {self.seed_number()})")
+        options = f", shard_options={shard}" * (sampler == own or self.chance(0.3))
+        if read := self.read():
+            options += f", read_options={read}"
+        if num_workers:
+            options += f", worker_count={num_workers}"
+        kind = self.one_of("int", "float", "int32", "float32", "array", "dict", "tuple", "nested", "str")
+        if "Batch" not in str(operations):  # "batches_of_unlike_elements"
+            kind = self.one_of(kind, "sometimes_none", "int_or_float")
+        # A source may be shorter or longer than the sampler says.
+        source = f'Source("{kind}", {self.one_of(length, length, max(1, length - 1), length + 3)})'
+        code = f"m.DataLoader(data_source={source}, sampler={sampler}, operations=[{', '.join(operations)}]{options})"
         return self.spec(Node(code, is_map=False, facts=frozenset({"ends"})), [], 15)
 
     def workers_spec(self):
         """A pipeline with worker processes."""
+        if self.chance(0.4):
+            return self.loader_spec(self.randint(1, 2))
         while True:
             node = self.iter_dataset(depth=1)
             # "map_with_index_in_threads", and what holds for threads above; in batches of workers all is of the first's dtype
-            if not node.facts & {"counting", "failing", "interleaved"} and "int_or_float" not in str(node):
+            if not node.facts & {"counting", "failing", "interleaved"} and "int_or_float" not in node.code:
                 break
         count = self.randint(1, min(2, node.num_sliced))
         return self.spec(node.then(f".mp_prefetch(m.MultiprocessingOptions({count}))", "interleaved"), [], 12)
@@ -596,7 +593,7 @@ class Pipelines(random.Random):
 
     def next_spec(self):
         makers = [self.map_spec] * 10 + [self.iter_spec] * 24 + [self.packing_spec] * 3
-        makers += [self.rebatching_spec] * 2 + [self.loader_spec, self.threshold_spec]
+        makers += [self.rebatching_spec] * 2 + [self.loader_spec] * 12 + [self.threshold_spec]
         self.described = self.chance(0.1)
         return self.choice(makers)()
 
