@@ -39,21 +39,29 @@ class Kept(Of, Filter):
         return self.fn(element)
 
 
-class WithIndex(MapWithIndex):
+class IndexMapped(Of, MapWithIndex):
     def map_with_index(self, index, element):
-        return (index, element)
+        return self.fn(index, element)
 
 
-class Draw(RandomMap):
-    """Appends a number to a tuple."""
-
+class RandomMapped(Of, RandomMap):
     def random_map(self, element, rng):
-        return (*element, int(rng.integers(1000)))
+        return self.fn(element, rng)
+
+
+def draw(element, rng):
+    return (*element, int(rng.integers(1000)))
+
+
+TO_TUPLE = Mapped(lambda x: (x,))
+DRAW = RandomMapped(draw)  # appends a number to a tuple
+WITH_INDEX = IndexMapped(lambda index, x: (index, x))
+AS_RECORDS = [WITH_INDEX, Mapped(lambda pair: pair[1])]  # changes nothing, but pipelines carry records
 
 
 class DrawOld(TfRandomMap):
     def np_random_map(self, element, rng):
-        return (*element, int(rng.integers(1000)))
+        return draw(element, rng)
 
 
 class Source:

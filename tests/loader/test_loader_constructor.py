@@ -6,7 +6,7 @@ from itertools import islice
 import cloudpickle
 import numpy as np
 import pytest
-from loaders import Draw, DrawOld, Kept, Mapped, Source, make
+from loaders import DRAW, TO_TUPLE, DrawOld, Kept, Mapped, Source, make
 
 import gristmill
 from gristmill import DataLoader, ReadOptions, load
@@ -42,12 +42,12 @@ NO_SEED = "is random and needs a sampler with a seed"
         ({"operations": Batch(2)}, TypeError, r"operations must be a sequence of transformations, got Batch\(batch_size=2"),
         ({"operations": [PLUS_ONE, 5]}, TypeError, r"operations\[1\] must be a transformation .* got 5 of type int"),
         ({"operations": [None]}, TypeError, r"operations\[0\] must be a transformation .* got None of type NoneType"),
-        ({"operations": [Draw]}, TypeError, r"operations\[0\] must be .* \(an instance of .* got <class '.*Draw'>"),
+        ({"operations": [Mapped]}, TypeError, r"operations\[0\] must be .* \(an instance of .* got <class '.*Mapped'>"),
         ({"operations": [Batch]}, TypeError, r"operations\[0\] must be .* \(an instance of .* got <class '.*Batch'>"),
         ({"operations": [Batch(0)]}, ValueError, "batch_size must be a positive integer, got 0"),
         ({"operations": [Batch(2.5)]}, TypeError, "batch_size must be an integer, got 2.5 of type float"),
         ({"operations": [Batch(2, batch_fn=3)]}, TypeError, "batch_fn must be a callable of a list of elements, got 3"),
-        ({"operations": [PLUS_ONE, Draw()], "sampler": IndexSampler(3)}, ValueError, rf"operations\[1\], Draw, {NO_SEED}"),
+        ({"operations": [PLUS_ONE, DRAW], "sampler": IndexSampler(3)}, ValueError, rf"operations\[1\], RandomMapped, {NO_SEED}"),
         ({"operations": [DrawOld()], "sampler": SequentialSampler(3)}, ValueError, rf"operations\[0\], DrawOld, {NO_SEED}"),
         ({"shard_options": (0, 1)}, TypeError, r"shard_options must be a ShardOptions, got \(0, 1\)"),
         ({"read_options": 16}, TypeError, "read_options must be a ReadOptions, got 16"),
@@ -69,7 +69,7 @@ def test_refused_arguments(changes, kind, message):
         ([1], {"shuffle": True}, ValueError, "shuffle=True needs a seed"),
         ([1], {"num_epochs": 0}, ValueError, "num_epochs must be a positive integer, got 0"),
         ([1], {"worker_count": -2}, ValueError, "worker_count must be a non-negative integer, got -2"),
-        ([1], {"transformations": [Draw()]}, ValueError, "needs a sampler with a seed"),
+        ([1], {"transformations": [DRAW]}, ValueError, "needs a sampler with a seed"),
         ([1], {"transformations": None}, TypeError, "transformations must be a sequence"),
         (iter([1]), {}, TypeError, "source must have __len__ and __getitem__"),
         ([1], {"worker_buffer_size": 2}, TypeError, "worker_buffer_size"),
@@ -126,7 +126,7 @@ def test_no_length_but_a_repr_that_shows_what_the_loader_does():
 
 
 def test_cloudpickle():
-    operations = [Mapped(lambda x: (x,)), Kept(lambda x: x != (3,)), lambda records: records, Draw(), Batch(2)]
+    operations = [TO_TUPLE, Kept(lambda x: x != (3,)), lambda records: records, DRAW, Batch(2)]
     loader = make(6, *operations)
     it = iter(loader)
     next(it)
@@ -143,7 +143,7 @@ def test_load_is_the_loader_of_its_parts():
     assert list(islice(load([1, 2]), 7)) == [1, 2, 1, 2, 1, 2, 1]  # endless by default
     assert list(load([1, 2, 3], num_epochs=1, drop_remainder=True)) == [1, 2, 3]
     shard = ShardOptions(1, 2, drop_remainder=True)
-    operations, options = [Mapped(lambda x: (x,)), Draw()], ReadOptions(0, 0)
+    operations, options = [TO_TUPLE, DRAW], ReadOptions(0, 0)
     given = {"transformations": operations, "batch_size": 3, "drop_remainder": True, "read_options": options, "worker_count": 0}
     loader = load(range(9), num_epochs=2, shuffle=True, seed=3, shard_options=shard, **given)
     same = make(9, *operations, Batch(3, True), data_source=range(9), sampler=IndexSampler(9, shard, True, 2, 3))

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from loaders import DIRECT, Draw, DrawOld, Kept, Mapped, Source, WithIndex, make, run
+from loaders import AS_RECORDS, DIRECT, DRAW, TO_TUPLE, WITH_INDEX, DrawOld, Kept, Mapped, Source, make, run
 
 from gristmill import DataLoaderIterator, ReadOptions, Record, RecordMetadata
 from gristmill.python import BatchOperation, FilterOperation, MapOperation, RandomMapOperation
@@ -14,35 +14,33 @@ from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.sharding import NoSharding, ShardOptions
 from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap
 
-TO_TUPLE = Mapped(lambda x: ())
+EMPTY = Mapped(lambda x: ())
 LISTS = {"batch_fn": list}
 
 
 class TestGenerators:
-    @pytest.mark.parametrize("first", [Draw(), DrawOld()], ids=["random_map", "np_random_map"])
+    @pytest.mark.parametrize("first", [DRAW, DrawOld()], ids=["random_map", "np_random_map"])
     def test_one_record_has_one_stream(self, first):
-        assert run(3, TO_TUPLE, first, Draw()) == [(862, 934), (317, 0), (206, 733)]
+        assert run(3, EMPTY, first, DRAW) == [(862, 934), (317, 0), (206, 733)]
 
     def test_a_batch_continues_the_stream_of_its_last_record(self):
-        to_tuple = Mapped(lambda batch: ())
-        assert run(4, TO_TUPLE, Batch(2, **LISTS), to_tuple, Draw()) == [(317,), (208,)]
-        batches = run(4, TO_TUPLE, Draw(), Batch(2, **LISTS), to_tuple, Draw())
+        assert run(4, EMPTY, Batch(2, **LISTS), EMPTY, DRAW) == [(317,), (208,)]
+        batches = run(4, EMPTY, DRAW, Batch(2, **LISTS), EMPTY, DRAW)
         rngs = [np.random.Generator(np.random.Philox(key=3 + i)) for i in (1, 3)]
         assert batches == [(int(rng.integers(1000, size=2)[1]),) for rng in rngs]
 
     def test_streams_go_by_the_global_index(self):
-        to_tuple = Mapped(lambda x: (x,))
-        whole = run(6, to_tuple, Draw())
-        assert run(6, to_tuple, Kept(lambda x: x[0] % 2), Draw()) == whole[1::2]  # whatever is filtered before
+        whole = run(6, TO_TUPLE, DRAW)
+        assert run(6, TO_TUPLE, Kept(lambda x: x[0] % 2), DRAW) == whole[1::2]  # whatever is filtered before
         for i in range(3):
-            assert run(6, to_tuple, Draw(), sampler=SequentialSampler(6, ShardOptions(i, 3), seed=3)) == whole[i::3]
-        loader = make(6, TO_TUPLE, Draw(), sampler=IndexSampler(6, num_epochs=2, seed=1))
+            assert run(6, TO_TUPLE, DRAW, sampler=SequentialSampler(6, ShardOptions(i, 3), seed=3)) == whole[i::3]
+        loader = make(6, EMPTY, DRAW, sampler=IndexSampler(6, num_epochs=2, seed=1))
         first = list(loader)
         assert list(loader) == first
         assert len(set(first)) == 12  # an epoch has other streams than the one before
 
     def test_a_user_s_sampler_without_generators(self):
-        it = iter(make(1, Draw(), sampler=[RecordMetadata(0, 0)], shard_options=NoSharding()))
+        it = iter(make(1, DRAW, sampler=[RecordMetadata(0, 0)], shard_options=NoSharding()))
         with pytest.raises(ValueError, match="needs a sampler with a seed"):
             next(it)
 
@@ -60,11 +58,11 @@ class TestDispatch:
 
     def test_map_with_index_gets_the_global_index_and_after_a_batch_that_of_the_last_record(self):
         sampler = SequentialSampler(6, ShardOptions(1, 2))  # it needs no seed
-        assert run(6, WithIndex(), data_source="abcdef", sampler=sampler) == [(1, "b"), (3, "d"), (5, "f")]
+        assert run(6, WITH_INDEX, data_source="abcdef", sampler=sampler) == [(1, "b"), (3, "d"), (5, "f")]
         expected = [(2, [0, 2]), (4, [3, 4]), (5, [5])]
-        assert run(6, Kept(lambda x: x != 1), Batch(2, **LISTS), WithIndex()) == expected
+        assert run(6, Kept(lambda x: x != 1), Batch(2, **LISTS), WITH_INDEX) == expected
 
-    @pytest.mark.parametrize("before", [[], [WithIndex(), Mapped(lambda pair: pair[1])]], ids=["data", "records"])
+    @pytest.mark.parametrize("before", [[], AS_RECORDS], ids=["data", "records"])
     def test_data_or_records_are_the_same(self, before):
         """Pipelines carry bare data, or records as soon as an operation looks at their metadata."""
         halved = Mapped(lambda x: None if x is None or x % 2 else x)
@@ -96,7 +94,7 @@ class TestDispatch:
 class TestReading:
     @pytest.mark.parametrize("read_options", [ReadOptions(3, 4), ReadOptions()], ids=str)
     def test_threads_change_nothing(self, read_options):
-        random = [Mapped(lambda x: (x,)), Draw(), Kept(lambda x: x[1] % 2), Batch(3, **LISTS)]
+        random = [TO_TUPLE, DRAW, Kept(lambda x: x[1] % 2), Batch(3, **LISTS)]
         for operations in ([], [Batch(4)], random):
             assert run(500, *operations, read_options=read_options) == run(500, *operations)
 
@@ -145,8 +143,8 @@ class TestLegacyOperations:
         assert legacy(3, MapOperation(lambda x: x + 1)) == [1, 2, 3]
         assert legacy(6, FilterOperation(lambda x: x % 2)) == [1, 3, 5]
         draw = RandomMapOperation(lambda x, rng: (*x, int(rng.integers(1000))))
-        for operations in ([Draw(), draw], [draw, Draw()]):
-            assert legacy(3, TO_TUPLE, *operations) == [(862, 934), (317, 0), (206, 733)]
+        for operations in ([DRAW, draw], [draw, DRAW]):
+            assert legacy(3, EMPTY, *operations) == [(862, 934), (317, 0), (206, 733)]
         assert run(6, BatchOperation(4)) == [[0, 1, 2, 3], [4, 5]]
         assert run(6, BatchOperation(4, drop_remainder=True, batch_fn=len)) == [4]
 

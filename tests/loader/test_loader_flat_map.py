@@ -1,16 +1,18 @@
+"""What a FlatMap makes in a ``DataLoader``; its states are in ``vectors/test_vectors_data_loader.py``, too."""
+
 import asyncio
 import json
 
 import numpy as np
 import pytest
-from loaders import Kept, Mapped, WithIndex, make, plain
+from loaders import AS_RECORDS, WITH_INDEX, Kept, Mapped, RandomMapped, make, plain
 
 import gristmill as grain
 from gristmill.core.errors import StateKeyError, StateMismatchError
 from gristmill.core.record import Record, RecordMetadata
 from gristmill.experimental import FlatMapTransform
 from gristmill.samplers import IndexSampler
-from gristmill.transforms import Batch, Filter, Map, RandomMap
+from gristmill.transforms import Batch, Filter, Map
 
 
 class Split(FlatMapTransform):
@@ -39,14 +41,7 @@ PLUS_ONE = Mapped(lambda x: x + 1)
 ITEMS = [x * 10 + j for x in range(9) for j in range(x % 4)]
 
 
-class Drawn(RandomMap):
-    """Pairs of an element and what ``fn`` draws."""
-
-    def __init__(self, fn=lambda rng: int(rng.integers(10**6))):
-        self.fn = fn
-
-    def random_map(self, element, rng):
-        return (element, self.fn(rng))
+DRAW = RandomMapped(lambda x, rng: (x, int(rng.integers(10**6))))
 
 
 def make_loader(*operations, n=9, **changes):
@@ -66,7 +61,7 @@ def test_items_in_order_through_batches():
     assert elements(Fan(), TWICE, n=3) == [10, 10, 20, 20, 21, 21]
     assert elements(Batch(2), TWICE, n=5) == [[0, 1], [0, 1], [2, 3], [2, 3], [4], [4]]
     letters = Split(2, lambda x: ["none", None] if x is None else [x])  # None is an element like any other
-    for operations in ([letters], [letters, WithIndex(), Mapped(lambda pair: pair[1])]):
+    for operations in ([letters], [letters, *AS_RECORDS]):
         assert elements(*operations, n=3, data_source=["a", None, "b"]) == ["a", "none", None, "b"]
 
 
@@ -87,8 +82,8 @@ def test_items_continue_the_index_and_have_no_key():
         assert not isinstance(element, Record)
         return element != 21
 
-    assert elements(Fan(), Kept(keep), WithIndex(), n=3) == [(3, 10), (6, 20)]
-    assert elements(Fan(), TWICE, WithIndex(), n=2) == [(15, 10), (16, 10)]
+    assert elements(Fan(), Kept(keep), WITH_INDEX, n=3) == [(3, 10), (6, 20)]
+    assert elements(Fan(), TWICE, WITH_INDEX, n=2) == [(15, 10), (16, 10)]
 
 
 def item_draw(seed, index, position):
@@ -98,7 +93,7 @@ def item_draw(seed, index, position):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_item_has_a_random_stream_of_its_own(workers):
-    drawn = elements(Fan(), Drawn(), n=4, worker_count=workers)
+    drawn = elements(Fan(), DRAW, n=4, worker_count=workers)
     assert sorted(drawn) == [(x * 10 + j, item_draw(7, x, j)) for x in range(4) for j in range(x)]
     assert len({draw for _, draw in drawn}) == len(drawn)
 
@@ -106,12 +101,12 @@ def test_every_item_has_a_random_stream_of_its_own(workers):
 def test_random_streams_of_items_of_items_and_of_records():
     # Of items of items, the "record" is the item.
     expected = [(x * 10 + j, item_draw(7, x * 3 + j, k)) for x in range(3) for j in range(x) for k in range(2)]
-    assert elements(Fan(), TWICE, Drawn(), n=3) == expected
+    assert elements(Fan(), TWICE, DRAW, n=3) == expected
     # Streams of records are not touched by items.
-    before = elements(Drawn(), n=4)
-    assert [x for x, _ in make_loader(Drawn(), Split(1, lambda x: [x]), Drawn(), n=4)] == before
+    before = elements(DRAW, n=4)
+    assert [x for x, _ in make_loader(DRAW, Split(1, lambda x: [x]), DRAW, n=4)] == before
     # Random children of items are reproducible and differ.
-    spawn = Drawn(lambda rng: int(rng.spawn(1)[0].integers(10**9)))
+    spawn = RandomMapped(lambda x, rng: (x, int(rng.spawn(1)[0].integers(10**9))))
     first = elements(TWICE, spawn, n=4)
     assert first == elements(TWICE, spawn, n=4)
     assert len({draw for _, draw in first}) == 8
@@ -121,9 +116,9 @@ def test_random_streams_of_items_of_items_and_of_records():
 def test_other_samplers_give_items_no_generator(has_rng):
     sampler = [RecordMetadata(i, i, np.random.default_rng(i) if has_rng else None) for i in range(3)]
     args = {"sampler": sampler, "shard_options": grain.sharding.NoSharding(), "n": 3}
-    assert elements(Fan(), WithIndex(), **args) == [(3, 10), (6, 20), (7, 21)]
+    assert elements(Fan(), WITH_INDEX, **args) == [(3, 10), (6, 20), (7, 21)]
     with pytest.raises(ValueError, match="what a FlatMap makes has one only if the sampler is an IndexSampler"):
-        next(iter(make_loader(Fan(), Drawn(), **args)))
+        next(iter(make_loader(Fan(), DRAW, **args)))
 
 
 def test_what_is_refused_at_construction():
@@ -139,13 +134,13 @@ def test_what_is_refused_at_construction():
         make_loader(Fan)
     without_seed = IndexSampler(2, num_epochs=1)
     with pytest.raises(ValueError, match="seed"):
-        make_loader(Fan(), Drawn(), sampler=without_seed)
-    assert elements(Fan(), WithIndex(), n=2, sampler=without_seed) == [(3, 10)]
+        make_loader(Fan(), DRAW, sampler=without_seed)
+    assert elements(Fan(), WITH_INDEX, n=2, sampler=without_seed) == [(3, 10)]
 
 
 def test_max_fan_out_is_enforced():
     too_many = Split(2, lambda x: [x] * (x + 1))
-    for operations in ([too_many], [too_many, WithIndex()]):
+    for operations in ([too_many], [too_many, WITH_INDEX]):
         it = iter(make_loader(*operations))
         assert len([next(it) for _ in range(3)]) == 3
         for _ in range(2):
@@ -175,37 +170,6 @@ def native(next_index, position):
 
 def without_origin(state):
     return {key: value for key, value in json.loads(state).items() if key not in ORIGIN}
-
-
-def test_states_are_grains_with_the_origin_beside_it():
-    it = iter(make_loader(Fan(), Batch(2)))
-    found = [json.loads(it.get_state())]
-    for _ in it:
-        found.append(json.loads(it.get_state()))
-    positions = [(0, 0), (2, 1), (3, 1), (3, 3), (6, 1), (7, 1), (7, 3)]
-    assert found == [{**native(*position), **ORIGIN} for position in positions]
-    assert list(json.loads(it.get_state())) == ["parent", "next_index_in_buffer", "worker_count", "sampler", "data_source"]
-    assert str(it) == f"PyGrainDatasetIterator(state={it.get_state().decode()})"
-
-
-@pytest.mark.parametrize(("operations", "workers"), [([Fan(), TWICE, Batch(3)], 0), ([Fan(), Drawn()], 2)])
-def test_every_state_restores(operations, workers):
-    loader = make_loader(*operations, worker_count=workers)
-    it = iter(loader)
-    found, states = [], [it.get_state()]
-    for element in it:
-        found.append(element)
-        states.append(it.get_state())
-    for position, state in enumerate(states):
-        if workers and position not in (1, 4):  # to start workers takes its time; the vectors do it everywhere
-            continue
-        fresh = grain.DataLoaderIterator(loader, without_origin(state))
-        assert fresh.get_state() == state
-        for used in (fresh, it):
-            used.set_state(state)
-            assert used.get_state() == state
-            np.testing.assert_equal(list(used), found[position:])
-            used.set_state(state)
 
 
 def test_states_of_other_loaders_are_refused():

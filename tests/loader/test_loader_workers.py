@@ -15,7 +15,7 @@ from itertools import islice
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from loaders import Draw, Faults, Kept, Mapped, Source, WithIndex, make, plain
+from loaders import AS_RECORDS, DRAW, TO_TUPLE, WITH_INDEX, Faults, Mapped, Source, make, plain
 from worker_pools import parked_for_long
 
 from gristmill import ReadOptions, RecordMetadata, checkpoint
@@ -25,8 +25,6 @@ from gristmill.python import BatchOperation, MapOperation, Record
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.sharding import ShardOptions
 from gristmill.transforms import Batch
-
-TO_TUPLE = Mapped(lambda x: (x,))
 
 
 def loader(n, *operations, **options):
@@ -48,7 +46,7 @@ class TestOutputs:
     def test_one_to_one_operations_do_not_depend_on_the_number_of_workers(self):
         def outputs(count, **options):
             sampler = IndexSampler(20, shuffle=True, num_epochs=2, seed=3)
-            return list(make(20, TO_TUPLE, Draw(), WithIndex(), worker_count=count, sampler=sampler, **options))
+            return list(make(20, TO_TUPLE, DRAW, WITH_INDEX, worker_count=count, sampler=sampler, **options))
 
         expected = outputs(0)
         assert type(expected[0]) is tuple
@@ -78,7 +76,7 @@ class TestOutputs:
 
 LOWERINGS = {
     "bare": [Mapped(lambda x: np.full(50000, x))],
-    "records": [Mapped(lambda x: np.full(50000, x)), WithIndex(), Mapped(lambda pair: pair[1])],
+    "records": [Mapped(lambda x: np.full(50000, x)), *AS_RECORDS],
     "legacy": [lambda records: (Record(r.metadata, np.full(50000, r.data)) for r in records)],
 }
 
@@ -105,7 +103,7 @@ class TestSharedMemory:
         def element(x):
             return {"image": np.full((100, 100), x), "label": x, "small": np.full(3, x), "none": None}
 
-        operations = [Mapped(element), WithIndex(), Mapped(lambda pair: pair[1]), Batch(2)]
+        operations = [Mapped(element), *AS_RECORDS, Batch(2)]
         batches = list(loader(8, *operations, worker_count=1))
         for batch, expected in zip(batches, make(8, *operations), strict=True):
             assert isinstance(base(batch["image"]), mmap.mmap) and isinstance(base(batch["small"]), bytearray)
@@ -185,7 +183,7 @@ class TestErrors:
         assert list(it) == [6, 7, 8, 9]
 
     def test_of_the_source_in_a_batch(self):
-        it = iter(loader(12, WithIndex(), Mapped(lambda pair: pair[1]), Batch(2), data_source=Source(12, Faults(4))))
+        it = iter(loader(12, *AS_RECORDS, Batch(2), data_source=Source(12, Faults(4))))
         assert plain(islice(it, 2)) == [[0, 2], [1, 3]]
         with pytest.raises(OSError, match="bad 4"):
             next(it)
@@ -199,21 +197,6 @@ class TestErrors:
 
 
 class TestStates:
-    def test_every_one_restores(self):
-        made = loader(11, Kept(lambda x: x % 3 != 0), Batch(2), TO_TUPLE)
-        it = iter(made)
-        states, outputs = [it.get_state()], []
-        for output in it:
-            states.append(it.get_state())
-            outputs.append(output[0].tolist())
-        for k in (len(outputs), 0, 2, 3):
-            it.set_state(json.loads(states[k]))
-            assert it.get_state() == states[k]
-            assert [output[0].tolist() for output in it] == outputs[k:]
-        sampler = SequentialSampler(30, ShardOptions(1, 3))
-        it = iter(loader(30, worker_count=5, sampler=sampler))
-        assert [*json.loads(it.get_state())["last_seen_indices"].values()] == [-14, -11, -8, -5, -2]
-
     def test_what_is_refused_changes_nothing(self):
         state = iter(loader(8)).get_state()
         for count in (0, 1, 3):
@@ -232,7 +215,7 @@ class TestStates:
 
     def test_checkpoints(self, tmp_path):
         """Saved by one loader, restored into another, whose workers are at work when ``restore`` returns."""
-        made = [loader(30, TO_TUPLE, Draw(), Batch(3), worker_count=count) for count in (2, 2, 3)]
+        made = [loader(30, TO_TUPLE, DRAW, Batch(3), worker_count=count) for count in (2, 2, 3)]
         it, restored, other = map(iter, made)
         before = [next(it) for _ in range(4)]
         with ocp.CheckpointManager(tmp_path) as manager:

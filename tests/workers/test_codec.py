@@ -107,14 +107,12 @@ def test_the_threshold_can_be_raised_and_not_lowered():
 
 def test_elements_share_nothing_with_each_other(ends):
     """However many there are in a message; within an element what was one object is one object."""
-    array, small, items, granted = large(), np.zeros(3), [1], ends.granted()
-    elements = ends.send(*[(array, small, items, small, granted, granted)] * 3, states=[{"next_index": 1}])
-    for received in elements:
-        assert received[1] is received[3] and received[4] is received[5]
-    elements[0][0][:], elements[0][1][:], elements[0][4][:] = 1, 1, 1
-    elements[0][2].append(2)
-    for received in elements[1:]:
-        assert received[0].max() == received[1].max() == received[4].max() == 0 and received[2] == [1]
+    array, granted, small = large(), ends.granted(), np.zeros(3)
+    elements = ends.send(*[(array, granted, small, granted, small)] * 3, states=[{"next_index": 1}])
+    for position in range(3):
+        elements[0][position][:] = 1
+        assert elements[1][position].max() == elements[2][position].max() == 0
+    assert elements[1][1] is elements[1][3] and elements[1][2] is elements[1][4] is not elements[2][2]
 
 
 def test_order_of_memory(ends):

@@ -18,7 +18,6 @@ from gristmill import config
 from gristmill.workers import pool as pool_module
 from gristmill.workers.messages import END, ERROR, OUTPUTS
 from gristmill.workers.pool import Luggage, hire, park, unpark
-from gristmill.workers.process import WorkerDied
 
 OPTIONS = {"buffer_size": 1, "min_shared_bytes": 0}
 
@@ -277,17 +276,6 @@ class TestReuse:
             for each in pools:
                 each.close()
 
-    def test_a_dead_worker_is_replaced(self, hired):
-        pool = hired(lambda index, count: os.getpid(), 2)
-        old = outputs(pool)
-        os.kill(old[1], 9)
-        assert ends(old[1], 5)
-        with pytest.raises(WorkerDied, match="killed by signal 9"):
-            pool.workers[1].receive()
-        pool.worker(1)
-        new = outputs(pool)
-        assert new[0] == old[0] and new[1] != old[1]
-
 
 class TestEnd:
     def test_closed_pools_leave_nothing_but_arrays(self, hired):
@@ -304,13 +292,6 @@ class TestEnd:
             assert array.min() == array.max() == 2
             del array
             assert descriptors() == before
-
-    def test_closed_while_a_worker_is_stuck(self, hired):
-        pool = hired(lambda index, count: threading.Event().wait(), 2)
-        for worker in pool.workers:
-            worker.start(None)
-        pool.close()
-        assert all(ends(pid, 0) for pid in pids(pool))
 
     def test_parked_pools_end_by_themselves_and_the_thread_with_the_last_one(self, hired):
         pool = hired(lambda index, count: index, 2)

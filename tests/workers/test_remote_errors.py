@@ -78,10 +78,6 @@ def test_every_built_in_type():
             assert copy.__cause__ is copy.__context__ is copy.__traceback__ is None
 
 
-def raise_name_error():
-    return misspelt  # noqa: F821
-
-
 def cut_short():
     error = BlockingIOError(11, "again")
     error.characters_written = 7
@@ -97,7 +93,7 @@ def cut_short():
         lambda: json.loads("{"),
         lambda: subprocess.run([sys.executable, "-c", "exit(3)"], check=True),
         lambda: np.zeros(3) + np.zeros(4),
-        raise_name_error,
+        lambda: misspelt,  # noqa: F821
         cut_short,
     ],
 )
@@ -148,22 +144,17 @@ def errors_of_users():
         def __init__(self, *, name):
             self.name = name
 
-    class OwnReduce(Exception):
-        def __reduce__(self):
-            return Exception, ("something else",)
-
-    class Several(IndexError, ValueError):
-        pass
-
-    class OwnArgs(Exception):
-        args = "whatever"
-
     @dataclasses.dataclass(frozen=True, slots=True)
     class FrozenSlots(Exception):
         code: int
 
-    odd = [Slots([1]), KeywordsOnly(path="a.txt"), OwnNew(name="n"), OwnArgs(1), FrozenSlots(3)]
-    return [TwoArguments(1, 2), OwnReduce(1), Several(1), *odd]
+    kinds = [
+        type("Several", (IndexError, ValueError), {}),
+        type("OwnArgs", (Exception,), {"args": "whatever"}),
+        type("OwnReduce", (Exception,), {"__reduce__": lambda self: (Exception, ("something else",))}),
+    ]
+    odd = [Slots([1]), KeywordsOnly(path="a.txt"), OwnNew(name="n"), FrozenSlots(3)]
+    return [TwoArguments(1, 2), *odd, *[kind(1) for kind in kinds]]
 
 
 @pytest.mark.parametrize("error", errors_of_users(), ids=lambda error: type(error).__name__)
@@ -200,15 +191,10 @@ def test_an_exception_that_pickles_unlike_its_class():
     assert vars(copy) == {"worth_keeping": "this", "__notes__": ["a note"]}
 
 
-class LoadsBadly:
-    def __reduce__(self):
-        return int, ("not a number",)
-
-
 def test_values_travel_by_value_and_those_that_cannot_are_replaced_alone():
-    lock = threading.Lock()
+    lock, bad = threading.Lock(), type("LoadsBadly", (), {"__reduce__": lambda self: (int, ("not a number",))})()
     error = TwoArguments("a", "b")
-    error.args = ("text", lambda: 42, np.arange(3), {"nested": [np.float32(2)]}, lock, [lock], LoadsBadly())
+    error.args = ("text", lambda: 42, np.arange(3), {"nested": [np.float32(2)]}, lock, [lock], bad)
     error.lock, error.function = lock, lambda x: x + 1
     copy = travel(error)
     assert type(copy) is TwoArguments
@@ -258,11 +244,6 @@ def test_arguments_and_the_exception_itself_may_raise_anything(error):
     assert type(travel(caught(raise_it, worst("text")))) is RemoteError
 
 
-class Unreachable(Exception):
-    def __getattribute__(self, name):
-        raise RuntimeError(name)
-
-
 def test_values_that_are_too_deep_and_exceptions_without_attributes():
     deep = []
     for _ in range(100_000):
@@ -272,8 +253,9 @@ def test_values_that_are_too_deep_and_exceptions_without_attributes():
     assert copy.args[0] == "deep"
     while deep:  # or else taking it down recurses as well
         (deep,) = deep
-    copy = travel(caught(raise_it, Unreachable("text")))
-    assert type(copy) is Unreachable
+    unreachable = type("Unreachable", (Exception,), {"__getattribute__": lambda self, name: {}[name]})
+    copy = travel(caught(raise_it, unreachable("text")))
+    assert type(copy) is unreachable
     assert BaseException.args.__get__(copy) == ("text",)
 
 
