@@ -115,8 +115,6 @@ ITER_ENTRIES = [
         [row("- 99 99,2 99,3", 5), row("99 - 99 99,6 99", 5), row("99,7", 5)],
     ),
     IterEntry(
-        "packed_batches",
-        lambda: bins(FirstFitPackIterDataset, numbers().map(sequence_alone)).batch(2, batch_fn=list),
-        _BATCHES,
+        "packed_batches", lambda: bins(FirstFitPackIterDataset, numbers().map(sequence_alone)).batch(2, batch_fn=list), _BATCHES
     ),
 ]

@@ -11,12 +11,15 @@ from entry import (
     MapEntry,
     add_ten,
     drop_threes,
+    holey,
+    indexed,
     not_multiple_of_three,
     numbers,
     pair,
     sliced,
     sparse,
     ten,
+    tens,
 )
 
 from gristmill.core.permutation import index_shuffle
@@ -91,39 +94,39 @@ def zipped(*parents: Any, strict: bool = True) -> Any:
 MAP_ENTRIES = [
     MapEntry(
         "zip",
-        lambda: ZipMapDataset([MapDataset.range(10), MapDataset.range(10).map(drop_threes).map_with_index(pair)]),
+        lambda: ZipMapDataset([tens(), holey().map_with_index(pair)]),
         lambda i: (ten(i), None if ten(i) % 3 == 0 else (i, ten(i))),
         10,
     ),
     MapEntry(
         "zip_drop_missing",
-        lambda: ZipMapDataset([MapDataset.range(10), MapDataset.range(10).map(drop_threes)], drop_missing=True),
+        lambda: ZipMapDataset([tens(), holey()], drop_missing=True),
         lambda i: None if ten(i) % 3 == 0 else (ten(i), ten(i)),
         10,
     ),
-    MapEntry("zip_one", lambda: ZipMapDataset([MapDataset.range(10)]), lambda i: (ten(i),), 10),
-    MapEntry("flat_map", lambda: FlatMapMapDataset(MapDataset.range(10), Fan()), lambda i: fan_at(i, 10), 30),
+    MapEntry("zip_one", lambda: ZipMapDataset([tens()]), lambda i: (ten(i),), 10),
+    MapEntry("flat_map", lambda: FlatMapMapDataset(tens(), Fan()), lambda i: fan_at(i, 10), 30),
     MapEntry(
         "flat_map_of_sparse",
-        lambda: MapDataset.range(10).map(drop_threes).flat_map(fan, max_fan_out=3)[::-1],
+        lambda: holey().flat_map(fan, max_fan_out=3)[::-1],
         lambda i: None if (k := sliced(i, 30, slice(None, None, -1))) // 3 % 10 % 3 == 0 else fan_at(k, 10),
         30,
     ),
     MapEntry(
         "window_shuffle",
-        lambda: WindowShuffleMapDataset(MapDataset.range(10).map_with_index(pair), window_size=4, seed=2**32 - 4),
+        lambda: WindowShuffleMapDataset(indexed(), window_size=4, seed=2**32 - 4),
         lambda i: (k := window_shuffled(i, 10, 4, 2**32 - 4), ten(k)),
         10,
     ),
     MapEntry(
         "window_shuffle_even",
-        lambda: WindowShuffleMapDataset(MapDataset.range(10), window_size=5, seed=0),
+        lambda: WindowShuffleMapDataset(tens(), window_size=5, seed=0),
         lambda i: ten(window_shuffled(i, 10, 5, 0)),
         10,
     ),
     MapEntry(
         "window_shuffle_one_window",
-        lambda: WindowShuffleMapDataset(MapDataset.range(10), window_size=10**6, seed=7),
+        lambda: WindowShuffleMapDataset(tens(), window_size=10**6, seed=7),
         lambda i: ten(window_shuffled(i, 10, 10**6, 7)),
         10,
     ),

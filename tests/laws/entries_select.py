@@ -5,7 +5,20 @@ from __future__ import annotations
 from itertools import chain, zip_longest
 from typing import Any
 
-from entry import DIRECT, THREADED, IterEntry, MapEntry, add_ten, drop_threes, not_multiple_of_three, numbers, pair, shuffled
+from entry import (
+    DIRECT,
+    THREADED,
+    IterEntry,
+    MapEntry,
+    add_ten,
+    drop_threes,
+    holey,
+    indexed,
+    not_multiple_of_three,
+    numbers,
+    shuffled,
+    tens,
+)
 
 from gristmill.dataset import IterDataset, MapDataset
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
@@ -59,15 +72,13 @@ def turned(i: int) -> Any:
 MAP_ENTRIES = [
     MapEntry(
         "mix",
-        lambda: MapDataset.mix([MapDataset.range(10), MapDataset.range(10, 20), MapDataset.range(20, 30)]),
+        lambda: MapDataset.mix([tens(), MapDataset.range(10, 20), MapDataset.range(20, 30)]),
         lambda i: 10 * (i % 3) + i // 3 % 10,
         30,
     ),
     MapEntry(
         "mix_weighted",
-        lambda: MapDataset.mix(
-            [MapDataset.range(10).map_with_index(pair), MapDataset.range(100, 107).shuffle(seed=3)], weights=[0.7, 0.3]
-        ),
+        lambda: MapDataset.mix([indexed(), MapDataset.range(100, 107).shuffle(seed=3)], weights=[0.7, 0.3]),
         weighted,
         14,
     ),
@@ -77,22 +88,17 @@ MAP_ENTRIES = [
         drawn_from_many,
         1179,
     ),
-    MapEntry("mix_one", lambda: MapDataset.mix([MapDataset.range(10).map(add_ten)], [3]), lambda i: i % 10 + 10, 10),
+    MapEntry("mix_one", lambda: MapDataset.mix([tens().map(add_ten)], [3]), lambda i: i % 10 + 10, 10),
     MapEntry(
         "concatenate",
         lambda: MapDataset.concatenate([MapDataset.range(4), MapDataset.range(0), MapDataset.range(10, 15).shuffle(seed=1)]),
         concatenated,
         9,
     ),
-    MapEntry(
-        "select",
-        lambda: MapDataset.select_from_datasets([MapDataset.range(10).map_with_index(pair), MapDataset.range(100, 110)], Turns()),
-        turned,
-        12,
-    ),
+    MapEntry("select", lambda: MapDataset.select_from_datasets([indexed(), MapDataset.range(100, 110)], Turns()), turned, 12),
     MapEntry(
         "select_pairs",
-        lambda: MapDataset.select_from_datasets([MapDataset.range(10).map(drop_threes), MapDataset.range(100, 105)], PAIRS),
+        lambda: MapDataset.select_from_datasets([holey(), MapDataset.range(100, 105)], PAIRS),
         lambda i: [102, None, 102, None, 102][i],
         5,
         endless=False,

@@ -1,12 +1,16 @@
-"""Stages that count, repeat, keep or cut again what one stream gives them."""
+"""Stages that count, repeat, keep or cut again what one stream gives them, and those for training on many devices."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from entry import (
+    DIRECT,
     THREADED,
     IterEntry,
     MapEntry,
+    add_ten,
     draw,
     drop_threes,
     is_big,
@@ -17,7 +21,11 @@ from entry import (
     stream,
 )
 
+from gristmill.core.options import ReadOptions
+from gristmill.core.sharding import ShardOptions
+from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.dataset.stages.cache import CacheIterDataset
+from gristmill.dataset.stages.elastic import ElasticIterator
 from gristmill.dataset.stages.limit import LimitIterDataset
 from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 from gristmill.dataset.stages.rebatch import RebatchIterDataset
@@ -30,6 +38,22 @@ def is_huge(x: int) -> bool:
     return x > 100
 
 
+class Elastic(IterDataset[Any]):
+    """An ``ElasticIterator`` is its own only iterator; this gives a new one every time."""
+
+    def __init__(self, read_options: ReadOptions) -> None:
+        super().__init__()
+        self._read_options = read_options
+
+    def __str__(self) -> str:
+        return "Elastic"
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        ds = MapDataset.range(23).map(add_ten)
+        return ElasticIterator(ds, 4, ShardOptions(1, 2), read_options=self._read_options)
+
+
+_BATCHES = [np.array([p + 11, p + 13]) for p in range(0, 20, 4)]
 _SPARSE = [drop_threes(x) for x in range(11)]
 _DRAWN = [draw(x, stream(2, i)) for i, x in enumerate(range(4))]
 
@@ -98,4 +122,6 @@ ITER_ENTRIES = [
         [[(0, 1), (1, 2), (2, 4)], [(3, 5), (4, 1), (5, 2)], [(6, 4), (7, 5)]],
         states_vary=True,
     ),
+    IterEntry("elastic", lambda: Elastic(DIRECT), _BATCHES),
+    IterEntry("elastic_threaded", lambda: Elastic(THREADED), _BATCHES),
 ]

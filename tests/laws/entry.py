@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,23 @@ def ten(i: int) -> int:
     return i % 10
 
 
+def tens() -> MapDataset[int]:
+    return MapDataset.range(10)
+
+
+def indexed() -> MapDataset[Any]:
+    return tens().map_with_index(pair)
+
+
+def holey() -> MapDataset[Any]:
+    return tens().map(drop_threes)
+
+
+def unless_three(i: int, x: Any) -> Any:
+    """What is made of element ``i`` of ``holey()``."""
+    return None if ten(i) % 3 == 0 else x
+
+
 def numbers(options: ReadOptions = DIRECT, n: int = 11) -> IterDataset[int]:
     return MapDataset.range(n).to_iter_dataset(options)
 
@@ -142,3 +160,22 @@ def nodes(it: DatasetIterator[Any]) -> Iterator[DatasetIterator[Any]]:
     yield it
     for parent in it._parents:
         yield from nodes(parent)
+
+
+def run(it: DatasetIterator[Any], limit: int = 10**6) -> tuple[list[Any], list[Any]]:
+    """The next elements of ``it``, comparable, and the state after each."""
+    elements: list[Any] = []
+    states: list[Any] = []
+    while len(elements) < limit:
+        try:
+            elements.append(plain(next(it)))
+        except StopIteration:
+            break
+        states.append(it.get_state())
+    return elements, states
+
+
+def through_json(state: Any) -> Any:
+    text = json.dumps(state)
+    assert len(text) < 1000
+    return json.loads(text)

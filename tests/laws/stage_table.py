@@ -7,22 +7,41 @@ import inspect
 import pkgutil
 
 import entries_basic
-import entries_device
 import entries_files
 import entries_packing
 import entries_reshape
 import entries_select
 import entries_stream
+import pytest
+from entry import IterEntry, MapEntry
 
 from gristmill import loader
-from gristmill.dataset import IterDataset, stages
-from gristmill.dataset.bases.iterator import BlockIterator
+from gristmill.core.options import ReadOptions
+from gristmill.dataset import DatasetIterator, IterDataset, stages
+from gristmill.dataset.bases.iterator import BlockIterator, iterate
 from gristmill.dataset.bases.map import BlockMapDataset
 
-_FAMILIES = (entries_basic, entries_device, entries_files, entries_packing, entries_reshape, entries_select, entries_stream)
+_FAMILIES = (entries_basic, entries_files, entries_packing, entries_reshape, entries_select, entries_stream)
 
 MAP_ENTRIES = [entry for family in _FAMILIES for entry in family.MAP_ENTRIES]
 ITER_ENTRIES = [entry for family in _FAMILIES for entry in family.ITER_ENTRIES]
+
+
+def _streamed(entry: MapEntry) -> IterEntry:
+    expected = [x for x in map(entry.model, range(entry.length)) if x is not None]
+    return IterEntry(f"map_{entry.name}", lambda: entry.make().to_iter_dataset(), expected)
+
+
+STREAMS = [*ITER_ENTRIES, *map(_streamed, MAP_ENTRIES)]
+WITH_PROCESSES = ("mp_prefetch", "parquet_workers")  # every iterator starts some
+
+_ALL = [entry for entry in [*MAP_ENTRIES, *ITER_ENTRIES] if entry.name not in WITH_PROCESSES[1:]]
+each_of_all = pytest.mark.parametrize("entry", _ALL, ids=lambda entry: f"{type(entry).__name__}-{entry.name}")
+
+
+def iterator_of(entry: MapEntry | IterEntry) -> DatasetIterator[object]:
+    ds = entry.make()
+    return iterate(ds if isinstance(ds, IterDataset) else ds.to_iter_dataset(ReadOptions(num_threads=0)))
 
 
 def stage_classes() -> set[type]:

@@ -6,65 +6,45 @@ import itertools
 import weakref
 
 import pytest
-from entry import plain
-from stage_table import ITER_ENTRIES, MAP_ENTRIES
+from entry import plain, run
+from stage_table import each_of_all, iterator_of
 
-from gristmill.core.options import ReadOptions
 from gristmill.dataset import MapDataset
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.telling.display import stage_inputs
 from gristmill.diagnostics import observe
 from gristmill.diagnostics.graph import graph_of
+from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
 from gristmill.diagnostics.seen_specs import seen_specs
 from gristmill.diagnostics.spec_text import spec_text
 
-DIRECT = ReadOptions(num_threads=0)
 
-
-def iterator_of(entry):
-    ds = entry.make()
-    return iterate(ds.to_iter_dataset(DIRECT) if hasattr(ds, "to_iter_dataset") else ds)
-
-
-def steps(it):
-    """Every element with the state after it."""
-    found = []
-    for x in it:
-        found.append((plain(x), it.get_state()))
-    return found
-
-
-EVERY = [pytest.param(entry, id=f"{type(entry).__name__}-{entry.name}") for entry in [*MAP_ENTRIES, *ITER_ENTRIES]]
-
-
-@pytest.mark.parametrize("entry", EVERY)
+@each_of_all
 def test_elements_and_states_are_the_same(entry):
     it = iterator_of(entry)
     start = it.get_state()
-    expected = steps(it)
+    elements, states = run(it)
     with observe(iterator_of(entry)) as view:
         observed = view.iterator
-        found = steps(observed)
-        if not getattr(entry, "states_vary", False):
-            assert found == expected
-        assert [x for x, _ in found] == [x for x, _ in expected]
-        if len(expected) > 1:  # backwards, while it is observed
-            observed.set_state(found[0][1])
-            assert [x for x, _ in steps(observed)] == [x for x, _ in expected[1:]]
+        found, states_found = run(observed)
+        assert found == elements
+        assert states_found == states or getattr(entry, "states_vary", False)
+        if len(elements) > 1:  # backwards, while it is observed
+            observed.set_state(states_found[0])
+            assert run(observed)[0] == elements[1:]
         observed.set_state(start)
-        if expected:
-            assert plain(next(observed)) == expected[0][0]
-    assert [plain(x) for x in observed] == [x for x, _ in expected[1:]]  # and when it is no more
+        assert run(observed, 1)[0] == elements[:1]
+    assert run(observed)[0] == elements[1:]  # and when it is no more
     summary = view.summary()
     assert summary[0].is_output
-    if expected:
-        assert summary[0].num_produced_elements >= len(expected)
+    if elements:
+        assert summary[0].num_produced_elements >= len(elements)
         assert sum([node.wait_time_ratio for node in summary.values()]) == pytest.approx(1, abs=0.01)
     it.close()
     observed.close()
 
 
-@pytest.mark.parametrize("entry", EVERY)
+@each_of_all
 def test_nothing_is_left_of_it(entry):
     it = iterator_of(entry)
     before, cls = set(vars(it)), type(it)
@@ -95,7 +75,7 @@ def stages_of(ds):
     return [*found.values()]
 
 
-@pytest.mark.parametrize("entry", EVERY)
+@each_of_all
 def test_what_is_seen_at_a_stage_is_what_it_gives(entry):
     ds = entry.make()
     graph = graph_of(ds)
@@ -112,3 +92,21 @@ def test_what_is_seen_at_a_stage_is_what_it_gives(entry):
     is_chain = all([len(x.inputs) < 2 for x in graph.stages])
     if is_chain and not is_empty and not makes_datasets:
         assert len(found) == len(stages), [(i, str(x)) for i, x in enumerate(stages) if i not in found]
+
+
+@pytest.fixture
+def registry():
+    yield start_telemetry(port=0)
+    stop_telemetry()
+
+
+@each_of_all
+def test_while_metrics_are_exported_every_pipeline_is_counted_once(entry, registry):
+    with iterator_of(entry) as it:
+        found = [plain(x) for x in it]
+        (counts,) = [metric for metric in registry.collect() if metric.name == "gristmill_next_duration_ns"]
+        pipelines = {sample.labels["pipeline"]: sample.value for sample in counts.samples if sample.name.endswith("_count")}
+        assert pipelines == {"pipeline-0": len(found)}
+    stop_telemetry()
+    with iterator_of(entry) as it:
+        assert [plain(x) for x in it] == found

@@ -1,7 +1,7 @@
 """Laws of a single worker: elements, states, ends and what is skipped are those of the same pipeline without it."""
 
 import pytest
-from entry import plain
+from entry import run
 from local_workers import LocalWorkersIterDataset, through_pickle
 from stage_table import ITER_ENTRIES
 
@@ -15,47 +15,23 @@ def has_workers(entry):
 
 
 ENTRIES = [entry for entry in ITER_ENTRIES if not has_workers(entry)]  # workers do not start workers
-each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
-def run(it, limit=10**6):
-    """The next elements of ``it``, comparable, and the state after each."""
-    elements, states = [], []
-    while len(elements) < limit:
-        try:
-            elements.append(plain(next(it)))
-        except StopIteration:
-            break
-        states.append(it.get_state())
-    return elements, states
-
-
-def of_worker(state):
-    return state["iterators_in_use_states"][0]
-
-
-@each_entry
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_elements_and_states_are_those_of_the_pipeline(entry):
     alone, worker = iter(entry.make()), iter(LocalWorkersIterDataset(entry.make()))
-    assert of_worker(worker.get_state()) == alone.get_state()
-    elements, states = run(alone)
+    state, (elements, states) = alone.get_state(), run(alone)
+    assert worker.get_state()["iterators_in_use_states"] == [state]
     by_worker, worker_states = run(worker)
-    assert by_worker == elements
+    # After a death, too, when there is one output at a time, and nothing ahead.
+    carefully, careful_states = run(iter(LocalWorkersIterDataset(entry.make(), care=Care())))
+    assert carefully == by_worker == elements
     if not entry.states_vary:
-        assert [of_worker(state) for state in worker_states] == states
+        assert [state["iterators_in_use_states"] for state in worker_states] == [[state] for state in states]
+        assert careful_states == worker_states
 
 
-@each_entry
-def test_care_after_a_death_is_not_observable(entry):
-    """One output at a time, and nothing ahead: elements and states are the same."""
-    elements, states = run(iter(LocalWorkersIterDataset(entry.make())))
-    carefully, later = run(iter(LocalWorkersIterDataset(entry.make(), care=Care())))
-    assert carefully == elements
-    if not entry.states_vary:
-        assert later == states
-
-
-@each_entry
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_what_is_skipped_does_not_depend_on_how_an_iterator_came_there(entry):
     """A worker is told to leave out the next output by its state alone, or as the first of all."""
     ds = entry.make()
