@@ -1,10 +1,10 @@
 """What ``RebatchIterDataset`` does beyond the laws of all stages."""
 
 import json
-from functools import partial
 
 import numpy as np
 import pytest
+from local_workers import LocalWorkersIterDataset
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.element_spec import ShapeDtypeStruct
@@ -33,13 +33,8 @@ def ragged(sizes, seen=None):
     return MapDataset.range(len(sizes)).map(make).to_iter_dataset(DIRECT)
 
 
-def check_rows(got, num_rows, batch_size, drop_remainder):
-    whole, rest = divmod(num_rows, batch_size)
-    assert [len(x["a"]) for x in got] == [batch_size] * whole + [rest] * bool(rest and not drop_remainder)
-    if got:
-        rows = np.concatenate([x["a"] for x in got])
-        assert rows.tolist() == list(range(len(rows)))
-        assert np.concatenate([x["b"][0] for x in got]).tolist() == [[2 * row, 2 * row + 1] for row in rows]
+def plain(got):
+    return [x.tolist() for x in got]
 
 
 def test_rows_are_neither_lost_nor_repeated_from_any_state():
@@ -51,49 +46,43 @@ def test_rows_are_neither_lost_nor_repeated_from_any_state():
         it = iter(ds)
         states, got = [it.get_state()], []
         for x in it:
-            got.append(x)
+            got.append(x["a"].tolist())
+            assert x["b"][0].tolist() == [[2 * row, 2 * row + 1] for row in got[-1]]
             states.append(it.get_state())
-        check_rows(got, sum(sizes), batch_size, drop)
+        rows = list(range(sum(sizes)))
+        expected = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+        assert got == [x for x in expected if len(x) == batch_size or not drop]
         for position, state in enumerate([*states, it.get_state()]):
             again = iter(ds)
             again.set_state(json.loads(json.dumps(state)))
-            rest = list(again)
-            assert [x["a"].tolist() for x in rest] == [x["a"].tolist() for x in got[position:]]
+            assert [x["a"].tolist() for x in again] == got[position:]
             assert again.get_state() == it.get_state()
 
 
-def test_pieces_of_one_batch_are_views_of_it():
+def test_views_dtypes_and_structures():
     whole = np.arange(10)
     got = list(RebatchIterDataset(batches({"x": whole}), 4))
     assert [x["x"].tolist() for x in got] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert all(np.shares_memory(x["x"], whole) for x in got)
-
-
-def test_dtypes_are_promoted_only_where_batches_are_joined():
+    assert all([np.shares_memory(x["x"], whole) for x in got])
+    # Dtypes are promoted only where batches are joined.
     got = list(RebatchIterDataset(batches(np.int8([1, 2, 3]), np.float32([4, 5, 6])), 2))
     assert [(x.dtype, x.tolist()) for x in got] == [("int8", [1, 2]), ("float32", [3, 4]), ("float32", [5, 6])]
     (words,) = RebatchIterDataset(batches(np.array(["a"]), np.array(["bcd"])), 2)
     assert words.tolist() == ["a", "bcd"]
+    jax = pytest.importorskip("jax")
+    (first, second) = RebatchIterDataset(batches([jax.numpy.arange(4), None], [jax.numpy.arange(2), None]), 3)
+    assert isinstance(first[0], jax.Array)
+    assert second[0].tolist() == [3, 0, 1] and second[1] is None
 
 
 def test_large_joined_batches_that_are_kept_are_not_overwritten():
     rows = 1 << 16
     ds = batches(*[np.full((rows, 4), i) for i in range(12)]).rebatch(rows + rows // 2)
     kept = list(ds)
-    assert all(x.nbytes > 1 << 20 for x in kept)
+    assert all([x.nbytes > 1 << 20 for x in kept])
     assert [sorted(set(x[:, 0].tolist())) for x in kept] == [[3 * i // 2, 3 * i // 2 + 1] for i in range(8)]
-    for i, x in enumerate(ds):
-        assert x.tolist() == kept[i].tolist()
-        if i == 1:
-            break
-
-
-def test_jax_arrays_and_structures_stay():
-    jax = pytest.importorskip("jax")
-    (first, second) = RebatchIterDataset(batches([jax.numpy.arange(4), None], [jax.numpy.arange(2), None]), 3)
-    assert isinstance(first[0], jax.Array)
-    assert second[0].tolist() == [3, 0, 1]
-    assert second[1] is None
+    for x, before in zip(iter(ds), kept[:2], strict=False):
+        assert np.array_equal(x, before)
 
 
 def test_the_batch_that_is_cut_is_read_once():
@@ -120,7 +109,6 @@ def test_rows_that_were_handed_out_and_changed_are_read_again():
     next(it)["a"].fill(-1)
     it.set_state(state)
     assert next(it)["a"].tolist() == [0, 1]
-
     failures = [OSError("try again"), OSError("try again")]  # in a block, and singly
 
     def double(batch):
@@ -135,54 +123,42 @@ def test_rows_that_were_handed_out_and_changed_are_read_again():
     assert next(it).tolist() == [[0, 2], [4, 6]]
 
 
-def test_an_error_does_not_make_the_batch_be_read_again():
+@pytest.mark.parametrize("worker", [False, True])
+def test_an_error_does_not_make_the_batch_be_read_again(worker):
+    """But a failed worker is asked again when the state is set."""
     seen, failures = [], [OSError("try again"), OSError("try again")]
 
     def read(i):
         seen.append(i)
         if i == 1 and failures:
-            raise failures.pop()
+            raise failures.pop() if not worker else failures[0]
         return np.arange(2) + 2 * i
 
-    it = iter(RebatchIterDataset(MapDataset.range(3).map(read).to_iter_dataset(DIRECT), 1))
-    assert [next(it).tolist(), next(it).tolist()] == [[0], [1]]
+    ds = MapDataset.range(3).map(read).to_iter_dataset(DIRECT)
+    it = iter(RebatchIterDataset(LocalWorkersIterDataset(ds) if worker else ds, 1))
+    assert plain([next(it), next(it)]) == [[0], [1]]
     for _ in range(2):
+        before = it.get_state()
         with pytest.raises(OSError, match="try again"):
             next(it)
-        assert it.get_state() == {"parent": {"next_index": 0}, "batch_idx": 2}
-    assert [x.tolist() for x in it] == [[2], [3], [4], [5]]
-    assert seen == [0, 1, 1, 1, 2]
-
-
-def waits_for(path, x):
-    if x == 1 and not path.exists():
-        raise OSError("not there")
-    return np.arange(2) + 2 * x
-
-
-def test_a_failed_worker_is_asked_again_when_the_state_is_set(tmp_path):
-    path = tmp_path / "file"
-    ds = MapDataset.range(3).map(partial(waits_for, path)).to_iter_dataset(DIRECT)
-    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1)).rebatch(1)) as it:
-        assert [next(it).tolist(), next(it).tolist()] == [[0], [1]]
-        for _ in range(2):
-            with pytest.raises(OSError, match="not there"):
-                next(it)
-            path.touch()
+        assert it.get_state() == before and before["batch_idx"] == 2
+    if worker:
+        failures.clear()
         it.set_state(it.get_state())
-        assert [x.tolist() for x in it] == [[2], [3], [4], [5]]
+    assert plain(it) == [[2], [3], [4], [5]]
+    assert worker or seen == [0, 1, 1, 1, 2]
 
 
-def two_then(second):
-    return RebatchIterDataset(batches({"a": np.arange(2), "b": np.arange(2)}, second, {"a": np.arange(2), "b": np.arange(2)}), 2)
+GOOD = {"a": np.arange(2), "b": np.arange(2)}
+MESSAGE = "must have the same structure"
 
 
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
-        ({"a": np.arange(2)}, ValueError, r"must have the same structure; the first one is .*b.*another one .*a"),
-        (None, ValueError, "must have the same structure"),
-        ([np.arange(2)] * 2, ValueError, "must have the same structure"),
+        ({"a": np.arange(2)}, ValueError, MESSAGE + r"; the first one is .*b.*another one .*a"),
+        (None, ValueError, MESSAGE),
+        ([np.arange(2)] * 2, ValueError, MESSAGE),
         ({"a": np.arange(2), "b": np.arange(3)}, ValueError, r"same number of rows; leaf \['a'\] has 2, leaf \['b'\] has 3"),
         ({"a": np.arange(0), "b": np.arange(0)}, ValueError, "a batch without rows"),
         ({"a": np.arange(2), "b": 3}, TypeError, r"arrays with a first axis, leaf \['b'\] is 3"),
@@ -191,7 +167,7 @@ def two_then(second):
     ],
 )
 def test_elements_that_are_no_batches_are_errors_that_say_why_and_can_be_skipped(bad, error, message):
-    it = iter(two_then(bad))
+    it = iter(RebatchIterDataset(batches(GOOD, bad, GOOD), 2))
     next(it)
     state = it.get_state()
     for _ in range(2):
@@ -202,16 +178,13 @@ def test_elements_that_are_no_batches_are_errors_that_say_why_and_can_be_skipped
     assert [x["a"].tolist() for x in it] == [[0, 1]]
 
 
-def test_batches_that_cannot_be_joined_are_an_error_that_names_the_leaf():
+def test_batches_that_cannot_be_joined_or_have_no_arrays():
     it = iter(RebatchIterDataset(batches({"a": np.zeros((3, 2))}, {"a": np.zeros((3, 4))}), 2))
     next(it)
     with pytest.raises(ValueError, match=r"leaf \['a'\] whose shapes .* do not agree: float64\[1, 2\] and float64\[1, 4\]"):
         next(it)
     it.skip_failed()
     assert [x["a"].shape for x in it] == [(2, 4)]
-
-
-def test_a_first_element_without_arrays_is_an_error():
     for element in (None, {}, [None]):
         it = iter(RebatchIterDataset(batches(element, np.arange(2)), 2))
         with pytest.raises(ValueError, match="needs batches, pytrees with arrays"):
@@ -230,31 +203,19 @@ def test_a_row_behind_the_batch_is_refused_when_it_is_read():
     assert [x["a"].tolist() for x in it] == [[4, 5, 6], [7]]
 
 
-@pytest.mark.parametrize("batch_size", [0, -3])
-def test_batch_size_must_be_positive(batch_size):
-    with pytest.raises(ValueError, match=f"batch_size must be a positive integer, got {batch_size}"):
-        RebatchIterDataset(ragged([2]), batch_size)
-
-
-def test_batch_size_must_be_an_integer():
+def test_arguments_texts_and_specs():
+    for wrong in (0, -3):
+        with pytest.raises(ValueError, match=f"batch_size must be a positive integer, got {wrong}"):
+            RebatchIterDataset(ragged([2]), wrong)
     with pytest.raises(TypeError, match="batch_size must be an integer"):
         RebatchIterDataset(ragged([2]), 1.5)
-
-
-def test_batches_from_and_in_workers():
-    ds = MapDataset.range(30).to_iter_dataset().batch(4)
-    options = MultiprocessingOptions(num_workers=2)
-    assert sorted(np.concatenate(list(ds.mp_prefetch(options).rebatch(7))).tolist()) == list(range(30))
-    assert sorted(np.concatenate(list(ds.rebatch(7).mp_prefetch(options))).tolist()) == list(range(30))
-
-
-def test_text_specification_and_description():
     ds = RebatchIterDataset(MapDataset.range(9).to_iter_dataset().batch(2), 3, drop_remainder=True)
     assert str(ds) == "RebatchIterDataset(batch_size=3, drop_remainder=True)"
     assert str(iter(ds)) == "RebatchDatasetIterator(batch_size=3, drop_remainder=True)"
-    spec = ShapeDtypeStruct((3,), np.int64)
-    assert get_element_spec(ds) == get_element_spec(ds.rebatch(3)) == spec
+    assert get_element_spec(ds) == get_element_spec(ds.rebatch(3)) == ShapeDtypeStruct((3,), np.int64)
     description = describe(iter(ds))
     assert (description["batch_size"], description["drop_remainder"]) == (3, True)
     with pytest.raises(NotImplementedError):
         iter(ds)._get_next_index()
+    ds = MapDataset.range(30).to_iter_dataset().batch(4)
+    assert sorted(np.concatenate(list(ds.mp_prefetch(MultiprocessingOptions(2)).rebatch(7))).tolist()) == list(range(30))

@@ -5,7 +5,7 @@ import weakref
 import numpy as np
 import pytest
 
-from gristmill import MapDataset, MultiprocessingOptions
+from gristmill import MapDataset, ReadOptions
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.permutation import shuffled_order
 from gristmill.experimental import WindowShuffleIterDataset, WindowShuffleMapDataset, get_element_spec, index_shuffle
@@ -36,8 +36,31 @@ def stream(elements, size, seed, first=0):
     return delivered
 
 
+TWELVE = stream(list(range(12)), 4, 6)
+
+
+class Reads:
+    """A source that writes down what is read."""
+
+    def __init__(self, n, bad=()):
+        self.n, self.bad, self.keys = n, bad, []
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, key):
+        self.keys.append(key)
+        if key in self.bad:
+            raise OSError(key)
+        return key
+
+
+def reading(source):
+    return iter(MapDataset.source(source).to_iter_dataset(ReadOptions(0, 0)).window_shuffle(4, seed=6))
+
+
 @pytest.mark.parametrize("make", [MapDataset.range, numbers], ids=["map", "iter"])
-def test_arguments(make):
+def test_arguments_and_specs(make):
     ds = make(5)
     for wrong, error in ((0, ValueError), (-3, ValueError), (2.0, TypeError), (None, TypeError)):
         with pytest.raises(error, match="window_size must be"):
@@ -50,11 +73,7 @@ def test_arguments(make):
     seeded = ds.seed(8).window_shuffle(3)
     assert list(seeded) == list(ds.window_shuffle(3, seed=int(seeded._default_seed)))
     assert list(ds.window_shuffle(np.int64(3), seed=np.uint32(4))) == list(ds.window_shuffle(3, seed=4))
-
-
-def test_elements_look_as_before():
-    for make in (MapDataset.range, numbers):
-        assert get_element_spec(make(5).window_shuffle(2, seed=1)) == get_element_spec(MapDataset.range(5))
+    assert get_element_spec(ds.window_shuffle(2, seed=1)) == get_element_spec(MapDataset.range(5))
 
 
 def test_texts():
@@ -80,12 +99,6 @@ def test_every_epoch_has_every_element_once_and_only_within_its_window():
                 assert sorted(window) == list(range(start + first, start + first + len(window)))
 
 
-def test_epochs_and_windows_differ():
-    ds = MapDataset.range(60).window_shuffle(20, seed=5)
-    orders = [tuple(x % 20 for x in ds._block(range(start, start + 20))) for start in range(0, 180, 20)]
-    assert len(set(orders)) == 9
-
-
 @pytest.mark.parametrize("size", [3, 255, 256, 257, 4096, 65_535, 65_536, 65_537, 65_538, 100_000])
 def test_windows_of_any_size(size):
     n = 2 * size + size // 2 + 1
@@ -97,8 +110,7 @@ def test_windows_of_any_size(size):
     assert [ds[i] for i in places[:6]] == expected[:6]
     for start in (0, size - 2, 2 * size - 2, n - 3):
         assert ds._block(range(start, start + 5)) == [moved(i, n, size, 9) % n for i in range(start, start + 5)]
-    if size <= 4096:
-        assert sorted(ds) == list(range(n))
+    assert size > 4096 or sorted(ds) == list(range(n))
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 100, 255, 256, 2047, 2048, 2049, 32_768, 40_000, 65_535, 65_536, 65_537, 70_000])
@@ -110,77 +122,31 @@ def test_an_order_computed_at_once_is_that_of_single_indices(length):
             assert order[i] == index_shuffle(i, length - 1, seed % 2**32, 4)
 
 
-def test_a_window_larger_than_the_epoch_is_a_shuffle():
+def test_one_window_and_none():
     shuffled = MapDataset.range(30).shuffle(seed=3)
     for size in (30, 31, 10**12):
         assert list(MapDataset.range(30).window_shuffle(size, seed=3).repeat(3)) == list(shuffled.repeat(3))
-
-
-def test_an_empty_dataset():
     ds = MapDataset.range(0).window_shuffle(3, seed=1)
     assert (len(ds), list(ds)) == (0, [])
     with pytest.raises(IndexError, match="empty"):
         ds[0]
 
 
-def test_workers_have_all():
-    ds = MapDataset.range(20).window_shuffle(6, seed=1).to_iter_dataset()
-    assert list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) == list(ds)
-
-
 # Streams
 
 
-def test_windows_come_out_from_the_back_with_a_short_one_at_the_end():
-    for n, size in ((10, 4), (10, 5), (3, 7), (1, 1), (100, 30)):
-        assert list(numbers(n).window_shuffle(size, seed=6)) == stream(list(range(n)), size, 6)
-
-
-class Reads:
-    """A source that writes down what is read."""
-
-    def __init__(self, n, bad=()):
-        self.n, self.bad, self.keys = n, bad, []
-
-    def __len__(self):
-        return self.n
-
-    def __getitem__(self, key):
-        self.keys.append(key)
-        if key in self.bad:
-            raise OSError(key)
-        return key
-
-
-def reading(source, size=4, seed=6):
-    from gristmill.core.options import ReadOptions
-
-    return MapDataset.source(source).to_iter_dataset(ReadOptions(0, 0)).window_shuffle(size, seed=seed)
-
-
-def test_nothing_is_read_before_the_first_element():
+def test_what_is_read_and_states():
     source = Reads(12)
-    ds = reading(source)
-    it = iter(ds)
+    it = reading(source)
     for _ in range(2):
         it.set_state(state(4, 1, 2))
     assert it.get_state() == state(4, 1, 2)
-    assert source.keys == []
-    assert next(it) == stream(list(range(12)), 4, 6)[6]
+    assert source.keys == []  # nothing before the first element
+    assert next(it) == TWELVE[6]
     assert source.keys == [4, 5, 6, 7]
     assert it.get_state() == state(4, 1, 3)
-
-
-def test_a_state_at_the_end_of_a_window():
-    it = iter(numbers(12).window_shuffle(4, seed=6))
-    for _ in range(4):
-        next(it)
-    assert it.get_state() == state(0, 1, 4)
-    it.set_state(state(0, 1, 4))
-    assert list(it) == stream(list(range(12)), 4, 6)[4:]
-
-
-def test_states_that_cannot_be():
+    it.set_state(state(0, 1, 4))  # at the end of a window
+    assert list(it) == TWELVE[4:]
     it = iter(numbers(10).window_shuffle(4, seed=6))
     next(it)
     with pytest.raises(StateMismatchError, match=r"pos_in_window .* must be at most window_size = 4, got 5"):
@@ -205,22 +171,19 @@ def test_what_was_delivered_is_not_kept():
     assert [ref() for ref in refs] == [None] * 5
 
 
-def test_an_error_in_the_next_window_does_not_cost_the_last_one():
+def test_errors_in_the_next_window_and_behind():
     source = Reads(12, bad={5})
-    it = iter(reading(source))
-    expected = stream(list(range(12)), 4, 6)
-    assert [next(it) for _ in range(4)] == expected[:4]
+    it = reading(source)
+    assert [next(it) for _ in range(4)] == TWELVE[:4]
     for _ in range(2):
         with pytest.raises(OSError, match="5"):
             next(it)
         assert it.get_state() == state(0, 1, 4)
     source.bad = ()
-    assert list(it) == expected[4:]
-    assert not {0, 1, 2, 3}.intersection(source.keys[4:])
-
-
-def test_skipping_leaves_out_a_window_that_cannot_be_read():
-    it = iter(reading(Reads(14, bad={5, 6, 13})))
+    assert list(it) == TWELVE[4:]
+    assert not {0, 1, 2, 3}.intersection(source.keys[4:])  # it did not cost the last window
+    # Skipping leaves out a window that cannot be read.
+    it = reading(Reads(14, bad={5, 6, 13}))
     delivered = []
     for _ in range(2):
         with pytest.raises(OSError, match=r"5|13"):
@@ -229,13 +192,8 @@ def test_skipping_leaves_out_a_window_that_cannot_be_read():
         it.skip_failed()
     assert list(it) == []
     assert delivered == stream(list(range(4)), 4, 6) + stream(list(range(8, 12)), 4, 6, first=2)
-
-
-def test_a_failure_behind_it_finds_the_elements_as_they_were():
+    # What fails behind it finds the elements as they were.
     failures = [OSError("for a moment"), OSError("for a moment")]
-
-    def pop(record):
-        return record.pop("x")
 
     def flaky(x):
         if x == 3 and failures:
@@ -243,12 +201,11 @@ def test_a_failure_behind_it_finds_the_elements_as_they_were():
         return x
 
     records = MapDataset.range(6).map(lambda x: {"x": x}).to_iter_dataset()
-    it = iter(records.window_shuffle(6, seed=2).map(pop).map(flaky).batch(3, batch_fn=list))
-    expected = stream(list(range(6)), 6, 2)
+    it = iter(records.window_shuffle(6, seed=2).map(lambda record: record.pop("x")).map(flaky).batch(3, batch_fn=list))
     got = []
     for _ in range(3):
         try:
             got += next(it)
         except OSError:
             assert failures == []
-    assert got == expected
+    assert got == stream(list(range(6)), 6, 2)
