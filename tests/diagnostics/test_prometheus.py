@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from refusing import assert_raises
 
 import gristmill as grain
 from gristmill.dataset import watching
@@ -45,23 +46,28 @@ class SlowSource:
         time.sleep(SECONDS)
         return np.full(10, index)
 
-    def __repr__(self):
-        return f"SlowSource({self._length})"
+
+def slow(length):
+    return grain.MapDataset.source(SlowSource(length))
 
 
-def free_port() -> int:
+def numbers(length):
+    return grain.MapDataset.range(length).to_iter_dataset()
+
+
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def text_at(port: int) -> str:
+def text_at(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return answer.read().decode()
 
 
-def scraped(place: int | CollectorRegistry) -> dict:
-    """Values by the names of samples and their labels, from a port or what it would show."""
+def scraped(place):
+    """Values by the names of samples and their labels, from a port or what a registry would show there."""
     text = text_at(place) if isinstance(place, int) else generate_latest(place).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     keys = [(sample.name, *sample.labels.values()) for sample in samples]
@@ -69,9 +75,13 @@ def scraped(place: int | CollectorRegistry) -> dict:
     return {key: sample.value for key, sample in zip(keys, samples, strict=True)}
 
 
-def buckets(values: dict, name: str, *labels: str) -> list[tuple[float, float]]:
+def buckets(values, name, *labels):
     found = [(key, value) for key, value in values.items() if key[0] == f"{name}_bucket" and set(labels) <= set(key[1:])]
     return [(float(next(x for x in key[1:] if x not in labels)), value) for key, value in found]
+
+
+def elements_of_stages(values):
+    return {key[-1].partition("(")[0]: value for key, value in values.items() if key[0] == ELEMENTS}
 
 
 @pytest.fixture
@@ -90,55 +100,39 @@ def registry():
 
 def test_what_is_shown_is_what_has_happened(port):
     assert scraped(port)[f"{NEXT}_count",] == 0  # a metric is there before anything is counted
-    it = iter(grain.MapDataset.source(SlowSource(30)).map(lambda x: x).to_iter_dataset().batch(5))
+    it = iter(slow(30).map(lambda x: x).to_iter_dataset().batch(5))
     assert len(list(it)) == 6
-    values = scraped(port)
-    output = observed_by(it).output
+    values, output = scraped(port), observed_by(it).output
     assert (values[f"{NEXT}_count",], values[f"{NEXT}_sum",]) == (6, output.waited - output.waited_in_vain)
-    assert values[f"{READ}_count", "SlowSource"] == 30
-    assert values[BYTES, "SlowSource"] == 30 * 80
+    assert (values[f"{READ}_count", "SlowSource"], values[BYTES, "SlowSource"]) == (30, 30 * 80)
     assert values[f"{READ}_sum", "SlowSource"] >= 30 * SECONDS * 1e9
     assert dict(buckets(values, READ, "SlowSource"))[4.0**9] == 0  # less than SECONDS
-    assert values[f"{READY}_count",] >= 6
-    assert values[f"{LOADER}_count",] == 0
-    stages = {key[-1].partition("(")[0]: value for key, value in values.items() if key[0] == ELEMENTS}
-    assert stages == {"BatchDatasetIterator": 6, "PrefetchDatasetIterator": 30, "MapMapDataset": 30, "SourceMapDataset": 30}
+    assert values[f"{READY}_count",] >= 6 and values[f"{LOADER}_count",] == 0
+    expected = {"BatchDatasetIterator": 6, "PrefetchDatasetIterator": 30, "MapMapDataset": 30, "SourceMapDataset": 30}
+    assert elements_of_stages(values) == expected
     for name, labels, count in ((NEXT, (), 6), (READ, ("SlowSource",), 30), (READY, (), values[f"{READY}_count",])):
         counts = [value for _, value in buckets(values, name, *labels)]
-        assert counts == sorted(counts)
-        assert counts[-1] == count
+        assert counts == sorted(counts) and counts[-1] == count
 
 
 def test_names_labels_and_buckets(port):
     list(grain.DataLoader(data_source=[b"abc"] * 3, sampler=grain.samplers.SequentialSampler(3), operations=[]))
-    values = scraped(port)
+    values, text = scraped(port), text_at(port)
     powers = [2.0**k for k in range(42)]
-    limits = {
-        (NEXT,): powers,
-        (LOADER,): powers,
-        (READ, "list"): [4.0**k for k in range(21)],
-        (READY,): [0.0, *[2.0**k for k in range(17)]],
-        ("gristmill_next_duration_ns", "pipeline-0"): powers,
-    }
-    for (name, *labels), expected in limits.items():
+    for expected, name, *labels in (
+        (powers, NEXT),
+        (powers, LOADER),
+        ([4.0**k for k in range(21)], READ, "list"),
+        ([0.0, *[2.0**k for k in range(17)]], READY),
+        (powers, "gristmill_next_duration_ns", "pipeline-0"),
+    ):
         assert [limit for limit, _ in buckets(values, name, *labels)] == [*expected, float("inf")]
-    text = text_at(port)
-    kinds = dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE"))
-    assert kinds == {
-        NEXT: "histogram",
-        READY: "histogram",
-        READ: "histogram",
-        BYTES: "counter",
-        LOADER: "histogram",
-        "gristmill_next_duration_ns": "histogram",
-        ELEMENTS: "counter",
-        "gristmill_stage_time_ns_total": "counter",
-        "gristmill_worker_restarts_total": "counter",
-        "gristmill_stage_wait_ratio": "gauge",
-        "gristmill_queue_depth": "gauge",
+    assert dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE")) == {
+        **dict.fromkeys([NEXT, READY, READ, LOADER, "gristmill_next_duration_ns"], "histogram"),
+        **dict.fromkeys([BYTES, ELEMENTS, "gristmill_stage_time_ns_total", "gristmill_worker_restarts_total"], "counter"),
+        **dict.fromkeys(["gristmill_stage_wait_ratio", "gristmill_queue_depth"], "gauge"),
     }
-    assert f'{BYTES}{{source="list"}} ' in text
-    assert f'{READ}_bucket{{le="+Inf",source="list"}} ' in text
+    assert f'{BYTES}{{source="list"}} ' in text and f'{READ}_bucket{{le="+Inf",source="list"}} ' in text
 
 
 def test_each_power_of_two_is_the_upper_limit_of_its_bucket():
@@ -155,48 +149,36 @@ def test_each_power_of_two_is_the_upper_limit_of_its_bucket():
 
 
 def test_workers_count_too_and_once_when_they_are_used_again(port):
-    loader = grain.DataLoader(
-        data_source=SlowSource(24),
-        sampler=grain.samplers.SequentialSampler(24),
-        operations=[grain.transforms.Batch(2)],
-        worker_count=2,
-    )
+    sampler, batch = grain.samplers.SequentialSampler(24), grain.transforms.Batch(2)
+    loader = grain.DataLoader(data_source=SlowSource(24), sampler=sampler, operations=[batch], worker_count=2)
     for epoch in (1, 2):  # the second one has the processes of the first
         assert len(list(loader)) == 12
         values = scraped(port)
         assert values[f"{LOADER}_count",] == values[f"{NEXT}_count",] == 12 * epoch
-        assert values[f"{READ}_count", "SlowSource"] == 24 * epoch
-        assert values[BYTES, "SlowSource"] == 24 * 80 * epoch
+        assert (values[f"{READ}_count", "SlowSource"], values[BYTES, "SlowSource"]) == (24 * epoch, 24 * 80 * epoch)
         assert values[f"{READY}_count",] >= 12 * epoch
-    stages = {key[-1].partition("(")[0]: value for key, value in values.items() if key[0] == ELEMENTS}
-    assert stages["SampledMapDataset"] == 48
-    assert stages["MultiprocessPrefetchIterator"] == 24
+    stages = elements_of_stages(values)
+    assert (stages["SampledMapDataset"], stages["MultiprocessPrefetchIterator"]) == (48, 24)
     assert {key[1] for key in values if key[0] == ELEMENTS} == {"pipeline-0"}  # equal pipelines, one after the other
 
 
 def test_a_worker_that_is_replaced_is_counted(registry):
-    it = iter(grain.MapDataset.source(SlowSource(40)).map(lambda x: (os.getpid(), x)).to_iter_dataset().mp_prefetch(workers(1)))
-    process_id, _ = next(it)
-    state = it.get_state()
-    os.kill(process_id, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="SIGKILL"):
-        list(it)
-    before = scraped(registry)
-    it.set_state(state)
-    assert len(list(it)) == 39
-    after = scraped(registry)
-    restarts = [value for key, value in after.items() if key[0] == "gristmill_worker_restarts_total"]
-    assert restarts == [1]
+    options = grain.MultiprocessingOptions(num_workers=1)
+    with iter(slow(40).map(lambda x: (os.getpid(), x)).to_iter_dataset().mp_prefetch(options)) as it:
+        process_id, _ = next(it)
+        state = it.get_state()
+        os.kill(process_id, signal.SIGKILL)
+        assert_raises(RuntimeError, "SIGKILL", list, it)
+        before = scraped(registry)
+        it.set_state(state)
+        assert len(list(it)) == 39
+        after = scraped(registry)
+    assert [value for key, value in after.items() if key[0] == "gristmill_worker_restarts_total"] == [1]
     assert after[f"{READ}_count", "SlowSource"] >= before.get((f"{READ}_count", "SlowSource"), 0) + 39
-    it.close()
 
 
-def workers(num):
-    return grain.MultiprocessingOptions(num_workers=num)
-
-
-def test_gauges_are_those_of_pipelines_in_use(registry):
-    it = iter(grain.MapDataset.source(SlowSource(50)).to_iter_dataset().batch(2))
+def test_gauges_are_those_of_pipelines_in_use_and_counts_of_all(registry):
+    it = iter(slow(50).to_iter_dataset().batch(2))
     next(it)
     values = scraped(registry)
     ratios = [value for key, value in values.items() if key[0] == "gristmill_stage_wait_ratio"]
@@ -204,22 +186,14 @@ def test_gauges_are_those_of_pipelines_in_use(registry):
     (depth,) = [value for key, value in values.items() if key[0] == "gristmill_queue_depth"]
     assert 0 <= depth <= 50
     it.close()
-    del it
-    values = scraped(registry)
-    assert not any(key[0] in ("gristmill_stage_wait_ratio", "gristmill_queue_depth") for key in values)
-    assert values[f"{NEXT}_count",] == 1
-
-
-def test_a_pipeline_that_is_left_early_is_counted_to_its_last_element(registry):
-    it = iter(grain.MapDataset.range(1000).to_iter_dataset())
+    it = iter(numbers(1000))
     for _ in range(333):
         next(it)
-    del it
-    assert scraped(registry)[f"{NEXT}_count",] == 333
-
-
-def test_a_pipeline_may_have_a_name(registry):
-    it = iter(grain.MapDataset.range(5).to_iter_dataset())
+    del it  # it is left early
+    values = scraped(registry)
+    assert not any(key[0] in ("gristmill_stage_wait_ratio", "gristmill_queue_depth") for key in values)
+    assert values[f"{NEXT}_count",] == 1 + 333
+    it = iter(numbers(5))
     observed_by(it).name = "train"
     list(it)
     assert scraped(registry)["gristmill_next_duration_ns_count", "train"] == 5
@@ -242,13 +216,10 @@ def test_no_counter_goes_back_while_pipelines_come_and_go(port):
     done.set()
     thread.join()
     seen.append(scraped(port))
-    counted = ("_total", "_count", "_sum", "_bucket")
     for before, after in itertools.pairwise(seen):
-        for key, value in before.items():
-            if key[0].endswith(counted):
-                assert after[key] >= value, key
-    assert len(seen) > 5
-    assert seen[-1][f"{NEXT}_count",] == 10 * num_epochs
+        counted = [key for key in before if key[0].endswith(("_total", "_count", "_sum", "_bucket"))]
+        assert [key for key in counted if after[key] < before[key]] == []
+    assert len(seen) > 5 and seen[-1][f"{NEXT}_count",] == 10 * num_epochs
 
 
 def test_memory_does_not_grow_with_the_number_of_pipelines(registry):
@@ -263,108 +234,6 @@ def test_memory_does_not_grow_with_the_number_of_pipelines(registry):
     assert len(names) == len(known._forms) == totals._MAX_NAMES  # of 80 that differ
 
 
-def test_a_source_in_the_place_of_a_source_counts_once(registry):
-    inner = grain.MapDataset.source(SlowSource(5))
-    list(grain.MapDataset.source(inner.map(lambda x: x)).to_iter_dataset())
-    values = scraped(registry)
-    assert [key for key in values if key[0] == f"{READ}_count"] == [(f"{READ}_count", "SlowSource")]
-    assert values[f"{READ}_count", "SlowSource"] == 5
-
-
-def test_pipelines_of_several_sources_are_one(registry):
-    ds = grain.MapDataset.mix([grain.MapDataset.source(SlowSource(4)), grain.MapDataset.source(SlowSource(4))])
-    list(ds.to_iter_dataset())
-    it = grain.experimental.ZipIterDataset([grain.MapDataset.range(3).to_iter_dataset() for _ in range(2)])
-    list(it)
-    values = scraped(registry)
-    assert values[f"{NEXT}_count",] == 8 + 3
-    assert values[f"{READ}_count", "SlowSource"] == 8
-
-
-def test_stopping_leaves_nothing():
-    threads = threading.active_count()
-    number = free_port()
-    start_telemetry(number)
-    scraped(number)
-    stop_telemetry()
-    stop_telemetry()  # nothing to stop
-    assert not watching.exporters
-    with pytest.raises(OSError):
-        scraped(number)
-    it = iter(grain.MapDataset.range(3).to_iter_dataset())
-    assert next(it) == 0
-    assert observed_by(it) is None
-    assert threading.active_count() <= threads
-
-
-def test_starting_again_moves_it_and_keeps_what_was_counted(port):
-    registry = start_telemetry(port)
-    assert start_telemetry(port) is registry
-    list(grain.MapDataset.range(3).to_iter_dataset())
-    other = free_port()
-    start_telemetry(other)
-    assert scraped(other)[f"{NEXT}_count",] == 3
-    with pytest.raises(OSError):
-        scraped(port)
-    assert len(watching.exporters) == 1
-
-
-def test_a_registry_of_the_user():
-    mine = CollectorRegistry(auto_describe=True)
-    assert start_telemetry(0, registry=mine) is mine
-    try:
-        list(grain.MapDataset.range(4).to_iter_dataset())
-        assert mine.get_sample_value(f"{NEXT}_count") == 4
-    finally:
-        stop_telemetry()
-    assert mine.get_sample_value(f"{NEXT}_count") is None
-
-
-def test_a_port_that_is_taken_is_said_once(caplog):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        registry = start_telemetry(number)
-        try:
-            list(grain.MapDataset.range(4).to_iter_dataset())
-            assert registry.get_sample_value(f"{NEXT}_count") == 4
-        finally:
-            stop_telemetry()
-    (record,) = caplog.records
-    assert f"port {number} is in use" in record.getMessage()
-
-
-def test_mistakes():
-    with pytest.raises(ValueError, match=r"port must be an integer in \[0, 65535\], got 65536"):
-        start_telemetry(65536)
-    with pytest.raises(TypeError, match="port must be an integer, got '9431'"):
-        start_telemetry("9431")
-    with pytest.raises(OSError):
-        start_telemetry(free_port(), "203.0.113.1")  # of no machine
-    assert not watching.exporters
-    assert prometheus._active is None
-
-
-def test_metrics_of_other_processes_are_served_and_cannot_break_ours(tmp_path, monkeypatch, caplog):
-    script = (
-        "from prometheus_client import Counter; Counter('other_things', 'x').inc(3); Counter('gristmill_stage_elements', 'x')"
-    )
-    subprocess.run([sys.executable, "-c", script], env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}, check=True)
-    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    number = free_port()
-    start_telemetry(number)
-    try:
-        list(grain.MapDataset.range(4).to_iter_dataset())
-        values = scraped(number)
-        assert (values["other_things_total",], values[f"{NEXT}_count",]) == (3, 4)
-        (tmp_path / "counter_1.db").write_bytes(b"d\0\0\0\0\0\0\0\xff\0\0\0" + b"x" * 88)
-        values = scraped(number)
-        assert ("other_things_total",) not in values
-        assert values[f"{NEXT}_count",] == 4
-        assert "PROMETHEUS_MULTIPROC_DIR" in caplog.text
-    finally:
-        stop_telemetry()
-
-
 class Spiteful:
     @property
     def nbytes(self):
@@ -374,12 +243,77 @@ class Spiteful:
         raise RuntimeError("do not print me")
 
 
-def test_elements_that_cannot_be_looked_at_pass(registry):
-    elements = [Spiteful() for _ in range(20)]
+def test_sources(registry):
+    list(grain.MapDataset.source(slow(5).map(lambda x: x)).to_iter_dataset())  # one in the place of another counts once
+    values = scraped(registry)
+    assert [(key, value) for key, value in values.items() if key[0] == f"{READ}_count"] == [((f"{READ}_count", "SlowSource"), 5)]
+    list(grain.MapDataset.mix([slow(4), slow(4)]).to_iter_dataset())  # pipelines of several are one
+    list(grain.experimental.ZipIterDataset([numbers(3), numbers(3)]))
+    values = scraped(registry)
+    assert (values[f"{NEXT}_count",], values[f"{READ}_count", "SlowSource"]) == (5 + 8 + 3, 5 + 8)
+    elements = [Spiteful() for _ in range(20)]  # that cannot be looked at
     assert list(grain.MapDataset.source(elements).to_iter_dataset()) == elements
     values = scraped(registry)
-    assert values[f"{NEXT}_count",] == 20
-    assert values[BYTES, "list"] == 0
+    assert (values[f"{NEXT}_count",], values[BYTES, "list"]) == (16 + 20, 0)
+
+
+def test_starting_again_moves_it_and_stopping_leaves_nothing():
+    threads, first, second = threading.active_count(), free_port(), free_port()
+    registry = start_telemetry(first)
+    assert start_telemetry(first) is registry
+    list(numbers(3))
+    start_telemetry(second)
+    assert scraped(second)[f"{NEXT}_count",] == 3 and len(watching.exporters) == 1
+    assert_raises(OSError, "refused", scraped, first)
+    stop_telemetry()
+    stop_telemetry()  # nothing to stop
+    assert not watching.exporters
+    assert_raises(OSError, "refused", scraped, second)
+    it = iter(numbers(3))
+    assert next(it) == 0 and observed_by(it) is None
+    assert threading.active_count() <= threads
+
+
+def test_a_registry_of_the_user_and_a_port_that_is_taken(caplog):
+    mine = CollectorRegistry(auto_describe=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        assert start_telemetry(number, registry=mine) is mine
+        try:
+            list(numbers(4))
+            assert mine.get_sample_value(f"{NEXT}_count") == 4
+        finally:
+            stop_telemetry()
+    assert mine.get_sample_value(f"{NEXT}_count") is None
+    (record,) = caplog.records  # it is said once
+    assert f"port {number} is in use" in record.getMessage()
+
+
+def test_mistakes():
+    assert_raises(ValueError, r"port must be an integer in \[0, 65535\], got 65536", start_telemetry, 65536)
+    assert_raises(TypeError, "port must be an integer, got '9431'", start_telemetry, "9431")
+    assert_raises(OSError, None, start_telemetry, free_port(), "203.0.113.1")  # of no machine
+    assert not watching.exporters and prometheus._active is None
+
+
+def test_metrics_of_other_processes_are_served_and_cannot_break_ours(tmp_path, monkeypatch, caplog):
+    script = (
+        "from prometheus_client import Counter; Counter('other_things', 'x').inc(3); Counter('gristmill_stage_elements', 'x')"
+    )
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    subprocess.run([sys.executable, "-c", script], check=True)
+    number = free_port()
+    start_telemetry(number)
+    try:
+        list(numbers(4))
+        values = scraped(number)
+        assert (values["other_things_total",], values[f"{NEXT}_count",]) == (3, 4)
+        (tmp_path / "counter_1.db").write_bytes(b"d\0\0\0\0\0\0\0\xff\0\0\0" + b"x" * 88)
+        values = scraped(number)
+        assert ("other_things_total",) not in values and values[f"{NEXT}_count",] == 4
+        assert "PROMETHEUS_MULTIPROC_DIR" in caplog.text
+    finally:
+        stop_telemetry()
 
 
 # What the environment asks for.
@@ -387,22 +321,16 @@ def test_elements_that_cannot_be_looked_at_pass(registry):
 PROGRAM = """
     import logging, sys, threading
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+    if "missing" in sys.argv:
+        sys.modules["prometheus_client"] = None
     import gristmill as grain
+    from gristmill.dataset import watching
 """
-
-
-def run(script: str, **variables: str) -> subprocess.CompletedProcess:
-    clean = {k: v for k, v in os.environ.items() if "PROMETHEUS" not in k}
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM) + textwrap.dedent(script)],
-        env={**clean, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
+STATE = """
+    list(grain.MapDataset.range(3).to_iter_dataset())
+    print([t.name for t in threading.enumerate()], "prometheus_client" in sys.modules, len(watching.exporters))
+    print([name for name in sys.modules if name.startswith("gristmill.diagnostics.")])
+"""
 SHOW = """
     import urllib.request
     list(grain.MapDataset.range(7).to_iter_dataset())
@@ -412,105 +340,7 @@ SHOW = """
         sockets = [line.split()[1:4] for line in table]
     print(*[local for local, _, state in sockets if local.endswith(":%04X") and state == "0A"])
 """
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-@pytest.mark.parametrize("own", [False, True])
-def test_the_environment_starts_it(own):
-    number = free_port()
-    names = ("GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY", "GRISTMILL_PROMETHEUS_PORT", "GRISTMILL_PROMETHEUS_ADDRESS")
-    theirs = {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY": "True", "PYGRAIN_PROMETHEUS_PORT": str(number)}
-    ours = dict(zip(names, ("TRUE", str(number), "127.0.0.1"), strict=True)) | {"PYGRAIN_PROMETHEUS_PORT": "1"}
-    process = run(SHOW % (number, number), **(ours if own else theirs))
-    assert process.returncode == 0, process.stderr
-    assert process.stdout.splitlines() == [
-        "grain_python_dataset_next_duration_ns_count 7.0",
-        f"0100007F:{number:04X}",  # of this machine alone
-    ]
-    assert process.stderr == f"INFO metrics are at http://127.0.0.1:{number}/metrics\n"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_the_switch_alone_is_enough():
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", 9431))
-        except OSError:
-            pytest.skip("the default port is in use on this machine")
-    process = run(SHOW % (9431, 9431), ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY="true")
-    assert process.stdout.startswith("grain_python_dataset_next_duration_ns_count 7.0\n"), process.stderr
-
-
-OFF = """
-    list(grain.MapDataset.range(3).to_iter_dataset())
-    print([t.name for t in threading.enumerate()], "prometheus_client" in sys.modules)
-    print([name for name in sys.modules if name.startswith("gristmill.diagnostics.")])
-"""
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"PYGRAIN_PROMETHEUS_PORT": "9431"},
-        {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY": "true", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY": "false"},
-        {"ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY": "true", "PYGRAIN_PROMETHEUS_PORT": "0"},
-    ],
-)
-def test_off_is_off(variables):
-    process = run(OFF, **variables)
-    threads, modules = process.stdout.splitlines()
-    assert threads == "['MainThread'] False"
-    if not any("ENABLE" in name for name in variables):
-        assert modules == "[]"
-    assert process.stderr == ""
-
-
-def test_a_taken_port_or_nonsense_does_not_stop_the_import():
-    script = """
-    from gristmill.dataset import watching
-    print(len(watching.exporters), [t.name for t in threading.enumerate()])
-    """
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        process = run(script, ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY="true", PYGRAIN_PROMETHEUS_PORT=str(number))
-    assert process.stdout == "0 ['MainThread']\n"
-    assert process.stderr.count("\n") == 1
-    assert f"port {number} is in use" in process.stderr
-    process = run(script, ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY="true", PYGRAIN_PROMETHEUS_PORT="http")
-    assert process.stdout == "0 ['MainThread']\n"
-    assert process.stderr.startswith("WARNING there are no metrics")
-    assert "'http'" in process.stderr
-
-
-def test_without_the_package():
-    block = "import sys; sys.modules['prometheus_client'] = None\n"
-    script = """
-    from gristmill.diagnostics.metrics.prometheus import start_telemetry
-    try:
-        start_telemetry()
-    except ImportError as error:
-        print(error)
-    """
-    program = block + textwrap.dedent(PROGRAM) + textwrap.dedent(script)
-    process = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY": "true"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    missing = (
-        "start_telemetry needs the package prometheus-client, which is not installed; run: pip install 'gristmill[prometheus]'"
-    )
-    assert process.stdout == f"{missing}\n"
-    assert process.stderr == f"INFO there are no metrics: {missing}\n"
-
-
-def test_workers_and_other_children_serve_nothing():
-    number = free_port()
-    script = """
+CHILDREN = """
     import multiprocessing, os, warnings
     warnings.simplefilter("ignore", DeprecationWarning)  # of a fork where there are threads
     def state(_):
@@ -524,12 +354,73 @@ def test_workers_and_other_children_serve_nothing():
     ds = grain.MapDataset.range(4).map(state).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
     print(list(ds))
     if not (child := os.fork()):
-        from gristmill.dataset import watching
         from gristmill.diagnostics.metrics import prometheus
         grain.MapDataset.range(4)[0]
         os._exit(watching.exporters != [] or prometheus._active is not None)
     print(os.waitpid(child, 0)[1])
-    """
-    process = run(script, ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY="true", PYGRAIN_PROMETHEUS_PORT=str(number))
-    assert process.stdout == "[True, True, True, True]\n0\n", process.stderr
-    assert process.stderr == f"INFO metrics are at http://127.0.0.1:{number}/metrics\n"
+"""
+MISSING = """
+    from gristmill.diagnostics.metrics.prometheus import start_telemetry
+    try:
+        start_telemetry()
+    except ImportError as error:
+        print(error)
+"""
+SWITCH, PORT = "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "PYGRAIN_PROMETHEUS_PORT"
+
+
+def run(script, *args, **variables):
+    """The lines of a program, and what it says beside."""
+    environment = {**{k: v for k, v in os.environ.items() if "PROMETHEUS" not in k}, **variables}
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM) + textwrap.dedent(script), *args]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines(), process.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_the_environment_starts_it():
+    number = free_port()
+    ours = {"GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY": "TRUE", "GRISTMILL_PROMETHEUS_PORT": str(number)}
+    for variables in (
+        {SWITCH: "True", PORT: str(number)},
+        {**ours, "GRISTMILL_PROMETHEUS_ADDRESS": "127.0.0.1", PORT: "1"},
+    ):
+        lines, said = run(SHOW % (number, number), **variables)
+        assert lines == [f"{NEXT}_count 7.0", f"0100007F:{number:04X}"]  # of this machine alone
+        assert said == f"INFO metrics are at http://127.0.0.1:{number}/metrics\n"
+    lines, said = run(CHILDREN, **{SWITCH: "true", PORT: str(number)})  # workers and other children serve nothing
+    assert lines == ["[True, True, True, True]", "0"]
+    assert said == f"INFO metrics are at http://127.0.0.1:{number}/metrics\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_the_switch_alone_is_enough():
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", 9431))
+        except OSError:
+            pytest.skip("the default port is in use on this machine")
+    lines, _ = run(SHOW % (9431, 9431), **{SWITCH: "true"})
+    assert lines[0] == f"{NEXT}_count 7.0"
+
+
+def test_off_is_off_and_what_is_wrong_does_not_stop_the_import():
+    off = "['MainThread'] False 0"
+    lines, said = run(STATE, **{PORT: "9431"})
+    assert (lines, said) == ([off, "[]"], "")
+    for variables in ({SWITCH: "true", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY": "false"}, {SWITCH: "true", PORT: "0"}):
+        lines, said = run(STATE, **variables)
+        assert (lines[0], said) == (off, "")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        lines, said = run(STATE, **{SWITCH: "true", PORT: str(number)})
+    assert lines[0].startswith("['MainThread']") and lines[0].endswith(" 0")
+    assert said.count("\n") == 1 and f"port {number} is in use" in said
+    lines, said = run(STATE, **{SWITCH: "true", PORT: "http"})
+    assert lines[0].startswith("['MainThread']") and lines[0].endswith(" 0")
+    assert said.startswith("WARNING there are no metrics") and "'http'" in said
+    missing = "start_telemetry needs the package prometheus-client, which is not installed; run: "
+    missing += "pip install 'gristmill[prometheus]'"
+    assert run(MISSING, "missing", **{SWITCH: "true"}) == ([missing], f"INFO there are no metrics: {missing}\n")
