@@ -10,6 +10,7 @@ import random
 import struct
 import sys
 
+import cloudpickle
 import numpy as np
 import pytest
 from law_pipelines import PIPELINES, SLOW, VARYING, plain, states_of, states_of_others
@@ -21,6 +22,7 @@ from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.experimental import FlatMapTransform
 from gristmill.sources.crc32c import masked_crc32c
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers would import, and the laws with it
 MANY = 60  # more elements than any of them has
 each_pipeline = pytest.mark.parametrize("name", PIPELINES)
 
@@ -59,12 +61,14 @@ def refuses(it, state):
     return False
 
 
-def check_refused_or_a_state(make, it, before, wrong):
+def check_refused_or_a_state(make, it, before, wrong, *, is_quick=True):
     """``it`` at ``before`` refuses ``wrong`` and goes on, or continues as a new iterator from the state that it says it is at."""
     it.set_state(before)
     is_refused = refuses(it, wrong)
     given = it.get_state()
     assert given == before or not is_refused
+    if is_refused and not is_quick:
+        return
     with contextlib.closing(iter(make())) as other:
         other.set_state(json.loads(json.dumps(given)) if isinstance(given, dict) else given)
         got, expected = continued(it), continued(other)
@@ -253,7 +257,7 @@ def test_a_damaged_state_of_a_loader(name):
         for i in range(300 if name in IN_PROCESS else 20):
             state = rng.choice(states)
             wrong = damaged_text(state, rng) if i % 2 else damaged(json.loads(state), rng, others)
-            check_refused_or_a_state(make, it, state, wrong)
+            check_refused_or_a_state(make, it, state, wrong, is_quick=name in IN_PROCESS)
 
 
 NO_JSON = [b"", b"{", b"\xff\xfe\xfa", b"\x80", b"{\0", b"nul", b"[" * 10**5, b"1" * 5000, "", "{", "\ufeff{}"]

@@ -4,7 +4,9 @@ import contextlib
 import itertools
 import json
 import random
+import sys
 
+import cloudpickle
 import numpy as np
 import pytest
 from law_pipelines import PIPELINES, plain
@@ -14,6 +16,7 @@ from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
 from gristmill.experimental import FlatMapTransform
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers would import, and the laws with it
 HANDLER = CheckpointHandler()
 NUM_COMPARED = 4  # elements
 NUM_OTHERS = 12  # pipelines whose checkpoint is restored

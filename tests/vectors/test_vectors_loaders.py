@@ -3,8 +3,10 @@
 import copy
 import json
 import logging
+import sys
 from itertools import islice
 
+import cloudpickle
 import numpy as np
 import pytest
 from vector_data import load, plain
@@ -13,6 +15,7 @@ import gristmill as grain
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.sharding import NoSharding, ShardOptions, even_split
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers would import
 CASES, SAMPLERS = load("data_loader")["cases"], load("samplers")["cases"]
 SHARDING, SPLITS = load("data_loader_sharding")["cases"], load("even_split")["cases"]
 
