@@ -1,18 +1,17 @@
 """No element waits for one that comes after it, in all ways of reading ahead; and an iterator belongs to one thread at a time."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from computing_ahead import DIRECT, Gate, numbers
+from waiting import PATIENCE_SECONDS, wait_until
 
 import gristmill as gm
 from gristmill import MapDataset, ReadOptions
 from gristmill.experimental import ThreadPrefetchIterDataset, multithread_prefetch
 from gristmill.samplers import SequentialSampler
 
-PATIENCE_SECONDS = 30.0  # a test that has to wait this long has failed
-DIRECT = ReadOptions(num_threads=0)
 ONE_WORKER = gm.MultiprocessingOptions(1)
 
 
@@ -22,21 +21,15 @@ class Source:
     gate = threading.Event()
 
     def __init__(self, num_quick, num_late=40):
-        self.num_quick = num_quick
-        self.num_late = num_late
+        self.num_quick, self.num_late = num_quick, num_late
 
     def __len__(self):
         return self.num_quick + self.num_late
 
     def __getitem__(self, key):
         if key >= self.num_quick:
-            (Source.gate.wait if Source.is_here else time.sleep)(10 * PATIENCE_SECONDS)
+            Source.gate.wait(10 * PATIENCE_SECONDS)
         return key
-
-    is_here = True
-
-    def __getstate__(self):
-        return vars(self)
 
     def __repr__(self):
         return "Source()"
@@ -52,6 +45,11 @@ class Slow(gm.transforms.Map):
         return self.source[x]
 
 
+class Random(gm.transforms.RandomMap):
+    def random_map(self, element, rng):
+        return element
+
+
 def loader(source, num_workers):
     sampler, records = SequentialSampler(len(source)), list(range(len(source)))
     return gm.DataLoader(data_source=records, sampler=sampler, operations=[Slow(source)], worker_count=num_workers)
@@ -59,7 +57,7 @@ def loader(source, num_workers):
 
 def mapped(source, options=None):
     """Read ahead by threads, or not, and mapped after that."""
-    return MapDataset.source(range(len(source))).to_iter_dataset(options).map(Slow(source))
+    return numbers(len(source), options=options).map(Slow(source))
 
 
 WAYS = {
@@ -77,84 +75,62 @@ WAYS = {
 }
 
 
-class Random(gm.transforms.RandomMap):
-    def random_map(self, element, rng):
-        return element
+@pytest.mark.parametrize("way", WAYS)
+def test_elements_before_one_that_hangs_are_delivered(way):
+    for num_quick in (100,) if "worker" in way else (2, 100, 1500):
+        num_expected = num_quick
+        if way in ("threads", "mixture"):  # in another order
+            with iter(WAYS[way](Source(num_quick + 40, 0))) as it:
+                num_expected = next(i for i, x in enumerate(it) if x >= num_quick)
+        Source.gate.clear()
+        it, got = iter(WAYS[way](Source(num_quick))), []
 
+        def consume(it=it, got=got, num_expected=num_expected):
+            while len(got) < num_expected:
+                got.append(next(it))
 
-def num_before_the_first_late(make, source):
-    """How many elements come before the first one that needs a late record."""
-    with iter(make(Source(len(source), 0))) as it:
-        return next(i for i, x in enumerate(it) if x >= source.num_quick)
-
-
-@pytest.mark.parametrize(
-    ("way", "num_quick"), [(way, num) for way in WAYS for num in (2, 100, 1500) if num < 1500 or "worker" not in way]
-)
-def test_elements_before_one_that_hangs_are_delivered(way, num_quick):
-    source = Source(num_quick)
-    num_expected = num_before_the_first_late(WAYS[way], source)
-    Source.gate.clear()
-    it = iter(WAYS[way](source))
-    got = []
-
-    def consume():
-        while len(got) < num_expected:
-            got.append(next(it))
-
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(consume).result(PATIENCE_SECONDS)
-    finally:
-        Source.gate.set()
-        it.close()
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(consume).result(PATIENCE_SECONDS)
+        finally:
+            Source.gate.set()
+            it.close()
 
 
 @pytest.mark.parametrize("way", ["threads", "thread_prefetch", "loader", "worker"])
 def test_an_iterator_is_used_by_one_thread_at_a_time(way):
     """The others get an error that says so; elements are delivered once, and in order for each thread."""
+    errors = set()
     with iter(WAYS[way](Source(3000, 0))) as it:
-        errors = []
 
         def consume():
             got = []
-            while (x := take(it, errors)) is not None:
-                got.append(x)
-            return got
+            while True:
+                try:
+                    got.append(next(it))
+                except StopIteration:
+                    return got
+                except RuntimeError as error:
+                    errors.add(str(error).split(" is in next() already")[0])
 
         with ThreadPoolExecutor(4) as pool:
             parts = [part.result(PATIENCE_SECONDS) for part in [pool.submit(consume) for _ in range(4)]]
         assert sorted(x for part in parts for x in part) == list(range(3000))
-        name = str(it._iterator if way == "loader" else it)
-        assert {str(error).split(" is in next() already")[0] for error in errors} <= {name}
-
-
-def take(it, errors):
-    while True:
-        try:
-            return next(it, None)
-        except RuntimeError as error:
-            errors.append(error)
+        assert errors <= {str(it._iterator if way == "loader" else it)}
 
 
 def test_another_thread_that_comes_into_next_is_refused():
-    inside, gate = threading.Event(), threading.Event()
-
-    def hold(x):
-        inside.set()
-        assert gate.wait(PATIENCE_SECONDS)
-        return x
-
-    it = iter(MapDataset.range(9).to_iter_dataset().map(hold).batch(2))
+    gate = Gate()
+    it = iter(numbers(9, fn=gate, options=None).batch(2))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(next, it)
-        assert inside.wait(PATIENCE_SECONDS)
+        wait_until(lambda: gate.num_busy)
         for use in (lambda: next(it), lambda: it.set_state({"next_index": 4})):
             with pytest.raises(RuntimeError, match=r"BatchDatasetIterator.*one thread at a time\. Give each thread an iterator"):
                 use()
-        gate.set()
+        gate.open.set()
         assert first.result(PATIENCE_SECONDS).tolist() == [0, 1]
     assert next(it).tolist() == [2, 3]
-    it = iter(MapDataset.range(9).to_iter_dataset().map(lambda x: next(it)))
+    it = iter(numbers(9, fn=lambda x: next(it), options=None))
     with pytest.raises(RuntimeError, match="by a function of its own pipeline"):
         next(it)
