@@ -7,29 +7,17 @@ import sys
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from local_workers import LocalWorkersIterDataset
+from computing_ahead import DIRECT, Boom, Failing
+from computing_ahead import numbers as stream
+from refusing import assert_raises
+from users_datasets import BareIterator, BareStream, Plain
 
 from gristmill import DatasetSelectionMap, IterDataset, MapDataset, ReadOptions
 from gristmill.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
 from gristmill.core.errors import StateKeyError, StateMismatchError
-from gristmill.dataset import DatasetIterator
 from gristmill.experimental import DatasetOptions, ThreadPrefetchIterDataset, WithOptionsIterDataset, multithread_prefetch
 
-DIRECT = ReadOptions(num_threads=0)
 NOTE = "It happened in the component with dataset_index=1 of MixedMapDataset[2 parents]."
-
-
-class Boom(Exception):
-    pass
-
-
-def failing(at):
-    def fail(x):
-        if x == at:
-            raise Boom(x)
-        return x
-
-    return fail
 
 
 def components(*lengths):
@@ -37,8 +25,8 @@ def components(*lengths):
     return [MapDataset.range(n).map_with_index(lambda i, _, j=j: (j, i)) for j, n in enumerate(lengths)]
 
 
-def numbers(n, fn=lambda x: x, start=0):
-    return MapDataset.range(start, start + n).to_iter_dataset(DIRECT).map(fn)
+def numbers(n, start=0, fn=None):
+    return stream(start, start + n, fn=fn)
 
 
 def mixture(*streams, weights=None):
@@ -57,55 +45,35 @@ def through_json(state):
     return json.loads(json.dumps(state))
 
 
-class Made(IterDataset):
-    """A user's dataset whose iterators are what a function makes."""
+class Given(IterDataset):
+    """A user's dataset with one iterator."""
 
-    def __init__(self, make):
+    def __init__(self, it):
         super().__init__()
-        self.make = make
+        self.it = it
 
     def __iter__(self):
-        return self.make()
-
-
-class Counting(DatasetIterator):
-    """A user's iterator over 1, 2, …"""
-
-    def __init__(self):
-        super().__init__()
-        self.position = 0
-
-    def __next__(self):
-        self.position += 1
-        return self.position
-
-    def get_state(self):
-        return {"position": self.position}
-
-    def set_state(self, state):
-        self.position = state["position"]
+        return self.it
 
 
 class Diagonal(DatasetSelectionMap):
-    """A user's selection; notes what it was asked, and fails at 2 if ``fails``."""
+    """A user's selection of five, which fails at 2; notes what it was asked."""
 
-    def __init__(self, n, fails=False):
-        self.n = n
-        self.fails = fails
+    def __init__(self):
         self.asked = []
 
     def __len__(self):
-        return self.n
+        return 5
 
     def __getitem__(self, index):
         assert type(index) is int
         self.asked.append(index)
-        if self.fails and index == 2:
+        if index == 2:
             raise StopIteration
         return index % 2, 3 * index
 
     def __repr__(self):
-        return f"Diagonal({self.n})"
+        return "Diagonal"
 
 
 class Name(str):
@@ -160,8 +128,7 @@ WRONG = [
 @pytest.mark.parametrize(("call", "arguments", "error", "match"), WRONG)
 def test_wrong_arguments(call, arguments, error, match):
     for wrong in arguments:
-        with pytest.raises(error, match=match):
-            call(wrong)
+        assert_raises(error, match, call, wrong)
 
 
 def test_texts_and_seeds():
@@ -171,7 +138,7 @@ def test_texts_and_seeds():
     assert repr(ds) == f"MixedMapDataset(parent_lengths=[5, 5], selection_map={text})"
     assert str(MapDataset.concatenate(components(1, 2, 3))) == "MixedMapDataset[3 parents]"
     assert "parent_lengths=[1, 2, 3]" in repr(MapDataset.concatenate(components(1, 2, 3)))
-    assert "selection_map=Diagonal(4)" in repr(select(components(10, 10), Diagonal(4)))
+    assert "selection_map=Diagonal" in repr(select(components(10, 10), Diagonal()))
     ds = mixture(STREAM, STREAM, weights=[0.7, 0.3])
     assert str(ds) == "MixedIterDataset([2 parents], proportions=[233, 100])"
     assert str(iter(ds)) == "MixedDatasetIterator([2 parents], proportions=(233, 100))"
@@ -208,8 +175,7 @@ def test_empty_and_enormous_concatenations():
         ds = MapDataset.concatenate(parts)
         assert len(ds) == len(ds.repeat()) == len(list(ds)) == 0
         for index in (0, -1, 5):
-            with pytest.raises(IndexError, match="empty"):
-                ds[index]
+            assert_raises(IndexError, "empty", ds.__getitem__, index)
     half, whole = 2**62, 2**63
     ds = MapDataset.concatenate([MapDataset.range(half), MapDataset.range(half, whole), MapDataset.range(-3, 0)])
     assert len(ds) == sys.maxsize
@@ -220,60 +186,59 @@ def test_empty_and_enormous_concatenations():
 
 
 def test_selections_of_users():
-    selection_map = Diagonal(4)
+    selection_map = Diagonal()
     ds = select(components(10, 10), selection_map)
-    assert len(ds) == 4
+    assert len(ds) == 5
     assert [ds[i] for i in (0, 3, 9, -5, 2**70)] == [(i % 2, 3 * i) for i in (0, 3, 9, -5, 2**70)]
     assert selection_map.asked == [0, 3, 9, -5, 2**70]  # raw indices
     assert ds._block(np.array([4, -1, 4])) == [(0, 12), (1, -3), (0, 12)]
-    assert list(ds.repeat(2)) == [(i % 2, 3 * i) for i in range(8)]
-    for entries in ([(0, 0), (1, 5)], [[0, 0], [1, 5]], np.array([[0, 0], [1, 5]]), ((np.int8(0), np.uint64(0)), (1, 5))):
-        ds = select(components(3, 3), entries)
-        assert list(ds) == ds._block(range(2)) == [(0, 0), (1, 5)]
-    assert len(select([THREE], [])) == len(list(select([THREE], []))) == 0
+    it = iter(ds)
+    assert [next(it), next(it)] == [(0, 0), (1, 3)]
+    assert_raises(RuntimeError, "StopIteration", next, it)
+    it.skip_failed()
+    assert list(it) == [(1, 9), (0, 12)]
     pairs = [(0, 0), (1, 0)]
     ds = select(components(3, 3), pairs)
     pairs.append((0, 2))
     assert len(ds) == 2 and ds[2] == (0, 2)  # the length is taken once
-    it = iter(select(components(9, 9), Diagonal(5, fails=True)))
-    assert [next(it), next(it)] == [(0, 0), (1, 3)]
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        next(it)
-    it.skip_failed()
-    assert list(it) == [(1, 9), (0, 12)]
+    assert len(select([THREE], [])) == len(list(select([THREE], []))) == 0
 
 
 @pytest.mark.parametrize(
     "make", [MapDataset.mix, MapDataset.concatenate, lambda parts: select(parts, [(i % 2, i // 2) for i in range(12)])]
 )
 def test_the_component_that_fails_is_named_once(make):
-    ds = make([MapDataset.range(6), MapDataset.range(10, 16).map(failing(12))])
+    ds = make([MapDataset.range(6), MapDataset.range(10, 16).map(Failing(12))])
     expected = list(make([MapDataset.range(6), MapDataset.range(10, 16)]))
     position = expected.index(12)
     for block in (lambda: ds[position], lambda: ds._block(range(12))):
         with pytest.raises(Boom) as caught:
             block()
         assert caught.value.__notes__.count(NOTE) == 1
-    for read_options in (DIRECT, ReadOptions(1, 1), ReadOptions(2, 50)):
-        for size in (1, 5):
-            it = iter(ds.to_iter_dataset(read_options).batch(size, batch_fn=list))
-            got = []
-            for _ in range(2):  # the same error again
-                with pytest.raises(Boom) as caught:
-                    got.extend(it)
-                assert caught.value.__notes__[0] == NOTE and caught.value.__notes__.count(NOTE) == 1
-            groups = [expected[i : i + size] for i in range(0, 12, size)]
-            assert got == groups[: position // size]
-            it.skip_failed()
-            assert list(it) == groups[position // size + 1 :]
+    for read_options, size in ((DIRECT, 5), (ReadOptions(1, 1), 1), (ReadOptions(2, 50), 5)):
+        it = iter(ds.to_iter_dataset(read_options).batch(size, batch_fn=list))
+        got = []
+        for _ in range(2):  # the same error again
+            with pytest.raises(Boom) as caught:
+                got.extend(it)
+            assert caught.value.__notes__[0] == NOTE and caught.value.__notes__.count(NOTE) == 1
+        groups = [expected[i : i + size] for i in range(0, 12, size)]
+        assert got == groups[: position // size]
+        it.skip_failed()
+        assert list(it) == groups[position // size + 1 :]
 
 
 def test_nested_mixtures_name_every_level():
-    inner = MapDataset.mix([THREE, THREE, THREE.map(failing(0))])
+    inner = MapDataset.mix([THREE, THREE, THREE.map(Failing(0))])
     with pytest.raises(Boom) as caught:
         MapDataset.concatenate([MapDataset.range(2), inner])[4]
     level = "It happened in the component with dataset_index=2 of MixedMapDataset[3 parents]."
     assert caught.value.__notes__[:2] == [level, NOTE]
+    with pytest.raises(Boom) as caught:
+        list(mixture(numbers(4), numbers(4, fn=Failing(1))))
+    assert [note for note in caught.value.__notes__ if "component" in note] == [
+        "It happened in the component with input_index=1 of MixedDatasetIterator([2 parents], proportions=(100, 100))."
+    ]
 
 
 def test_a_stream_ends_for_good_with_the_component_whose_turn_it_is():
@@ -309,12 +274,10 @@ def test_wrong_states_change_nothing():
             it.set_state({k: v for k, v in good.items() if k != key})
     parents = [[{"next_index": 3}], [{"next_index": 3}] * 3, [{"next_index": 3}, {"next_index": 99}], [{"next_index": 3}, {}]]
     for change in [{"parents": x} for x in parents] + [{"index": -1}, {"stop": "no"}, {"stop": 2}]:
-        with pytest.raises(StateMismatchError):
-            it.set_state({**good, **change})
+        assert_raises(StateMismatchError, None, it.set_state, {**good, **change})
         assert it.get_state() == before
     by_name = iter(IterDataset.mix(TWO))
-    with pytest.raises(StateMismatchError, match="mapping of names"):
-        by_name.set_state(good)
+    assert_raises(StateMismatchError, "mapping of names", by_name.set_state, good)
     with pytest.raises(StateMismatchError, match="list of 2"):
         it.set_state(by_name.get_state())
     assert list(it) == [11, 2, 12, 3, 13, 4, 14]
@@ -323,72 +286,49 @@ def test_wrong_states_change_nothing():
 
 
 def test_iterators_of_users():
-    ds = mixture(Made(lambda: (x for x in "abc")), numbers(5))
-    assert list(ds) == list(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)) == ["a", 0, "b", 1, "c", 2]
-    assert list(ds.batch(4, batch_fn=list)) == [["a", 0, "b", 1], ["c", 2]]
+    ds = mixture(Plain(3), numbers(5, start=10))
+    assert list(ds) == list(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)) == [0, 10, 1, 11, 2, 12]
+    assert list(ds.batch(4, batch_fn=list)) == [[0, 10, 1, 11], [2, 12]]
     it = iter(ds)
     next(it)
-    with pytest.raises(NotImplementedError, match="generator"):
-        it.get_state()
-    assert list(it) == [0, "b", 1, "c", 2]
+    assert_raises(NotImplementedError, "range_iterator", it.get_state)
+    assert list(it) == [10, 1, 11, 2, 12]
+    it = iter(mixture(BareStream(5), BareStream(5)))
+    assert it._take(3) == [0, 0, 1]
     closed = []
-
-    class Closing(Counting):
-        def close(self):
-            closed.append(self)
-
-    it = iter(mixture(Made(Closing), Made(Closing)))
-    assert it._take(3) == [1, 1, 2]
+    for parent in it._parents:
+        parent.close = lambda parent=parent: closed.append(parent)
     it.close()
-    assert len(closed) == 2
-    with pytest.raises(ValueError, match="closed"):
-        next(it)
-
-
-def test_an_error_does_not_end_a_stream():
-    it = iter(mixture(numbers(4), numbers(4, failing(11), start=10)))
-    assert [next(it) for _ in range(3)] == [0, 10, 1]
-    before = it.get_state()
-    for _ in range(3):
-        with pytest.raises(Boom) as caught:
-            next(it)
-        assert [note for note in caught.value.__notes__ if "component" in note] == [
-            "It happened in the component with input_index=1 of MixedDatasetIterator([2 parents], proportions=(100, 100))."
-        ]
-        assert it.get_state() == before
-    it.skip_failed()
-    assert it.get_state()["index"] == 4
-    assert list(it) == [2, 12, 3, 13]
+    assert closed == list(it._parents)
+    assert_raises(ValueError, "closed", next, it)
 
 
 def test_the_error_of_a_block_is_the_first_in_order():
     """Blocks read one component after the other; the error that is met first must not depend on that."""
-    it = iter(mixture(numbers(9, failing(4)), numbers(9, failing(12), start=10)).batch(3, batch_fn=list))
+    it = iter(mixture(numbers(9, fn=Failing(4)), numbers(9, 10, Failing(12))).batch(3, batch_fn=list))
     assert next(it) == [0, 10, 1]
     for _ in range(2):
-        with pytest.raises(Boom, match="12"):
-            next(it)
+        assert_raises(Boom, "12", next, it)
     it.skip_failed()  # 11 2 12
-    with pytest.raises(Boom, match="4"):
-        next(it)  # 3 13 4
+    assert_raises(Boom, "4", next, it)
     it.skip_failed()
     assert list(it) == [[14, 5, 15], [6, 16, 7], [17, 8, 18]]
 
 
+class FailsAtItsEnd(BareIterator):
+    has_failed = False
+
+    def __next__(self):
+        if self.position == self.n and not self.has_failed:
+            self.has_failed = True
+            raise Boom
+        return super().__next__()
+
+
 def test_an_error_where_a_component_should_have_said_that_it_has_ended():
-    class Ending(Counting):
-        num_errors = 1
-
-        def __next__(self):
-            if self.position < 2:
-                return super().__next__()
-            self.num_errors -= 1
-            raise StopIteration if self.num_errors < 0 else Boom
-
-    it = iter(mixture(Made(Ending), numbers(9)))
-    assert [next(it) for _ in range(4)] == [1, 0, 2, 1]
-    with pytest.raises(Boom):
-        next(it)
+    it = iter(mixture(Given(FailsAtItsEnd(2)), numbers(9)))
+    assert [next(it) for _ in range(4)] == [0, 0, 1, 1]
+    assert_raises(Boom, None, next, it)
     it.skip_failed()  # where it was is the end now
     assert list(it) == []
     assert it.get_state() == {"parents": [{"position": 2}, {"next_index": 2}], "index": 5, "stop": True}
@@ -407,24 +347,6 @@ def test_names_of_components():
     assert list(fresh) == list(it) == [1, 12, 2]
     fresh.set_state({**state, "parents": {int(k): v for k, v in state["parents"].items()}})  # as Grain has them in memory
     assert list(fresh) == [1, 12, 2]
-
-
-def test_components_come_and_go_and_weights_change():
-    it = iter(IterDataset.mix(named(a=9, b=9, c=9)))
-    assert it._take(7) == [0, 100, 200, 1, 101, 201, 2]
-    parents = {"a": {"next_index": 3}, "b": {"next_index": 2}, "c": {"next_index": 2}}
-    state = through_json(it.get_state())
-    assert state == {"parents": parents, "index": 7, "stop": False}
-    other = iter(IterDataset.mix(named(d=9, c=9, a=9), {"a": 1, "c": 2, "d": 1}))
-    for _ in range(2):  # in place, too: a new component is at its beginning again
-        other.set_state(state)
-        assert other.get_state()["parents"] == {"a": {"next_index": 3}, "c": {"next_index": 2}, "d": {"next_index": 0}}
-        assert other.get_state()["index"] == 7
-        parts = {name: [] for name in (0, 2, 3)}
-        for x in other:
-            parts[x // 100].append(x % 100)
-        assert parts == {name: list(range(start, start + len(parts[name]))) for name, start in ((0, 3), (2, 2), (3, 0))}
-        assert len(parts[2]) == 7
 
 
 def test_orbax_checkpoints(tmp_path):
@@ -468,25 +390,8 @@ def test_options_of_components():
 def test_components_of_different_workers_and_parts_of_sources_are_refused():
     elsewhere = iter(STREAM)
     elsewhere._ctx.worker_index, elsewhere._ctx.worker_count = 1, 2
-    with pytest.raises(ValueError, match="same worker"):
-        iter(mixture(STREAM, Made(lambda: elsewhere)))
+    assert_raises(ValueError, "same worker", iter, mixture(STREAM, Given(elsewhere)))
     for ds in (MapDataset.mix(components(4, 4)), MapDataset.concatenate(components(4, 4))):
         with pytest.raises(ValueError, match="combines several datasets"):
             multithread_prefetch(ds.to_iter_dataset(), 2, 2, sequential_slice=True)
         assert sorted(multithread_prefetch(ds.to_iter_dataset(), 2, 2)) == sorted(ds)
-
-
-@pytest.mark.parametrize("prefetched", [lambda ds: LocalWorkersIterDataset(ds, 2), lambda ds: multithread_prefetch(ds, 2, 2)])
-def test_every_worker_mixes_its_shares(prefetched):
-    """Also of one dataset that occurs twice, which is sliced once."""
-    ds, other = numbers(6), numbers(6, start=10)
-    assert list(prefetched(mixture(ds, ds))) == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
-    assert list(prefetched(mixture(ds, other, weights=[1, 2]))) == [0, 1, 10, 11, 12, 13, 2, 3, 14, 15]
-    it = iter(prefetched(IterDataset.mix({"x": ds, "y": other.map_with_index(lambda i, x: (i, x))})))
-    expected = [0, 1, (0, 10), (1, 11), 2, 3, (2, 12), (3, 13), 4, 5, (4, 14), (5, 15)]
-    assert [next(it) for _ in range(5)] == expected[:5]
-    state = through_json(it.get_state())
-    assert state["iterators_in_use_states"][0]["parents"]["y"] == {"parent": {"next_index": 1}, "counter": 1}
-    assert list(it) == expected[5:]
-    it.set_state(state)
-    assert list(it) == expected[5:]
