@@ -16,13 +16,12 @@ from computing_ahead import (
     wait_for_no_threads,
     working,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from local_workers import LocalWorkersIterDataset
 from waiting import wait_until
 
-from gristmill import MapDataset, MultiprocessingOptions
+from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset import IterDataset
+from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.telling.description import describe
 from gristmill.experimental import DatasetOptions, ThreadPrefetchIterDataset, WithOptionsIterDataset, multithread_prefetch
 
@@ -64,70 +63,31 @@ def walk(shares):
 # Elements and states
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    length=st.integers(0, 25),
-    count=st.integers(1, 5),
-    buffer_size=st.sampled_from([0, 0, 1, 2, 5, 50]),
-    batch=st.integers(0, 3),
-    bad=st.sets(st.integers(0, 24), max_size=2),
-    actions=st.lists(
-        st.one_of(
-            st.tuples(st.just("next"), st.integers(1, 6)),
-            st.tuples(st.just("restore"), st.integers(0, 30)),
-            st.tuples(st.just("prefetch"), st.just(0)),
-        ),
-        max_size=10,
-    ),
-)
-def test_like_the_shares_in_turn(length, count, buffer_size, batch, bad, actions):
-    """Any use of it is a use of its shares in turn."""
-    is_sick = False
-
-    def maybe_fail(x):
-        if is_sick and x in bad:
-            raise Boom(x)
-        return x
-
-    def stages(ds):
-        it = ds.to_iter_dataset(DIRECT).map(maybe_fail).filter(lambda x: x % 4 != 2)
-        return it.batch(batch, batch_fn=list) if batch else it
-
-    whole = MapDataset.range(length).shuffle(seed=4) if length % 2 else MapDataset.range(length)
-    elements, states = walk([stages(whole[i::count]) for i in range(count)])
-    it = iter(multithread_prefetch(stages(whole), count, buffer_size))
-    is_sick = True
-    position = 0
-    for action, n in actions:
-        if action == "restore":
-            position = n % len(elements) if elements else 0
-            it.set_state(states[position])
-            assert it.get_state() == states[position]
-            wrong = {"next_index_in_cycle": count}, {"iterators_in_use_states": [{"next_index": 99}] * count}
-            with pytest.raises(ValueError):
-                it.set_state({**states[0], **wrong[n % 2]})
-            assert it.get_state() == states[position]
-        elif action == "prefetch":
-            it.start_prefetch()
-        else:
-            for _ in range(n):
-                try:
-                    got = next(it, "end")
-                except Boom:
-                    assert it.get_state()["iterators_in_use_states"] == states[position]["iterators_in_use_states"]
-                    break
-                if position == len(elements):
-                    assert got == "end"
-                else:
-                    assert got == elements[position]
-                    position += 1
-                    assert it.get_state() == states[position] or position == len(elements)
-    is_sick = False
-    it.set_state(json.loads(json.dumps(it.get_state())))
-    assert list(it) == elements[position:]
-    assert next(it, "end") == "end"
-    assert it.get_state()["exhausted"] == [1] * count
-    it.close()
+@pytest.mark.parametrize("buffer_size", [0, 1, 2, 50])
+def test_order_and_states(buffer_size):
+    stages = [
+        lambda ds: ds.shuffle(seed=4).to_iter_dataset(DIRECT).map(str),
+        lambda ds: ds.to_iter_dataset(DIRECT).filter(lambda x: x % 3 != 1 or x > 8),
+        lambda ds: ds.map(str).to_iter_dataset(ReadOptions(2, 4)).batch(2, batch_fn=list),
+    ]
+    for count, length in ((1, 5), (2, 14), (3, 13), (5, 14), (4, 2), (2, 0)):
+        stage = stages[(count + buffer_size) % 3]
+        elements, states = walk([slice_pipeline(stage(MapDataset.range(length)), i, count) for i in range(count)])
+        it = iter(multithread_prefetch(stage(MapDataset.range(length)), count, buffer_size))
+        for element, state in zip(elements, states, strict=False):
+            now = json.loads(json.dumps(it.get_state()))
+            assert now["iterators_in_use_states"] == state["iterators_in_use_states"]
+            assert next(it) == element
+        for _ in range(2):
+            assert next(it, "end") == "end"
+        assert it.get_state()["exhausted"] == [1] * count
+        for k in [*range(len(elements)), 0]:
+            it.set_state(states[k])
+            for wrong in ({"next_index_in_cycle": count}, {"iterators_in_use_states": [{"next_index": 99}] * count}):
+                with pytest.raises(ValueError):
+                    it.set_state({**states[0], **wrong})
+            assert it.get_state() == states[k]
+            assert list(it) == elements[k:]
 
 
 @pytest.mark.parametrize("sequential", [False, True])
@@ -151,17 +111,12 @@ def test_threads_and_processes_are_interchangeable(sequential):
 
 def test_threads_in_processes_and_threads_in_threads():
     ds = numbers(30).map_with_index(lambda i, x: (i, x)).random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=3)
-    expected = list(ds)
     threads = multithread_prefetch(ds, 3, 1)
-    assert list(LocalWorkersIterDataset(threads, 2)) == expected
-    nested = multithread_prefetch(threads, 2, 1)
-    it = iter(nested)
-    assert it._take(11) == expected[:11]
-    state = json.loads(json.dumps(it.get_state()))
-    assert list(it) == expected[11:]
-    it = iter(nested)
-    it.set_state(state)
-    assert list(it) == expected[11:]
+    for nested in (LocalWorkersIterDataset(threads, 2), multithread_prefetch(threads, 2, 1)):
+        it, again = iter(nested), iter(nested)
+        assert it._take(11) == list(ds)[:11]
+        again.set_state(json.loads(json.dumps(it.get_state())))
+        assert list(it) == list(again) == list(ds)[11:]
 
 
 def test_seeds_and_options_are_those_without_threads():
@@ -311,24 +266,6 @@ def test_an_error_stays_until_the_state_is_set(buffer_size):
     assert list(it) == list(range(5, 12))
 
 
-@pytest.mark.parametrize("buffer_size", [0, 1, 4])
-def test_errors_can_be_skipped(buffer_size):
-    for size, error, expected in ((1, Boom, Boom), (3, Boom, Boom), (1, StopIteration, RuntimeError)):
-        ds = multithread_prefetch(numbers(14, fn=Failing(3, 4, 11, error=error)), 3, buffer_size)
-        it = iter(ds.batch(size, batch_fn=list))
-        for group in [list(range(14))[i : i + size] for i in range(0, 14, size)]:
-            if not {3, 4, 11} & {*group}:
-                assert next(it) == group
-                continue
-            for _ in range(2):
-                with pytest.raises(expected):
-                    next(it)
-            it.skip_failed()
-            with pytest.raises(ValueError, match="nothing to skip"):
-                it.skip_failed()
-        assert list(it) == []
-
-
 class Peculiar(Exception):
     """Cannot be made again from its ``args``."""
 
@@ -337,7 +274,7 @@ class Peculiar(Exception):
         self.lock = first
 
 
-def test_errors_keep_what_they_carry():
+def test_errors_keep_what_they_carry_and_can_be_skipped():
     cause = KeyError("cause")
 
     def fail(x):
@@ -348,6 +285,8 @@ def test_errors_keep_what_they_carry():
             raise error from cause
         if x == 3:
             raise Peculiar(1, 2)
+        if x == 4:
+            raise StopIteration
         return x
 
     it = iter(multithread_prefetch(numbers(9, fn=fail), 2, 1))
@@ -363,6 +302,14 @@ def test_errors_keep_what_they_carry():
         with pytest.raises(Peculiar, match="1 and 2") as caught:
             next(it)
         assert caught.value.lock == 1
+    it.skip_failed()
+    with pytest.raises(ValueError, match="nothing to skip"):
+        it.skip_failed()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            next(it)
+    it.skip_failed()
+    assert list(it) == [5, 6, 7, 8]
 
 
 # The end of the threads
