@@ -16,7 +16,6 @@ from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.stages.flat_map import check_max_fan_out
 from gristmill.dataset.telling.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.plan import Plan
@@ -30,8 +29,7 @@ from gristmill.loader.records import (
 from gristmill.samplers import IndexSampler, Sampler, SequentialSampler
 from gristmill.samplers.base import answers_blocks, num_records_of, seed_of
 from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRandomMap, Transformation
-from gristmill.transforms.base import check_batch_size
-from gristmill.transforms.operations import BatchOperation
+from gristmill.transforms.base import check_batch_size, check_max_fan_out
 
 
 class DataLoader:
@@ -187,8 +185,11 @@ def _as_iterable(operations: Any) -> Iterable[Any]:
 
 
 def _as_operation(position: int, operation: Any) -> Any:
-    if type(operation) is BatchOperation:
-        operation = Batch(operation.batch_size, operation.drop_remainder, operation.batch_fn)
+    if operation_kind(operation) is None:
+        from gristmill.transforms.operations import BatchOperation
+
+        if type(operation) is BatchOperation:
+            operation = Batch(operation.batch_size, operation.drop_remainder, operation.batch_fn)
     if isinstance(operation, Batch):
         check_batch_size(operation.batch_size)
     elif operation_kind(operation) is FlatMap:

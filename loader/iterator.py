@@ -12,7 +12,6 @@ from gristmill.core.naming import one_line, stable_repr
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
 from gristmill.dataset.bases.iterator import iterate, write_when_created
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
-from gristmill.dataset.states.files import read_checkpoint
 from gristmill.dataset.telling.description import few_files, source_difference, source_files
 
 if TYPE_CHECKING:
@@ -217,6 +216,8 @@ class DataLoaderIterator(Iterator[Any]):
     async def load(self, directory: Any) -> Awaitable[None]:
         """Awaiting the result reads this process's file in ``directory`` and continues from the state in it."""
         import asyncio
+
+        from gristmill.dataset.states.files import read_checkpoint
 
         async def restore() -> None:
             self.set_state(await asyncio.to_thread(read_checkpoint, directory, self._describe()))

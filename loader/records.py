@@ -25,12 +25,12 @@ from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
-from gristmill.dataset.stages.flat_map import FlatMapIterDataset, check_max_fan_out, items_of
 from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.telling.failures import tell
 from gristmill.samplers.base import answers_blocks, epoch_of
 from gristmill.sources.reading import read_keys, wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, TfRandomMap
+from gristmill.transforms.base import check_max_fan_out
 from gristmill.transforms.batching import Allocate
 
 
@@ -225,6 +225,8 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool, s
             batch_fn = _BatchRecords(batch_function(batch_fn))
         return BatchIterDataset(ds, size, drop_remainder=drop, batch_fn=batch_fn)
     if kind is FlatMap:
+        from gristmill.dataset.stages.flat_map import FlatMapIterDataset
+
         return FlatMapIterDataset(ds, _OnRecord(operation, _splitter(operation, as_records, seed)), with_nones=True)
     if kind is Filter:
         return FilterIterDataset(ds, _OnRecord(operation, lambda r: operation.filter(r.data)) if as_records else operation)
@@ -242,6 +244,8 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool, s
 
 def _splitter(operation: FlatMap, as_records: bool, seed: int | None) -> Callable[[Any], list[Any]]:
     """What makes items of bare data, or of a record, whose index they continue and whose key they do not have."""
+    from gristmill.dataset.stages.flat_map import items_of
+
     most = check_max_fan_out(operation)
 
     def split_record(record: Record[Any]) -> list[Record[Any]]:

@@ -1,15 +1,20 @@
 """How much the tests notice: small changes of the library's code, one at a time, and whether a test fails.
 
-    python tests/mutants.py --count 300 --seed 0 --jobs 2 --out mutants.json
+    python tests/mutants.py map tests.json                          which tests run which lines, and how long they take
+    python tests/mutants.py try tests.json --count 300 --seed 0     the mutants
 
-Each mutant is made in a copy of the tree and tested there, nearest tests first, until one fails. What survives prints its line
-and its change. Choice and change follow from ``--seed`` and the code alone. Not part of the tests: it takes hours.
+The map takes twice as long as the tests and needs the package ``coverage``. Each mutant is made in a copy of the tree, where
+the quickest tests that run its line are tried, of as many functions as possible, until one fails (and does not without the
+mutant). Of lines that run in worker processes alone nothing is known: tests of the module's name, of workers and of loaders
+are tried there.
+What survives prints its line and its change. Choice and change follow from ``--seed`` and the code alone. Not part of the tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
 import os
 import random
@@ -18,21 +23,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("core", "dataset", "loader", "workers")
-# After the files of the tests that name the module, until one fails or the time is over.
-STAGES = (
-    ("laws", "vectors"),
-    ("dataset", "core"),
-    ("properties", "loader", "workers"),
-    ("checkpoint", "faults", "samplers", "transforms", "testing", "sources"),
-)
+MAX_TESTS = 120  # for one mutant
+MAX_SECONDS = 30  # that these take together, by the map
 _SWAPS: dict[type, tuple[str, str]] = {
     ast.Lt: ("<", "<="),
     ast.LtE: ("<=", "<"),
@@ -136,11 +138,47 @@ def chosen(count: int, seed: int) -> list[Mutant]:
     return [rng.choice(by_line[line]) for line in rng.sample(sorted(by_line), count)]
 
 
-class Copy:
-    """A copy of the tree, in which mutants are tested."""
+class Map:
+    """A plugin of pytest that notes for every test which lines it runs and how long it takes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
+        import coverage
+
+        self.seconds: dict[str, float] = {}
+        # Under the names by which the editable install finds the files.
+        self._coverage = coverage.Coverage(data_file=None, source=[str(ROOT / package) for package in PACKAGES])
+        self._coverage.start()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self._coverage.switch_context(item.nodeid)
+        start = time.monotonic()
+        yield
+        self.seconds[item.nodeid] = time.monotonic() - start
+
+    def save(self, path: Path) -> None:
+        """Keeps the quickest tests of each line: first one of each function, then others."""
+        self._coverage.stop()
+        data = self._coverage.get_data()
+        lines: dict[str, dict[int, list[str]]] = {}
+        for file in data.measured_files():
+            found = lines[str(Path(file).resolve().relative_to(ROOT))] = {}
+            for line, tests in data.contexts_by_lineno(file).items():
+                first, others = {}, []
+                for test in sorted(filter(self.seconds.get, tests), key=self.seconds.__getitem__):
+                    if first.setdefault(test.partition("[")[0], test) != test:
+                        others.append(test)
+                found[line] = [*first.values(), *others][:MAX_TESTS]
+        path.write_text(json.dumps({"seconds": self.seconds, "lines": lines}))
+
+
+class Copy:
+    """A copy of the tree, in which mutants are tested, one at a time, by children of this process."""
+
+    def __init__(self, folder: Path, tests: dict[str, Any]) -> None:
         self.root = folder / "tree"
+        self._tests = tests
+        self._fail_anyway: dict[str, bool] = {}
         files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
         for name in files.decode().split("\0")[:-1]:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -152,88 +190,139 @@ class Copy:
         for init in self.root.glob("*/__init__.py"):
             if init.parent.name != "api":
                 (package / init.parent.name).symlink_to(init.parent)
-        self._env = {**os.environ, "PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        self._path = str(package.parent)
 
-    def fails(self, tests: list[str], seconds: float) -> str | None:
-        """What fails of ``tests``: the name of a test, or that it hangs; ``None`` if nothing does in that time."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "--timeout=40"]
-        process = subprocess.Popen(
-            [*command, "-m", "not slow", *tests], cwd=self.root, env=self._env, text=True, process_group=0,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.communicate()
+    def first_to_fail(self, tests: list[str]) -> str | None:
+        """Which of ``tests`` fails, ``None`` if none does; each has 60 s, all together four times what the map says, and 60 s."""
+        report = self.root.parent / "report.txt"
+        report.write_text("")
+        pid = os.fork()
+        if pid == 0:
+            status = 99
+            try:
+                status = self._run(tests, report)
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        deadline = time.monotonic() + 60 + 4 * sum(self._tests["seconds"].get(test, 1) for test in tests)
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0] and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if not ended[0]:
+            os.killpg(pid, 9)
+            os.waitpid(pid, 0)
+        if ended[0] and os.waitstatus_to_exitcode(ended[1]) in (0, 5):
             return None
-        if process.returncode in (0, 5):
-            return None
-        failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return failed[0][:150] if failed else f"exit status {process.returncode}"
+        last = report.read_text().splitlines()
+        return last[-1] if last else tests[0]  # it hangs or crashes before any test: nothing can be imported
 
-    def killed_by(self, mutant: Mutant, seconds: float) -> str | None:
+    def _run(self, tests: list[str], report: Path) -> int:
+        """Runs tests in this process, which is a child; its exit status."""
+        os.setpgid(0, 0)
+        os.chdir(self.root)
+        os.environ.update(PYTHONPATH=self._path, PYTHONDONTWRITEBYTECODE="1")
+        sys.path.insert(0, self._path)
+        sys.dont_write_bytecode = True
+        with (self.root.parent / "output.txt").open("w") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--timeout=60", *tests], plugins=[_Report(report)]))
+
+    def killer(self, mutant: Mutant) -> str | None:
         path = self.root / mutant.file
         source = path.read_bytes()
-        path.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.stop :])
-        try:
-            deadline = time.monotonic() + seconds
-            done: set[str] = set()
-            for tests in stages_for(mutant, self.root):
-                new = [test for test in tests if test not in done]
-                done.update(new)
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
-                found = self.fails(new, left) if new else None
-                if found is not None:
-                    return found
-            return None
-        finally:
-            path.write_bytes(source)
+        tests = self._tests_of(mutant)
+        while tests:
+            path.write_bytes(source[: mutant.start] + mutant.new.encode() + source[mutant.stop :])
+            try:
+                found = self.first_to_fail(tests)
+            finally:
+                path.write_bytes(source)
+            if found is None or not self._fails_anyway(found):
+                return found
+            tests.remove(found)
+        return None
+
+    def _fails_anyway(self, test: str) -> bool:
+        if test not in self._fail_anyway:
+            self._fail_anyway[test] = self.first_to_fail([test]) is not None
+        return self._fail_anyway[test]
+
+    def _tests_of(self, mutant: Mutant) -> list[str]:
+        seconds: dict[str, float] = self._tests["seconds"]
+        lines = self._tests["lines"].get(mutant.file, {})
+        tests: list[str] = next((lines[str(line)] for line in range(mutant.line, mutant.line - 4, -1) if str(line) in lines), [])
+        if not tests:
+            near = (Path(mutant.file).stem, "tests/workers/", "tests/loader/", "tests/dataset/test_mp_prefetch")
+            tests = [test for name in near for test in sorted(seconds, key=seconds.__getitem__) if name in test]
+        chosen, total = [], 0.0
+        for test in dict.fromkeys(tests):
+            total += seconds[test]
+            if chosen and total > MAX_SECONDS:
+                break
+            chosen.append(test)
+        return [test for test in chosen if not self._fail_anyway.get(test)]
 
 
-def stages_for(mutant: Mutant, root: Path) -> Iterator[list[str]]:
-    """Files of tests: those that bear the module's name, those that import it, and then all."""
-    stem = Path(mutant.file).stem
-    module = "gristmill." + mutant.file.removesuffix(".py").replace("/", ".")
-    files = sorted((root / "tests").rglob("test_*.py"))
-    names = {file: str(file.relative_to(root)) for file in files}
-    yield [names[file] for file in files if stem in file.stem]
-    yield [names[file] for file in files if module in file.read_text() and "guides" not in names[file]]
-    for folders in STAGES:
-        yield [names[file] for file in files if file.parent.name in folders]
+class _Report:
+    """Notes the test that runs."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._path.write_text(nodeid)
+
+
+def make_map(path: Path, options: list[str]) -> None:
+    plugin = Map()
+    pytest.main(["-q", "-p", "no:cacheprovider", "-m", "not slow", "--timeout=600", *options], plugins=[plugin])
+    plugin.save(path)
+
+
+def try_mutants(tests: dict[str, Any], mutants: list[Mutant], out: Path, jobs: int) -> None:
+    for name in ("jax", "numpy"):  # what most tests import: children have it already
+        importlib.import_module(name)
+
+    with tempfile.TemporaryDirectory() as name:
+        pids = []
+        for job in range(jobs):
+            if pid := os.fork():
+                pids.append(pid)
+                continue
+            try:
+                copy = Copy(Path(name) / str(job), tests)
+                results = []
+                for number in range(job, len(mutants), jobs):
+                    mutant = mutants[number]
+                    results.append({"number": number, **asdict(mutant), "killer": copy.killer(mutant)})
+                    if results[-1]["killer"] is None:
+                        print(f"survives: {mutant.file}:{mutant.line}: {mutant.old!r} -> {mutant.new!r}", flush=True)
+                    (Path(name) / f"{job}.json").write_text(json.dumps(results))
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        results = [result for job in range(jobs) for result in json.loads((Path(name) / f"{job}.json").read_text())]
+    out.write_text(json.dumps(sorted(results, key=lambda result: result["number"]), indent=1))
+    print(f"{sum(result['killer'] is not None for result in results)} of {len(results)} killed")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["map", "try"])
+    parser.add_argument("tests", type=Path, help="the file of the map")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=240, help="for each mutant")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
-    options = parser.parse_args()
-    mutants = chosen(options.count, options.seed)
-    copies: SimpleQueue[Copy] = SimpleQueue()
-    results = []
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as threads:
-        for i in range(options.jobs):
-            copies.put(Copy(Path(folder) / str(i)))
-
-        def test(mutant: Mutant) -> tuple[Mutant, str | None]:
-            copy = copies.get()
-            try:
-                return mutant, copy.killed_by(mutant, options.seconds)
-            finally:
-                copies.put(copy)
-
-        for mutant, killer in threads.map(test, mutants):
-            results.append({**asdict(mutant), "killer": killer})
-            options.out.write_text(json.dumps(results, indent=1))
-            if killer is None:
-                print(f"survives: {mutant.file}:{mutant.line}: {mutant.old!r} -> {mutant.new!r}", flush=True)
-    num_killed = sum(result["killer"] is not None for result in results)
-    print(f"{num_killed} of {len(results)} killed")
+    options, others = parser.parse_known_args()
+    if options.command == "map":
+        make_map(options.tests, others)
+    else:
+        tests = json.loads(options.tests.read_text())
+        try_mutants(tests, chosen(options.count, options.seed), options.out, options.jobs)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gristmill.core.errors import as_int
+from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
 
 
@@ -140,3 +141,11 @@ def transform_function(transform: Any, kind: type, method: str) -> Callable[...,
 
 def check_batch_size(batch_size: Any) -> int:
     return as_int("batch_size", batch_size, minimum=1)
+
+
+def check_max_fan_out(transform: FlatMap) -> int:
+    if not hasattr(transform, "max_fan_out"):
+        raise TypeError(
+            f"{transform_name(transform)} must have an attribute max_fan_out: the most items that it makes of one element"
+        )
+    return as_int("max_fan_out", transform.max_fan_out, minimum=1)

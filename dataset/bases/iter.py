@@ -12,7 +12,6 @@ from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, as_parents
 from gristmill.dataset.methods import IterAheadMethods, IterDatasetMeta, IterElementMethods, IterSequenceMethods
-from gristmill.dataset.telling.display import chain_text
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -67,6 +66,8 @@ class IterDataset(
         return division.over_shares(self)
 
     def __repr__(self) -> str:
+        from gristmill.dataset.telling.display import chain_text
+
         return chain_text(self)
 
     def __str__(self) -> str:

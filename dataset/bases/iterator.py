@@ -22,9 +22,6 @@ from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import Node, as_parents
 from gristmill.dataset.bases.observing import Observable, Wrap, divert_next
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
-from gristmill.dataset.telling.description import describe
-from gristmill.dataset.telling.display import chain_text
 from gristmill.dataset.telling.failures import instead_of_stop, tell
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.transforms.batching import Allocate
@@ -120,6 +117,8 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
         self.close()
 
     def __repr__(self) -> str:
+        from gristmill.dataset.telling.display import chain_text
+
         return chain_text(self)
 
     def __str__(self) -> str:
@@ -161,6 +160,8 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
         Args:
             directory: an object whose ``await_creation()`` gives the path to write to.
         """
+        from gristmill.dataset.telling.description import describe
+
         return write_when_created(directory, state_to_text(self.get_state()), describe(self))
 
     async def load(self, directory: Any) -> Awaitable[None]:
@@ -170,6 +171,9 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
             ValueError: there is no such file (also when the number of processes changed), or it belongs to another pipeline.
         """
         import asyncio
+
+        from gristmill.dataset.states.files import read_checkpoint
+        from gristmill.dataset.telling.description import describe
 
         async def restore() -> None:
             text = await asyncio.to_thread(read_checkpoint, directory, describe(self), self._merged_state)
@@ -455,6 +459,8 @@ def skip_one(it: DatasetIterator[Any]) -> bool:
 async def write_when_created(directory: Any, state: str, description: dict[str, Any] | None) -> None:
     """Writes a checkpoint as soon as Orbax has made the directory."""
     import asyncio  # 10 ms that only programs with an event loop should pay
+
+    from gristmill.dataset.states.files import write_checkpoint
 
     path = await directory.await_creation()
     await asyncio.to_thread(write_checkpoint, path, state, description)

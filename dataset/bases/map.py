@@ -16,7 +16,6 @@ from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapDatasetMeta, MapElementMethods, MapSequenceMethods
-from gristmill.dataset.telling.display import chain_text
 from gristmill.dataset.telling.failures import instead_of_stop, tell, told
 from gristmill.dataset.telling.tracebacks import filter_traceback
 
@@ -68,6 +67,8 @@ class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co],
         return self.to_iter_dataset().__iter__()
 
     def __repr__(self) -> str:
+        from gristmill.dataset.telling.display import chain_text
+
         return chain_text(self)
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown, state_count, state_field
@@ -20,7 +20,7 @@ from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.states.values import LinearStates
 from gristmill.dataset.telling.failures import tell, tell_at_last
-from gristmill.transforms.base import FlatMap, transform_function
+from gristmill.transforms.base import FlatMap, check_max_fan_out, transform_function
 
 T = TypeVar("T")
 
@@ -255,14 +255,6 @@ def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
     if isinstance(transform, FlatMap):
         return transform
     raise TypeError("max_fan_out must be given: the most items that the function makes of one element")
-
-
-def check_max_fan_out(transform: FlatMap) -> int:
-    if not hasattr(transform, "max_fan_out"):
-        raise TypeError(
-            f"{transform_name(transform)} must have an attribute max_fan_out: the most items that it makes of one element"
-        )
-    return as_int("max_fan_out", transform.max_fan_out, minimum=1)
 
 
 def items_of(transform: FlatMap, element: Any, most: int) -> list[Any]:

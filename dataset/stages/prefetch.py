@@ -14,7 +14,7 @@ from gristmill.dataset.ahead.readahead import ReadAhead, Stream
 from gristmill.dataset.ahead.root_log import OneByOne, RootLog
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.length import Length, num_elements, of_number
 from gristmill.dataset.bases.map import MapDataset, read
 from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent
@@ -224,6 +224,12 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             )
         self._stop_reading()
         self._next_index = position
+
+    def _mark(self) -> int:
+        return self._next_index
+
+    def _return_to(self, mark: int) -> None:
+        go_to(self, {"next_index": mark})
 
     def _place(self) -> Place:
         return Place(self._ds, self._next_index - 1, is_exact=not self._has_gaps())
