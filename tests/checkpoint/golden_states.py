@@ -8,15 +8,13 @@ from pathlib import Path
 import gristmill
 
 GOLDEN = Path(__file__).parent / "golden"
-PROCESS_FILE = "process_0-of-1.json"
-PIPELINE_FILE = "pipeline_0-of-1.json"
+PROCESS_FILE, PIPELINE_FILE = "process_0-of-1.json", "pipeline_0-of-1.json"
 
 sys.path.append(str(GOLDEN))
 from golden_pipelines import pipelines, plain  # noqa: E402
 from own_pipelines import pipelines as own_pipelines  # noqa: E402
 
-GRAINS_PIPELINES = pipelines(gristmill)
-OWN_PIPELINES = own_pipelines(gristmill)
+GRAINS_PIPELINES, OWN_PIPELINES = pipelines(gristmill), own_pipelines(gristmill)
 PIPELINES = GRAINS_PIPELINES | OWN_PIPELINES
 
 
@@ -25,10 +23,6 @@ def written_by(library):
     paths = {path.stem: path for path in GOLDEN.glob(f"{library}_*.json")}
     releases = sorted(paths, key=lambda name: [int(part) for part in name.split("_")[1].split(".")])
     return {release: json.loads(paths[release].read_text()) for release in releases}
-
-
-def names(found):
-    return [name for name in found if name != "written_by"]
 
 
 def made(name, monkeypatch):
@@ -40,18 +34,6 @@ def made(name, monkeypatch):
     if isinstance(source, gristmill.sources.SharedMemoryDataSource):
         source.unlink()
         source.close()
-
-
-def has_workers(name):
-    return "worker" in name
-
-
-def file_content(state):
-    return json.dumps(state, indent=4).encode()
-
-
-def set_state(it, state):
-    it.set_state(state if isinstance(it, gristmill.DatasetIterator) else file_content(state))
 
 
 def following(it, name, expected):

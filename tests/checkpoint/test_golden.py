@@ -1,25 +1,28 @@
-"""States that releases of Grain wrote restore here, and continue as they did there."""
+"""States that Grain wrote restore and continue as they did there, those of ours for ever; and what this version writes."""
 
 import json
 
 import pytest
 from golden_states import (
     GRAINS_PIPELINES,
+    OWN_PIPELINES,
+    PIPELINE_FILE,
+    PIPELINES,
     PROCESS_FILE,
-    file_content,
     following,
-    has_workers,
     made,
-    names,
-    set_state,
+    plain,
     written_by,
 )
 
+import gristmill
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
 
-WRITTEN = written_by("grain")
-NEWEST = "grain_0.2.18"
+GRAINS, OURS = written_by("grain"), written_by("gristmill")
+WRITTEN = GRAINS | OURS
+GRAIN, NEWEST = GRAINS["grain_0.2.18"], list(OURS.values())[-1]
+HANDLER = CheckpointHandler()
 
 # Interleaved datasets came in another order before Grain 0.2.16.
 INTERLEAVED = {"interleave", "interleave_by_name", "interleave_all", "threads_2", "threads_of_files", "workers_files"}
@@ -29,18 +32,24 @@ REFUSED = {
     "grain_0.2.12": INTERLEAVED,
     "grain_0.2.15": INTERLEAVED,
 }
-CASES = [(release, name) for release, found in WRITTEN.items() for name in names(found)]
-
-
-def cases(*, refused):
-    chosen = [(name, release) for release, name in CASES if (name in REFUSED.get(release, ())) == refused]
-    ids = [f"{release}-{name}" for name, release in chosen]
-    return pytest.mark.parametrize(("pipeline", "release"), chosen, indirect=["pipeline"], ids=ids)
+CASES = [(name, release) for release, found in WRITTEN.items() for name in found if name != "written_by"]
 
 
 @pytest.fixture
 def pipeline(request, monkeypatch):
     yield from made(request.param, monkeypatch)
+
+
+def file_content(state):
+    return json.dumps(state, indent=4).encode()
+
+
+def set_state(it, state):
+    it.set_state(state if isinstance(it, gristmill.DatasetIterator) else file_content(state))
+
+
+def pipeline_file(library, golden, crc32):
+    return file_content({"library": library, "state_crc32": crc32, "pipeline": golden["pipeline"]})
 
 
 def is_same(name, state, elements, expected):
@@ -50,49 +59,53 @@ def is_same(name, state, elements, expected):
     return elements == expected
 
 
-def test_all_that_the_newest_release_writes_is_there():
-    assert names(WRITTEN[NEWEST]) == list(GRAINS_PIPELINES)
-    assert list(WRITTEN) == ["grain_0.2.8", "grain_0.2.12", "grain_0.2.15", "grain_0.2.16", NEWEST]
+def test_all_is_there():
+    assert list(GRAIN) == ["written_by", *GRAINS_PIPELINES]
+    assert list(GRAINS) == ["grain_0.2.8", "grain_0.2.12", "grain_0.2.15", "grain_0.2.16", "grain_0.2.18"]
+    assert set(NEWEST) == {"written_by", *OWN_PIPELINES}
+    for name in {*OWN_PIPELINES} & {*GRAINS_PIPELINES}:
+        assert NEWEST[name]["elements"] == GRAIN[name]["elements"]
+    states = [state for name in OWN_PIPELINES for _, state, _ in NEWEST[name]["states"]]
+    assert max(len(json.dumps(state)) for state in states) < 1024
 
 
-@cases(refused=False)
+@pytest.mark.parametrize(
+    ("pipeline", "release"), CASES, indirect=["pipeline"], ids=[f"{release}-{name}" for name, release in CASES]
+)
 def test_states_restore(pipeline, release, request, tmp_path):
     """By the handler in an iterator that was used, and in new ones, except that worker processes are kept."""
     name = request.node.callspec.params["pipeline"]
-    golden = WRITTEN[release][name]
+    golden, library = WRITTEN[release][name], WRITTEN[release]["written_by"]
     used = iter(pipeline)
-    for position, state in reversed(golden["states"]):
+    before = used.get_state()
+    for position, state, *crc32 in reversed(golden["states"]):
+        if name in REFUSED.get(release, ()):  # they cannot be continued
+            with pytest.raises(StateMismatchError):
+                used.set_state(state)
+            assert used.get_state() == before
+            continue
         expected = golden["elements"][position:]
         (tmp_path / PROCESS_FILE).write_bytes(file_content(state))
-        assert CheckpointHandler().restore(tmp_path, item=used) is used
+        if crc32:
+            (tmp_path / PIPELINE_FILE).write_bytes(pipeline_file(library, golden, *crc32))
+        assert HANDLER.restore(tmp_path, item=used) is used
         elements = following(used, name, expected)
         assert is_same(name, state, elements, expected), f"{elements} follow state {position}, not {expected}"
-        if not has_workers(name):
-            with iter(GRAINS_PIPELINES[name]() if name == "elastic" else pipeline) as it:
-                set_state(it, state)
+        if "worker" not in name:
+            with iter(PIPELINES[name]() if name.startswith("elastic") else pipeline) as it:
+                HANDLER.restore(tmp_path, item=it) if crc32 else set_state(it, state)
                 assert is_same(name, state, following(it, name, expected), expected)
     used.close()
 
 
-@cases(refused=True)
-def test_states_that_cannot_be_continued_are_refused(pipeline, release, request):
-    name = request.node.callspec.params["pipeline"]
-    with iter(pipeline) as it:
-        before = it.get_state()
-        for _, state in WRITTEN[release][name]["states"]:
-            with pytest.raises(StateMismatchError):
-                it.set_state(state)
-            assert it.get_state() == before
-
-
 @pytest.mark.parametrize("pipeline", GRAINS_PIPELINES, indirect=True)
-def test_what_we_write_is_the_same(pipeline, request, tmp_path):
+def test_what_we_write_is_what_grain_writes(pipeline, request, tmp_path):
     """Apart from the source in shared memory, that in Grain shows all its data, and from what tells flat maps apart."""
     name = request.node.callspec.params["pipeline"]
     with iter(pipeline) as it:
-        for _, state in WRITTEN[NEWEST][name]["states"]:
+        for _, state in GRAIN[name]["states"]:
             set_state(it, state)
-            CheckpointHandler().save(tmp_path, item=it)
+            HANDLER.save(tmp_path, item=it)
             content = (tmp_path / PROCESS_FILE).read_bytes()
             if name == "loader_shared_memory":
                 ours = json.loads(content)
@@ -105,12 +118,30 @@ def test_what_we_write_is_the_same(pipeline, request, tmp_path):
             assert content == file_content(state)
 
 
+@pytest.mark.parametrize("pipeline", OWN_PIPELINES, indirect=True)
+def test_what_we_write_is_the_same(pipeline, request, tmp_path):
+    """Another layout needs golden states of its own (``make_own_golden.py``), beside these, which must still restore."""
+    name = request.node.callspec.params["pipeline"]
+    golden, num_taken = NEWEST[name], 0
+    with iter(pipeline) as it:
+        for i, (position, state, crc32) in enumerate(golden["states"], 1):
+            while num_taken < position:
+                assert plain(next(it)) == golden["elements"][num_taken]
+                num_taken += 1
+            if i == len(golden["states"]) and "endless" not in name:
+                assert next(it, "the end") == "the end"
+            HANDLER.save(tmp_path, item=it)
+            assert (tmp_path / PROCESS_FILE).read_bytes() == file_content(state)
+            expected = pipeline_file(f"gristmill {gristmill.__version__}", golden, crc32)
+            assert (tmp_path / PIPELINE_FILE).read_bytes() == expected
+
+
 @pytest.mark.parametrize("pipeline", ["map_dataset", "loader_list"], indirect=True)
 def test_states_of_other_pipelines_do_not_restore(pipeline):
     with iter(pipeline) as it:
         before = it.get_state()
         for name in ("nested", "loader", "workers_2", "tfrecord"):
-            for _, state in WRITTEN[NEWEST][name]["states"]:
+            for _, state in GRAIN[name]["states"]:
                 with pytest.raises(StateMismatchError):
                     set_state(it, state)
         assert it.get_state() == before
