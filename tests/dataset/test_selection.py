@@ -116,17 +116,6 @@ def test_plans_are_those_of_their_phase_whatever_came_before():
     assert info.hits > info.misses > 0
 
 
-def test_every_component_is_read_in_order_and_as_often_as_it_should():
-    for proportions in [(3, 5, 2), (1, 99), (7,), (65_536, 65_537)]:
-        selection_map = SelectionWithProportionsMap(proportions, 10)
-        counts = [0] * len(proportions)
-        for i in range(2 * min(1000, sum(proportions))):
-            j, k = selection_map[i]
-            assert k == counts[j]
-            counts[j] += 1
-            assert all(abs(n - (i + 1) * p / sum(proportions)) < 2 for n, p in zip(counts, proportions, strict=True))
-
-
 WEIGHTS = [
     ([0.7, 0.3], (233, 100)),
     ((1, 2), (100, 200)),

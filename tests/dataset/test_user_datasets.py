@@ -113,17 +113,12 @@ class StreamIterator(DatasetIterator):
 SOURCE = MapDataset.source("abcde").to_iter_dataset()
 STREAMS = [
     (lambda: Stream(SOURCE), [*enumerate("abcde", 1)]),
-    (lambda: Stream(MapDataset.source("ab")), [(1, "a"), (2, "b")]),  # a map parent is iterated
+    (lambda: Stream(MapDataset.source("ab")).map(str), ["(1, 'a')", "(2, 'b')"]),  # a map parent is iterated
     (
         lambda: Stream(Stream(SOURCE).filter(lambda x: x[0] % 2)).batch(2, batch_fn=list),
         [[(1, (1, "a")), (2, (3, "c"))], [(3, (5, "e"))]],
     ),
-    (
-        lambda: Stream(SOURCE).map_with_index(lambda i, x: (i, *x)).random_map(lambda x, rng: x, seed=1).map(str),
-        [str((i, i + 1, c)) for i, c in enumerate("abcde")],
-    ),
     (lambda: BareStream(3), [0, 1, 2]),
-    (lambda: BareStream(5).map(str).batch(2, batch_fn=list), [["0", "1"], ["2", "3"], ["4"]]),
     (lambda: BareStream(5).filter(lambda x: x % 2).map_with_index(lambda i, x: (i, x)), [(0, 1), (1, 3)]),
     (lambda: Stream(WithOptionsIterDataset(BareStream(2), DatasetOptions(min_shm_size=1))), [(1, 0), (2, 1)]),
 ]
@@ -131,7 +126,7 @@ STREAMS = [
 
 @pytest.mark.parametrize(("make", "expected"), STREAMS)
 def test_streams_over_and_under_ours(make, expected):
-    it = iter(make())
+    before, it = dict(vars(StreamIterator)), iter(make())
     states = [it.get_state()]
     for x in expected:
         assert next(it) == x
@@ -142,6 +137,7 @@ def test_streams_over_and_under_ours(make, expected):
         for again in (it, iter(make())):
             again.set_state(state)
             assert list(again) == expected[k:]
+    assert dict(vars(StreamIterator)) == before  # classes are not modified
 
 
 def test_a_state_that_a_users_iterator_refuses_halfway_changes_nothing():
@@ -152,20 +148,6 @@ def test_a_state_that_a_users_iterator_refuses_halfway_changes_nothing():
         it.set_state({"parent": {}, "counter": 0})
     assert it.get_state() == before
     assert list(it) == [[(2, "2"), (3, "3")], [(4, "4")]]
-
-
-def test_errors_do_not_advance_our_stages_over_a_users_iterator():
-    failing = [2]
-    it = iter(BareStream(5).map(lambda x: 1 / 0 if x in failing else x).batch(3, batch_fn=list))
-    with pytest.raises(ZeroDivisionError):
-        next(it)
-    assert it.get_state() == {"position": 0}
-    failing.clear()
-    assert list(it) == [[0, 1, 2], [3, 4]]
-    before = dict(vars(StreamIterator))
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        next(iter(Stream(MapDataset.range(3).map(lambda x: next(iter([]))))))
-    assert dict(vars(StreamIterator)) == before  # classes are not modified
 
 
 class Yielding(IterDataset):
@@ -180,10 +162,8 @@ class Wrong(IterDataset):
 
 @pytest.mark.parametrize("ds", [Yielding(), Plain(5)])
 def test_iterators_that_are_none_of_ours(ds):
-    assert list(ds) == [*range(5)] and list(ds.map(str)) == ["0", "1", "2", "3", "4"]
-    assert list(ds.filter(lambda x: x % 2).batch(5, batch_fn=list)) == [[1, 3]]
-    assert next(iter(Stream(ds.map(str)))) == (1, "0")
-    assert list(ds.batch(2, batch_fn=list).map_with_index(lambda i, x: (i, x))) == [(0, [0, 1]), (1, [2, 3]), (2, [4])]
+    assert list(ds) == [*range(5)] and list(Stream(ds.map(str)))[1] == (2, "1")
+    assert list(ds.filter(lambda x: x % 2).map_with_index(lambda i, x: (i, x)).batch(5, batch_fn=list)) == [[(0, 1), (1, 3)]]
     it = iter(ds.map(str))
     assert next(it) == "0"
     for call in (it.get_state, lambda: it.set_state({})):

@@ -278,20 +278,6 @@ def test_what_is_not_kept_for_reuse():
     assert len({address(batch) for batch in kept}) == 30
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.tuples(st.sampled_from([MEGABYTE, MEGABYTE + 1]), st.integers(0, 4)), max_size=30))
-def test_no_kept_batch_is_ever_overwritten(steps):
-    pool, kept = BufferPool(), []
-    for number, (size, drop) in enumerate(steps):
-        batch = pool((size,), np.dtype(np.uint8))
-        batch[::4096] = number
-        kept.append((number, batch))
-        if drop < len(kept):
-            del kept[drop]
-        del batch
-        assert all([(other[::4096] == expected).all() for expected, other in kept])
-
-
 def test_a_pool_of_many_threads():
     pool = BufferPool()
 

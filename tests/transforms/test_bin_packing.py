@@ -48,7 +48,7 @@ def model(features, num_bins, max_sequences, rows, best):
     return chosen
 
 
-@pytest.mark.parametrize("num_bins", [1, 2, 3, 8, 33])
+@pytest.mark.parametrize("num_bins", [1, 3, 33])
 @pytest.mark.parametrize("lengths", [(20,), (20, 13), (7, 9, 11)])
 def test_placers_choose_by_the_definition(num_bins, lengths):
     rng = np.random.default_rng([num_bins, len(lengths)])
@@ -102,7 +102,7 @@ def test_an_element_that_cannot_be_added_changes_nothing():
     bins = filled(features, [(np.arange(2, dtype=np.int8), np.ones((1, 2)))])
     before = [c[0].tolist() for c in bins.columns()]
     bad = [
-        ((np.arange(5), np.ones((4, 2))), r"\('\'x\'', 5, 4\), \(\"'y'\", 4, 3\)|too long"),
+        ((np.arange(5), np.ones((4, 2))), r"truncated.*\(\"'x'\", 5, 4\), \(\"'y'\", 4, 3\)"),
         ((np.array([300]), np.ones((1, 2))), "feature 'x' has values of dtype int64 that int8"),
         ((np.array([1.5]), np.ones((1, 2))), "feature 'x' has values of dtype float64"),
         ((np.array([1]), np.ones((1, 3))), r"feature 'y' has the trailing shape \(3,\).*\(2,\)"),
@@ -114,11 +114,6 @@ def test_an_element_that_cannot_be_added_changes_nothing():
     assert bins.add([np.array([100]), np.ones((1, 2), np.float32)])  # values that the dtypes can hold
     assert [c[0].dtype for c in bins.columns()] == [np.int8, np.float64]
     assert not bins.add([np.array([300, 300]), np.ones((1, 9))])  # what does not fit is not looked at: it begins other bins
-
-
-def test_too_long_sequences_are_all_named():
-    with pytest.raises(ValueError, match=r"truncated.*\(\"'x'\", 5, 4\), \(\"'y'\", 4, 3\)"):
-        filled([Feature("'x'", 4), Feature("'z'", 9), Feature("'y'", 3)], [(np.arange(5), np.arange(5), np.arange(4))])
 
 
 def test_paddings():

@@ -8,19 +8,6 @@ def row(concatenation):
     return {name: array.tolist() for name, array in concatenation.output().items()}
 
 
-def test_one_feature():
-    joined = Concatenation([Target("x", 5)])
-    assert joined.add([np.array([1, 2])], [0]) is None
-    assert joined.add([np.array([], np.int64)], [0]) is None
-    assert joined.add([np.array([3, 4, 5, 6])], [0]) == [3]
-    assert row(joined) == {"x": [1, 2, 3, 4, 5], "x_segment_ids": [1, 1, 3, 3, 3], "x_positions": [0, 1, 0, 1, 2]}
-    assert joined.add([np.array([3, 4, 5, 6])], [0]) == [0]  # there is no room: as if it had not been offered
-    assert len(joined) == 3
-    joined = Concatenation([Target("x", 5)])
-    assert joined.add([np.array([3, 4, 5, 6])], [3]) is None
-    assert row(joined) == {"x": [6, 0, 0, 0, 0], "x_segment_ids": [1, 0, 0, 0, 0], "x_positions": [0] * 5}
-
-
 def test_each_feature_goes_as_far_as_it_fits():
     targets, element = [Target("a", 4), Target("b", 2)], [np.arange(8), np.arange(5)]
     joined = Concatenation(targets)
@@ -29,6 +16,10 @@ def test_each_feature_goes_as_far_as_it_fits():
         assert joined.add(element, begin) == end
         last, joined = joined, Concatenation(targets)
     assert row(last)["a_segment_ids"] == [0, 0, 0, 0] and row(last)["b"] == [4, 0]
+    joined = Concatenation(targets)
+    assert joined.add([np.arange(4), np.arange(0)], [0, 0]) is None
+    assert joined.add(element, [0, 0]) == [0, 2]
+    assert len(joined) == 2
 
 
 def test_meta_features_are_repeated_and_not_cut():
