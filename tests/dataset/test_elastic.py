@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import assert_raises
 
 from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
@@ -109,10 +110,8 @@ def test_wrong_states_change_nothing():
     for position in (-1, -4, 20, 10**9, 1.5, "4", None, [4]):
         with pytest.raises(ValueError, match=r"global_next_index in the state of .* must be in \[0, 20\)"):
             it.set_state(at(position))
-    with pytest.raises(KeyError, match="must have the key 'global_next_index'"):
-        it.set_state({"next_index": 3})
-    with pytest.raises(ValueError, match="must be a mapping"):
-        it.set_state(3)
+    assert_raises(KeyError, "must have the key 'global_next_index'", it.set_state, {"next_index": 3})
+    assert_raises(ValueError, "must be a mapping", it.set_state, 3)
     assert it.get_state() == at(4)
     assert plain(it) == [[4, 6], [8, 10], [12, 14]]
 
@@ -152,8 +151,7 @@ RANGE, FILES, HALF = MapDataset.range(16), interleave(numbers([3, 3]), 2), Shard
 )
 def test_wrong_arguments(arguments, error, match):
     *positional, options = arguments if len(arguments) == 4 else (*arguments, {})
-    with pytest.raises(error, match=match):
-        ElasticIterator(*positional, **options)
+    assert_raises(error, match, ElasticIterator, *positional, **options)
 
 
 def test_it_is_an_iterator_and_a_dataset():
@@ -218,8 +216,7 @@ def test_closing_ends_the_wait_of_another_thread():
     e = elastic(MapDataset.range(8).map(wait), 4, mode="threads")
     closer = threading.Thread(target=lambda: (started.wait(30), e.close(), release.set()))
     closer.start()
-    with pytest.raises(ValueError, match="closed"):
-        next(e)
+    assert_raises(ValueError, "closed", next, e)
     closer.join()
 
 
@@ -292,8 +289,7 @@ def test_filters_and_what_follows_them(mode, tmp_path):
     for it in its:
         it.close()
         it.close()
-        with pytest.raises(ValueError, match="closed"):
-            next(it)
+        assert_raises(ValueError, "closed", next, it)
 
 
 @pytest.mark.parametrize("mode", OPTIONS)
@@ -303,8 +299,7 @@ def test_errors_do_not_move_it(mode):
         it.set_state(at(0))
         assert plain([next(it)]) == [[0, 2]]
         for _ in range(2):
-            with pytest.raises(OSError):
-                next(it)
+            assert_raises(OSError, None, next, it)
             assert it.get_state() == at(4)
         it.skip_failed()
         assert it.get_state() == at(8)
@@ -319,8 +314,7 @@ def test_errors_do_not_move_it(mode):
             if not fails:
                 assert plain([next(it)]) == [[1, 5]]
                 continue
-            with pytest.raises(OSError):
-                next(it)
+            assert_raises(OSError, None, next, it)
             assert it.get_state() == at(0)
             it.skip_failed()
             assert it.get_state() == at(8)
@@ -333,8 +327,7 @@ def test_a_worker_skips_up_to_its_own_step():
     steps = _Steps(MapDataset.range(40).map(failing(7)).filter(lambda x: x % 2), 4, ShardOptions(0, 1), DIRECT, 0)
     steps.set_slice(slice(1, None, 2))
     it = iter(steps)
-    with pytest.raises(OSError):
-        next(it)
+    assert_raises(OSError, None, next, it)
     it.skip_failed()
     assert it.position == 16
     assert list(it) == [(32, [25, 27, 29, 31])]
@@ -353,15 +346,13 @@ def test_endless_filters_and_missing_elements():
     it = elastic(MapDataset.range(5).filter(lambda x: False).repeat(), 4)
     it = iter(WithOptionsIterDataset(it, DatasetOptions(filter_raise_threshold_ratio=0.9)).map(lambda x: x))
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"dropped 100\.00% of 1000"):
-            next(it)
+        assert_raises(ValueError, r"dropped 100\.00% of 1000", next, it)
     # What a map leaves out is an error.
     for before, leave_out in itertools.product(
         (MapDataset.range(8), MapDataset.range(8).filter(lambda x: True)), (lambda x: None, lambda x: None if x == 2 else x)
     ):
         it = elastic(before.map(leave_out), 4)
-        with pytest.raises(ValueError):
-            next(it)
+        assert_raises(ValueError, None, next, it)
         assert it.get_state() == at(0)
     with pytest.raises(ValueError, match="same structure") as caught:
         next(elastic(MapDataset.range(8).map(lambda x: None if x == 2 else x), 4, 0, 2))
@@ -425,8 +416,7 @@ def test_shard_states():
             it.set_state(other.get_state())
         assert it.get_state() == before
     for it in shards(MapDataset.range(4), 2, 2):
-        with pytest.raises(NotImplementedError, match="of a MapDataset have no states of their own"):
-            it.get_shard_states()
+        assert_raises(NotImplementedError, "of a MapDataset have no states of their own", it.get_shard_states)
     # There may be fewer files than shards.
     its = shards(interleave(numbers([2]), 3), 0, 3)
     assert [list(it) for it in its] == [[0, 1], [], []]
@@ -558,8 +548,7 @@ def test_the_asynchronous_protocol(tmp_path):
 
 def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
     def refuse(directory, it, match):
-        with pytest.raises(StateMismatchError, match=match):
-            HANDLER.restore(directory, it)
+        assert_raises(StateMismatchError, match, HANDLER.restore, directory, it)
 
     its = shards(MapDataset.range(16), 4, 2)
     next(its[0])

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset, MapDatasetMeta
@@ -111,8 +112,7 @@ def test_factories_belong_to_the_class():
         @abc.abstractmethod
         def extra(self): ...
 
-    with pytest.raises(TypeError):
-        Combined()
+    assert_raises(TypeError, None, Combined)
     assert list(Combined.range(3)) == [0, 1, 2]
 
 
@@ -157,8 +157,7 @@ def test_empty_data_sets():
         assert list(ds) == []
         assert iter(ds).get_state() == {"next_index": 0}
         for index in (0, 1, -1, 2**70):
-            with pytest.raises(IndexError, match="empty"):
-                ds[index]
+            assert_raises(IndexError, "empty", ds.__getitem__, index)
 
 
 def test_container_protocols():
@@ -316,8 +315,7 @@ def test_pipe():
     for ds in (TEN, TEN.to_iter_dataset()):
         assert ds.pipe(call, 1, func=2, self=3) == ((ds, 1), {"func": 2, "self": 3})
         assert ds.pipe(lambda ds: ds) is ds
-        with pytest.raises(TypeError):
-            ds.pipe(func=call)
+        assert_raises(TypeError, None, ds.pipe, func=call)
 
 
 def test_to_iter_dataset():

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+from computing_ahead import Failing
 from local_workers import LocalWorkersIterDataset
+from refusing import assert_raises
+from users_datasets import BareIterator, BareStream, Plain
 
-from gristmill import DataLoader, DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import DataLoader, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.experimental import (
     InterleaveIterDataset,
     ThreadPrefetchDatasetIterator,
@@ -148,8 +151,7 @@ def test_where_it_is_and_jumping(name):
         with pytest.raises(IndexError, match=reason) as caught:
             set_next_index(it, wrong)
         assert isinstance(caught.value, ValueError)
-    with pytest.raises(TypeError, match="index must be an integer"):
-        set_next_index(it, 1.5)
+    assert_raises(TypeError, "index must be an integer", set_next_index, it, 1.5)
     assert get_next_index(it) == start
     assert rest(it) == expected[start:]
 
@@ -162,8 +164,7 @@ def test_integers_of_numpy_and_closed_iterators():
     it.close()
     assert get_next_index(it) == 4
     set_next_index(it, 3)
-    with pytest.raises(ValueError, match="closed"):
-        next(it)
+    assert_raises(ValueError, "closed", next, it)
 
 
 def test_nothing_is_computed():
@@ -192,45 +193,20 @@ def test_with_gaps_the_index_is_that_of_the_map_dataset(ds):
         set_next_index(it, index)
         assert get_next_index(it) == index
         assert list(it) == left
-    with pytest.raises(IndexError):
-        set_next_index(it, 13)
+    assert_raises(IndexError, None, set_next_index, it, 13)
 
 
-class Stream(DatasetIterator):
-    """A user's iterator without an index."""
-
-    def __init__(self):
-        super().__init__()
-        self.position = 0
-
-    def __next__(self):
-        if self.position == 14:
-            raise StopIteration
-        self.position += 1
-        return self.position
-
-    def get_state(self):
-        return {"position": self.position}
-
-    def set_state(self, state):
-        self.position = state["position"]
+class Indexed(BareStream):
+    def __iter__(self):
+        return IndexedIterator(self.n)
 
 
-class IndexedStream(Stream):
+class IndexedIterator(BareIterator):
     def _get_next_index(self):
         return self.position
 
     def _set_next_index(self, index):
         self.position = index
-
-
-class Made(IterDataset):
-    def __init__(self, make):
-        super().__init__()
-        self.make = make
-
-    def __iter__(self):
-        return self.make()
 
 
 FILTERED = numbers().filter(odd)
@@ -243,8 +219,8 @@ NO_INDEX = [
     *[(ds, "Filter", r"Filter.*would have to compute all elements before it") for ds in (FILTERED, FILTERED.batch(2))],
     *[(ds, "Filter", r"Filter.*compute") for ds in (threaded(FILTERED), workers(FILTERED), workers(FILTERED, 2), Loader(Odd()))],
     (InterleaveIterDataset([numbers(), numbers()], cycle_length=2), "single dataset", "single dataset"),
-    (Made(Stream).batch(2), "Stream", "Stream"),
-    (threaded(Made(lambda: iter(range(5)))), ".", None),
+    (BareStream(9).batch(2), "BareIterator", "BareIterator"),
+    (threaded(Plain(5)), "ThreadPrefetch", None),
 ]
 
 
@@ -254,19 +230,17 @@ def test_what_has_no_index_loses_nothing(ds, reason_to_ask, reason_to_jump):
     it = iter(ds)
     assert plain(next(it)) == expected[0]
     if reason_to_ask is not None:
-        with pytest.raises(NotImplementedError, match=reason_to_ask):
-            get_next_index(it)
+        assert_raises(NotImplementedError, reason_to_ask, get_next_index, it)
     for index in (0, 1) if reason_to_jump else ():
-        with pytest.raises(NotImplementedError, match=reason_to_jump):
-            set_next_index(it, index)
+        assert_raises(NotImplementedError, reason_to_jump, set_next_index, it, index)
     assert rest(it) == expected[1:]
 
 
 def test_iterators_of_users_and_others():
-    it = iter(threaded(Made(IndexedStream)).batch(2))
-    assert next(it).tolist() == [1, 2] and get_next_index(it) == 1
+    it = iter(threaded(Indexed(20)).batch(2))
+    assert next(it).tolist() == [0, 1] and get_next_index(it) == 1
     set_next_index(it, 5)
-    assert next(it).tolist() == [11, 12]
+    assert next(it).tolist() == [10, 11]
 
     class Foreign:
         def __next__(self):
@@ -281,27 +255,19 @@ def test_iterators_of_users_and_others():
     it = ThreadPrefetchDatasetIterator(Foreign(), 2)
     attempts = [get_next_index, lambda it: set_next_index(it, 1)]
     for attempt in attempts:
-        with pytest.raises(ValueError, match="Foreign knows no index"):
-            attempt(it)
+        assert_raises(ValueError, "Foreign knows no index", attempt, it)
         for wrong in (3, "abc", [1], iter([1]), numbers()):
-            with pytest.raises(TypeError, match=r"must be an iterator of a dataset.*iter\(ds\)"):
-                attempt(wrong)
+            assert_raises(TypeError, r"must be an iterator of a dataset.*iter\(ds\)", attempt, wrong)
     assert next(it) == 1
 
 
 def test_jumping_past_a_failed_element():
-    def bad(x):
-        if x == 3:
-            raise OSError(x)
-        return x
-
-    for ds in (numbers().map(bad), threaded(numbers().map(bad)), workers(numbers().map(bad), 2)):
+    failing = numbers().map(Failing(3, error=OSError))
+    for ds in (failing, threaded(failing), workers(failing, 2)):
         it = iter(ds)
         assert [next(it) for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(OSError):
-            next(it)
+        assert_raises(OSError, None, next, it)
         assert get_next_index(it) == 3
         set_next_index(it, 4)
-        with pytest.raises(ValueError, match="nothing to skip"):
-            it.skip_failed()
+        assert_raises(ValueError, "nothing to skip", it.skip_failed)
         assert list(it) == list(range(4, N))

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from local_workers import LocalWorkersIterDataset
+from refusing import assert_raises
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.element_spec import ShapeDtypeStruct
@@ -118,8 +119,7 @@ def test_rows_that_were_handed_out_and_changed_are_read_again():
         return batch
 
     it = iter(RebatchIterDataset(MapDataset.range(4).to_iter_dataset().batch(4), 2).map(double).batch(2))
-    with pytest.raises(OSError, match="try again"):
-        next(it)
+    assert_raises(OSError, "try again", next, it)
     assert next(it).tolist() == [[0, 2], [4, 6]]
 
 
@@ -139,8 +139,7 @@ def test_an_error_does_not_make_the_batch_be_read_again(worker):
     assert plain([next(it), next(it)]) == [[0], [1]]
     for _ in range(2):
         before = it.get_state()
-        with pytest.raises(OSError, match="try again"):
-            next(it)
+        assert_raises(OSError, "try again", next, it)
         assert it.get_state() == before and before["batch_idx"] == 2
     if worker:
         failures.clear()
@@ -171,8 +170,7 @@ def test_elements_that_are_no_batches_are_errors_that_say_why_and_can_be_skipped
     next(it)
     state = it.get_state()
     for _ in range(2):
-        with pytest.raises(error, match=message):
-            next(it)
+        assert_raises(error, message, next, it)
         assert it.get_state() == state
     it.skip_failed()
     assert [x["a"].tolist() for x in it] == [[0, 1]]
@@ -181,14 +179,12 @@ def test_elements_that_are_no_batches_are_errors_that_say_why_and_can_be_skipped
 def test_batches_that_cannot_be_joined_or_have_no_arrays():
     it = iter(RebatchIterDataset(batches({"a": np.zeros((3, 2))}, {"a": np.zeros((3, 4))}), 2))
     next(it)
-    with pytest.raises(ValueError, match=r"leaf \['a'\] whose shapes .* do not agree: float64\[1, 2\] and float64\[1, 4\]"):
-        next(it)
+    assert_raises(ValueError, r"leaf \['a'\] whose shapes .* do not agree: float64\[1, 2\] and float64\[1, 4\]", next, it)
     it.skip_failed()
     assert [x["a"].shape for x in it] == [(2, 4)]
     for element in (None, {}, [None]):
         it = iter(RebatchIterDataset(batches(element, np.arange(2)), 2))
-        with pytest.raises(ValueError, match="needs batches, pytrees with arrays"):
-            next(it)
+        assert_raises(ValueError, "needs batches, pytrees with arrays", next, it)
         it.skip_failed()
         assert next(it).tolist() == [0, 1]
 
@@ -197,8 +193,7 @@ def test_a_row_behind_the_batch_is_refused_when_it_is_read():
     it = iter(RebatchIterDataset(ragged([4, 4]), 3))
     it.set_state({"parent": {"next_index": 0}, "batch_idx": 5})
     for _ in range(2):
-        with pytest.raises(StateIndexError, match=r"batch_idx .* must be in \[0, 4\], the rows there, got 5"):
-            next(it)
+        assert_raises(StateIndexError, r"batch_idx .* must be in \[0, 4\], the rows there, got 5", next, it)
     it.set_state({"parent": {"next_index": 0}, "batch_idx": 4})
     assert [x["a"].tolist() for x in it] == [[4, 5, 6], [7]]
 
