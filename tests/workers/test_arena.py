@@ -105,14 +105,6 @@ class TestSlots:
         assert ends.reader.look(slot)[:4].tolist() == [5, 5, 5, 6]
         assert ends.reader.released() == []  # a look is not watched
 
-    def test_are_used_again_those_used_last_first(self, arena):
-        first, second, small = map(arena.allocate, (5000, 6000, PAGE))  # two of one size
-        for slot in (first, second, small):
-            arena.free(slot)
-        offsets = [arena.allocate(num_bytes).offset for num_bytes in (PAGE + 1, 5000, 7000, PAGE)]
-        assert offsets[:2] == [second.offset, first.offset] and offsets[3] == small.offset
-        assert offsets[2] not in (first.offset, second.offset, small.offset)
-
     def test_are_not_used_again_while_somebody_looks(self, ends):
         array = ends.send(40000, 1).view(np.int64).reshape(50, 100)
         views = [array[3:5], array.T, array.view(np.uint8)[::2], memoryview(array), np.broadcast_to(array[0], (5, 100))]
@@ -163,18 +155,6 @@ class TestSlots:
 
 
 class TestGivingBack:
-    def test_few_free_slots_keep_their_memory(self, ends):
-        """What is used again and again is not asked of the system again and again, the rest is returned."""
-        size = 2**20
-        kept = [ends.send(size, k) for k in range(20)]
-        assert ends.used() == 20 * size
-        kept.clear()
-        ends.give_back()
-        assert ends.used() == WARM * size
-        kept = [ends.send(size, k) for k in range(20)]
-        assert [(int(a[0]), int(a[-1])) for a in kept] == [(k, k) for k in range(20)]
-        assert ends.used() == 20 * size
-
     def test_what_was_returned_is_what_was_longest_unused(self, arena):
         slots = [arena.allocate(2**16) for _ in range(10)]
         for k, slot in enumerate(slots):
@@ -187,7 +167,7 @@ class TestGivingBack:
         assert sorted(again) == sorted(slots)
 
     def test_after_a_burst_slots_keep_their_memory_again(self, ends):
-        """Of many that were kept and let go most have lost their memory, but not those that are used from now on."""
+        """Of many that were kept and let go most have lost their memory, but not those that are used again and again."""
         for slot in [ends.arena.allocate(PAGE) for _ in range(20)]:
             ends.arena.free(slot)
         for _ in range(20):
@@ -200,11 +180,12 @@ class TestGivingBack:
     def test_close_returns_all_that_nobody_sees(self, ends):
         kept = [ends.send(2**18, k) for k in range(30)]
         large = ends.send(2**26 + 1, 7)  # in another chunk
+        ends.send(2**18, 8)
         assert ends.used() > 2**26 + 30 * 2**18
-        kept = [kept[3], kept[4], kept[17], kept[29]]
+        kept = [kept[3], kept[4], kept[17]]
         ends.reader.close()
-        assert ends.used() == 4 * 2**18 + 2**26 + PAGE
-        assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17, 29]
+        assert ends.used() == 3 * 2**18 + 2**26 + PAGE
+        assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17]
         assert large[0] == large[-1] == 7
 
 

@@ -182,15 +182,6 @@ def revive(args, worth_keeping):
     return error
 
 
-def test_an_exception_that_pickles_unlike_its_class():
-    error = class_with_a_lock()(1, 2)
-    error.worth_keeping = "this"
-    error.add_note("a note")
-    copy = travel(error)
-    assert (type(copy).__name__, copy.args) == ("WithALock", (1, 2))
-    assert vars(copy) == {"worth_keeping": "this", "__notes__": ["a note"]}
-
-
 def test_values_travel_by_value_and_those_that_cannot_are_replaced_alone():
     lock, bad = threading.Lock(), type("LoadsBadly", (), {"__reduce__": lambda self: (int, ("not a number",))})()
     error = TwoArguments("a", "b")
@@ -347,18 +338,6 @@ def test_groups(kind):
     assert copy.subgroup(FileNotFoundError).message == error.message
 
 
-def test_a_group_that_cannot_be_rebuilt_says_what_was_in_it():
-    class Group(ExceptionGroup):
-        lock = threading.Lock()
-
-    copy = travel(Group("many", [caught(outer_failure), ValueError("second")]))
-    assert type(copy) is RemoteError
-    assert ".Group: many (2 sub-exceptions)" in str(copy)
-    assert "    builtins.FileNotFoundError: [Errno 2] gone" in str(copy)
-    assert "in outer_failure" in str(copy)
-    assert "    builtins.ValueError: second" in str(copy)
-
-
 class Failing:
     def method(self):
         return caught(outer_failure) and [1, 2][10 + 20]
@@ -394,12 +373,23 @@ def test_frames_show_the_files_lines_and_functions_of_the_worker():
     assert decode_error(encode_error(error, skip_frames=10)).__traceback__ is None
 
 
-def test_files_that_cannot_be_read_here():
+def recurse(n):
+    return recurse(n + 1)
+
+
+def test_frames_that_are_too_many_or_cannot_be_read_here():
     code = compile("def gone():\n  raise KeyError(\n    1\n  )\n", "/no/such/file.py", "exec")
     names = {}
     exec(code, names)
     (line,) = traceback.format_tb(travel(caught(names["gone"])).__traceback__)[1:]
     assert line == '  File "/no/such/file.py", line 2, in gone\n'
+
+    error = caught(recurse, 0)
+    data = encode_error(error)
+    assert len(data) < 50_000
+    frames, whole = places(decode_error(data)), places(error)
+    assert (len(frames), frames[:50], frames[-50:]) == (101, whole[:50], whole[-50:])
+    assert frames[50].name == f"... {len(whole) - 100} frames left out ..."
 
 
 def test_code_without_columns():
@@ -415,21 +405,6 @@ def test_code_without_columns():
     command = [sys.executable, "-X", "no_debug_ranges", "-c", script]
     lines = subprocess.run(command, capture_output=True, text=True, timeout=60).stderr.splitlines()
     assert lines[:3] == lines[3:] and len(lines) == 6  # none has carets
-
-
-def recurse(n):
-    return recurse(n + 1)
-
-
-def test_long_recursions_are_shortened():
-    error = caught(recurse, 0)
-    data = encode_error(error)
-    assert len(data) < 50_000
-    frames, whole = places(decode_error(data)), places(error)
-    assert len(frames) == 101
-    assert frames[:50] == whole[:50]
-    assert frames[-50:] == whole[-50:]
-    assert frames[50].name == f"... {len(whole) - 100} frames left out ..."
 
 
 def test_nothing_of_the_consumer_is_kept_alive():
@@ -465,9 +440,8 @@ def test_what_cannot_be_rebuilt_is_a_remote_error():
     message = str(copy)
     assert message.startswith(f"{__name__}.class_with_a_lock.<locals>.WithALock: the message\n")
     assert traceback.format_tb(error.__traceback__)[-1] in message
-    assert copy.__notes__ == ["a note"]
+    assert copy.__notes__ == ["a note"] and copy.__suppress_context__
     assert type(copy.__cause__) is FileNotFoundError
-    assert copy.__suppress_context__
     assert traceback.format_tb(copy.__traceback__) == traceback.format_tb(error.__traceback__)
     for again in (pickle.loads(pickle.dumps(copy)), travel(copy)):
         assert type(again) is RemoteError and again.args == copy.args
@@ -477,6 +451,15 @@ def test_what_cannot_be_rebuilt_is_a_remote_error():
     copy = travel(first)
     assert (type(copy), type(copy.__cause__)) == (ValueError, RemoteError)
     assert repr(copy.__cause__.__cause__) == "KeyError('third')"
+    error.worth_keeping = "this"  # and now it can be pickled in its own way
+    copy = travel(error)
+    assert (type(copy).__name__, copy.args) == ("WithALock", ("the message",))
+    assert vars(copy) == {"worth_keeping": "this", "__notes__": ["a note"]}
+
+    group = type("Group", (ExceptionGroup,), {"lock": threading.Lock()})
+    message = str(travel(group("many", [caught(outer_failure), ValueError("second")])))
+    assert ".Group: many (2 sub-exceptions)" in message and "in outer_failure" in message
+    assert "    builtins.FileNotFoundError: [Errno 2] gone" in message and "    builtins.ValueError: second" in message
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", pickle.dumps([]), pickle.dumps(None), encode_error(KeyError(1))[:-10]])
