@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -158,6 +160,22 @@ class Clock:
 
     def thread_time(self) -> float:
         return self.now_cpu
+
+
+@contextlib.contextmanager
+def interrupted(when: Any) -> Iterator[None]:
+    """A ``KeyboardInterrupt`` ends what is done in this context, when that is true."""
+    main = threading.get_ident()
+
+    def interrupt() -> None:
+        wait_until(when)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as pool:
+        interrupting = pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        interrupting.result()
 
 
 def scarce_threads(monkeypatch: pytest.MonkeyPatch, module: Any, num: int) -> Any:

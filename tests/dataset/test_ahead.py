@@ -5,13 +5,12 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from computing_ahead import Gate, Plain, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
+from computing_ahead import Gate, Plain, interrupted, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, ReadOptions
@@ -199,17 +198,9 @@ def test_an_interrupted_wait_loses_nothing(make):
     """A ``KeyboardInterrupt`` in the middle of waiting for a thread."""
     gate = Gate()
     it = iter(make(9, gate, 3))
-    before, main = it.get_state(), threading.get_ident()
-
-    def interrupt():
-        wait_until(lambda: gate.num_busy >= (3 if make is sharing else 1))
-        signal.pthread_kill(main, signal.SIGINT)
-
-    with ThreadPoolExecutor(1) as pool:
-        interrupting = pool.submit(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            next(it)
-        interrupting.result()
+    before = it.get_state()
+    with interrupted(lambda: gate.num_busy >= (3 if make is sharing else 1)):
+        next(it)
     assert it.get_state() == before
     gate.open.set()
     assert list(it) == list(range(9))

@@ -189,9 +189,7 @@ class TestOrder:
 
     def test_interrupts(self):
         def interrupt_once(shard):
-            fetch = shard.fetch
-
-            def interrupted():
+            def interrupted(fetch=shard.fetch):
                 shard.fetch = fetch
                 raise KeyboardInterrupt
 
@@ -452,20 +450,11 @@ class TestErrors:
                 super().__init__(f"{a} and {b}")
                 self.lock = threading.Lock()
 
-        def deep(x):
-            return deep(x)
-
-        def caused(x):
-            try:
-                return {}["key"]
-            except KeyError as error:
-                raise ValueError("no such thing") from error
-
-        errors = [StopIteration, Frozen, lambda x: Odd(x, b=2), deep, MemoryError, caused]
-        ds = numbers(8).map(failing(*range(1, 7), error=lambda x: errors[x - 1](x)))
+        errors = [StopIteration, Frozen, lambda x: Odd(x, b=2)]
+        ds = numbers(5).map(failing(1, 2, 3, error=lambda x: errors[x - 1](x)))
         it, caught = iter(ds.mp_prefetch(workers(2))), []
         assert next(it) == 0
-        for name in ("RuntimeError", "Frozen", "Odd", "RecursionError", "MemoryError", "ValueError"):
+        for name in ("RuntimeError", "Frozen", "Odd"):
             for _ in range(2):
                 try:
                     next(it)
@@ -473,12 +462,11 @@ class TestErrors:
                     caught.append(error)
                 assert type(caught[-1]).__name__ == name
             it.skip_failed()
-        assert list(it) == [7]
-        stop, frozen, odd, _, memory, chained = caught[::2]
+        assert list(it) == [4]
+        stop, frozen, odd = caught[::2]
         assert isinstance(stop.__cause__, StopIteration)
         assert frozen.code == 2 and "Raised in worker 0 of 2" in frozen.__notes__[0]
-        assert str(odd) == "3 and 2" and memory.args == (5,)
-        assert isinstance(chained.__cause__, KeyError)
+        assert str(odd) == "3 and 2"
 
     def test_after_a_worker_has_ended(self):
         """What had ended is still known to have ended, and so the state says, also when the error is left out."""

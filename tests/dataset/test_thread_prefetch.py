@@ -2,8 +2,6 @@
 
 import os
 import random
-import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +14,7 @@ from computing_ahead import (
     Failing,
     Gate,
     Plain,
+    interrupted,
     no_threads_left,  # noqa: F401
     numbers,
     scarce_threads,
@@ -344,17 +343,8 @@ def test_an_interrupted_set_state_changes_nothing():
     it = ahead(numbers(9, fn=gate), 3)
     it.start_prefetch()
     wait_until(lambda: gate.num_busy)
-    main = threading.get_ident()
-
-    def interrupt():
-        wait_until(lambda: it._ahead.is_stopped)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    with ThreadPoolExecutor(1) as pool:
-        interrupting = pool.submit(interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            it.set_state({"next_index": 5})
-        interrupting.result()
+    with interrupted(lambda: it._ahead.is_stopped):
+        it.set_state({"next_index": 5})
     assert it.get_state() == {"next_index": 0}
     gate.open.set()
     assert list(it) == list(range(9))
