@@ -1,4 +1,5 @@
-"""The files of a checkpoint: what is left of them when saving fails, and what files of somebody else may bring about."""
+"""The files of a checkpoint: what they say about the pipeline, so that another one is refused (decision 17); what is left of them
+when saving fails, and what files of somebody else may bring about."""
 
 import copy
 import errno
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from state_damage import HOSTILE, is_harmless, part, places
 
@@ -19,14 +21,160 @@ from gristmill.experimental import ElasticIterator, InterleaveIterDataset
 
 HANDLER = CheckpointHandler()
 PROCESS, PIPELINE = "process_0-of-1.json", "pipeline_0-of-1.json"
+Batch, ShardOptions = gristmill.transforms.Batch, gristmill.sharding.ShardOptions
 
 
-def pipeline():
-    return gristmill.MapDataset.range(100).shuffle(seed=1).to_iter_dataset().batch(4)
+class AddOne(gristmill.transforms.Map):
+    def map(self, element):
+        return element + 1
+
+
+def chain(*, n=20, seed=3, batch_size=2, random_seed=5, step=1, drop=False, epochs=2, filtered=False, source=None):
+    ds = gristmill.MapDataset.range(n) if source is None else gristmill.MapDataset.source(source)
+    ds = ds.shuffle(seed=seed)[::step].repeat(epochs).map(lambda x: x + 1).to_iter_dataset()
+    ds = ds.random_map(lambda x, rng: x + int(rng.integers(9)), seed=random_seed)
+    if filtered:
+        ds = ds.filter(lambda x: True)
+    return iter(ds.batch(batch_size, drop_remainder=drop))
+
+
+def loader(*, seed=3, batch_size=2, shuffle=True, num_maps=1, source=None, sequential_seed=None, shard=None):
+    sampler = gristmill.samplers.IndexSampler(20, shuffle=shuffle, num_epochs=2, seed=seed)
+    if sequential_seed is not None:
+        sampler = gristmill.samplers.SequentialSampler(20, seed=sequential_seed)
+    steps = [AddOne()] * num_maps + [Batch(batch_size)]
+    data = list(range(20)) if source is None else source
+    return iter(gristmill.DataLoader(data_source=data, sampler=sampler, operations=steps, shard_options=shard))
+
+
+def described(folder):
+    return json.loads((folder / PIPELINE).read_text())
+
+
+# What is saved, what changes what the stream holds, and what the message must name.
+OTHERS = [
+    (chain, {}, {"n": 22}, "length"),
+    (chain, {}, {"seed": 4}, "seed of ShuffleMapDataset"),
+    (chain, {}, {"random_seed": 6}, "seed of RandomMapDatasetIterator"),
+    (chain, {}, {"batch_size": 4}, "batch_size of BatchDatasetIterator"),
+    (chain, {}, {"drop": True}, "drop_remainder"),
+    (chain, {}, {"step": 2}, "length"),
+    (chain, {}, {"epochs": 3}, "length of MapMapDataset"),
+    (chain, {}, {"filtered": True}, "stage"),
+    (chain, {}, {"source": list(range(20))}, "stage"),
+    (chain, {}, {"source": np.arange(20)}, "stage"),
+    (loader, {}, {"batch_size": 4}, "batch_size of Batch"),
+    (loader, {}, {"num_maps": 2}, "stage"),
+    (loader, {}, {"seed": 4}, "sampler of DataLoader"),
+    (loader, {}, {"shuffle": False}, "sampler of DataLoader"),
+    (loader, {}, {"source": range(20)}, "source of DataLoader"),
+    (loader, {}, {"shard": ShardOptions(0, 2)}, "length of DataLoader"),
+    # Which its repr does not show.
+    (loader, {"sequential_seed": 1}, {"sequential_seed": 2}, "sampler_seed of DataLoader"),
+]
+
+
+@pytest.mark.parametrize(("make", "saved", "changed", "named"), OTHERS)
+def test_another_pipeline_is_refused_by_name_and_left_as_it_was(tmp_path, make, saved, changed, named):
+    it = make(**saved)
+    next(it), next(it)
+    HANDLER.save(tmp_path, it)
+    other, undisturbed = make(**changed), make(**changed)
+    np.testing.assert_array_equal(next(other), next(undisturbed))
+    with pytest.raises(StateMismatchError, match="belongs to another pipeline") as refusal:
+        HANDLER.restore(tmp_path, other)
+    assert named in str(refusal.value)
+    np.testing.assert_array_equal(next(other), next(undisturbed))
+
+
+@pytest.mark.parametrize("make", [chain, loader])
+def test_another_version_continues_and_so_does_a_checkpoint_without_description(tmp_path, make):
+    it = make()
+    next(it)
+    HANDLER.save(tmp_path, it)
+    expected, file = next(it), tmp_path / PIPELINE
+    assert described(tmp_path)["library"] == f"gristmill {gristmill.__version__}"
+    file.write_text(json.dumps({**described(tmp_path), "library": "gristmill 99.0"}))
+    np.testing.assert_array_equal(next(HANDLER.restore(tmp_path, make())), expected)
+    file.unlink()  # as Grain writes it
+    np.testing.assert_array_equal(next(HANDLER.restore(tmp_path, make())), expected)
+
+
+def test_a_loader_describes_itself_in_the_terms_of_its_arguments(tmp_path):
+    it = loader()
+    next(it)
+    HANDLER.save(tmp_path, it)
+    of_loader = {
+        "stage": "DataLoader",
+        "length": 40,
+        "worker_count": 0,
+        "shard_options": "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)",
+        "sampler": repr(gristmill.samplers.IndexSampler(20, shuffle=True, num_epochs=2, seed=3)),
+        "sampler_seed": 3,
+        "source": "<class 'list'>",
+    }
+    of_map = {"stage": "Map", "parents": [of_loader]}
+    expected = {"stage": "Batch", "batch_size": 2, "drop_remainder": False, "parents": [of_map]}
+    assert described(tmp_path)["pipeline"] == expected
+    # What does not validate is not compared.
+    unchecked = gristmill.DataLoaderIterator(loader(seed=9)._loader, None, validate_state=False)
+    HANDLER.restore(tmp_path, unchecked)
+    assert json.loads(unchecked.get_state())["last_seen_indices"] == json.loads(it.get_state())["last_seen_indices"]
+
+
+class Records:
+    """Has no repr of its own."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index >= 6:
+            raise IndexError(index)
+        return gristmill.RecordMetadata(index, index)
+
+
+class SeededSampler(Records):
+    _shard_options = gristmill.NoSharding()
+
+    def __init__(self, seed):
+        self._seed = seed
+
+    def __repr__(self):
+        return "SeededSampler()"
+
+
+def test_sources_and_samplers_of_users(tmp_path):
+    """Addresses of objects do not get into descriptions, numbers of NumPy and any seeds do."""
+    make = gristmill.MapDataset.source(Records()).to_iter_dataset
+    HANDLER.save(tmp_path, iter(make()))
+    assert " at 0x" not in (tmp_path / PIPELINE).read_text()
+    HANDLER.restore(tmp_path, iter(gristmill.MapDataset.source(Records()).to_iter_dataset()))
+    for seed in (np.int64(3), (1, 2), np.random.SeedSequence(5)):
+        operations = [Batch(np.int64(2), np.bool_(True))]
+        loader = gristmill.DataLoader(data_source=range(6), sampler=SeededSampler(seed), operations=operations)
+        it = iter(loader)
+        next(it)
+        HANDLER.save(tmp_path, it)
+        assert next(HANDLER.restore(tmp_path, iter(loader))).tolist() == [2, 3]
+
+
+def test_a_damaged_description_and_what_is_no_iterator_are_refused(tmp_path):
+    it = loader()
+    HANDLER.save(tmp_path, it)
+    next(it)
+    before = it.get_state()
+    for text in ("", "{}", "[]", '{"pipeline": 3}', "\xff"):
+        (tmp_path / PIPELINE).write_bytes(text.encode("latin-1"))
+        with pytest.raises(StateMismatchError):
+            HANDLER.restore(tmp_path, it)
+    assert it.get_state() == before
+    with pytest.raises(TypeError, match="item must be an iterator"):
+        HANDLER.save(tmp_path, [1, 2])
 
 
 def at(position):
-    it = iter(pipeline())
+    it = iter(gristmill.MapDataset.range(100).shuffle(seed=1).to_iter_dataset().batch(4))
     for _ in range(position):
         next(it)
     return it
@@ -81,18 +229,13 @@ def save_in_a_child():
         yield save
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-@pytest.mark.parametrize("limit", [0, 10, 60])  # the state has 23 bytes, what describes its pipeline hundreds
-def test_a_save_that_fails_leaves_the_checkpoint_that_was_there(tmp_path, limit, save_in_a_child):
+def test_a_save_that_fails_or_is_killed_anywhere_leaves_a_checkpoint(tmp_path, save_in_a_child):
     HANDLER.save(tmp_path, at(1))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert save_in_a_child(tmp_path, "full", limit) == errno.EFBIG
-    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-    assert rest(HANDLER.restore(tmp_path, at(0))) == rest(at(1))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no module resource")
-def test_a_save_that_is_killed_anywhere_leaves_a_checkpoint_that_restores(tmp_path, save_in_a_child):
+    for limit in (0, 10, 60):  # the state has 23 bytes, what describes its pipeline hundreds
+        assert save_in_a_child(tmp_path, "full", limit) == errno.EFBIG
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+        assert rest(HANDLER.restore(tmp_path, at(0))) == rest(at(1))
     was_killed, step = True, 0
     while was_killed:  # at the first thing that it does in the directory, at the second, …
         HANDLER.save(tmp_path, at(1))
@@ -106,58 +249,50 @@ def test_a_save_that_is_killed_anywhere_leaves_a_checkpoint_that_restores(tmp_pa
     assert {file.name for file in tmp_path.iterdir()} == {PROCESS, PIPELINE}
 
 
-NUMBERS = ["2", "3", "1000000000", "9" * 30, "9" * 200]
-
-
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("names", [*[["process_0-of-" + n] for n in NUMBERS], ["process_1-of-" + n for n in NUMBERS]])
-def test_what_the_name_of_a_file_says_is_not_believed(tmp_path, names):
+def test_what_the_name_of_a_file_says_is_not_believed(tmp_path):
     """Here 10**9 processes would take all memory."""
-    for name in names:
-        (tmp_path / f"{name}.json").write_text('{"global_next_index": 4}')
-    it = ElasticIterator(gristmill.MapDataset.range(16), 4, gristmill.sharding.NoSharding())
-    with pytest.raises(StateMismatchError, match=f"files of all processes of one checkpoint, it has {len(names)}: ") as refusal:
-        HANDLER.restore(tmp_path, it)
-    assert is_harmless(str(refusal.value))
+    numbers = ["2", "3", "1000000000", "9" * 30, "9" * 200]
+    for i, names in enumerate([*[["process_0-of-" + n] for n in numbers], ["process_1-of-" + n for n in numbers]]):
+        (tmp_path / str(i)).mkdir()
+        for name in names:
+            (tmp_path / str(i) / f"{name}.json").write_text('{"global_next_index": 4}')
+        it = ElasticIterator(gristmill.MapDataset.range(16), 4, gristmill.sharding.NoSharding())
+        words = f"files of all processes of one checkpoint, it has {len(names)}: "
+        with pytest.raises(StateMismatchError, match=words) as refusal:
+            HANDLER.restore(tmp_path / str(i), it)
+        assert is_harmless(str(refusal.value))
 
 
-def hostile_descriptions():
-    """Descriptions with something hostile in each place."""
-    description, rng = json.loads(json.dumps(describe(at(0)))), random.Random(1)
-    for path in places(description):
-        for hostile in rng.sample(HOSTILE, 2):
-            changed = copy.deepcopy(description)
+def with_hostile_parts(state, rng, num):
+    """Copies of ``state`` with something hostile in each place."""
+    for path in places(state):
+        for hostile in rng.sample(HOSTILE, num):
+            changed = copy.deepcopy(state)
             if path:
                 part(changed, path[:-1])[path[-1]] = hostile
             yield changed if path else hostile
+
+
+def hostile_descriptions():
+    description = json.loads(json.dumps(describe(at(0))))
+    yield from with_hostile_parts(description, random.Random(1), 2)
     yield {**description, next(text for text in HOSTILE if isinstance(text, str) and len(text) > 1000): 1}
     yield {**description, "length": 1.5, "more": ["x" * 10**7]}
 
 
-def test_what_is_hostile_in_a_description_does_not_come_back_in_a_message(tmp_path):
+def test_what_is_hostile_in_a_description_or_a_checksum_does_not_come_back_in_a_message(tmp_path):
     it = at(3)
     HANDLER.save(tmp_path, it)
-    saved = json.loads((tmp_path / PIPELINE).read_text())
-    before = it.get_state()
-    num_refused = 0
-    for description in hostile_descriptions():
-        (tmp_path / PIPELINE).write_text(json.dumps({**saved, "pipeline": description}))
-        with pytest.raises(StateMismatchError) as refusal:
+    saved, before = described(tmp_path), it.get_state()
+    wrong = [({"pipeline": description}, None) for description in hostile_descriptions()]
+    assert len(wrong) > 20
+    for changed, words in wrong + [({"state_crc32": crc32}, "checksum") for crc32 in HOSTILE]:
+        (tmp_path / PIPELINE).write_text(json.dumps({**saved, **changed}))
+        with pytest.raises(StateMismatchError, match=words) as refusal:
             HANDLER.restore(tmp_path, it)
         assert is_harmless(str(refusal.value)), str(refusal.value)[:3000]
-        num_refused += 1
     assert it.get_state() == before
-    assert num_refused > 20
-
-
-@pytest.mark.parametrize("crc32", HOSTILE)
-def test_what_is_hostile_in_a_checksum_does_not_come_back_in_a_message(tmp_path, crc32):
-    HANDLER.save(tmp_path, at(3))
-    saved = json.loads((tmp_path / PIPELINE).read_text())
-    (tmp_path / PIPELINE).write_text(json.dumps({**saved, "state_crc32": crc32}))
-    with pytest.raises(StateMismatchError, match="checksum") as refusal:
-        HANDLER.restore(tmp_path, at(0))
-    assert is_harmless(str(refusal.value))
 
 
 def shards(kind, count):
@@ -166,7 +301,7 @@ def shards(kind, count):
     else:
         files = [gristmill.MapDataset.range(10 * i, 10 * i + 5).to_iter_dataset() for i in range(5)]
         ds, size = InterleaveIterDataset(files, cycle_length=2), 0
-    return [ElasticIterator(ds, size, gristmill.sharding.ShardOptions(i, count)) for i in range(count)]
+    return [ElasticIterator(ds, size, ShardOptions(i, count)) for i in range(count)]
 
 
 @pytest.mark.parametrize("form", ["processes", "datasets"])
@@ -181,17 +316,13 @@ def test_what_is_hostile_in_the_files_of_other_processes(tmp_path, kind, form):
     else:
         states = {f"shard_state_{i}.json": {"exhausted": 0, "state": {"next_index": 1}} for i in range(5)}
     for name, state in states.items():
-        for path in places(state):
-            for hostile in rng.sample(HOSTILE, 1 if form == "processes" else 2):
-                changed = copy.deepcopy(state)
-                if path:
-                    part(changed, path[:-1])[path[-1]] = hostile
-                for other, content in {**states, name: changed if path else hostile}.items():
-                    (tmp_path / other).write_text(json.dumps(content))
-                try:
-                    HANDLER.restore(tmp_path, new)
-                except StateMismatchError as refusal:
-                    assert is_harmless(str(refusal)), str(refusal)[:3000]
-                    assert new.get_state() == before
-                else:
-                    new.set_state(before)
+        for changed in with_hostile_parts(state, rng, 1 if form == "processes" else 2):
+            for other, content in {**states, name: changed}.items():
+                (tmp_path / other).write_text(json.dumps(content))
+            try:
+                HANDLER.restore(tmp_path, new)
+            except StateMismatchError as refusal:
+                assert is_harmless(str(refusal)), str(refusal)[:3000]
+                assert new.get_state() == before
+            else:
+                new.set_state(before)
