@@ -6,11 +6,15 @@ import re
 import threading
 
 import pytest
+from refusing import assert_raises
+from waiting import wait_until
 
 import gristmill
 from gristmill import MapDataset, MultiprocessingOptions
 from gristmill.diagnostics import observe, stalls
 from gristmill.experimental import ThreadPrefetchIterDataset
+
+NUMBERS = MapDataset.range(10)
 
 
 class Messages(logging.Handler):
@@ -26,37 +30,36 @@ class Messages(logging.Handler):
         self.came.set()
 
     def wait_for_it(self, x):
-        if x == 5:
-            assert self.came.wait(30)
+        assert x != 5 or self.came.wait(30)
         return x
 
-    def text_of(self, it):
-        with observe(it, stall_seconds=0.2):
+    def text_of(self, ds):
+        self.texts.clear()
+        self.came.clear()
+        with iter(ds) as it, observe(it, stall_seconds=0.2):
             assert list(it) == list(range(10))
         return self.texts[0]
 
 
 @pytest.fixture
 def messages():
-    handler = Messages()
-    log = logging.getLogger("gristmill")
+    handler, log = Messages(), logging.getLogger("gristmill")
     log.addHandler(handler)
     yield handler
     log.removeHandler(handler)
 
 
-def test_a_read_that_does_not_come_back(messages):
-    text = messages.text_of(iter(MapDataset.range(10).map(messages.wait_for_it).to_iter_dataset()))
+def test_a_step_that_does_not_come_back(messages):
+    text = messages.text_of(NUMBERS.map(messages.wait_for_it).to_iter_dataset())
     assert "has waited 0." in text and "PrefetchDatasetIterator" in text
     assert "Thread gristmill-read, in MapMapDataset(transform=" in text and "wait_for_it @ " in text
     assert "element 5" in text or "elements" in text
     assert "in wait_for_it" in text and "dataset/ahead/readahead.py" not in text
-
-
-def test_a_step_in_the_consumers_own_thread(messages):
-    text = messages.text_of(iter(MapDataset.range(10).to_iter_dataset().map(messages.wait_for_it)))
-    assert "for output 5" in text and "in wait_for_it" in text
-    assert "Thread MainThread, in MapDatasetIterator" in text
+    in_own_thread = NUMBERS.to_iter_dataset().map(messages.wait_for_it)
+    text = messages.text_of(in_own_thread)
+    assert "for output 5" in text and "in wait_for_it" in text and "Thread MainThread, in MapDatasetIterator" in text
+    text = messages.text_of(ThreadPrefetchIterDataset(in_own_thread, prefetch_buffer_size=2))
+    assert "in wait_for_it" in text and "ThreadPrefetchDatasetIterator" in text
 
 
 def test_where_a_worker_is_stuck(messages, tmp_path):
@@ -68,52 +71,32 @@ def test_where_a_worker_is_stuck(messages, tmp_path):
             pipe.read_bytes()  # until somebody has written
         return x
 
-    it = iter(MapDataset.range(10).to_iter_dataset().map(wait).mp_prefetch(MultiprocessingOptions(num_workers=2)))
-
     def release():
-        while not any("in wait" in text for text in messages.texts):
-            assert messages.came.wait(60)
-            messages.came.clear()
+        wait_until(lambda: any("in wait" in text for text in messages.texts))
         pipe.write_bytes(b"go on")
 
-    with observe(it, stall_seconds=0.3):
-        releaser = threading.Thread(target=release)
+    releaser = threading.Thread(target=release)
+    it = iter(NUMBERS.to_iter_dataset().map(wait).mp_prefetch(MultiprocessingOptions(num_workers=2)))
+    with it, observe(it, stall_seconds=0.3):
         releaser.start()
         assert list(it) == list(range(10))
         releaser.join()
-    it.close()
     text = next(text for text in messages.texts if "in wait" in text)
     # It may have been given 5 and 7 together.
     assert re.search(r"It waits for worker 1, (at element [1357] or soon after it|at the beginning)\.", text), text
     assert "Worker 1 (process " in text and "test_stalls.py" in text
 
 
-def test_silence(messages):
+def test_silence_off_by_default_and_on_by_option(messages):
+    threads = {thread.name for thread in threading.enumerate()}
+    list(NUMBERS.to_iter_dataset())
+    assert {thread.name for thread in threading.enumerate()} <= threads
     with observe(iter(MapDataset.range(1000).to_iter_dataset()), stall_seconds=30) as view:
         assert len(list(view.iterator)) == 1000
-    assert not messages.texts
-    assert not stalls._watches
-
-
-def test_off_by_default_and_on_by_option(messages):
-    threads = {thread.name for thread in threading.enumerate()}
-    list(MapDataset.range(3).to_iter_dataset())
-    assert {thread.name for thread in threading.enumerate()} <= threads
+    assert not messages.texts and not stalls._watches
     with gristmill.config.override(stall_seconds=1):
-        it = iter(MapDataset.range(10).map(messages.wait_for_it).to_iter_dataset())
+        it = iter(NUMBERS.map(messages.wait_for_it).to_iter_dataset())
     assert list(it) == list(range(10))
     assert "in wait_for_it" in messages.texts[0]
-
-
-def test_a_stage_in_a_thread_of_its_own(messages):
-    ds = MapDataset.range(10).to_iter_dataset().map(messages.wait_for_it)
-    it = iter(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
-    text = messages.text_of(it)
-    assert "in wait_for_it" in text and "ThreadPrefetchDatasetIterator" in text
-    it.close()
-
-
-@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), ("1", TypeError), (float("nan"), ValueError), (True, TypeError)])
-def test_wrong_seconds(value, error):
-    with pytest.raises(error, match="stall_seconds must"):
-        observe(iter(MapDataset.range(3)), stall_seconds=value)
+    for value, error in ((-1, ValueError), ("1", TypeError), (float("nan"), ValueError), (True, TypeError)):
+        assert_raises(error, "stall_seconds must", observe, iter(NUMBERS), stall_seconds=value)

@@ -6,22 +6,24 @@ import time
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 import gristmill
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.diagnostics import observe
+
+WORKERS = MultiprocessingOptions(num_workers=2)
 
 
 def add_one(x):
     return x + 1
 
 
-def large(x):
-    return np.full(100_000, x % 1000, np.uint16)
-
-
-def events_of(view, tmp_path):
+def events_of(ds, tmp_path, expected):
+    """The calls in the trace of a pipeline that gives so many elements."""
     path = tmp_path / "trace.json"
+    with iter(ds) as it, observe(it, trace=True) as view:
+        assert len(list(it)) == expected
     view.save_trace(path)
     assert [file.name for file in tmp_path.iterdir()] == ["trace.json"]
     data = json.loads(path.read_text())
@@ -30,10 +32,8 @@ def events_of(view, tmp_path):
 
 
 def test_calls_are_nested(tmp_path):
-    it = iter(MapDataset.range(50).to_iter_dataset(ReadOptions(num_threads=0)).map(add_one).batch(5))
-    with observe(it, trace=True) as view:
-        assert len(list(it)) == 10
-    events = events_of(view, tmp_path)
+    ds = MapDataset.range(50).to_iter_dataset(ReadOptions(num_threads=0)).map(add_one).batch(5)
+    events = events_of(ds, tmp_path, 10)
     batches = [event for event in events if event["name"] == "BatchDatasetIterator" and event["args"]["elements"]]
     maps = [event for event in events if event["name"] == "MapDatasetIterator" and event["args"]["elements"]]
     assert len(batches) == len(maps) == 10
@@ -44,70 +44,54 @@ def test_calls_are_nested(tmp_path):
 
 
 def test_every_process_and_thread_has_a_row(tmp_path):
-    ds = MapDataset.range(50).map(add_one).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=2))
-    it = iter(ds)
-    with observe(it, trace=True) as view:
-        assert len(list(it)) == 50
-    it.close()
-    events = events_of(view, tmp_path)
+    events = events_of(MapDataset.range(50).map(add_one).to_iter_dataset().mp_prefetch(WORKERS), tmp_path, 50)
     assert {event["process"] for event in events} == {"main", "worker 0", "worker 1"}
-    elements = sum([event["args"]["elements"] for event in events if event["name"] == "MapMapDataset"])
-    assert elements == 50
+    assert sum([event["args"]["elements"] for event in events if event["name"] == "MapMapDataset"]) == 50
     assert min([event["ts"] for event in events]) == 0
 
 
-def test_without_recording_there_is_no_trace(tmp_path):
-    with observe(iter(MapDataset.range(3))) as view, pytest.raises(ValueError, match="trace=True"):
-        view.save_trace(tmp_path / "trace.json")
-
-
-def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path):
+def test_no_trace_leaves_nothing(tmp_path):
+    with observe(iter(MapDataset.range(3))) as view:
+        assert_raises(ValueError, "trace=True", view.save_trace, tmp_path / "trace.json")
     with observe(iter(MapDataset.range(3)), trace=True) as view:
-        with pytest.raises(OSError):
-            view.save_trace(tmp_path / "nowhere" / "trace.json")
-        with pytest.raises(OSError):
-            view.save_html(tmp_path / "nowhere" / "report.html")
+        assert_raises(OSError, "nowhere", view.save_trace, tmp_path / "nowhere" / "trace.json")
+        assert_raises(OSError, "nowhere", view.save_html, tmp_path / "nowhere" / "report.html")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_stages_in_a_profile_of_jax(tmp_path):
     jax = pytest.importorskip("jax")
-    ds = MapDataset.range(2000).map(add_one).to_iter_dataset().map(add_one)
-    it = iter(ds)
+    it = iter(MapDataset.range(2000).map(add_one).to_iter_dataset().map(add_one))
     with observe(it) as view:
-        before = [next(it) for _ in range(10)]
+        elements = [next(it) for _ in range(10)]
         with jax.profiler.trace(tmp_path):
-            during = [next(it) for _ in range(1000)]
+            elements += [next(it) for _ in range(1000)]
             assert view._observer.output.annotates
-        after = list(it)
+        elements += list(it)
         assert not view._observer.output.annotates
-    assert before + during + after == list(range(2, 2002))
+    assert elements == list(range(2, 2002))
     (path,) = tmp_path.rglob("*.trace.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     named = [event for event in events if event.get("name") == "MapDatasetIterator.__next__"]
-    assert len(named) == 1000
+    assert len(named) == 1000 and named[0]["args"]["_ipl_stage_cat"] == "preprocessing"
     assert named[0]["args"]["_ipl_stage_name"].startswith("MapDatasetIterator(transform=add_one @ ")
-    assert named[0]["args"]["_ipl_stage_cat"] == "preprocessing"
-    names = {event.get("name") for event in events}
-    assert {"PrefetchDatasetIterator.__next__", "MapMapDataset.__getitem__", "RangeMapDataset.__getitem__"} <= names
-    assert "Prefetch._getitem" in names
+    stages = {"PrefetchDatasetIterator.__next__", "MapMapDataset.__getitem__", "RangeMapDataset.__getitem__"}
+    assert stages | {"Prefetch._getitem"} <= {event.get("name") for event in events}
 
 
 @pytest.mark.slow
 def test_workers_in_a_profile_of_jax(tmp_path):
     jax = pytest.importorskip("jax")
-    ds = MapDataset.range(10**6).map(add_one).to_iter_dataset().map(large).mp_prefetch(MultiprocessingOptions(num_workers=2))
-    with gristmill.config.override(enable_multiprocess_worker_profiling=True):
-        it = iter(ds)
+    ds = MapDataset.range(10**6).map(add_one).to_iter_dataset().map(lambda x: np.full(100_000, x % 1000, np.uint16))
+    options = jax.profiler.ProfileOptions()
+    options.advanced_configuration = {"profile_subprocesses": True}
+    wanted = [b"MapDatasetIterator.__next__", b"Prefetch._getitem"]  # in workers alone
+    with gristmill.config.override(enable_multiprocess_worker_profiling=True), iter(ds.mp_prefetch(WORKERS)) as it:
         deadline = time.monotonic() + 60
         while not (it._observed[0].groups and len(it._observed[0].groups[0]._profiled) == 2):
             next(it)
             assert time.monotonic() < deadline
-        options = jax.profiler.ProfileOptions()
-        options.advanced_configuration = {"profile_subprocesses": True}
-        profile = b""
-        wanted = [b"MapDatasetIterator.__next__", b"Prefetch._getitem"]  # in workers alone
         for attempt in range(4):  # it takes a moment until their threads read ahead again
             with jax.profiler.trace(tmp_path / str(attempt), profiler_options=options):
                 for _ in range(200 * 4**attempt):
@@ -116,6 +100,5 @@ def test_workers_in_a_profile_of_jax(tmp_path):
             profile = path.read_bytes()
             if all([name in profile for name in wanted]):
                 break
-        it.close()
-    assert b"MultiprocessPrefetchIterator.__next__" in profile  # of this process
-    assert [name for name in wanted if name not in profile] == []
+    missing = [name for name in (*wanted, b"MultiprocessPrefetchIterator.__next__") if name not in profile]
+    assert missing == []
