@@ -6,6 +6,8 @@ import pickle
 import threading
 import traceback
 import weakref
+from functools import partial
+from operator import itemgetter, methodcaller
 
 import numpy as np
 import pytest
@@ -17,12 +19,14 @@ from gristmill import IterDataset, MapDataset
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator
 from gristmill.dataset.bases.node import ancestors
-from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
-from gristmill.dataset.stages.concat_then_split import ConcatThenSplitIterDataset
-from gristmill.dataset.stages.interleave import InterleaveIterDataset
-from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
-from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
+from gristmill.experimental import (
+    ConcatThenSplitIterDataset,
+    FirstFitPackIterDataset,
+    InterleaveIterDataset,
+    ThreadPrefetchIterDataset,
+    multithread_prefetch,
+)
 
 DIRECT = ReadOptions(num_threads=0)
 MODES = (DIRECT, ReadOptions(2, 8), ReadOptions(1, 64))
@@ -107,44 +111,21 @@ def frames(error):
     return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
 
 
-def first(x):
-    return x[0]
-
-
-def not_4(x):
-    return x != 4
-
-
 def alone(ds):
     return ds
 
 
-def same(ds):
-    return ds.map(lambda x: x)
-
-
-def lists(ds, size=5):
-    return ds.batch(size, batch_fn=list)
-
-
-def prefetched(ds):
-    return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3)
-
-
-def prefetched_directly(ds):
-    return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=0)
-
-
-def in_threads(ds):
-    return multithread_prefetch(ds, 3, 2)
-
-
+first, not_4 = itemgetter(0), (4).__ne__
+same, lists, pairs = methodcaller("map", alone), methodcaller("batch", 5, batch_fn=list), methodcaller("batch", 2, batch_fn=list)
+prefetched = partial(ThreadPrefetchIterDataset, prefetch_buffer_size=3)
+prefetched_directly = partial(ThreadPrefetchIterDataset, prefetch_buffer_size=0)
+in_threads = partial(multithread_prefetch, num_threads=3, buffer_size=2)
 # What may stand behind a stage without effect on what its errors say.
 AFTER = [
     *(alone, same, lists, prefetched, prefetched_directly, in_threads, LocalWorkersIterDataset),
-    lambda ds: lists(same(lists(ds)), 2),
+    lambda ds: pairs(same(lists(ds))),
     lambda ds: prefetched(lists(ds)),
-    lambda ds: prefetched(lists(lists(ds), 2)),
+    lambda ds: prefetched(pairs(lists(ds))),
     lambda ds: lists(prefetched(ds)),
     lambda ds: ds.window_shuffle(7, seed=3),
     lambda ds: InterleaveIterDataset([ds], cycle_length=1),
