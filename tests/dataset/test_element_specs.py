@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions
-from gristmill.experimental import (
-    CacheIterDataset,
-    DatasetOptions,
-    InterleaveIterDataset,
-    LimitIterDataset,
-    RepeatIterDataset,
-    ShapeDtypeStruct,
-    ThreadPrefetchIterDataset,
-    WithOptionsIterDataset,
-    get_element_spec,
-    multithread_prefetch,
-)
+from gristmill import experimental as gx
+from gristmill.experimental import ShapeDtypeStruct, get_element_spec
 from gristmill.sources import RangeDataSource
 from gristmill.transforms import Map, MapWithIndex, RandomMap
 
@@ -86,15 +76,15 @@ SPECS = [
     (IMAGES.slice([3, 1]), IMAGE),
     (MapDataset.mix([IMAGES, RANGE]), IMAGE),
     (MapDataset.concatenate([IMAGES, RANGE]), IMAGE),
-    (WithOptionsIterDataset(STREAM, DatasetOptions(min_shm_size=1)), IMAGE),
-    (ThreadPrefetchIterDataset(STREAM, prefetch_buffer_size=1), IMAGE),
+    (gx.WithOptionsIterDataset(STREAM, gx.DatasetOptions(min_shm_size=1)), IMAGE),
+    (gx.ThreadPrefetchIterDataset(STREAM, prefetch_buffer_size=1), IMAGE),
     (STREAM.mp_prefetch(MultiprocessingOptions(2)), IMAGE),
-    (multithread_prefetch(STREAM, 2, 1), IMAGE),
-    (LimitIterDataset(STREAM, 3), IMAGE),
-    (CacheIterDataset(STREAM), IMAGE),
+    (gx.multithread_prefetch(STREAM, 2, 1), IMAGE),
+    (gx.LimitIterDataset(STREAM, 3), IMAGE),
+    (gx.CacheIterDataset(STREAM), IMAGE),
     (IterDataset.mix([STREAM, RANGE.to_iter_dataset()]), IMAGE),
-    (InterleaveIterDataset([STREAM, RANGE], cycle_length=2), IMAGE),
-    (RepeatIterDataset(STREAM, 3), IMAGE),
+    (gx.InterleaveIterDataset([STREAM, RANGE], cycle_length=2), IMAGE),
+    (gx.RepeatIterDataset(STREAM, 3), IMAGE),
 ]
 
 

@@ -61,24 +61,6 @@ def test_states_of_the_specification():
     assert it.get_state() == {"parent": {"parent": {"next_index": 2}, "counter": 1}, "index_for_rng": 1}
 
 
-def draw(x, rng):
-    return (x, int(rng.integers(1000)))
-
-
-def test_none_is_delivered_by_map_offered_to_filter_and_counted():
-    nones = FIVE.map(lambda x: None if x % 2 else x)
-    assert list(nones.map(lambda x: x + 1)) == [1, None, 3, None, 5]
-    seen = []
-    assert list(nones.filter(lambda x: seen.append(x) or x is None)) == [None, None]
-    assert seen == [0, None, 2, None, 4]
-    assert list(nones.map_with_index(lambda i, x: (i, x))) == [(0, 0), None, (2, 2), None, (4, 4)]
-    assert list(nones.batch(2, batch_fn=list)) == [[0, None], [2, None], [4]]
-    dense = list(FIVE.random_map(draw, seed=1))
-    assert list(nones.random_map(draw, seed=1)) == [dense[0], None, dense[2], None, dense[4]]
-    assert dense == list(MapDataset.range(5).random_map(draw, seed=1))
-    assert [number for _, number in dense] == [420, 330, 432, 243, 389]
-
-
 def test_batches_do_not_share_memory():
     kept = list(MapDataset.range(6).map(lambda i: np.full(200_000, i)).to_iter_dataset().batch(2))
     assert [b[:, 0].tolist() for b in kept] == [[0, 1], [2, 3], [4, 5]]

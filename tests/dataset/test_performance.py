@@ -8,18 +8,10 @@ import numpy as np
 import pytest
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import experimental as gx
 from gristmill.core.cgroup import available_memory, usable_cpus
 from gristmill.dataset import performance
-from gristmill.experimental import (
-    DatasetOptions,
-    ElasticIterator,
-    InterleaveIterDataset,
-    PerformanceConfig,
-    ThreadPrefetchIterDataset,
-    WithOptionsIterDataset,
-    multithread_prefetch,
-    pick_performance_config,
-)
+from gristmill.experimental import pick_performance_config
 from gristmill.sharding import ShardOptions
 
 MIB = 2**20
@@ -118,17 +110,17 @@ def test_only_the_samples_are_computed_and_in_this_thread():
     stream = source.to_iter_dataset(ReadOptions(4, 100))
     for ds in [
         stream,
-        ThreadPrefetchIterDataset(stream, prefetch_buffer_size=50),
+        gx.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=50),
         stream.mp_prefetch(MultiprocessingOptions(2)),
-        multithread_prefetch(stream, 2, 10),
-        WithOptionsIterDataset(stream, DatasetOptions()).map(lambda x: x),
+        gx.multithread_prefetch(stream, 2, 10),
+        gx.WithOptionsIterDataset(stream, gx.DatasetOptions()).map(lambda x: x),
     ]:
         assert pick(ds, ram_budget_mb=20.5, max_workers=50) == (20, 20)
         assert computed == [0, 1, 2, 3, 4] * 2
         computed.clear()
-    lazy = MapDataset.range(1).map(lambda _: ThreadPrefetchIterDataset(stream, prefetch_buffer_size=9))
+    lazy = MapDataset.range(1).map(lambda _: gx.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=9))
     for parts in ([source], [stream], lazy):
-        assert pick(InterleaveIterDataset(parts, cycle_length=2), ram_budget_mb=20.5, max_workers=50) == (20, 1000)
+        assert pick(gx.InterleaveIterDataset(parts, cycle_length=2), ram_budget_mb=20.5, max_workers=50) == (20, 1000)
         assert computed == [0, 1, 2, 3, 4]
         computed.clear()
     pick(source.map(lambda x: None).to_iter_dataset(allow_nones=True))
@@ -168,7 +160,7 @@ def test_wrong_arguments():
         pick(RANGE, ram_budget_mb="1024")
     with pytest.raises(TypeError):
         pick_performance_config(RANGE)
-    e = ElasticIterator(MapDataset.range(8), 2, ShardOptions(0, 1))
+    e = gx.ElasticIterator(MapDataset.range(8), 2, ShardOptions(0, 1))
     for wrong in (e, e.map(lambda x: x), iter(RANGE), [1, 2]):  # an iterator is not moved
         with pytest.raises(TypeError, match=r"ds must (be a MapDataset or IterDataset|not be an iterator)"):
             pick(wrong)
@@ -177,7 +169,7 @@ def test_wrong_arguments():
 
 
 def test_the_result():
-    assert PerformanceConfig() == PerformanceConfig(multiprocessing_options=None, read_options=None)
+    assert gx.PerformanceConfig() == gx.PerformanceConfig(multiprocessing_options=None, read_options=None)
     config = pick_performance_config(RANGE, ram_budget_mb=1, max_workers=2, max_buffer_size=20)
-    assert config == PerformanceConfig(MultiprocessingOptions(2), ReadOptions(16, 20))
+    assert config == gx.PerformanceConfig(MultiprocessingOptions(2), ReadOptions(16, 20))
     assert list(RANGE.to_iter_dataset(config.read_options).mp_prefetch(config.multiprocessing_options)) == list(range(100))

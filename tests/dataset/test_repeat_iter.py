@@ -1,6 +1,5 @@
 """What ``RepeatIterDataset`` and ``LimitIterDataset`` do beyond the laws of all stages."""
 
-import contextlib
 import itertools
 import os
 
@@ -10,32 +9,13 @@ from users_datasets import Plain
 from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset.bases.element_spec import get_element_spec
 from gristmill.dataset.telling.description import describe
-from gristmill.experimental import LimitIterDataset, RepeatIterDataset, multithread_prefetch
+from gristmill.experimental import LimitIterDataset, RepeatIterDataset
 
 TWO_WORKERS = MultiprocessingOptions(num_workers=2)
 
 
 def numbers(n):
     return MapDataset.range(n).to_iter_dataset(ReadOptions(num_threads=0))
-
-
-def test_random_steps_repeat():
-    def draw(x, rng):
-        return x, int(rng.integers(10**6))
-
-    epochs = list(MapDataset.range(3).seed(4).random_map(draw).to_iter_dataset().random_map(draw).repeat(3))
-    assert epochs[:3] == epochs[3:6] == epochs[6:]
-    assert len(set(epochs)) == 3
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 100])
-def test_blocks_cross_the_ends_of_epochs(n):
-    it, taken = iter(RepeatIterDataset(numbers(3), 4)), []
-    while block := it._take(n):
-        assert len(block) == min(n, 12 - len(taken))
-        taken += block
-    assert taken == [0, 1, 2] * 4
-    assert it.get_state() == {"parent": {"next_index": 3}, "epoch": 4}
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 100])
@@ -83,19 +63,6 @@ def test_states_at_and_behind_ends():
         it.set_state(state)
         assert list(it) == []
         assert it.get_state() == state
-
-
-def test_a_failure_at_the_beginning_of_an_epoch_can_be_skipped():
-    seen = []
-    it = iter(numbers(3).map(lambda x: seen.append(x) or (1 / 0 if seen.count(0) > 1 and x == 0 else x)).repeat(2))
-    assert [next(it) for _ in range(3)] == [0, 1, 2]
-    state = it.get_state()
-    with pytest.raises(ZeroDivisionError):
-        next(it)
-    assert it.get_state() == state
-    it.skip_failed()
-    assert it.get_state() == {"parent": {"next_index": 1}, "epoch": 1}
-    assert list(it) == [1, 2]
 
 
 def test_iterators_of_users():
@@ -149,40 +116,6 @@ def test_workers():
     assert list(numbers(9).limit(2).mp_prefetch(TWO_WORKERS).limit(3)) == [0, 1, 2]  # each counts its own
 
 
-def test_a_state_of_any_epoch_continues_in_the_middle_of_it():
-    ds = RepeatIterDataset(multithread_prefetch(numbers(5), num_threads=2, buffer_size=2), 3)
-    with contextlib.closing(iter(ds)) as it, contextlib.closing(iter(ds)) as other:
-        for position in range(1, 16):
-            assert next(it) == (position - 1) % 5
-            other.set_state(it.get_state())
-            expected = [x % 5 for x in range(position, 15)]
-            assert list(itertools.islice(other, 4)) == expected[:4]
-        assert list(it) == []
-
-
-def test_next_index_of_a_limit():
-    it = iter(numbers(9).batch(2, batch_fn=list).limit(3))
-    assert it._get_next_index() == 0
-    next(it)
-    assert it._get_next_index() == 1
-    it._set_next_index(2)
-    assert it.get_state() == {"parent": {"next_index": 4}, "count_elements_read": 2}
-    assert list(it) == [[4, 5]]
-    for index in (3, 0):
-        it._set_next_index(index)
-        assert list(it) == [[0, 1], [2, 3], [4, 5]][index:]
-    it._set_next_index(1)
-    for wrong in (-1, 4, 10):
-        with pytest.raises(IndexError):
-            it._set_next_index(wrong)
-        assert it.get_state() == {"parent": {"next_index": 2}, "count_elements_read": 1}
-    it = iter(numbers(9).filter(bool).limit(3))
-    for call in (lambda: it._set_next_index(1), iter(numbers(9).repeat(3))._get_next_index):
-        with pytest.raises(NotImplementedError):
-            call()
-    assert list(it) == [1, 2, 3]
-
-
 def test_texts_specification_and_description():
     for ds, name, parameter in (
         (RepeatIterDataset(numbers(9), 3), "Repeat", "num_epochs"),
@@ -193,3 +126,5 @@ def test_texts_specification_and_description():
         assert get_element_spec(ds) == get_element_spec(MapDataset.range(9))
         assert describe(iter(ds))[parameter] == 3
     assert str(numbers(9).repeat()) == "RepeatIterDataset(num_epochs=None)"
+    with pytest.raises(NotImplementedError):
+        iter(numbers(9).repeat(3))._get_next_index()
