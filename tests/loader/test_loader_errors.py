@@ -104,33 +104,7 @@ class TestEverywhere:
         assert str(cause) == "bad 5"
 
 
-def test_the_error_is_the_user_s_own():
-    error = OSError("text", 5)
-
-    def fail(x):
-        raise error
-
-    with pytest.raises(OSError) as caught:
-        next(iter(make(1, Mapped(fail))))
-    assert caught.value is error
-    assert caught.value.args == ("text", 5)
-
-
-def test_errors_of_batch_fn_and_of_legacy_classes():
-    calls = []
-
-    def batch_fn(elements):
-        calls.append(elements)
-        if len(calls) == 2:
-            raise OSError
-        return elements
-
-    it = iter(make(6, Batch(2, batch_fn=batch_fn)))
-    assert next(it) == [0, 1]
-    with pytest.raises(OSError):
-        next(it)
-    assert list(it) == [[2, 3], [4, 5]]
-
+def test_legacy_classes_keep_their_place_after_an_error():
     faults = Faults(2)
     it = iter(make(4, MapOperation(faults)))
     with pytest.warns(DeprecationWarning):
@@ -140,28 +114,6 @@ def test_errors_of_batch_fn_and_of_legacy_classes():
     faults.bad = set()
     with pytest.warns(DeprecationWarning):
         assert list(it) == [2, 3]
-
-
-def test_there_is_nothing_to_skip_before_an_error_and_after_restoring():
-    it = iter(faulty("source", Faults(2), READ_OPTIONS[0]))
-    start = it.get_state()
-    no_skip = pytest.raises(ValueError, match="nothing to skip")
-    with no_skip:
-        it.skip_failed()
-    next(it)
-    with no_skip:
-        it.skip_failed()
-    with pytest.raises(OSError):
-        list(it)
-    failed = it.get_state()
-    for state in (start, failed):
-        it.set_state(state)
-        with no_skip:
-            it.skip_failed()
-    with pytest.raises(OSError):
-        next(it)
-    it.skip_failed()
-    assert next(it) == 3
 
 
 def test_keyboard_interrupt_loses_nothing():

@@ -468,61 +468,48 @@ def test_data_that_cannot_be_read(data):
 
 
 CONSUMER = """
-import enum, sys, traceback
-import gristmill as gm
-from gristmill.workers.remote_errors import RemoteError
+    import sys, traceback
+    import gristmill as gm
+    from gristmill.workers.remote_errors import RemoteError
 
-class Colour(enum.Enum):
-    RED = 1
+    class MyError(Exception):
+        def __init__(self, a, b):
+            super().__init__(f"{a}{b}")
 
-class MyError(Exception):
-    def __init__(self, a, b):
-        super().__init__(f"{a}{b}")
-        self.colour = Colour.RED
-
-class MyGroup(ExceptionGroup):
-    pass
-
-def chained():
-    try:
-        raise MyError(1, 2)
-    except MyError as error:
-        raise MyGroup("group", [error, MyError(3, 4), KeyError(5)]) from error
-
-def only_there():
-    import only_there
-    only_there.fail()
-
-def value_only_there():
-    import only_there
-    raise ValueError("text", only_there.Value())
-
-def made_there():
-    class MadeThere(MyError):
+    class MyGroup(ExceptionGroup):
         pass
-    raise MadeThere(1, 2)
 
-def in_worker(function):
-    ds = gm.MapDataset.range(1).map(lambda _: function()).to_iter_dataset()
-    try:
-        next(iter(ds.mp_prefetch(gm.MultiprocessingOptions(1), lambda i, n: sys.path.append(sys.argv[1]))))
-    except Exception as error:
-        return error
+    def fail(how):
+        if how == "chained":
+            try:
+                raise MyError(1, 2)
+            except MyError as error:
+                raise MyGroup("group", [error, MyError(3, 4), KeyError(5)]) from error
+        if how == "made there":
+            raise type("MadeThere", (MyError,), {})(1, 2)
+        import only_there
+        if how == "value":
+            raise ValueError("text", only_there.Value())
+        only_there.fail()
 
-chain, made, lost, value = map(in_worker, [chained, made_there, only_there, value_only_there])
-assert type(chain) is MyGroup, chain
-assert type(chain.exceptions[0]) is type(chain.exceptions[1]) is MyError
-assert chain.__cause__ is chain.exceptions[0] and chain.exceptions[1].args == ("34",)
-assert chain.__cause__.colour is Colour.RED
-last = traceback.extract_tb(chain.__traceback__)[-1]
-assert (last.filename, last.name) == (__file__, "chained") and last.line.startswith("raise MyGroup("), last
-assert isinstance(made, MyError) and type(made).__name__ == "MadeThere" and made.args == ("12",)
-assert type(lost) is RemoteError, lost
-assert str(lost).startswith("only_there.ThereError: fails\\n") and 'only_there.py", line 4, in fail' in str(lost), lost
-assert [frame.name for frame in traceback.extract_tb(lost.__traceback__)][-2:] == ["only_there", "fail"]
-assert type(value) is ValueError and value.args[0] == "text"
-assert "No module named 'only_there'" in repr(value.args[1]), value
-raise chain
+    def in_worker(how):
+        ds = gm.MapDataset.source([how]).map(fail).to_iter_dataset()
+        try:
+            next(iter(ds.mp_prefetch(gm.MultiprocessingOptions(1), lambda i, n: sys.path.append(sys.argv[1]))))
+        except Exception as error:
+            return error
+
+    chain, made, lost, value = map(in_worker, ["chained", "made there", "only there", "value"])
+    assert type(chain) is MyGroup and [type(error) for error in chain.exceptions] == [MyError, MyError, KeyError], chain
+    assert chain.__cause__ is chain.exceptions[0] and chain.exceptions[1].args == ("34",)
+    last = traceback.extract_tb(chain.__traceback__)[-1]
+    assert (last.filename, last.name) == (__file__, "fail") and last.line.startswith("raise MyGroup("), last
+    assert isinstance(made, MyError) and type(made).__name__ == "MadeThere" and made.args == ("12",)
+    assert type(lost) is RemoteError, lost
+    assert str(lost).startswith("only_there.ThereError: fails\\n") and 'only_there.py", line 4, in fail' in str(lost), lost
+    assert [frame.name for frame in traceback.extract_tb(lost.__traceback__)][-2:] == ["fail", "fail"]
+    assert type(value) is ValueError and value.args[0] == "text"
+    assert "No module named 'only_there'" in repr(value.args[1]), value
 """
 ONLY_THERE = """
 class ThereError(Exception): pass
@@ -534,7 +521,4 @@ def fail(): raise ThereError("fails")
 def test_between_processes(tmp_path):
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "only_there.py").write_text(ONLY_THERE)
-    lines = programs.outcome(tmp_path, CONSUMER, tmp_path / "path").stderr.splitlines()
-    assert "+------------------------------------" in lines[-1], lines  # the end of the group
-    assert "    raise MyError(1, 2)" in lines
-    assert "The above exception was the direct cause of the following exception:" in lines
+    assert programs.output(tmp_path, CONSUMER, tmp_path / "path") == []
