@@ -186,6 +186,7 @@ def rest(it):
 
 SAVER = """
 import os, resource, sys
+sys.modules["jax"] = None  # every child would import it, which takes long
 sys.path.append(sys.argv[1])
 from test_checkpoint_files import HANDLER, at
 
