@@ -201,18 +201,6 @@ def test_the_state_is_that_before_the_element_and_a_count():
         assert found == expected[: len(found)] and len(found) == num + 2 and it.get_state() == end
 
 
-def test_blocks_are_where_single_steps_are():
-    sizes = [0, 1, 1, 2, 0, 3, 1, 9, 0, 0, 4, 30, 2, 2, 2, 2, 1, 0, 5, 0, 0]
-    ds = FlatMapIterDataset(numbers(len(sizes)), lambda x: [(x, j) for j in range(sizes[x])])
-    for n in (1, 3, 7, 20, 1000):
-        single, it = iter(ds), iter(ds)
-        while block := it._take(n):
-            assert block == [next(single) for _ in block]
-            assert len(block) < n or it.get_state() == single.get_state()
-        assert list(single) == []
-        assert it.get_state() == single.get_state()
-
-
 def test_what_is_read():
     transform = Fan()
     it = iter(FlatMapIterDataset(MapDataset.range(1000).map(lambda x: x % 4).to_iter_dataset(), transform))
