@@ -1,4 +1,4 @@
-"""What the tests of the guides share: the package under both of its names, and data sets in TFDS's format."""
+"""What the tests of the guides share: data sets in TFDS's format."""
 
 import sys
 from pathlib import Path
@@ -7,15 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 from standins import write_tfds
 
-import gristmill
-import gristmill.python
-
 sys.path.append(str(Path(__file__).parents[2] / "docs"))  # its notebooks.py
-
-
-@pytest.fixture(params=[gristmill, gristmill.python], ids=["gristmill", "gristmill.python"])
-def grain(request):
-    return request.param
 
 
 @pytest.fixture(scope="session")

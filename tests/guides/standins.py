@@ -19,6 +19,8 @@ import tensorflow_datasets as tfds
 from absl import logging
 from PIL import Image
 
+from gristmill.sources.crc32c import masked_crc32c
+
 # name: (version, number of records of each split, shape of an image, number of classes, whether records have a file name)
 DATA_SETS: dict[str, tuple[str, dict[str, int], tuple[int, int, int], int, bool]] = {
     "mnist": ("3.0.1", {"train": 60, "test": 12}, (28, 28, 1), 10, False),
@@ -97,17 +99,7 @@ def write_tfrecords(folder: Path, num_records: Sequence[int]) -> list[str]:
             for r in range(n):
                 data = str(100 * f + r).encode()
                 length = struct.pack("<Q", len(data))
-                file.write(length + masked_crc(length) + data + masked_crc(data))
+                length_crc, data_crc = [struct.pack("<I", int(crc)) for crc in masked_crc32c([length, data])]
+                file.write(length + length_crc + data + data_crc)
         paths.append(str(path))
     return paths
-
-
-def masked_crc(data: bytes) -> bytes:
-    """The checksum of the TFRecord format: CRC-32C, bit by bit, rotated and moved by a constant."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

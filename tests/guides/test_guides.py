@@ -54,24 +54,6 @@ def test_a_wrong_output_is_noticed(tmp_path):
         run_page(page)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent != ROOT], ids=lambda path: path.stem)
-def test_all_code_is_run_or_says_why_not(page):
-    for block in blocks_of(page):
-        assert block.runs or block.reason or block.language in NOT_CODE, f"{block.language}: {block.code}"
-    assert sum(block.reason is not None for block in blocks_of(page)) <= 4
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_code_and_outputs_are_not_cut(page):
-    text = page.read_text()
-    for block in blocks_of(page):
-        if block.language.startswith("{") or text[: block.start].endswith(IN_COLUMNS):
-            continue
-        for line in block.code.splitlines():
-            is_word = " " not in line.strip()[:NUM_COLUMNS]  # there is no place to break it
-            assert len(line) <= NUM_COLUMNS or is_word, f"{len(line)} columns: {line}"
-
-
 def _files(page):
     """What a page refers to in this repository."""
     prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
@@ -80,8 +62,19 @@ def _files(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_what_a_page_refers_to_is_there(page):
+def test_code_is_run_and_not_cut_and_what_a_page_refers_to_is_there(page):
+    text, blocks = page.read_text(), list(blocks_of(page))
+    for block in blocks:
+        assert page.parent == ROOT or block.runs or block.reason or block.language in NOT_CODE, f"{block.language}: {block.code}"
+        if block.language.startswith("{") or text[: block.start].endswith(IN_COLUMNS):
+            continue
+        for line in block.code.splitlines():
+            is_word = " " not in line.strip()[:NUM_COLUMNS]  # there is no place to break it
+            assert len(line) <= NUM_COLUMNS or is_word, f"{len(line)} columns: {line}"
+    assert page.parent == ROOT or sum(block.reason is not None for block in blocks) <= 4
     assert [file for file in _files(page) if not file.exists()] == []
+    assert not _PLACE_ON_A_MACHINE.search(text)
+    assert "```text\n```" not in text  # texts were made
 
 
 def test_pictures_are_small_and_are_shown():
@@ -92,13 +85,6 @@ def test_pictures_are_small_and_are_shown():
         assert picture.stat().st_size < 300_000
         if picture.suffix == ".svg":
             assert not _PLACE_ON_A_MACHINE.search(picture.read_text())
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_texts_were_made_and_name_no_machine(page):
-    text = page.read_text()
-    assert not _PLACE_ON_A_MACHINE.search(text)
-    assert "```text\n```" not in text
 
 
 def test_all_metrics_and_switches_are_told():

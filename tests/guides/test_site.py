@@ -70,15 +70,12 @@ def broken_links(pages):
 
 
 @pytest.mark.timeout(450)
-def test_no_link_is_broken(pages, tmp_path):
+def test_no_link_is_broken_and_pictures_have_descriptions(pages, tmp_path):
     assert len(pages) > 40
     assert list(broken_links(pages)) == []
     wrong = tmp_path / "wrong.html"  # what the check finds
     wrong.write_text('<a href="nowhere.html">1</a> <a href="#no">2</a> <h2 id="a"></h2> <a href="#a">3</a> <img src="no.png">')
     assert len(list(broken_links({wrong: Page(wrong)}))) == 3
-
-
-def test_pictures_have_descriptions(pages):
     assert [path.name for path, page in pages.items() if page.images_without_text and "_modules" not in path.parts] == []
 
 
@@ -92,11 +89,16 @@ SECTIONS = {
 }
 
 
-def test_titles_name_what_is_looked_for(site):
+def test_titles_and_the_reference_name_what_is_looked_for(site):
     index = json.loads((site / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
     titles = {title.lower(): [index["docnames"][page] for page, _ in places] for title, places in index["alltitles"].items()}
     for query, section in SECTIONS.items():
         assert section.partition("#")[0] in titles[query]
+    inventory = inventories.InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    documented = {name for kind in inventory.data.values() for name in kind}
+    assert [name for name in ALIASES if f"gristmill.{name}" not in documented] == []
+    methods = {name for name in dir(gristmill.MapDataset) if not name.startswith("_")} - {"index", "count"}
+    assert [name for name in methods if f"gristmill.MapDataset.{name}" not in documented] == []
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node, which runs the site's search, is not installed")
@@ -110,14 +112,6 @@ def test_search_leads_to_guides_first(site):
         assert max(guides) < min(decisions, default=len(pages))
     assert any(page.startswith("decisions/") for pages in found for page in pages)
     assert names[0] == "reference/data_loader#gristmill.samplers.IndexSampler"
-
-
-def test_every_public_name_is_in_the_reference(site):
-    inventory = inventories.InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
-    documented = {name for kind in inventory.data.values() for name in kind}
-    assert [name for name in ALIASES if f"gristmill.{name}" not in documented] == []
-    methods = {name for name in dir(gristmill.MapDataset) if not name.startswith("_")} - {"index", "count"}
-    assert [name for name in methods if f"gristmill.MapDataset.{name}" not in documented] == []
 
 
 def test_notebooks_are_offered(site, pages):

@@ -51,24 +51,20 @@ def public(names: object) -> set[str]:
     return {name for name in names if not name.startswith("_")}  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("column, name", list(enumerate(CLASSES)))
-def test_every_method_is_in_the_column_of_its_class(column, name):
-    assert {method for method, row in METHODS.items() if row[column] == "yes"} == public(dir(CLASSES[name]))
+def test_every_method_is_in_the_column_of_its_class():
     factories = names_in("Method | `MapDataset` | `IterDataset` | Number of elements | State")
-    on_class = public(vars(type(CLASSES[name])))
-    assert {factory for factory, row in factories.items() if row[column] == "yes"} == on_class
-
-
-def test_every_method_of_iterators_is_there():
+    for column, cls in enumerate(CLASSES.values()):
+        assert {method for method, row in METHODS.items() if row[column] == "yes"} == public(dir(cls))
+        assert {factory for factory, row in factories.items() if row[column] == "yes"} == public(vars(type(cls)))
     methods = set(names_in("Method | Moves the iterator"))
     assert methods == public(dir(grain.DatasetIterator)) == public(vars(grain.DataLoaderIterator))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_seeds(method):
-    owners = [cls for cls in CLASSES.values() if hasattr(cls, method)]
-    takes_seed = {"seed" in inspect.signature(getattr(cls, method)).parameters for cls in owners if method != "parents"}
-    assert (METHODS[method][3] == "yes") == (takes_seed == {True} and method != "seed")
+def test_seeds():
+    for method, row in METHODS.items():
+        owners = [cls for cls in CLASSES.values() if hasattr(cls, method)]
+        takes_seed = {"seed" in inspect.signature(getattr(cls, method)).parameters for cls in owners if method != "parents"}
+        assert (row[3] == "yes") == (takes_seed == {True} and method != "seed"), method
 
 
 @pytest.mark.parametrize("method", sorted(public(dir(grain.IterDataset)) - WITHOUT_EXAMPLE))

@@ -530,7 +530,6 @@ class Pipelines(random.Random):
         return {**self.spec(node, [], 60), "restores": False}
 
     def loader_spec(self, num_workers=0):
-        length = self.one_of(self.randint(1, 40), self.randint(400, 90_000))
         operations = []
         for _ in range(self.randint(0, 4)):
             size = f"{self.randint(1, 6)}, {self.chance(0.4)}"
@@ -542,6 +541,8 @@ class Pipelines(random.Random):
             )
             if "Random" not in operation or not re.search("Copies|Numbered|Generated", str(operations)):
                 operations.append(operation)  # "random_maps_after_flat_maps"
+        long = self.chance(0.5) and not re.search("Filter|Keep", str(operations))  # which may drop all
+        length = self.randint(400, 90_000) if long else self.randint(1, 40)
         count, drop = self.one_of(1, 1, 2, 3, 5), self.chance(0.5)
         length = max(count, length if drop else -(-length // count) * count)  # "remainder_of_shards"
         shard = f"m.sharding.ShardOptions({self.randrange(count)}, {count}, {drop})"

@@ -33,7 +33,7 @@ def make():
 
 
 def run(*arguments):
-    """Runs Python to its end, its resource tracker's end included (which holds the same stderr): only those of the killed speak."""
+    """Runs Python to its end, its resource tracker's end included (which holds the same stderr); only a killed one speaks."""
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
     assert done.stderr == "" or done.returncode == -9
     return done.stdout.strip(), done.returncode
