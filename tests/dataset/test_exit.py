@@ -48,11 +48,6 @@ atexit.register(its[1].close)
 del its[2]
 """
 
-PROCESSES = """
-ds = make(plain).mp_prefetch(MultiprocessingOptions(2))
-it = iter(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)); next(it); it.start_prefetch()
-"""
-
 # What comes back from C++ to an interpreter that has gone aborts the process: about nine times in ten, without the wait.
 ARRAY_RECORDS = """
 from array_record.python.array_record_module import ArrayRecordWriter
@@ -72,7 +67,6 @@ PROGRAMS = {
     "read_stuck": f"make = read\n{STUCK}",
     "prefetch_and_sys_exit": f"make = prefetch\n{LIVE}for x in live: sys.exit(0)",
     "prefetch_stuck": f"make = prefetch\n{STUCK}",
-    "processes": f"make = prefetch\n{PROCESSES}",
     "array_records": ARRAY_RECORDS,
 }
 
@@ -88,8 +82,6 @@ def test_exit_is_silent(name, tmp_path):
 INTERRUPTED = {
     "waiting": "list(MapDataset.range(9).map(lambda x: x if x < 5 else threading.Event().wait(ready())).to_iter_dataset())",
     "busy": "for i, x in enumerate(plain.repeat().to_iter_dataset().map(lambda x: x)): i == 500 and ready()",
-    "busy_without_threads": "for i, x in enumerate(plain.repeat().batch(10, batch_fn=list).to_iter_dataset(ReadOptions(0, 0))):\n"
-    "    i == 500 and ready()",
 }
 
 

@@ -12,13 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gristmill import MapDataset
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateIndexError
 from gristmill.dataset.bases.element_spec import get_element_spec
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.slicing import slice_pipeline
-from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.parquet import ParquetIterDataset
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.sources import parquet, tfrecord
@@ -111,8 +109,6 @@ def test_one_file_or_several(kind, tmp_path):
     assert list(itertools.islice(ds, 8)) == [a, x, a, b, y, b, c, c]
     assert len(list(ds)) == 2 * len(kind.elements) + 2
     assert iter(ds).get_state()["iterators_in_use_states"] == [kind.states[0]] * 3
-    by_hand = InterleaveIterDataset(MapDataset.source([path, other]).map(kind.dataset), cycle_length=2)
-    assert list(by_hand) == list(kind.dataset([path, other]))
     assert list(kind.dataset([])) == []
     paths = [kind.write_numbers(tmp_path / f"{i}", [2 * i, 2 * i + 1]) for i in range(18)]
     assert [*map(kind.number, kind.dataset(paths))] == [*range(0, 32, 2), *range(1, 32, 2), 32, 34, 33, 35]

@@ -42,12 +42,6 @@ def test_arguments_methods_and_texts():
     assert str(iter(ds)) == "ZipDatasetIterator([2 parents])"
 
 
-def test_every_parent_has_its_own_epochs():
-    one, other = MapDataset.range(4).shuffle(seed=1), MapDataset.range(8).shuffle(seed=2)[:4]
-    ds = one.zip(other)
-    assert [ds[i] for i in range(-8, 12)] == [(one[i], other[i]) for i in range(-8, 12)]
-
-
 def test_missing_elements_stay_or_drop_the_tuple():
     odd = MapDataset.range(4).filter(lambda x: x % 2 == 1)
     kept, dropped = [ZipMapDataset([odd, MapDataset.range(4)], drop_missing=drop) for drop in (False, True)]

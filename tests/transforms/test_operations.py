@@ -4,9 +4,8 @@ import warnings
 import numpy as np
 import pytest
 
-from gristmill import DataLoader, Record, RecordMetadata
+from gristmill import Record, RecordMetadata
 from gristmill.python import BatchOperation, FilterOperation, MapOperation, Operation, RandomMapOperation
-from gristmill.samplers import SequentialSampler
 
 
 def records(values=range(4)):
@@ -95,22 +94,3 @@ def test_operations_are_values():
     ]:
         assert repr(operation) == text
         assert isinstance(operation, Operation)
-
-
-class Own(BatchOperation):
-    pass
-
-
-def test_operations_in_a_data_loader():
-    def load(*operations):
-        return list(DataLoader(data_source=range(4), sampler=SequentialSampler(4, seed=0), operations=operations))
-
-    # Exactly a BatchOperation is a Batch: no warning, which would be an error here. A callable is an operation as it is.
-    assert [batch.tolist() for batch in load(OPERATIONS["Batch"])] == [[0, 1], [2, 3]]
-    assert load(lambda it: (record for record in it if record.data % 2)) == [1, 3]
-    with pytest.warns(DeprecationWarning):
-        assert load(OPERATIONS["Map"], OPERATIONS["Filter"]) == []
-    with pytest.warns(DeprecationWarning):
-        assert load(OPERATIONS["RandomMap"]) == DRAWN
-    with pytest.warns(DeprecationWarning):
-        assert [batch.tolist() for batch in load(Own(3))] == [[0, 1, 2], [3]]

@@ -5,9 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from gristmill import DataLoader, Record, RecordMetadata
+from gristmill import Record, RecordMetadata
 from gristmill.experimental import PackAndBatchOperation
-from gristmill.samplers import SequentialSampler
 
 
 def operation(*args, **kwargs):
@@ -52,8 +51,6 @@ def test_nothing_of_nothing_and_no_state_between_calls():
     assert list(packs(records([]))) == []
     next(packs(records([np.full(3, i) for i in range(5)])))
     assert [b.data[0].tolist() for b in packs(records([np.array([9])]))] == [[[9, 0, 0], [0, 0, 0]]]
-    loader = DataLoader(data_source=[np.arange(2)] * 3, sampler=SequentialSampler(3), operations=[packs])
-    assert [len(list(loader)) for _ in range(3)] == [2, 2, 2]
 
 
 def test_errors():
