@@ -53,24 +53,12 @@ def test_validation(kwargs, error, message):
         IndexSampler(**kwargs)
 
 
-@pytest.mark.parametrize("seed", [0, 2**32 - 1, True, np.int64(7), np.uint32(7)])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_seeds_of_all_integer_kinds(seed, shuffle):
-    sampler = IndexSampler(np.int64(5), shuffle=shuffle, num_epochs=np.int32(2), seed=seed)
-    same = IndexSampler(5, shuffle=shuffle, num_epochs=2, seed=int(seed))
-    assert repr(sampler) == repr(same)
-    assert keys(sampler) == keys(same)
-    assert sampler[3].rng.random() == same[3].rng.random()
-
-
-def test_the_orders_of_the_documentation():
+def test_orders_and_texts():
+    """Those of the documentation, whatever kind of integer is given; states hold the texts."""
     assert keys(IndexSampler(5, num_epochs=2, shuffle=True, seed=0)) == [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
     assert keys(IndexSampler(5, num_epochs=2, shuffle=True, seed=32)) == [2, 4, 3, 0, 1, 0, 2, 4, 1, 3]
     sampler = IndexSampler(8, ShardOptions(1, 3), shuffle=True, num_epochs=1, seed=32)
     assert keys(sampler, (1, 4, 7)) == [5, 4, 3]
-
-
-def test_repr_is_what_states_hold():
     assert repr(IndexSampler(5, shuffle=True, num_epochs=2, seed=0)) == (
         "IndexSampler(num_records=5, shard_options=NoSharding(shard_index=0, shard_count=1, drop_remainder=False), "
         "shuffle=True, num_epochs=2, seed=0)"
@@ -80,17 +68,17 @@ def test_repr_is_what_states_hold():
         "shuffle=False, num_epochs=None, seed=None)"
     )
     assert "ShardByJaxProcess(" in repr(IndexSampler(5, ShardByJaxProcess()))
+    for seed in (0, 2**32 - 1, True, np.int64(7), np.uint32(7)):
+        for shuffle in (False, True):
+            sampler = IndexSampler(np.int64(5), shuffle=shuffle, num_epochs=np.int32(2), seed=seed)
+            same = IndexSampler(5, shuffle=shuffle, num_epochs=2, seed=int(seed))
+            assert repr(sampler) == repr(same)
+            assert keys(sampler) == keys(same)
+            assert sampler[3].rng.random() == same[3].rng.random()
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    st.integers(1, 30),
-    st.integers(1, 7),
-    st.booleans(),
-    st.booleans(),
-    st.integers(1, 3),
-    st.integers(0, 2**32 - 1),
-)
+@given(st.integers(1, 30), st.integers(1, 7), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_semantics_by_the_formulas(n, count, drop, shuffle, epochs, seed):
     for index in range(count):
         options = ShardOptions(index, count, drop)
@@ -129,7 +117,7 @@ def test_sharding_by_class_not_by_count():
         assert keys(sampler) == keys(IndexSampler(5, shuffle=True, num_epochs=2, seed=3))
 
 
-def test_endless():
+def test_endless_and_far_out():
     sampler = IndexSampler(5, shuffle=True, seed=1)
     assert len(sampler) == sys.maxsize
     for far in (sys.maxsize, 2**63, 2**70, 2**70 + 3):
@@ -138,26 +126,17 @@ def test_endless():
         assert sampler[far].rng.random() == np.random.Generator(np.random.Philox(key=1 + far)).random()
         assert type(sampler[far].record_key) is int
     assert [m.record_key for m in sampler._block([2**70, 3])] == [sampler[2**70].record_key, sampler[3].record_key]
-
-
-def test_a_length_beyond_what_len_can_say():
-    sampler = IndexSampler(2**62, num_epochs=4)
+    sampler = IndexSampler(70_000, shuffle=True, seed=9)
+    assert sampler[np.int64(2**62)].record_key == sampler[2**62].record_key
+    assert sampler[np.uint64(2**63 + 1)].record_key == sampler[2**63 + 1].record_key
+    sampler = IndexSampler(2**62, num_epochs=4)  # longer than len can say
     assert len(sampler) == sys.maxsize
     assert sampler[2**64 - 1].record_key == 2**62 - 1
     with pytest.raises(IndexError):
         sampler[2**64]
-
-
-@pytest.mark.parametrize("options", [ShardOptions(2, 3), ShardOptions(0, 3, True)], ids=repr)
-def test_an_empty_shard_is_an_empty_sampler(options):
-    sampler = IndexSampler(2, options, num_epochs=3)
-    assert len(sampler) == 0 and list(sampler) == []
-    for index in (0, 1, 2, 5):
-        with pytest.raises(IndexError, match=rf"\[0, 0\), got {index}"):
-            sampler[index]
-
-
-def test_numpy_and_built_in_indices_far_out():
-    sampler = IndexSampler(70_000, shuffle=True, seed=9)
-    assert sampler[np.int64(2**62)].record_key == sampler[2**62].record_key
-    assert sampler[np.uint64(2**63 + 1)].record_key == sampler[2**63 + 1].record_key
+    for options in (ShardOptions(2, 3), ShardOptions(0, 3, True)):
+        sampler = IndexSampler(2, options, num_epochs=3)
+        assert len(sampler) == 0 and list(sampler) == []
+        for index in (0, 1, 2, 5):
+            with pytest.raises(IndexError, match=rf"\[0, 0\), got {index}"):
+                sampler[index]

@@ -32,86 +32,64 @@ def fields(metadata):
     return metadata.index, metadata.record_key, None if rng is None else rng.random()
 
 
-def philox(key):
-    return np.random.Generator(np.random.Philox(key=key))
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_indices_and_iteration(sampler):
+    assert isinstance(sampler, Sampler)
+    assert isinstance(sampler._shard_options, ShardOptions)
+    assert not hasattr(sampler, "__next__")
+    for index in (np.int64(1), np.uint8(1), True):
+        assert type(sampler[index].index) is type(sampler[index].record_key) is int
+        assert fields(sampler[index]) == fields(sampler[1])
+    for index in (1.0, np.float32(1), "1", None, [1], (1,), slice(0, 2)):
+        with pytest.raises(TypeError, match="index must be an integer, got"):
+            sampler[index]
+    bound = len(sampler) if len(sampler) < 2**40 else None
+    for index in (-1, -(2**70), *((bound, bound + 1, 2**70) if bound is not None else ())):
+        with pytest.raises(IndexError) as caught:
+            sampler[index]
+        assert str(index) in str(caught.value)
+        assert ("inf" if bound is None else str(bound)) in str(caught.value)
+    if bound is None:
+        assert sampler[2**70].index == 2**70
+    count = min(len(sampler), 300)
+    expected = [fields(sampler[i]) for i in range(count)]
+    assert [fields(m) for m in islice(sampler, count)] == expected
+    assert [index for index, _, _ in expected] == list(range(count))
+    if len(sampler) <= 300:
+        assert len(list(sampler)) == len(sampler)
+    for other in (pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
+        assert repr(other) == repr(sampler) and len(other) == len(sampler)
+        assert [fields(other[i]) for i in range(5)] == expected[:5]
+    for wrong in (1, (0, 1), "NoSharding"):
+        with pytest.raises(TypeError, match="shard_options must be a ShardOptions, got"):
+            type(sampler)(5, wrong)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-class TestEverySampler:
-    def test_is_a_sampler(self, sampler):
-        assert isinstance(sampler, Sampler)
-        assert isinstance(sampler._shard_options, ShardOptions)
-        assert not hasattr(sampler, "__next__")
-
-    def test_integers_of_all_kinds_give_built_in_ones(self, sampler):
-        expected = fields(sampler[1])
-        for index in (np.int64(1), np.uint8(1), True):
-            metadata = sampler[index]
-            assert type(metadata.index) is type(metadata.record_key) is int
-            assert fields(metadata) == expected
-
-    def test_other_indices_are_refused(self, sampler):
-        for index in (1.0, np.float32(1), "1", None, [1], (1,), slice(0, 2)):
-            with pytest.raises(TypeError, match="index must be an integer, got"):
-                sampler[index]
-
-    def test_out_of_range(self, sampler):
-        bound = len(sampler) if len(sampler) < 2**40 else None
-        for index in (-1, -(2**70), *((bound, bound + 1, 2**70) if bound is not None else ())):
-            with pytest.raises(IndexError) as caught:
-                sampler[index]
-            assert str(index) in str(caught.value)
-            assert ("inf" if bound is None else str(bound)) in str(caught.value)
-        if bound is None:
-            assert sampler[2**70].index == 2**70
-
-    def test_iteration_is_the_elements_in_order(self, sampler):
-        count = min(len(sampler), 300)
-        expected = [fields(sampler[i]) for i in range(count)]
-        assert [fields(m) for m in islice(sampler, count)] == expected
-        assert [index for index, _, _ in expected] == list(range(count))
-        if len(sampler) <= 300:
-            assert len(list(sampler)) == len(sampler)
-
-    def test_copies_and_pickles_are_equal(self, sampler):
-        sampler[0]
-        for other in (pickle.loads(pickle.dumps(sampler)), copy.deepcopy(sampler)):
-            assert repr(other) == repr(sampler) and len(other) == len(sampler)
-            assert [fields(other[i]) for i in range(5)] == [fields(sampler[i]) for i in range(5)]
-
-    def test_every_look_up_has_a_generator_at_its_start(self, sampler):
-        for index in (0, 3):
-            first, second = sampler[index], sampler[index]
-            if sampler._seed is None:
-                assert first.rng is None
-            else:
-                assert first.rng is not second.rng
-                draws = philox(sampler._seed + index).random(2).tolist()
-                assert [first.rng.random(), first.rng.random()] == draws
-                assert second.rng.random() == draws[0]
-
-    def test_a_block_makes_no_generator_before_one_is_asked_for(self, sampler):
-        for metadata in (*sampler._block(range(4)), sampler[2]):
-            kept = rng_slot.__get__(metadata)
-            assert not isinstance(kept, np.random.Generator)
-            rng = metadata.rng
-            assert rng_slot.__get__(metadata) is rng
-            if sampler._seed is None:
-                assert kept is rng is None
-            else:
-                assert isinstance(rng, np.random.Generator) and metadata.rng is rng
-
-    def test_blocks_of_every_kind(self, sampler):
-        expected = [fields(sampler[i]) for i in (1, 3, 5)]
-        for indices in (range(1, 7, 2), [1, 3, 5], np.array([1, 3, 5]), np.array([1, 3, 5], object)):
-            block = sampler._block(indices)
-            assert [fields(m) for m in block] == expected
-            assert {type(m.index) for m in block} == {type(m.record_key) for m in block} == {int}
-
-    def test_the_sampler_cannot_be_shortened_by_a_wrong_sharding(self, sampler):
-        for wrong in (1, (0, 1), "NoSharding"):
-            with pytest.raises(TypeError, match="shard_options must be a ShardOptions, got"):
-                type(sampler)(5, wrong)
+def test_generators_and_blocks(sampler):
+    for index in (0, 3):  # every look-up has a generator at its start
+        first, second = sampler[index], sampler[index]
+        if sampler._seed is None:
+            assert first.rng is None
+            continue
+        assert first.rng is not second.rng
+        draws = np.random.Generator(np.random.Philox(key=sampler._seed + index)).random(2).tolist()
+        assert [first.rng.random(), first.rng.random()] == draws
+        assert second.rng.random() == draws[0]
+    for metadata in (*sampler._block(range(4)), sampler[2]):  # and makes none before it is asked for
+        kept = rng_slot.__get__(metadata)
+        assert not isinstance(kept, np.random.Generator)
+        rng = metadata.rng
+        assert rng_slot.__get__(metadata) is rng
+        if sampler._seed is None:
+            assert kept is rng is None
+        else:
+            assert isinstance(rng, np.random.Generator) and metadata.rng is rng
+    expected = [fields(sampler[i]) for i in (1, 3, 5)]
+    for indices in (range(1, 7, 2), [1, 3, 5], np.array([1, 3, 5]), np.array([1, 3, 5], object)):
+        block = sampler._block(indices)
+        assert [fields(m) for m in block] == expected
+        assert {type(m.index) for m in block} == {type(m.record_key) for m in block} == {int}
 
 
 SHARDS = st.integers(1, 6).flatmap(
