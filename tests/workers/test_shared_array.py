@@ -443,41 +443,32 @@ def test_what_a_child_has_given_away_outlives_it(tmp_path, method, unlinked):
     assert run(tmp_path, HANDED_OVER, method, unlinked) == ["7.0"]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_what_a_child_makes_before_it_starts_is_freed_when_it_ends(tmp_path, method):
+EARLY = """
+if sys.argv[1] != "fork":
+    array = make()  # a fork has none then, and a tracker of its own, which ends with it
+
+def work(queue, gives):
+    sys.kept = [make(), make().metadata]
+    queue.put(None if sys.argv[1] == "fork" else (array.shm.name, make(7) if gives else None))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    context.set_forkserver_preload(["json"])  # not the main program
+    queue = context.SimpleQueue()
+    for gives in (False, True) if sys.argv[1] == "spawn" else (True,):
+        process = context.Process(target=work, args=(queue, gives))
+        process.start()
+        process.join()
+        given = queue.get()
+        assert not given or not exists(given[0])
+        assert not given or not gives or given[1][0] == 7
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_what_a_child_makes_before_or_after_its_tracker_is_freed_when_it_ends(tmp_path, method):
     """It imports the main program first, and multiprocessing may then forget what was to be done at exit."""
-    script = """
-    array = make()
-
-    def work(queue, gives):
-        queue.put((array.shm.name, make(7) if gives else None))
-
-    if __name__ == "__main__":
-        context = multiprocessing.get_context(sys.argv[1])
-        context.set_forkserver_preload(["json"])  # not the main program
-        queue = context.SimpleQueue()
-        for gives in (False, True) if sys.argv[1] == "spawn" else (True,):
-            process = context.Process(target=work, args=(queue, gives))
-            process.start()
-            process.join()
-            name, given = queue.get()
-            assert not exists(name)
-            assert not gives or given[0] == 7
-    """
-    assert run(tmp_path, script, method) == []
-
-
-def test_a_child_with_a_tracker_of_its_own_leaves_nothing_to_it(tmp_path):
-    """A fork of a process that has none: its tracker ends with it."""
-    script = """
-    def work():
-        sys.kept = [make(), make().metadata]
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join()
-    """
-    assert run(tmp_path, script) == []
+    assert run(tmp_path, EARLY, method) == []
 
 
 def test_others_who_end_or_unlink_do_no_harm(tmp_path):
