@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -32,45 +31,40 @@ PIPELINES = """
 import threading
 import numpy as np
 import gristmill as grain
+from gristmill.experimental import ElasticIterator, InterleaveIterDataset
+from users_datasets import BareIterator, Plain
 
-class Untouchable:
-    '''A source that must not be read.'''
+class Untouchable:  # it must not be read
     __len__ = lambda self: 12
     __getitem__ = lambda self, index: 1 // 0
-    __repr__ = lambda self: "Untouchable()"
 
-class Countdown(grain.DatasetIterator):
+class Countable(BareIterator):
     made = []
     closed = 0
 
     def __init__(self):
-        super().__init__()
-        self.left = 3
+        super().__init__(3)
         self.made.append(self)  # so that nothing but close() closes it
 
-    def __next__(self):
-        if not self.left:
-            raise StopIteration
-        self.left -= 1
-        return self.left
-
-    get_state = lambda self: {"left": self.left}
-    set_state = lambda self, state: vars(self).update(state)
-
     def close(self):
-        Countdown.closed += 1
+        Countable.closed += 1
         super().close()
 
-class CountdownDataset(grain.IterDataset):
-    __iter__ = lambda self: Countdown()
+class Counting(grain.IterDataset):
+    __iter__ = lambda self: Countable()
 
-class Generated(grain.IterDataset):
-    def __iter__(self):
-        yield from range(5)
-
-class Once(grain.IterDataset):
+class Once(Plain):
     elements = iter(range(3))
     __iter__ = lambda self: self.elements
+
+class Shard(grain.IterDataset):
+    def __init__(self, index=0, count=1):
+        super().__init__()
+        self.shard = grain.sharding.ShardOptions(index, count)
+
+    def __iter__(self):
+        files = [grain.MapDataset.range(10 * k, 10 * k + 3).to_iter_dataset() for k in range(4)]
+        return ElasticIterator(InterleaveIterDataset(files, cycle_length=2), 0, self.shard)
 
 def number(x):
     seen.append(x)
@@ -100,9 +94,10 @@ many = grain.MapDataset.range(10**9)
 failing = grain.MapDataset.range(5).map(lambda x: 1 // (x - 2))
 waiting = grain.MapDataset.range(9).map(wait)
 unread = grain.MapDataset.source(Untouchable()).repeat(2).to_iter_dataset()
-countdown = CountdownDataset()
-generated = Generated()
-once = Once()
+counting = Counting()
+generated = Plain(5)
+once = Once(3)
+first, second = Shard(0, 2), Shard(1, 2)
 workers = grain.MapDataset.range(20).map(double).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(2))
 loader = grain.DataLoader(
     data_source=np.arange(30),
@@ -163,7 +158,7 @@ def test_help_and_wrong_arguments(capsys):
 
 
 def test_names_of_pipelines(folder, call):
-    names = "cli_pipelines.py:numbers ./cli_pipelines.py:numbers @numbers @holder.ds @make @CountdownDataset @loader"
+    names = "cli_pipelines.py:numbers ./cli_pipelines.py:numbers @numbers @holder.ds @make @Counting @loader"
     for name in names.split():
         assert call(f"head {name} -n 1").startswith("0: ")
     (folder / "some_package").mkdir()
@@ -244,9 +239,9 @@ def test_head(call):
     assert sys.modules["cli_pipelines"].seen == [7, 8]  # nothing else is computed
     assert call("head @odd -n 1 --skip 3") == "3: int[]  7\n"
     assert call("head @empty") == "(the end: there are 0 elements)\n"
-    call("head @countdown -n 1")
-    assert sys.modules["cli_pipelines"].Countdown.closed == 1
-    for name in ("numbers", "odd", "countdown", "generated", "loader"):
+    call("head @counting -n 1")
+    assert sys.modules["cli_pipelines"].Countable.closed == 1
+    for name in ("numbers", "odd", "counting", "generated", "loader"):
         everything = call(f"head @{name} -n 100").splitlines()
         for skip in (1, 2, len(everything) - 1, len(everything) + 5):
             rest = call(f"head @{name} -n 100 --skip {skip}").splitlines()
@@ -277,7 +272,7 @@ def test_diagnose_and_bench(folder, call):
     text = call("diagnose @images --seconds 0.05 --html no/such/folder/report.html", 2)
     assert text.startswith("Bound by ") and "\npython -m gristmill: --html: " in text
     assert "no elements" in call("diagnose @empty", 1)
-    for name in ("images", "loader", "countdown", "generated"):
+    for name in ("images", "loader", "counting", "generated"):
         found = json.loads(call(f"bench @{name} --seconds 0.03 --warmup 0.01 --repeat 3 --json"))
         rates = found["elements_per_second_of_runs"]
         assert len(rates) == 3 and sorted(rates)[1] == found["elements_per_second"] > 0
@@ -381,33 +376,15 @@ def test_states_of_several_processes(saved, folder, call):
         assert f"processes   {count}, MISSING: {names}"[:900] in text and ("and 9" in text or len(count) > 100)
 
 
-def test_shards_that_are_merged(folder, call):
-    source = """
-        import gristmill as grain
-        from gristmill.experimental import ElasticIterator, InterleaveIterDataset
-
-        def shard(index, count):
-            files = [grain.MapDataset.range(10 * k, 10 * k + 3).to_iter_dataset() for k in range(4)]
-            return ElasticIterator(InterleaveIterDataset(files, cycle_length=2), 0, grain.sharding.ShardOptions(index, count))
-
-        class Whole(grain.IterDataset):
-            __iter__ = lambda self: shard(0, 1)
-
-        class Half(grain.IterDataset):
-            __iter__ = lambda self: shard(1, 2)
-    """
-    (folder / "elastic.py").write_text(textwrap.dedent(source))
-    load_pipeline("elastic:Half")
-    for i in (0, 1):
-        it = sys.modules["elastic"].shard(i, 2)
-        next(it)
-        CheckpointHandler().save(folder, it)
+def test_shards_that_are_merged(saved, folder, call):
+    for i, name in enumerate(("first", "second")):
+        directory = saved(name, 1)
         for kind in ("process", "pipeline"):
-            (folder / f"{kind}_0-of-1.json").rename(folder / f"{kind}_{i}-of-2.json")
-    text = call(f"state {folder} --pipeline elastic:Whole")
+            (directory / f"{kind}_0-of-1.json").rename(folder / f"{kind}_{i}-of-2.json")
+    text = call(f"state {folder} --pipeline @Shard")
     assert text.count("would refuse") == 2 and "  shard 1 of 2\n    next: dataset " in text
-    assert text.endswith("elastic:Whole would go on from all of them together\n")
-    assert "would go on from process_1-of-2.json" in call(f"state {folder} --pipeline elastic:Half")
+    assert text.endswith("cli_pipelines:Shard would go on from all of them together\n")
+    assert "would go on from process_1-of-2.json" in call(f"state {folder} --pipeline @second")
 
 
 def test_checkpoints_of_orbax(folder, call):
@@ -494,44 +471,41 @@ def test_what_is_damaged_has_words_and_what_is_hostile_does_not_reach_the_termin
         assert position_lines(damaged(state, rng, states), damaged(description or {}, rng, descriptions))
 
 
-def start(*args, **options):
+def start(*args, stdout=subprocess.PIPE):
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONIOENCODING": "ascii"}  # streams that show less
     command = [sys.executable, "-m", "gristmill", *args]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    return subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def test_workers_find_functions_and_streams_may_show_less(folder):
+def test_workers_find_functions(folder):
     (folder / "elsewhere").mkdir()
     for file in ("types.py", "with.dot-and-dash.py"):
         (folder / "elsewhere" / file).write_text(PIPELINES)
-    head = ("-n", "3"), "0: int[]  0\n1: int[]  2\n2: int[]  4\n"
-    for command, name, args, expected in (
-        ("head", "elsewhere/types.py:workers", *head),
-        ("head", "elsewhere/with.dot-and-dash.py:workers", *head),
-        ("bench", "cli_pipelines:workers", ("--seconds", "0.1", "--warmup", "0"), "elements/s"),
-        ("inspect", "cli_pipelines:images", (), "BatchIterDataset"),
+    head = "-n 3", "0: int[]  0\n1: int[]  2\n2: int[]  4\n"
+    for command, args, expected in (
+        ("head elsewhere/types.py:workers", *head),
+        ("head elsewhere/with.dot-and-dash.py:workers", *head),
+        ("bench cli_pipelines:workers", "--seconds 0.1 --warmup 0", "elements/s"),
+        ("inspect cli_pipelines:images", "", "BatchIterDataset"),
     ):
-        process = start(command, name, *args, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+        process = start(*command.split(), *args.split())
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, err) == (0, "")
-        assert expected in out
+        assert (process.returncode, err) == (0, "") and expected in out
 
 
 def test_closed_pipes_and_interrupts(folder):
     reader, writer = os.pipe()
     os.close(reader)
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
-    command = [sys.executable, "-m", "gristmill", "--help"]
-    with os.fdopen(writer, "w") as output:
-        process = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
-    assert (process.returncode, process.stderr) == (0, "")
+    process = start("--help", stdout=writer)
+    os.close(writer)
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
     process = start("head", "cli_pipelines:many", "-n", "1000000000")
     assert process.stdout.readline() == "0: int[]  0\n"
     process.stdout.close()
-    assert process.wait(30) == 0
     with process.stderr:
-        assert process.stderr.read() == ""
+        assert (process.wait(30), process.stderr.read()) == (0, "")
     process = start("head", "cli_pipelines:waiting")
     assert process.stdout.readline() == "0: int[]  0\n"
     os.kill(process.pid, signal.SIGINT)
-    assert process.communicate(timeout=30) == ("", "")
-    assert process.returncode == 130
+    assert (process.communicate(timeout=30), process.returncode) == (("", ""), 130)
