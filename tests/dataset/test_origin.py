@@ -15,13 +15,6 @@ BASE = MapDataset.range(N)
 SHUFFLED = BASE.shuffle(seed=1)
 
 
-class Threefold(gm.transforms.FlatMap):
-    max_fan_out = 3
-
-    def flat_map(self, element):
-        return [element] * 3
-
-
 # Of all of them, an element is the keys of what it is made of.
 PIPELINES = {
     "source": MapDataset.source(range(N)),
@@ -41,7 +34,7 @@ PIPELINES = {
     "batch": SHUFFLED.batch(4),
     "batch_dropping": SHUFFLED.batch(4, drop_remainder=True),
     "batch_of_batches": BASE.batch(2).batch(3, batch_fn=np.concatenate),
-    "flat_map": SHUFFLED.flat_map(Threefold()),
+    "flat_map": SHUFFLED.flat_map(lambda x: [x] * 3, max_fan_out=3),
     "zip": BASE.zip(SHUFFLED),
     "source_of_a_dataset": MapDataset.source(SHUFFLED).shuffle(seed=2),
     "mix": MapDataset.mix([SHUFFLED, BASE.shuffle(seed=2)], weights=[1, 2]),
