@@ -163,12 +163,10 @@ BATCHES = [[0, 2], [4, 6], [8, 10], [12, 14]]
 @pytest.mark.parametrize(
     ("chain", "expected"),
     [
-        (lambda e: e.map(lambda x: x + 1), [[1, 3], [5, 7], [9, 11], [13, 15]]),
         (lambda e: e.batch(3).map(lambda x: x[:, 0]), [[0, 4, 8], [12]]),
         (lambda e: e.limit(2).repeat(2), BATCHES[:2] * 2),
         (lambda e: multithread_prefetch(ThreadPrefetchIterDataset(e, prefetch_buffer_size=2), 1, 1), BATCHES),
-        (lambda e: e.pipe(lambda ds: ds.random_map(lambda x, rng: x, seed=1)), BATCHES),
-        (lambda e: WithOptionsIterDataset(e, DatasetOptions(min_shm_size=9)), BATCHES),
+        (lambda e: e.random_map(lambda x, rng: x, seed=1).pipe(WithOptionsIterDataset, DatasetOptions(min_shm_size=9)), BATCHES),
     ],
 )
 def test_chaining(chain, expected):

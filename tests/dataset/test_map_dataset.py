@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from refusing import assert_raises
+from users_datasets import BareMap
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset, MapDatasetMeta
@@ -81,7 +82,7 @@ def test_wrong_arguments(call, args, error, words):
 
 def test_batching_holes_is_explained():
     with pytest.raises(ValueError) as caught:
-        MapDataset.range(4).map(lambda x: x if x % 2 else None).batch(2)[0]
+        MapDataset.source([1, None]).batch(2)[0]
     assert "to_iter_dataset()" in "".join(caught.value.__notes__)
 
 
@@ -89,24 +90,14 @@ def test_factories_belong_to_the_class():
     assert isinstance(MapDataset, MapDatasetMeta) and issubclass(MapDatasetMeta, abc.ABCMeta)
     assert not hasattr(TEN, "range") and not hasattr(TEN, "source")
 
-    class Mine(MapDataset):
+    class Mine(BareMap):
         """Attributes that bear the factories' names."""
 
-        range = 7
-        mix = "mix"
+        range, mix, source = 7, "mix", [1, 2, 3]
 
-        def __init__(self):
-            super().__init__()
-            self.source = [1, 2, 3]
-
-        def __len__(self):
-            return len(self.source)
-
-        def __getitem__(self, index):
-            return self.source[index % 3] * self.range
-
-    assert list(Mine().map(lambda x: x + 1)) == [8, 15, 22]
-    assert list(Mine().shuffle(seed=1)) == [[7, 14, 21][i] for i in MapDataset.range(3).shuffle(seed=1)]
+    ds = Mine(3)
+    assert (ds.range, ds.source, list(ds.map(lambda x: x + 1))) == (7, [1, 2, 3], [1, 2, 3])
+    assert list(ds.shuffle(seed=1)) == list(MapDataset.range(3).shuffle(seed=1))
 
     class Combined(MapDataset, abc.ABC):
         @abc.abstractmethod
@@ -134,7 +125,6 @@ def test_lengths_beyond_the_largest_are_the_largest():
     assert len(endless.batch(3)) == -(-sys.maxsize // 3)
     assert len(endless.batch(3, drop_remainder=True)) == sys.maxsize // 3
     assert len(endless[::2]) == -(-sys.maxsize // 2)
-    assert [MapDataset.range(6).repeat().shuffle(seed=5)[i] for i in range(6)] == [0, 3, 4, 1, 2, 1]
     assert list(itertools.islice(endless, 23)) == [i % 10 for i in range(23)]
     assert list(itertools.islice(endless[5:], 3)) == [5, 6, 7]
     assert endless.batch(4, batch_fn=list)[10**15] == [(4 * 10**15 + i) % 10 for i in range(4)]
@@ -176,11 +166,9 @@ def test_container_protocols():
 
 
 def test_slices_are_those_of_lists():
-    numbers = list(range(10))
     bounds = [None, 0, 1, 5, 9, 10, 20, -1, -3, -10, -20]
-    for start, stop, step in itertools.product(bounds, bounds, (None, 1, 2, 3, 11, -1, -2, -11)):
-        sl = slice(start, stop, step)
-        assert list(TEN[sl]) == list(TEN.slice(sl)) == numbers[sl]
+    for sl in itertools.starmap(slice, itertools.product(bounds, bounds, (None, 1, 2, 3, 11, -1, -2, -11))):
+        assert list(TEN[sl]) == list(TEN.slice(sl)) == list(range(10))[sl]
     assert list(TEN[np.int64(2) : np.int64(5)]) == [2, 3, 4]
 
 
@@ -245,14 +233,6 @@ def test_none_skips_user_code_and_filters_go_by_truth():
     assert len(TEN.filter(lambda x: False)) == 10
 
 
-class AddOne(Map):
-    def map(self, x):
-        return x + 1
-
-    def __call__(self, x):
-        raise AssertionError("the method comes first")
-
-
 class All(Map, Filter, RandomMap, MapWithIndex):
     """Inherits from several classes: each method of the data set uses its own."""
 
@@ -268,11 +248,13 @@ class All(Map, Filter, RandomMap, MapWithIndex):
     def map_with_index(self, i, x):
         return ("index", i, x)
 
+    def __call__(self, x):
+        raise AssertionError("the method comes first")
+
 
 def test_transform_objects_and_texts():
     two = MapDataset.range(2)
     for ds, elements, text in [
-        (two.map(AddOne()), [1, 2], "MapMapDataset(transform=AddOne)"),
         (two.map(All()), [("map", 0), ("map", 1)], "MapMapDataset(transform=All)"),
         (two.filter(All()), [0], "FilterMapDataset(transform=All)"),
         (two.random_map(All(), seed=1), [("random", 0), ("random", 1)], "RandomMapMapDataset(transform=All)"),
@@ -321,6 +303,3 @@ def test_to_iter_dataset():
         "PrefetchIterDataset(read_options=ReadOptions(num_threads=16, prefetch_buffer_size=0), allow_nones=False)"
     )
     assert "prefetch_buffer_size=500" in str(TEN.map(identity).to_iter_dataset())
-    sparse = MapDataset.source([None, 1, None])
-    assert list(sparse.to_iter_dataset()) == [1]
-    assert list(sparse.to_iter_dataset(allow_nones=True)) == [None, 1, None]

@@ -1,5 +1,7 @@
 """The index of the next element: it says which one comes, and jumping there computes nothing."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from computing_ahead import Failing
@@ -39,20 +41,10 @@ def odd(x):
     return x % 2
 
 
-def lists(ds, size=2):
-    return ds.batch(size, batch_fn=list)
-
-
-def threaded(ds, buffer_size=3):
-    return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=buffer_size)
-
-
-def workers(ds, num=1):
-    return LocalWorkersIterDataset(ds, num)
-
-
-def in_threads(ds, num=2, **options):
-    return multithread_prefetch(ds, num, 1, **options)
+lists = partial(IterDataset.batch, batch_size=2, batch_fn=list)
+threaded = partial(ThreadPrefetchIterDataset, prefetch_buffer_size=3)
+in_threads = partial(multithread_prefetch, num_threads=2, buffer_size=1)
+workers = LocalWorkersIterDataset
 
 
 class Double(Map):
@@ -87,8 +79,8 @@ PIPELINES = {
     "batch": numbers().batch(4),
     "batch_exact": numbers(12).batch(4),
     "batch_drop": numbers().batch(4, drop_remainder=True),
-    "batch_batch": lists(lists(numbers(23), 3), 3),
-    "thread_prefetch_0": threaded(numbers(), 0),
+    "batch_batch": lists(lists(numbers(23), batch_size=3), batch_size=3),
+    "thread_prefetch_0": threaded(numbers(), prefetch_buffer_size=0),
     "thread_prefetch_batch": threaded(threaded(numbers()).batch(3)).random_map(draw, seed=1),
     "worker": workers(numbers().batch(2)),
     "workers": workers(lists(numbers().random_map(draw, seed=2)), 2).map_with_index(pair),
@@ -98,9 +90,9 @@ PIPELINES = {
     "limit_threads": in_threads(numbers().limit(2)),
     "limit_batch": numbers().limit(5).batch(2).limit(7),
     "interleave_one": InterleaveIterDataset([numbers().batch(3)], cycle_length=2).random_map(draw, seed=1),
-    "in_threads": in_threads(numbers().map_with_index(pair), 4),
-    "in_more_threads_than_elements": in_threads(numbers(2), 4),
-    "in_threads_sequential": in_threads(numbers(), 3, sequential_slice=True),
+    "in_threads": in_threads(numbers().map_with_index(pair), num_threads=4),
+    "in_more_threads_than_elements": in_threads(numbers(2), num_threads=4),
+    "in_threads_sequential": in_threads(numbers(), num_threads=3, sequential_slice=True),
     "loader": Loader(Double(), Batch(3)),
     "loader_with_workers": Loader(Double(), Batch(3), worker_count=2),
 }
@@ -172,7 +164,7 @@ def test_nothing_is_computed():
         raise AssertionError
 
     ds = MapDataset.range(90).map(fail).to_iter_dataset().random_map(fail, seed=1).batch(5)
-    for pipeline in (ds, threaded(ds), workers(ds, 2), in_threads(ds, 3)):
+    for pipeline in (ds, threaded(ds), workers(ds, 2), in_threads(ds, num_threads=3)):
         it = iter(pipeline)
         set_next_index(it, 18)
         assert get_next_index(it) == 18
