@@ -11,8 +11,7 @@ GOLDEN = Path(__file__).parent / "golden"
 PROCESS_FILE, PIPELINE_FILE = "process_0-of-1.json", "pipeline_0-of-1.json"
 
 sys.path.append(str(GOLDEN))
-from golden_pipelines import pipelines, plain  # noqa: E402
-from own_pipelines import pipelines as own_pipelines  # noqa: E402
+from golden_pipelines import own_pipelines, pipelines, plain  # noqa: E402
 
 GRAINS_PIPELINES, OWN_PIPELINES = pipelines(gristmill), own_pipelines(gristmill)
 PIPELINES = GRAINS_PIPELINES | OWN_PIPELINES

@@ -120,7 +120,7 @@ def test_what_we_write_is_what_grain_writes(pipeline, request, tmp_path):
 
 @pytest.mark.parametrize("pipeline", OWN_PIPELINES, indirect=True)
 def test_what_we_write_is_the_same(pipeline, request, tmp_path):
-    """Another layout needs golden states of its own (``make_own_golden.py``), beside these, which must still restore."""
+    """Another layout needs golden states of its own (``make_golden.py own``), beside these, which must still restore."""
     name = request.node.callspec.params["pipeline"]
     golden, num_taken = NEWEST[name], 0
     with iter(pipeline) as it:
