@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PYTHONPATH = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
 PATIENCE_SECONDS = 60.0
 GONE_SECONDS = 6.0  # for what must be gone after two seconds; a noisy machine gets some more
 
@@ -23,43 +24,34 @@ class Outcome:
     out: str
     err: str
     seconds: float  # from "ready", or from the signal, or else from the start to the end of the program
-    gone_seconds: float  # from there until none of its processes was left
 
 
 class Program:
     """A running program, in a session and process group of its own."""
 
-    def __init__(self, folder, command, *, stdin="", cwd=None, env=None):
+    def __init__(self, folder, command, *, stdin="", cwd=None):
         self.folder = Path(folder)
         self.token = f"FAULT_TOKEN={uuid.uuid4()}"
         self._out, self._err = self.folder / "stdout", self.folder / "stderr"
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
-        environment = {**os.environ, "FAULT_FOLDER": str(folder), "PYTHONPATH": path, **(env or {})}
         name, value = self.token.split("=")
+        env = {**os.environ, "FAULT_FOLDER": str(folder), "PYTHONPATH": PYTHONPATH, name: value}
         (self.folder / "stdin").write_text(stdin)
         with self._out.open("wb") as out, self._err.open("wb") as err, (self.folder / "stdin").open("rb") as given:
-            self.process = subprocess.Popen(
-                command,
-                stdin=given,
-                stdout=out,
-                stderr=err,
-                cwd=cwd or folder,
-                env={**environment, name: value},
-                start_new_session=True,
-            )
+            streams = {"stdin": given, "stdout": out, "stderr": err}
+            self.process = subprocess.Popen(command, cwd=cwd or folder, env=env, start_new_session=True, **streams)
         self.since = time.monotonic()
 
-    def wait_until_ready(self):
-        """Waits for the line that the program prints when its workers are where they should be."""
+    def signal_when_ready(self, number, *, group=False):
+        """Sends it after the line that the program prints when its workers are where they should be; returns the outcome."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while "ready " not in (out := self._out.read_text()) or not out.endswith("\n"):
             if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
                 raise AssertionError(f"the program did not get ready: {out}{self._err.read_text()}")
             time.sleep(0.01)
-
-    def send(self, number, *, group=False):
         (os.killpg if group else os.kill)(self.process.pid, number)
         self.since = time.monotonic()
+        return self.outcome()
 
     def outcome(self):
         try:
@@ -69,7 +61,6 @@ class Program:
                 if time.monotonic() > ended + GONE_SECONDS:
                     raise AssertionError(f"processes that outlived the program: {process_ids(self.token)}")
                 time.sleep(0.01)
-            gone = time.monotonic()
         except subprocess.TimeoutExpired as error:
             self.process.send_signal(signal.SIGABRT)
             raise AssertionError(f"the program hangs: {self._out.read_text()}{self._err.read_text()}") from error
@@ -77,8 +68,7 @@ class Program:
             self.kill()
         out = self._out.read_text()
         stamps = [float(line.split()[1]) for line in out.splitlines() if line.startswith("ready ")]
-        since = max([self.since, *stamps])
-        return Outcome(code, out, self._err.read_text(), ended - since, gone - ended)
+        return Outcome(code, out, self._err.read_text(), ended - max([self.since, *stamps]))
 
     def kill(self):
         """Leaves nothing behind, whatever the program did."""
@@ -92,18 +82,10 @@ def process_ids(token):
     """The processes with ``token`` in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if token.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and token.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
     return found
-
-
-def is_running(process_id):
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def start(folder, script, *args, flags=(), **kwargs):
@@ -117,6 +99,15 @@ def run(folder, script, *args, **kwargs):
     return start(folder, script, *args, **kwargs).outcome()
 
 
+def check_parts(folder, *parts, tools="", flags=()):
+    """Runs scripts one after the other in one program, each as a function: nothing is printed, or left behind any of them."""
+    text = tools
+    for number, part in enumerate(parts):
+        text += f"\ndef part_{number}():\n{textwrap.indent(textwrap.dedent(part), '    ')}\n"
+    text += "".join([f"\nwatch = Watch()\npart_{number}()\ngc.collect()\nwatch.check()\n" for number in range(len(parts))])
+    check_silent(run(folder, text, flags=flags), out="")
+
+
 def run_all(folder, check, cases):
     """Calls ``check(folder_of_its_own, *case)`` for all cases, a few at a time."""
     folders = [folder / str(number) for number in range(len(cases))]
@@ -124,8 +115,8 @@ def run_all(folder, check, cases):
         each.mkdir()
     with ThreadPoolExecutor(4) as threads:
         checks = [threads.submit(check, each, *case) for each, case in zip(folders, cases, strict=True)]
-    errors = {case: str(done.exception()) for case, done in zip(cases, checks, strict=True) if done.exception()}
-    assert not errors, "\n".join([f"{case}: {error}" for case, error in errors.items()])
+    errors = [f"{case}: {done.exception()}" for case, done in zip(cases, checks, strict=True) if done.exception()]
+    assert not errors, "\n".join(errors)
 
 
 def check_silent(outcome, out=None, code=0):
@@ -138,6 +129,12 @@ def check_traceback(outcome, last_line, code=1):
     """The program printed its user's traceback and nothing else on stderr."""
     lines = outcome.err.splitlines()
     assert outcome.code == code, outcome
-    assert lines[0] == "Traceback (most recent call last):", outcome.err
-    assert lines[-1] == last_line, outcome.err
+    assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", last_line), outcome.err
     assert outcome.err.count("Traceback") == 1, outcome.err
+
+
+def is_running(process_id):
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

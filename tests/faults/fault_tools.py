@@ -70,19 +70,14 @@ class Work(Map):
 
 def loader(work, num, workers):
     """A ``DataLoader``."""
-    return gm.DataLoader(
-        data_source=range(num),
-        sampler=gm.samplers.IndexSampler(num, num_epochs=1),
-        operations=[work],
-        worker_count=workers,
-        read_options=gm.ReadOptions(num_threads=2, prefetch_buffer_size=2) if not workers else None,
-    )
+    sampler, options = gm.samplers.IndexSampler(num, num_epochs=1), None if workers else gm.ReadOptions(2, 2)
+    return gm.DataLoader(data_source=range(num), sampler=sampler, operations=[work], worker_count=workers, read_options=options)
 
 
 def dataset(work, num, workers):
     """An ``IterDataset``."""
     if not workers:
-        return gm.MapDataset.range(num).map(work).to_iter_dataset(gm.ReadOptions(num_threads=2, prefetch_buffer_size=2))
+        return gm.MapDataset.range(num).map(work).to_iter_dataset(gm.ReadOptions(2, 2))
     return gm.MapDataset.range(num).to_iter_dataset().map(work).mp_prefetch(gm.MultiprocessingOptions(workers))
 
 

@@ -1,9 +1,10 @@
 """A worker that dies, by whatever cause: reported at once and in words, and nothing is lost."""
 
-import itertools
-
 import pytest
-from fault_harness import check_silent, run, run_all
+from fault_harness import check_parts
+
+APIS = ["loader", "dataset", "inside"]
+SITUATIONS = ("idle", "busy", "stuck", "full")
 
 CHECKS = """
 def check_death(it, expected, how):
@@ -30,61 +31,44 @@ def check_death(it, expected, how):
     seen += [int(x[0]) for x in it]
     assert seen == expected, seen
     return num
+
+def check_deaths(die, how, workers, api, is_small):
+    # Elements of this size are sent one by one, so all before the deadly one arrive.
+    num = check_death(iter(APIS[api](Deadly(die, 5, size=20_000), 12, workers)), [*range(12)], how)
+    assert num == 5, (how, num)
+    if is_small:  # many are sent at a time; it dies once, which is told at the latest behind those that it was at
+        num = check_death(iter(APIS[api](Deadly(die, 300), 5000, workers)), [*range(5000)], how)
+        assert 0 < num < 5000, (how, num)
 """
 
 DEATHS = {  # what the worker does, and what the consumer is told
-    "SIGKILL": ("kill_self(9)", "it was killed by signal 9 (SIGKILL"),
-    "SIGTERM": ("kill_self(15)", "it was killed by signal 15 (SIGTERM)"),
-    "SIGSEGV": ("kill_self(11)", "it was killed by signal 11 (SIGSEGV)"),
-    "SIGBUS": ("kill_self(7)", "it was killed by signal 7 (SIGBUS)"),
-    "segmentation_fault": ("ctypes.string_at(0)", "it was killed by signal 11 (SIGSEGV)"),
-    "bus_error": ("bus_error()", "it was killed by signal 7 (SIGBUS)"),
-    "abort": ("os.abort()", "it was killed by signal 6 (SIGABRT)"),
-    "sys_exit": ("sys.exit(123)", "it exited with code 123"),
-    "sys_exit_text": ("sys.exit('text')", "it exited with code 1"),
-    "sys_exit_0": ("sys.exit(0)", "it exited with code 0"),
-    "os_exit_0": ("os._exit(0)", "it exited with code 0"),
-    "os_exit_3": ("os._exit(3)", "it exited with code 3"),
+    "kill_self(9)": "it was killed by signal 9 (SIGKILL",
+    "bus_error()": "it was killed by signal 7 (SIGBUS)",
+    "sys.exit(123)": "it exited with code 123",
+    "os._exit(0)": "it exited with code 0",
+    "kill_self(15)": "it was killed by signal 15 (SIGTERM)",
+    "kill_self(11)": "it was killed by signal 11 (SIGSEGV)",
+    "kill_self(7)": "it was killed by signal 7 (SIGBUS)",
+    "ctypes.string_at(0)": "it was killed by signal 11 (SIGSEGV)",
+    "os.abort()": "it was killed by signal 6 (SIGABRT)",
+    "sys.exit('text')": "it exited with code 1",
+    "sys.exit(0)": "it exited with code 0",
+    "os._exit(3)": "it exited with code 3",
 }
-APIS = ["loader", "dataset", "inside"]
-SITUATIONS = ("idle", "busy", "stuck", "full")
-
-
-def check_deaths(folder, names, workers, api):
-    deaths = "\n".join([f"    ({name!r}, lambda: {DEATHS[name][0]}, {DEATHS[name][1]!r})," for name in names])
-    script = f"""
-{CHECKS}
-watch = Watch()
-deaths = [
-{deaths}
+# Of an exit there is no small one: a block that raises is taken again, which does not happen twice here.
+DYING = [
+    f"check_deaths(lambda: {die}, {how!r}, {1 + i % 2}, {APIS[1 - i % 3]!r}, {i % 2 == 0 and 'exit' not in die})"
+    for i, (die, how) in enumerate(DEATHS.items())
 ]
-for name, die, how in deaths:
-    # Elements of this size are sent one by one, so all before the deadly one arrive.
-    it = iter(APIS[{api!r}](Deadly(die, 5, size=20_000), 12, {workers}))
-    num = check_death(it, list(range(12)), how)
-    assert num == 5, (name, num)
-    it = None
-    if "sys_exit" in name:
-        continue  # a block that raises is taken again, which does not happen twice here
-    # Small ones are sent many at a time; it dies once, which is told at the latest behind those that it was at.
-    it = iter(APIS[{api!r}](Deadly(die, 300), 5000, {workers}))
-    num = check_death(it, list(range(5000)), how)
-    assert 0 < num < 5000, (name, num)
-    it = None
-watch.check()
-"""
-    check_silent(run(folder, script), out="")
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "bus_error", "sys_exit", "os_exit_0"])
-def test_death(tmp_path, name):
-    check_deaths(tmp_path, [name], 2, "dataset")
+def test_deaths(tmp_path):
+    check_parts(tmp_path, *DYING[:4], tools=CHECKS)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
-def test_all_deaths(tmp_path):
-    run_all(tmp_path, check_deaths, [((*DEATHS,), 1 + i % 2, api) for i, api in enumerate(APIS)])
+def test_other_deaths(tmp_path):
+    check_parts(tmp_path, *DYING[4:], tools=CHECKS)
 
 
 RECORDS = """
@@ -118,18 +102,13 @@ PIPELINES = {
     "loader": loader,
     "batch": lambda num, bad, w: mp(gm.MapDataset.source(Crashing(num, bad)).to_iter_dataset().batch(4), w),
 }
-"""
 
-
-def check_records(folder, name, workers):
-    """What comes before a record that kills its worker is delivered, the error names it, and just that can be skipped."""
-    script = f"""{RECORDS}
-watch = Watch()
-for num, bad in (5, [3]), (400, [300]), (400, [7, 8, 399]):
-    it = iter(PIPELINES[{name!r}](num, bad, {workers}))
+def check_records(name, num, bad, workers):
+    '''What comes before a record that kills its worker is delivered, the error names it, and just that can be skipped.'''
+    it = iter(PIPELINES[name](num, bad, workers))
     model = gm.MapDataset.range(num).to_iter_dataset()
     left = [*bad]
-    for output in mp(model.batch(4), {workers}) if {name!r} == "batch" else model:
+    for output in mp(model.batch(4), workers) if name == "batch" else model:
         records = np.ravel(output).tolist()
         lost = [x for x in records if x in left]
         if not lost:
@@ -140,7 +119,7 @@ for num, bad in (5, [3]), (400, [300]), (400, [7, 8, 399]):
             try:
                 next(it)
             except RuntimeError as error:
-                assert "SIGSEGV" in str(error) and f"at element {{lost[0]}} or in what" in str(error), (lost, error)
+                assert "SIGSEGV" in str(error) and f"at element {lost[0]} or in what" in str(error), (lost, error)
             else:
                 raise AssertionError(lost)
             assert it.get_state() == state
@@ -149,19 +128,9 @@ for num, bad in (5, [3]), (400, [300]), (400, [7, 8, 399]):
         it.skip_failed()
         left = [x for x in left if x not in lost]
     assert next(it, None) is None and not left
-    it = None
-watch.check()
 """
-    check_silent(run(folder, script), out="")
-
-
-def test_a_record_that_kills(tmp_path):
-    check_records(tmp_path, "source", 2)
-
-
-def test_a_record_that_was_there_by_accident_is_not_skipped(tmp_path):
-    script = """
-for api in "dataset", "inside":
+BY_ACCIDENT = """
+for api in "dataset", "inside":  # which is not skipped
     it, seen, errors = iter(APIS[api](Deadly(lambda: kill_self(9), 5, size=20_000), 12, 1)), [], 0
     while True:
         try:
@@ -173,70 +142,64 @@ for api in "dataset", "inside":
             errors += 1
             it.skip_failed()
     assert seen == [*range(12)] and errors == 1, (seen, errors)
-    it.close()
 """
-    check_silent(run(tmp_path, script), out="")
+
+
+def test_records_that_kill_and_one_that_was_there_by_accident(tmp_path):
+    check_parts(tmp_path, "check_records('source', 400, [7, 8, 399], 2)", BY_ACCIDENT, tools=RECORDS)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
 def test_records_that_kill_in_all_pipelines(tmp_path):
-    run_all(tmp_path, check_records, [(name, 1 + i % 2) for i, name in enumerate(["map", "iter map", "loader", "batch"])])
+    cases = [("map", 5, [3], 1), ("iter map", 400, [300], 2), ("loader", 20, [7, 19], 1), ("batch", 40, [7, 8, 39], 2)]
+    check_parts(tmp_path, *[f"check_records{case}" for case in cases], tools=RECORDS)
 
 
-def check_kills(folder, situations, workers, api):
-    """Killed from outside, and the consumer learns it within a second."""
-    script = f"""
-{CHECKS}
-watch = Watch()
-for situation in {situations}:
-    for number, how in (signal.SIGKILL, "signal 9 (SIGKILL"), (signal.SIGTERM, "signal 15 (SIGTERM)"):
-        ds, work = pipeline({api!r}, {workers}, situation)
-        it = iter(ds)
-        seen = [int(next(it)[0])]
-        arrived(work, {workers}, situation)
-        for process_id in work.process_ids():
-            os.kill(process_id, number)
-        wait_for(lambda: all(map(has_ended, work.process_ids())), "the workers do not die")
-        killed = time.monotonic()
-        text = None
-        try:
-            for x in it:
-                seen.append(int(x[0]))
-                assert len(seen) < 100
-        except RuntimeError as error:
-            text = str(error)
-            assert how in text, text
-            assert time.monotonic() - killed < 4, time.monotonic() - killed  # one second, where the machine is quiet
-        assert (text is None) == (situation == "idle"), text  # then all had been sent
+KILLS = """
+def check_kill(situation, workers, api, number):
+    '''Killed from outside, and the consumer learns it within a second.'''
+    ds, work = pipeline(api, workers, situation)
+    it = iter(ds)
+    seen = [int(next(it)[0])]
+    arrived(work, workers, situation)
+    for process_id in work.process_ids():
+        os.kill(process_id, number)
+    wait_for(lambda: all(map(has_ended, work.process_ids())), "the workers do not die")
+    killed = time.monotonic()
+    text = None
+    try:
+        for x in it:
+            seen.append(int(x[0]))
+            assert len(seen) < 100
+    except RuntimeError as error:
+        text = str(error)
+        assert f"signal {int(number)} ({number.name}" in text, text
+        assert time.monotonic() - killed < 4, time.monotonic() - killed  # one second, where the machine is quiet
+    assert (text is None) == (situation == "idle"), text  # then all had been sent
+    assert seen == list(range(len(seen)))
+    if situation == "full":
+        it.set_state(it.get_state())
+        seen += [int(next(it)[0]) for _ in range(20)]
         assert seen == list(range(len(seen)))
-        if situation == "full":
-            it.set_state(it.get_state())
-            seen += [int(next(it)[0]) for _ in range(20)]
-            assert seen == list(range(len(seen)))
-        if situation == "idle":
-            assert len(seen) == 4 * {workers}
-            it.set_state(it.get_state())
-            assert next(it, None) is None
-        it = ds = x = None
-watch.check()
+    if situation == "idle":
+        assert len(seen) == 4 * workers
+        it.set_state(it.get_state())
+        assert next(it, None) is None
 """
-    check_silent(run(folder, script), out="")
 
 
 def test_killed_from_outside(tmp_path):
-    check_kills(tmp_path, ("full",), 2, "dataset")
+    check_parts(tmp_path, "check_kill('full', 2, 'dataset', signal.SIGKILL)", tools=KILLS)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
 def test_all_killed_from_outside(tmp_path):
-    cases = itertools.product([(situation,) for situation in SITUATIONS], (1, 2), APIS)
-    run_all(tmp_path, check_kills, [*cases])
+    turns = [(SITUATIONS[i % 4], 1 + (i + i // 4) % 2, APIS[i % 3], i // 4 % 2) for i in range(12)]
+    parts = [f"check_kill({s!r}, {w}, {api!r}, signal.{['SIGKILL', 'SIGTERM'][n]})" for s, w, api, n in turns]
+    check_parts(tmp_path, *parts, tools=KILLS)
 
 
-def test_killed_before_the_first_element(tmp_path):
-    script = """
+BEFORE_THE_FIRST_ELEMENT = """
 ds, work = pipeline("dataset", 2, "full")
 it = iter(ds)
 it.start_prefetch()
@@ -251,11 +214,7 @@ for attempt in range(3):
         it.set_state(it.get_state())
 assert seen == list(range(len(seen))) and seen, seen
 """
-    check_silent(run(tmp_path, script), out="")
-
-
-def test_one_worker_dies_and_the_other_goes_on(tmp_path):
-    script = """
+THE_OTHER_GOES_ON = """
 ds, work = pipeline("dataset", 2, "full")
 it = iter(ds)
 assert [int(next(it)[0]) for _ in range(10)] == list(range(10))
@@ -270,23 +229,21 @@ after = work.process_ids()
 assert len(after) == 3, (before, after)  # one new process
 os.kill(before[1], 0)
 """
-    check_silent(run(tmp_path, script), out="")
-
-
-@pytest.mark.parametrize("code", [pytest.param("sys.exit(5)", marks=pytest.mark.slow), "os._exit(0)"])
-def test_death_in_worker_init_fn(tmp_path, code):
-    script = f"""
-def init(index, count):
+IN_INIT_FN = """
+def exits(index, count):
     if index == 1:
-        {code}
+        sys.exit(5)
 
-watch = Watch()
+def ends(index, count):
+    if index == 1:
+        os._exit(0)
+
 for api in "loader", "dataset":
     if api == "loader":
         sampler = gm.samplers.IndexSampler(9, num_epochs=1)
-        ds = gm.DataLoader(data_source=range(9), sampler=sampler, worker_count=2, worker_init_fn=init)
+        ds = gm.DataLoader(data_source=range(9), sampler=sampler, worker_count=2, worker_init_fn=exits)
     else:
-        ds = gm.MapDataset.range(9).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2), init)
+        ds = gm.MapDataset.range(9).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2), ends)
     it = iter(ds)
     assert next(it) == 0
     try:
@@ -295,14 +252,8 @@ for api in "loader", "dataset":
         assert "Worker process 1 of 2" in str(error), error
     else:
         raise AssertionError
-    del it
-watch.check()
 """
-    check_silent(run(tmp_path, script), out="")
-
-
-def test_memory_limit(tmp_path):
-    script = """
+MEMORY_LIMIT = """
 def limit(index, count):
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 
@@ -315,14 +266,9 @@ except MemoryError as error:
     assert "Unable to allocate" in str(error), error
 else:
     raise AssertionError(seen)
-assert seen == [5 * x for x in range(len(seen))] and len(seen) > 3, seen
+assert seen == [5 * x for x in range(len(seen))] and len(seen) > 3, seen  # the sum of an empty array is 0 too
 """
-    # The sum of an empty array is 0 too.
-    check_silent(run(tmp_path, script), out="")
-
-
-def test_child_of_a_worker_that_holds_its_connection(tmp_path):
-    script = """
+CHILD_THAT_HOLDS_THE_CONNECTION = """
 def die(x):
     if x == 3:
         if os.fork() == 0:  # has all that the worker had open
@@ -343,11 +289,7 @@ else:
 it.close()
 (FOLDER / "end").touch()
 """
-    check_silent(run(tmp_path, script), out="")
-
-
-def test_errors_of_python_are_no_deaths(tmp_path):
-    script = """
+NO_DEATHS = """
 gc.disable()  # the iterator goes when nobody refers to it, with its error or without
 watch = Watch()
 errors = [ValueError("v"), MemoryError("m"), KeyboardInterrupt("k"), RecursionError("r"), GeneratorExit("g")]
@@ -355,7 +297,7 @@ for number, raised in enumerate(errors):
     def fail(x):
         if x == 3: raise errors[number]
         return x
-    it = iter(gm.MapDataset.range(9).to_iter_dataset().map(fail).mp_prefetch(gm.MultiprocessingOptions(2)))
+    it = iter(gm.MapDataset.range(9).to_iter_dataset().map(fail).mp_prefetch(gm.MultiprocessingOptions(1 + number % 2)))
     seen = []
     for _ in range(3):
         try:
@@ -368,4 +310,15 @@ for number, raised in enumerate(errors):
     it = None
 watch.check()
 """
-    check_silent(run(tmp_path, script), out="")
+
+
+def test_other_ends_of_workers(tmp_path):
+    check_parts(
+        tmp_path,
+        BEFORE_THE_FIRST_ELEMENT,
+        THE_OTHER_GOES_ON,
+        IN_INIT_FN,
+        MEMORY_LIMIT,
+        CHILD_THAT_HOLDS_THE_CONNECTION,
+        NO_DEATHS,
+    )

@@ -6,11 +6,10 @@ import select
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
-from fault_harness import HERE, Program, check_silent, is_running, run, start
+from fault_harness import PYTHONPATH, Program, check_parts, check_silent, is_running, run, start
 
 # Classes, functions and closures of the program in source, transformation, result and exception; no main guard.
 USES_MAIN = """
@@ -55,77 +54,48 @@ loader = gm.DataLoader(data_source=Source(), sampler=sampler, operations=[Add(1)
 print([box.value for box in loader if type(box) is Box])
 """
 OUT = "True True too large: 105\n[101, 102, 103, 104] True\n[1, 2, 3, 4, 5, 6]\n"
-
-
-def as_file(folder, text=USES_MAIN, name="program.py"):
-    path = folder / name
-    path.write_text(text)
-    return str(path)
-
-
-def check_program(folder, command, **kwargs):
-    check_silent(Program(folder, command, **kwargs).outcome(), out=OUT)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        pytest.param((), marks=pytest.mark.slow),
-        pytest.param(("-I",), marks=pytest.mark.slow),
-        pytest.param(("-s", "-P"), marks=pytest.mark.slow),
-        pytest.param(("-W", "error"), marks=pytest.mark.slow),
-        pytest.param(("-X", "utf8", "-O"), marks=pytest.mark.slow),
-        ("-X", "dev"),
-        pytest.param(("-OO", "-B", "-u"), marks=pytest.mark.slow),
-        pytest.param(("-X", "frozen_modules=off"), marks=pytest.mark.slow),
-    ],
-    ids="".join,
-)
-def test_script(tmp_path, flags):
-    check_program(tmp_path, [sys.executable, *flags, as_file(tmp_path)])
-
-
-def test_standard_input(tmp_path):
-    check_program(tmp_path, [sys.executable, "-"], stdin=USES_MAIN)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
-def test_command(tmp_path):
-    check_program(tmp_path, [sys.executable, "-c", USES_MAIN])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
-def test_module(tmp_path):
-    as_file(tmp_path, name="some_module.py")
-    check_program(tmp_path, [sys.executable, "-m", "some_module"])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
-def test_directory_and_zip(tmp_path):
-    (tmp_path / "app").mkdir()
-    as_file(tmp_path / "app", name="__main__.py")
-    check_program(tmp_path, [sys.executable, "app"])
-
-
-def test_notebook(tmp_path):
-    """Cells that are executed in ``__main__``, and of which nobody has the text."""
-    kernel = f"""
+NOTEBOOK = f"""
 import sys, types
-main = types.ModuleType("__main__")
+main = types.ModuleType("__main__")  # cells that are executed there, and of which nobody has the text
 sys.modules["__main__"] = main
 for number, cell in enumerate({USES_MAIN!r}.split("\\n\\n")):
     exec(compile(cell, f"<cell {{number}}>", "exec"), vars(main))
 """
-    check_program(tmp_path, [sys.executable, as_file(tmp_path, kernel)])
+WRONG = ("json", "socket", "numpy", "pickle", "os", "marshal", "struct", "mmap", "gristmill", "site", "cloudpickle")
+
+# The arguments of Python, the working directory, and what is read from standard input.
+WAYS = {
+    # A script does not import from the working directory; beside it, such files would break it without workers.
+    "script": (["-X", "dev", "../program.py"], "wrong", ""),
+    "standard_input": (["-"], ".", USES_MAIN),
+    "notebook": (["notebook.py"], ".", ""),
+    "isolated": (["-I", "-W", "error", "../program.py"], "frozen", ""),
+    "safe": (["-s", "-P", "-X", "utf8", "-O", "program.py"], ".", ""),
+    "optimised": (["-OO", "-B", "-u", "-X", "frozen_modules=off", "program.py"], ".", ""),
+    "command": (["-c", "import beside\n" + USES_MAIN.replace("offset = 100", "offset = beside.offset")], ".", ""),
+    "module": (["-m", "some_module"], ".", ""),
+    "directory": (["app"], ".", ""),
+}
+
+
+@pytest.mark.parametrize("way", [way if i < 3 else pytest.param(way, marks=pytest.mark.slow) for i, way in enumerate(WAYS)])
+def test_program(tmp_path, way):
+    for folder in ("app", "wrong", "frozen"):
+        (tmp_path / folder).mkdir()
+    for name in ("program.py", "some_module.py", "app/__main__.py"):
+        (tmp_path / name).write_text(USES_MAIN)
+    (tmp_path / "beside.py").write_text("offset = 100")  # ``python -c`` imports from there
+    (tmp_path / "notebook.py").write_text(NOTEBOOK)
+    for name in WRONG:
+        (tmp_path / "wrong" / f"{name}.py").write_text("raise ImportError('the wrong file')")
+    (tmp_path / "frozen").chmod(0o555)
+    arguments, folder, stdin = WAYS[way]
+    check_silent(Program(tmp_path, [sys.executable, *arguments], cwd=tmp_path / folder, stdin=stdin).outcome(), out=OUT)
 
 
 def test_interactive_without_terminal(tmp_path):
     outcome = Program(tmp_path, [sys.executable, "-i", "-q"], stdin=USES_MAIN).outcome()
-    assert outcome.code == 0
-    assert outcome.out == OUT
+    assert (outcome.code, outcome.out) == (0, OUT)
     assert set(outcome.err.split()) <= {">>>", "..."}, outcome.err
 
 
@@ -134,7 +104,7 @@ class Terminal:
 
     def __init__(self, folder, *command):
         self._master, theirs = pty.openpty()
-        environment = {**os.environ, "FAULT_FOLDER": str(folder), "PYTHONPATH": str(HERE), "TERM": "dumb", "PYTHONSTARTUP": ""}
+        environment = {**os.environ, "FAULT_FOLDER": str(folder), "PYTHONPATH": PYTHONPATH, "TERM": "dumb", "PYTHONSTARTUP": ""}
         # A process without a terminal that opens one has it as its own.
         command = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(theirs), *command]
         self.process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True)
@@ -204,8 +174,8 @@ it = started("loader", 2, "stuck")
 print("workers", *workers(), flush=True)
 next(it), next(it)
 """
-    program = as_file(tmp_path, text)
-    terminal = Terminal(tmp_path, sys.executable, program)
+    (tmp_path / "program.py").write_text(text)
+    terminal = Terminal(tmp_path, sys.executable, "program.py")
     try:
         terminal.wait_for("workers ")
         workers = [int(p) for p in terminal.wait_for("\n").split()]
@@ -227,33 +197,10 @@ next(it), next(it)
             terminal.close()
 
 
-def test_deleted_working_directory(tmp_path):
-    script = """
-os.mkdir("gone")
-os.chdir("gone")
-os.rmdir("../gone")
-assert [int(x[0]) for x in loader(Work("idle"), 6, 2)] == list(range(6))
-"""
-    check_silent(run(tmp_path, script), out="")
-
-
-def test_closed_standard_input(tmp_path):
-    """The descriptors that a worker gets must not be in the place of its standard streams."""
-    script = """
-os.close(0)
-assert [int(x[0]) for x in loader(Work("idle"), 6, 2)] == list(range(6))
-"""
-    check_silent(run(tmp_path, script), out="")
-
-
-def test_states_and_flags_of_main(tmp_path):
-    """Classes of the program travel in states, there and back, and in the values of flags."""
-    script = """
+STATES_AND_FLAGS = """
+# Classes of the program travel in states, there and back, and in the values of flags.
 import enum
-import sys
 from typing import NamedTuple
-
-import gristmill
 from absl import flags
 
 class Mode(enum.Enum):
@@ -263,7 +210,7 @@ class Mode(enum.Enum):
 class Position(NamedTuple):
     index: int
 
-class Numbers(gristmill.DatasetIterator):
+class Numbers(gm.DatasetIterator):
     index = 0
 
     def __next__(self):
@@ -281,14 +228,14 @@ class Numbers(gristmill.DatasetIterator):
     def _skip(self):
         self.index += 1
 
-class Dataset(gristmill.IterDataset):
+class Dataset(gm.IterDataset):
     def __iter__(self):
         return Numbers()
 
 FLAGS = flags.FLAGS
 flags.DEFINE_enum_class("mode", Mode.SLOW, Mode, "how")
 FLAGS(["program", "--mode=QUICK"])
-it = iter(Dataset().mp_prefetch(gristmill.MultiprocessingOptions(num_workers=1)))
+it = iter(Dataset().mp_prefetch(gm.MultiprocessingOptions(num_workers=1)))
 assert [next(it) for _ in range(3)] == [(i, Mode.QUICK) for i in range(3)]
 state = it.get_state()
 assert state["iterators_in_use_states"] == [Position(3)]
@@ -301,167 +248,7 @@ except KeyError:
     it.skip_failed()
 assert next(it)[0] == 5
 """
-    check_silent(run(tmp_path, script), out="")
-
-
-def test_a_daemon_thread_iterates_when_the_program_ends(tmp_path):
-    script = """
-begun = threading.Event()
-
-def iterate():
-    for _ in loader(Work("idle"), 10**9, 2):
-        begun.set()
-
-threading.Thread(target=iterate, daemon=True).start()
-begun.wait()
-"""
-    check_silent(run(tmp_path, "import threading" + script), out="")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
-def test_read_only_working_directory(tmp_path):
-    (tmp_path / "frozen").mkdir(mode=0o555)
-    check_program(tmp_path, [sys.executable, as_file(tmp_path)], cwd=tmp_path / "frozen")
-
-
-def test_files_with_names_of_standard_modules(tmp_path):
-    """In the working directory, from which a script does not import; beside the script they would break it without workers."""
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    for name in ("json", "socket", "numpy", "pickle", "os", "marshal", "struct", "mmap", "gristmill", "site", "cloudpickle"):
-        (elsewhere / f"{name}.py").write_text("raise ImportError('the wrong file')")
-    check_program(tmp_path, [sys.executable, as_file(tmp_path)], cwd=elsewhere)
-
-
-def test_modules_of_the_program(tmp_path):
-    """Beside the script, and in a directory that it adds to the path."""
-    (tmp_path / "beside.py").write_text("def double(x): return 2 * x\nclass Pair(tuple): pass\n")
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "added.py").write_text("import beside\ndef pair(x): return beside.Pair((x, 'one'))\n")
-    script = """
-import beside
-sys.path.insert(0, str(FOLDER / "more"))
-import added
-ds = gm.MapDataset.range(4).map(beside.double).to_iter_dataset().map(added.pair).mp_prefetch(gm.MultiprocessingOptions(2))
-seen = list(ds)
-assert seen == [(2 * i, "one") for i in range(4)], seen
-assert all([type(x) is beside.Pair for x in seen])
-os.chdir("/")
-assert list(ds) == seen
-"""
-    check_silent(run(tmp_path, script), out="")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
-def test_module_of_the_working_directory(tmp_path):
-    """``python -c`` and ``-m`` import from there."""
-    (tmp_path / "beside.py").write_text("def double(x): return 2 * x\n")
-    text = """
-import beside, gristmill as gm
-print(list(gm.MapDataset.range(4).map(beside.double).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2))))
-"""
-    check_silent(Program(tmp_path, [sys.executable, "-c", text]).outcome(), out="[0, 2, 4, 6]\n")
-
-
-@pytest.mark.parametrize("handling", ["SIG_IGN", pytest.param("SIG_DFL", marks=pytest.mark.slow)])
-def test_signal_handling_of_the_program(tmp_path, handling):
-    script = f"""
-for number in signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT:
-    signal.signal(number, signal.{handling})
-watch = Watch()
-for situation in "idle", "busy", "full":
-    it = started("loader", 2, situation)
-    it.close()
-    watch.check()
-ds, work = pipeline("dataset", 2, "full")
-it = iter(ds)
-seen = [int(next(it)[0])]
-arrived(work, 2, "full")
-for process_id in work.process_ids():
-    os.kill(process_id, signal.SIGKILL)
-wait_for(lambda: all(map(has_ended, work.process_ids())), "the workers do not die")
-try:
-    for x in it: seen.append(int(x[0]))
-except RuntimeError as error:
-    # The system tells nobody how they ended, if their ends are ignored.
-    assert dict(SIG_DFL="signal 9 (SIGKILL", SIG_IGN="nobody knows how: this program ignores SIGCHLD")[{handling!r}] in str(error)
-    it.set_state(it.get_state())
-seen += [int(next(it)[0]) for _ in range(5)]
-assert seen == list(range(len(seen))), seen
-"""
-    check_silent(run(tmp_path, script), out="")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
-def test_blocked_signals(tmp_path):
-    script = """
-signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
-it = started("loader", 2, "stuck")
-ready()
-os._exit(0)
-"""
-    check_silent(run(tmp_path, script))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
-def test_several_threads_start_workers_at_once(tmp_path):
-    script = """
-watch = Watch()
-results = {}
-
-def consume(number):
-    ds = gm.MapDataset.range(50).to_iter_dataset().map(lambda x: x * number).mp_prefetch(gm.MultiprocessingOptions(2))
-    results[number] = list(ds)
-
-threads = [threading.Thread(target=consume, args=(number,)) for number in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert results == {number: [x * number for x in range(50)] for number in range(4)}
-watch.check()
-"""
-    check_silent(run(tmp_path, script), out="")
-
-
-def test_pytest(tmp_path):
-    (tmp_path / "test_theirs.py").write_text(
-        textwrap.dedent(
-            """
-            import gristmill as gm
-
-            class Local:
-                def __init__(self, x): self.x = x
-
-            def test_workers():
-                def local(x): return Local(x)
-                seen = list(gm.MapDataset.range(4).map(local).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2)))
-                assert [type(x) is Local and x.x for x in seen] == [0, 1, 2, 3]
-            """
-        )
-    )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(tmp_path / "test_theirs.py")]
-    outcome = Program(tmp_path, command).outcome()
-    assert (outcome.code, outcome.err) == (0, ""), outcome.out
-
-
-def test_what_a_worker_imports(tmp_path):
-    text = """
-import jax, orbax.checkpoint, absl.flags, sys, gristmill as gm
-print("main is imported")
-names = ["jax", "orbax", "absl", "pandas", "tensorflow", "gristmill.checkpoint", "gristmill.loader.load", "asyncio"]
-seen = list(gm.MapDataset.range(1).map(lambda x: [n for n in names if n in sys.modules] + [sys.modules["__main__"].__file__])
-            .to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(1)))
-print([n.rpartition("/")[2] for n in seen[0]])
-"""
-    outcome = Program(tmp_path, [sys.executable, as_file(tmp_path, text)]).outcome()
-    check_silent(outcome, out="main is imported\n['boot.py']\n")
-
-
-def test_environment(tmp_path):
-    script = """
+ENVIRONMENT = """
 os.environ["MINE"] = "mine"
 os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
 names = ["MINE", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"]
@@ -483,12 +270,124 @@ assert seen({"CUDA_VISIBLE_DEVICES": "1", "MINE": None}) == [None, "cpu", "1"]
 assert seen({"JAX_PLATFORMS": None, "CUDA_VISIBLE_DEVICES": None, "MINE": "other"}) == ["other", None, None]
 assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1" and "JAX_PLATFORMS" not in os.environ
 """
+MODULES = """
+# Beside the script, and in a directory that it adds to the path.
+(FOLDER / "beside.py").write_text("def double(x): return 2 * x\\nclass Pair(tuple): pass\\n")
+(FOLDER / "more").mkdir()
+(FOLDER / "more" / "added.py").write_text("import beside\\ndef pair(x): return beside.Pair((x, 'one'))\\n")
+sys.path.insert(0, str(FOLDER / "more"))
+import beside, added
+ds = gm.MapDataset.range(4).map(beside.double).to_iter_dataset().map(added.pair).mp_prefetch(gm.MultiprocessingOptions(2))
+seen = list(ds)
+assert seen == [(2 * i, "one") for i in range(4)], seen
+assert all([type(x) is beside.Pair for x in seen])
+os.chdir("/")
+assert list(ds) == seen
+"""
+SEVERAL_THREADS = """
+results = {}
+
+def consume(number):
+    ds = gm.MapDataset.range(50).to_iter_dataset().map(lambda x: x * number).mp_prefetch(gm.MultiprocessingOptions(2))
+    results[number] = list(ds)
+
+threads = [threading.Thread(target=consume, args=(number,)) for number in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert results == {number: [x * number for x in range(50)] for number in range(4)}
+"""
+SIGNALS = """
+for number in signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT:
+    signal.signal(number, getattr(signal, HANDLING))
+for situation in "idle", "busy", "full":
+    watch = Watch()
+    started("loader", 1, situation).close()
+    watch.check()
+ds, work = pipeline("dataset", 2, "full")
+it = iter(ds)
+seen = [int(next(it)[0])]
+arrived(work, 2, "full")
+for process_id in work.process_ids():
+    os.kill(process_id, signal.SIGKILL)
+wait_for(lambda: all(map(has_ended, work.process_ids())), "the workers do not die")
+try:
+    for x in it: seen.append(int(x[0]))
+except RuntimeError as error:
+    # The system tells nobody how they ended, if their ends are ignored.
+    how = dict(SIG_DFL="signal 9 (SIGKILL", SIG_IGN="nobody knows how: this program ignores SIGCHLD")
+    assert how[HANDLING] in str(error)
+    it.set_state(it.get_state())
+seen += [int(next(it)[0]) for _ in range(5)]
+assert seen == list(range(len(seen))), seen
+"""
+
+
+def test_what_workers_find_and_what_does_not_disturb_them(tmp_path):
+    tools = f"HANDLING = 'SIG_IGN'\nwatch = Watch()\n{STATES_AND_FLAGS}it.close()\nwatch.check()\n"
+    check_parts(tmp_path, ENVIRONMENT, MODULES, SIGNALS, SEVERAL_THREADS, tools=tools)
+
+
+@pytest.mark.slow
+def test_signal_handling_of_the_program(tmp_path):
+    check_parts(tmp_path, SIGNALS, tools="HANDLING = 'SIG_DFL'\n")
+    blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))\nit = started('loader', 2, 'stuck')\nos._exit(0)"
+    check_silent(run(tmp_path, blocked))
+
+
+def test_a_deleted_directory_a_closed_input_and_a_thread_that_iterates_when_the_program_ends(tmp_path):
+    script = """
+    os.mkdir("gone")
+    os.chdir("gone")
+    os.rmdir("../gone")
+    assert [int(x[0]) for x in loader(Work("idle"), 6, 2)] == list(range(6))
+    os.close(0)  # the descriptors that a worker gets must not be in the place of its standard streams
+    assert [int(x[0]) for x in dataset(Work("idle"), 6, 2)] == list(range(6))
+    begun = threading.Event()
+
+    def iterate():
+        for _ in loader(Work("idle"), 10**9, 2):
+            begun.set()
+
+    threading.Thread(target=iterate, daemon=True).start()
+    begun.wait()
+    """
     check_silent(run(tmp_path, script), out="")
 
 
-# Later versions of Python warn of forks while there are threads.
-FORKS = ("-W", "ignore::DeprecationWarning")
-FORK = """
+def test_pytest(tmp_path):
+    text = """
+import gristmill as gm
+
+class Local:
+    def __init__(self, x): self.x = x
+
+def test_workers():
+    def local(x): return Local(x)
+    seen = list(gm.MapDataset.range(4).map(local).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2)))
+    assert [type(x) is Local and x.x for x in seen] == [0, 1, 2, 3]
+"""
+    (tmp_path / "test_theirs.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(tmp_path / "test_theirs.py")]
+    outcome = Program(tmp_path, command).outcome()
+    assert (outcome.code, outcome.err) == (0, ""), outcome.out
+
+
+def test_what_a_worker_imports(tmp_path):
+    text = """
+import jax, orbax.checkpoint, absl.flags, sys, gristmill as gm
+print("main is imported")
+names = ["jax", "orbax", "absl", "pandas", "tensorflow", "gristmill.checkpoint", "gristmill.loader.load", "asyncio"]
+seen = list(gm.MapDataset.range(1).map(lambda x: [n for n in names if n in sys.modules] + [sys.modules["__main__"].__file__])
+            .to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(1)))
+print([n.rpartition("/")[2] for n in seen[0]])
+"""
+    (tmp_path / "program.py").write_text(text)
+    outcome = Program(tmp_path, [sys.executable, "program.py"]).outcome()
+    check_silent(outcome, out="main is imported\n['boot.py']\n")
+
+
+FLAGS = ("-W", "ignore::DeprecationWarning")  # later versions of Python warn of forks while there are threads
+FORKS = """
 def in_child(function):
     process_id = os.fork()
     if process_id == 0:
@@ -502,97 +401,86 @@ def in_child(function):
         os._exit(code)
     return process_id
 
-def wait_for_child(process_id):
-    assert os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1]) == 0
-
-"""
-
-
-@pytest.mark.parametrize(
-    ("api", "workers"),
-    [("dataset", 2), *[pytest.param(api, workers, marks=pytest.mark.slow) for api in ("loader", "inside") for workers in (1, 2)]],
-)
-def test_fork(tmp_path, api, workers):
-    """Both processes go on with the iterator, and keep the batches that they have."""
-    script = f"""
-{FORK}
-watch = Watch()
-for size in 5, 100_000:
-    it = iter(APIS[{api!r}](Work("full", size=size), 60, {workers}))
+def check_fork(api, workers, size):
+    '''Both processes go on with the iterator, and keep the batches that they have.'''
+    it = iter(APIS[api](Work("full", size=size), 60, workers))
     batches = [next(it) for _ in range(10)]
+    parent_went_on = FOLDER / f"parent_went_on_{api}_{size}"
 
     def go_on():
         others = [int(next(it)[0]) for _ in range(20)]
         assert others == list(range(10, 30)), others
-        wait_for((FOLDER / f"parent_went_on_{{size}}").exists, "the parent did not go on")
+        wait_for(parent_went_on.exists, "the parent did not go on")
         assert [(x == i).all() for i, x in enumerate(batches)] == [True] * 10, "inherited batches changed"
         assert [int(x[0]) for x in it] == list(range(30, 60))
 
     child = in_child(go_on)
     kept = batches[:3]
     del batches  # their memory is used again
-    rest = []
     for i, x in enumerate(it, 10):
         assert (x == i).all(), (i, x)
         if i == 40:
-            (FOLDER / f"parent_went_on_{{size}}").touch()
+            parent_went_on.touch()
     assert i == 59
-    wait_for_child(child)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert [(x == i).all() for i, x in enumerate(kept)] == [True] * 3
-    it = x = kept = None
-watch.check()
+
+def check_process(child, code):
+    '''What the child does is of no consequence for the parent, which is in the middle of its data meanwhile.'''
+    import multiprocessing
+    ds = dataset(Work("full", size=100_000), 40, 2)
+    its = [iter(ds)]
+    assert [int(next(its[0])[0]) for _ in range(5)] == [*range(5)]
+    process = multiprocessing.get_context("fork").Process(target=child, args=(ds, its))
+    process.start()
+    for i in range(5, 20):
+        x = next(its[0])
+        assert (x == i).all(), (i, x)
+    process.join()
+    assert process.exitcode == code
+    process.close()
+    for i in range(20, 40):
+        x = next(its[0])
+        assert (x == i).all(), (i, x)
+
+def deletes(ds, its):
+    its.clear()
+    gc.collect()
+    assert [int(x[0]) for x in ds][:3] == [0, 1, 2]
+
+def closes(ds, its):
+    its[0].close(); its[0].close()
+
+def starts_others(ds, its):
+    assert len(list(pipeline("loader", 2, "idle")[0])) == 8
+
+def iterates_the_same_dataset(ds, its):
+    assert [int(next(iter(ds))[0]) for _ in range(2)] == [0, 0]
+
+def restores(ds, its):
+    its[0].set_state(its[0].get_state())
+    assert next(its[0])[0] == 5
 """
-    check_silent(run(tmp_path, script, flags=FORKS), out="")
+IN_CHILD = ["lambda *_: None, 0", "closes, 0", "starts_others, 0", "iterates_the_same_dataset, 0", "restores, 0"]
 
 
-IN_CHILD = {
-    "does_nothing": "pass",
-    "exits": "sys.exit(0)",
-    "closes": "it.close(); it.close()",
-    "deletes": "global it; del it; gc.collect(); assert [int(x[0]) for x in ds][:3] == [0, 1, 2]",
-    "starts_others": "other = iter(pipeline('loader', 2, 'idle')[0]); assert len(list(other)) == 8",
-    "same_dataset": "assert [int(next(iter(ds))[0]) for _ in range(2)] == [0, 0]",
-    "restores": "it.set_state(it.get_state()); assert next(it)[0] == 5",
-    "is_killed": "os.kill(os.getpid(), 9)",
-}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in ("exits", "deletes") else pytest.mark.slow) for n in IN_CHILD])
-def test_fork_of_multiprocessing(tmp_path, name):
-    """What the child does is of no consequence for the parent, which is in the middle of its data meanwhile."""
-    script = f"""
-import multiprocessing
-
-def child():
-    {IN_CHILD[name]}
-
-watch = Watch()
-ds = dataset(Work("full", size=100_000), 40, 2)
-it = iter(ds)
-seen = [int(next(it)[0]) for _ in range(5)]
-process = multiprocessing.get_context("fork").Process(target=child)
-process.start()
-for i in range(5, 20):
-    x = next(it)
-    assert (x == i).all(), (i, x)
-process.join()
-assert process.exitcode == ({-signal.SIGKILL} if {name!r} == "is_killed" else 0)
-process.close()
-for i in range(20, 40):
-    x = next(it)
-    assert (x == i).all(), (i, x)
-it = x = None
-watch.check()
-"""
-    check_silent(run(tmp_path, script, flags=FORKS), out="")
+def test_fork(tmp_path):
+    parts = ["check_fork('dataset', 2, 5)", "check_fork('dataset', 2, 100_000)"]
+    parts += ["check_process(lambda *_: sys.exit(0), 0)", "check_process(deletes, 0)"]
+    check_parts(tmp_path, *parts, tools=FORKS, flags=FLAGS)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
+def test_all_forks(tmp_path):
+    parts = [f"check_process({arguments})" for arguments in [*IN_CHILD, "lambda *_: os.kill(os.getpid(), 9), -9"]]
+    parts += ["check_fork('loader', 1, 100_000)", "check_fork('inside', 2, 5)"]
+    check_parts(tmp_path, *parts, tools=FORKS, flags=FLAGS)
+
+
+@pytest.mark.slow
 def test_parent_that_ends_before_its_fork(tmp_path):
     """The fork does not keep the workers of the process that it comes from."""
-    script = f"""
-{FORK}
+    script = f"""{FORKS}
 it = started("dataset", 2, "stuck")
 processes = workers()
 assert len(processes) == 2
@@ -605,11 +493,10 @@ in_child(outlive)
 ready()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    program = start(tmp_path, script, flags=FORKS)
+    program = start(tmp_path, script, flags=FLAGS)
     program.process.wait(60)
     deadline = time.monotonic() + 20
     while not (tmp_path / "good").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    outcome = program.outcome()
-    check_silent(outcome, code=-signal.SIGKILL)
+    check_silent(program.outcome(), code=-signal.SIGKILL)
     assert (tmp_path / "good").exists()

@@ -36,37 +36,22 @@ class Hang(Map):
     def map(self, x):
         return hang(x)
 
-def make(kind):
-    ds = gm.MapDataset.range(20)
-    direct = gm.ReadOptions(num_threads=0)
-    if kind == "direct":
-        return ds.map(hang).to_iter_dataset(direct)
-    if kind == "for good":
-        return ds.to_iter_dataset(direct).map(hang_for_good)
-    if kind == "first":
-        return ds.map(lambda x: hang(5)).to_iter_dataset()
-    if kind == "threads":
-        return ds.map(hang).to_iter_dataset(gm.ReadOptions(2, 8))
-    if kind == "thread":
-        return gm.experimental.ThreadPrefetchIterDataset(ds.map(hang).to_iter_dataset(direct), prefetch_buffer_size=2)
-    if kind == "workers":
-        return ds.map(hang).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2))
-    if kind == "lock":
-        return ds.map(hold_the_lock).to_iter_dataset(gm.ReadOptions(2, 8))
-    sampler = gm.samplers.IndexSampler(20, num_epochs=1)
-    return gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Hang()], worker_count=2)
-
-for kind in ("direct", "for good", "first", "threads", "thread", "workers", "lock", "loader"):
-    globals()[kind.replace(" ", "_")] = (lambda kind: lambda: make(kind))(kind)
+ds, at_once, ahead = gm.MapDataset.range(20), gm.ReadOptions(num_threads=0), gm.ReadOptions(2, 8)
+sampler = gm.samplers.IndexSampler(20, num_epochs=1)
+KINDS = {
+    "direct": lambda: ds.map(hang).to_iter_dataset(at_once),
+    "for_good": lambda: ds.to_iter_dataset(at_once).map(hang_for_good),
+    "first": lambda: ds.map(lambda x: hang(5)).to_iter_dataset(),
+    "threads": lambda: ds.map(hang).to_iter_dataset(ahead),
+    "thread": lambda: gm.experimental.ThreadPrefetchIterDataset(ds.map(hang).to_iter_dataset(at_once), prefetch_buffer_size=2),
+    "workers": lambda: ds.map(hang).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2)),
+    "lock": lambda: ds.map(hold_the_lock).to_iter_dataset(ahead),
+    "loader": lambda: gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Hang()], worker_count=2),
+}
+globals().update(KINDS)
 """
-DIAGNOSE = PIPELINES + "\nif __name__ == '__main__': gm.diagnose(make(sys.argv[1]), 0.5, stall_seconds=float(sys.argv[2]))"
-KINDS = ["direct", "for good", "first", "threads", "thread", "workers", "loader"]
-
-
-def one_quick(choices):
-    """The first choice as it is, the others among the slow tests: programs of their own take seconds."""
-    first, *others = choices
-    return [first, *[pytest.param(choice, marks=pytest.mark.slow) for choice in others]]
+DIAGNOSE = PIPELINES + "\nif __name__ == '__main__': gm.diagnose(KINDS[sys.argv[1]](), 0.5, stall_seconds=float(sys.argv[2]))"
+slow = pytest.mark.slow  # programs of their own take seconds
 
 
 def seconds_for(kind):
@@ -83,7 +68,7 @@ def check_names_the_line(err):
     assert "next() of " in err and " has waited " in err and "in hang" in err and 'program.py", line' in err, err
 
 
-@pytest.mark.parametrize("kind", one_quick(KINDS))
+@pytest.mark.parametrize("kind", ["direct", *[pytest.param(kind, marks=slow) for kind in ("for_good", "thread", "workers")]])
 def test_a_diagnosis_ends_in_time(kind, tmp_path):
     outcome = run(tmp_path, DIAGNOSE, kind, seconds_for(kind))
     assert outcome.code == 1 and "PipelineStalledError: next() of " in outcome.err
@@ -91,12 +76,9 @@ def test_a_diagnosis_ends_in_time(kind, tmp_path):
     check_names_the_line(outcome.err)
 
 
-@pytest.mark.parametrize("kind", one_quick(KINDS))
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=slow) for kind in ("direct", "first", "threads", "loader")])
 def test_an_interrupt_ends_a_diagnosis(kind, tmp_path):
-    program = start(tmp_path, DIAGNOSE, kind, 0)  # which would wait for ever
-    program.wait_until_ready()
-    program.send(signal.SIGINT)
-    outcome = program.outcome()
+    outcome = start(tmp_path, DIAGNOSE, kind, 0).signal_when_ready(signal.SIGINT)  # which would wait for ever
     assert outcome.code == -signal.SIGINT and outcome.err.splitlines()[-1] == "KeyboardInterrupt"
     assert outcome.err.count('  File "') == 1 and outcome.seconds < GONE_SECONDS, outcome.err
 
@@ -105,29 +87,26 @@ COMMANDS = {
     "inspect": ["inspect", "program.py:first", "--run"],
     "head": ["head", "program.py:threads", "-n", "20"],
     "head of workers": ["head", "program.py:workers", "-n", "20"],
+    "lock": ["head", "program.py:lock", "-n", "20"],
     "diagnose": ["diagnose", "program.py:workers", "--seconds", "0.5"],
     "bench": ["bench", "program.py:for_good"],
     "bench of workers": ["bench", "program.py:workers"],
 }
 
 
-@pytest.mark.parametrize("args", one_quick(COMMANDS.values()), ids=COMMANDS)
-def test_commands_end(args, tmp_path):
+@pytest.mark.parametrize("name", ["lock", *[pytest.param(name, marks=slow) for name in ("inspect", "diagnose", "bench")]])
+def test_commands_end(name, tmp_path):
+    args = COMMANDS[name]
     outcome = command(tmp_path, *args, "--stall-seconds", str(seconds_for(args[1].partition(":")[2]))).outcome()
+    if name == "lock":  # of the interpreter: nobody else can say anything
+        assert outcome.code == 1 and "in hold_the_lock" in outcome.err
+        return
     assert outcome.code == 1 and outcome.err.startswith("python -m gristmill: next() of "), outcome.err
     assert "If it is only slow, allow more time" in outcome.err and "Traceback" not in outcome.err
     check_names_the_line(outcome.err)
 
 
-@pytest.mark.parametrize("args", one_quick(COMMANDS.values()), ids=COMMANDS)
-def test_an_interrupt_ends_commands(args, tmp_path):
-    program = command(tmp_path, *args, "--stall-seconds", "0")
-    program.wait_until_ready()
-    program.send(signal.SIGINT)
-    outcome = program.outcome()
+@pytest.mark.parametrize("name", ["head", *[pytest.param(name, marks=slow) for name in ("head of workers", "bench of workers")]])
+def test_an_interrupt_ends_commands(name, tmp_path):
+    outcome = command(tmp_path, *COMMANDS[name], "--stall-seconds", "0").signal_when_ready(signal.SIGINT)
     assert (outcome.code, outcome.err) == (130, "") and outcome.seconds < GONE_SECONDS
-
-
-def test_code_that_holds_the_interpreters_lock(tmp_path):
-    outcome = command(tmp_path, "head", "program.py:lock", "-n", "20", "--stall-seconds", "1.5").outcome()
-    assert outcome.code == 1 and "in hold_the_lock" in outcome.err

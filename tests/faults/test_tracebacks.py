@@ -1,151 +1,135 @@
 """What a user sees when his code fails: his own lines, then where in the pipeline and at which record that was."""
 
 import re
-import signal
 
 import pytest
-from fault_harness import run, start
+from fault_harness import run
 
-FAIL = """
-def decode(x):
-    return 100 // (x - 7)
-
-class Decode(Map):
+# Each kind in a function of its own, whose failure is shown as at the end of a program.
+TRAIN = """
+class Transform(Map):
     def map(self, x):
-        return decode(x)
+        return user_code(x)
 
 def pipeline(kind):
     ds = gm.MapDataset.source(range(20)).shuffle(seed=1)
+    direct = gm.ReadOptions(num_threads=0)
     if kind == "map":
-        return ds.map(decode).to_iter_dataset()
+        return ds.map(user_code).to_iter_dataset()
     if kind == "iter":
-        return ds.to_iter_dataset().map(decode).batch(3)
+        return ds.to_iter_dataset(direct).map(user_code).batch(3)
+    if kind == "threads":
+        return ds.map(user_code).to_iter_dataset(gm.ReadOptions(2, 8))
+    if kind == "thread":
+        return gm.experimental.ThreadPrefetchIterDataset(ds.map(user_code).to_iter_dataset(direct), prefetch_buffer_size=2)
     if kind == "workers":
-        return ds.map(Decode()).to_iter_dataset().batch(3).mp_prefetch(gm.MultiprocessingOptions(2))
+        return ds.map(Transform()).to_iter_dataset().batch(3).mp_prefetch(gm.MultiprocessingOptions(2))
     sampler = gm.samplers.IndexSampler(20, shuffle=True, seed=1, num_epochs=2)
     count = 2 if kind == "loader with workers" else 0
-    return gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Decode()], worker_count=count)
+    return gm.DataLoader(data_source=range(20), sampler=sampler, operations=[Transform()], worker_count=count)
 
 def train(kind):
     if kind == "item":
-        ds = gm.MapDataset.source(range(20)).shuffle(seed=1).map(decode)
+        ds = gm.MapDataset.source(range(20)).shuffle(seed=1).map(user_code)
         for i in range(len(ds)):
             ds[i]
     for batch in pipeline(kind):
         pass
 
-train(sys.argv[1])
+for kind in sys.argv[1:]:
+    try:
+        train(kind)
+    except (ZeroDivisionError, KeyboardInterrupt) as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    sys.stderr.write("END\\n")
+    sys.stderr.flush()
+os._exit(0)  # threads may be in the user's code
 """
+FAIL = f"""
+def user_code(x):
+    return 100 // (x - 7)
+{TRAIN}"""
+INTERRUPTED = f"""
+MAIN = os.getpid()
 
+def user_code(x):
+    if x == 7:
+        if os.getpid() == MAIN and threading.current_thread() is not threading.main_thread():
+            wait_for(lambda: sys._current_frames()[threading.main_thread().ident].f_code.co_name == "wait", "nobody waits")
+        os.kill(MAIN, signal.SIGINT)
+        time.sleep(5)
+    return x
+{TRAIN}"""
+OFF = "os.environ['GRISTMILL_PY_TRACEBACK_FILTERING'] = 'off'\n"
 NOTE = "Frames of gristmill are left out of this traceback."
+
+PLACE = r"at element \d+ \(epoch 0, source key 7\)\."
+RECORD = r"at element (\d+) \(epoch 0, sampler index \1, record key 7\)\."
+WHERE = {
+    "item": rf"Raised by MapMapDataset\(transform=user_code @ \S+program\.py:\d+\) {PLACE}",
+    "map": rf"Raised by MapMapDataset\(transform=user_code @ \S+program\.py:\d+\) {PLACE}",
+    "iter": rf"Raised by MapDatasetIterator\(transform=user_code @ \S+program\.py:\d+\) {PLACE}",
+    "workers": rf"Raised in worker \d of 2 by MapMapDataset\(transform=Transform\) {PLACE}",
+    "loader": rf"Raised by MapDatasetIterator\(transform=Transform\) {RECORD}",
+    "loader with workers": rf"Raised in worker \d of 2 by MapDatasetIterator\(transform=Transform\) {RECORD}",
+}
 
 
 def functions_in(text):
     return re.findall(r'^  File ".*", line \d+, in (\S+)$', text, re.MULTILINE)
 
 
-def stack(outcome):
+def shown(folder, script, *kinds):
+    """What the program shows of each kind."""
+    outcome = run(folder, script, *kinds)
+    *texts, rest = outcome.err.split("END\n")
+    assert (outcome.code, len(texts), rest) == (0, len(kinds), ""), outcome.err
+    assert all([text.startswith("Traceback (most recent call last):\n") for text in texts]), outcome.err
+    return dict(zip(kinds, texts, strict=True))
+
+
+def stack(text):
     """The functions of the traceback, and what follows it."""
-    assert outcome.code == 1 and outcome.err.startswith("Traceback (most recent call last):\n"), outcome.err
-    lines = outcome.err.splitlines()
-    error = next(i for i, line in enumerate(lines) if line.startswith("ZeroDivisionError"))
-    return functions_in("\n".join(lines[:error])), lines[error:]
+    lines = text.splitlines()
+    error = next(i for i, line in enumerate(lines) if line.startswith("ZeroDivisionError:"))
+    return functions_in("\n".join(lines[:error])), lines[error + 1 :]
 
 
-WHERE = {
-    "item": r"Raised by MapMapDataset\(transform=decode @ \S+program\.py:\d+\) at element \d+ \(epoch 0, source key 7\)\.",
-    "map": r"Raised by MapMapDataset\(transform=decode @ \S+program\.py:\d+\) at element \d+ \(epoch 0, source key 7\)\.",
-    "iter": r"Raised by MapDatasetIterator\(transform=decode @ \S+program\.py:\d+\) at element \d+ \(epoch 0, source key 7\)\.",
-    "workers": r"Raised in worker \d of 2 by MapMapDataset\(transform=Decode\) at element \d+ \(epoch 0, source key 7\)\.",
-    "loader": r"Raised by MapDatasetIterator\(transform=Decode\) at element (\d+) \(epoch 0, sampler index \1, record key 7\)\.",
-    "loader with workers": r"Raised in worker \d of 2 by MapDatasetIterator\(transform=Decode\) at element (\d+) "
-    r"\(epoch 0, sampler index \1, record key 7\)\.",
-}
+def test_only_the_users_own_lines(tmp_path):
+    for kind, text in shown(tmp_path, FAIL, *WHERE).items():
+        functions, (where, note) = stack(text)
+        methods = [] if kind in ("item", "map", "iter") else ["map"]
+        assert functions == ["<module>", "train", *methods, "user_code"], text
+        assert re.fullmatch(WHERE[kind], where), text
+        assert note.startswith(NOTE) and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
 
 
-@pytest.mark.parametrize("kind", WHERE)
-def test_only_the_users_own_lines(tmp_path, kind):
-    functions, (error, where, note) = stack(run(tmp_path, FAIL, kind))
-    methods = [] if kind in ("item", "map", "iter") else ["map"]
-    assert functions == ["<module>", "train", *methods, "decode"]
-    assert error.startswith("ZeroDivisionError:")
-    assert re.fullmatch(WHERE[kind], where)
-    assert note.startswith(NOTE) and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
+def test_all_lines_when_asked_for(tmp_path):
+    for kind, text in shown(tmp_path, OFF + FAIL, "item", "iter", "loader with workers").items():
+        functions, (where,) = stack(text)
+        assert functions[:2] == ["<module>", "train"] and functions[-1] == "user_code", text
+        assert ({"__getitem__", "_block"} if kind == "item" else {"__next__", "_take"}) < set(functions), text
+        assert re.fullmatch(WHERE[kind], where), text
 
 
-@pytest.mark.parametrize("kind", ["item", "iter", "loader with workers"])
-def test_all_lines_when_asked_for(tmp_path, kind):
-    script = "os.environ['GRISTMILL_PY_TRACEBACK_FILTERING'] = 'off'\n" + FAIL
-    functions, (_, where) = stack(run(tmp_path, script, kind))
-    assert functions[:2] == ["<module>", "train"] and functions[-1] == "decode"
-    assert ({"__getitem__", "_block"} if kind == "item" else {"__next__", "_take"}) < set(functions)
-    assert re.fullmatch(WHERE[kind], where)
-
-
-@pytest.mark.parametrize("kind", ["item", "map"])
-def test_both_when_asked_for(kind, tmp_path):
+def test_both_when_asked_for(tmp_path):
     script = "gm.config.update('py_traceback_filtering', 'remove_frames')\n" + FAIL
-    outcome = run(tmp_path, script, kind)
-    whole, link, filtered = outcome.err.partition("\nThe above exception was the direct cause of the following exception:\n\n")
-    assert outcome.code == 1 and link
-    assert "in _block" in whole and "UnfilteredTraceback: ZeroDivisionError" in whole
-    assert functions_in(filtered.partition("ZeroDivisionError")[0]) == ["<module>", "train", "decode"]
+    for text in shown(tmp_path, script, "item", "map").values():
+        whole, link, filtered = text.partition("\nThe above exception was the direct cause of the following exception:\n\n")
+        assert link and "in _block" in whole and "UnfilteredTraceback: ZeroDivisionError" in whole
+        assert functions_in(filtered.partition("ZeroDivisionError")[0]) == ["<module>", "train", "user_code"]
 
 
-INTERRUPTED = """
-def stop_at_5(x):
-    if x == 5:
-        os.write(1, f"ready {time.monotonic()}\\n".encode())
-        time.sleep(1000)
-    return x
-
-class StopAt5(Map):
-    def map(self, x):
-        return stop_at_5(x)
-
-def pipeline(kind):
-    ds = gm.MapDataset.range(20).map(stop_at_5)
-    direct = gm.ReadOptions(num_threads=0)
-    if kind == "direct":
-        return ds.to_iter_dataset(direct)
-    if kind == "threads":
-        return ds.to_iter_dataset(gm.ReadOptions(2, 8))
-    if kind == "thread":
-        return gm.experimental.ThreadPrefetchIterDataset(ds.to_iter_dataset(direct), prefetch_buffer_size=2)
-    if kind == "workers":
-        return ds.to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2))
-    sampler = gm.samplers.IndexSampler(20, num_epochs=1)
-    return gm.DataLoader(data_source=range(20), sampler=sampler, operations=[StopAt5()], worker_count=2)
-
-def train(kind):
-    if kind == "item":
-        gm.MapDataset.range(20).map(stop_at_5)[5]
-    for element in pipeline(kind):
-        pass
-
-train(sys.argv[1])
-"""
-
-
-def interrupted(folder, script, kind):
-    program = start(folder, script, kind)
-    program.wait_until_ready()
-    program.send(signal.SIGINT)
-    outcome = program.outcome()
-    assert outcome.code == -signal.SIGINT and outcome.err.splitlines()[-1] == "KeyboardInterrupt"
-    return outcome.err
-
-
-@pytest.mark.parametrize("kind", ["item", "direct", "threads", "thread", "workers", "loader with workers"])
-def test_an_interrupt_shows_the_users_own_lines_alone(kind, tmp_path):
-    err = interrupted(tmp_path, INTERRUPTED, kind)
-    own = ["stop_at_5"] if kind in ("item", "direct") else []
-    assert functions_in(err) == ["<module>", "train", *own] and err.count("Traceback") == 1
-
-
-def test_an_interrupt_shows_all_lines_when_asked_for(tmp_path):
-    script = "os.environ['GRISTMILL_PY_TRACEBACK_FILTERING'] = 'off'\n" + INTERRUPTED
-    assert {"__next__", "take", "wait"} < set(functions_in(interrupted(tmp_path, script, "threads")))
+@pytest.mark.parametrize("is_filtered", [True, False])
+def test_an_interrupt(is_filtered, tmp_path):
+    kinds = ["item", "iter", "threads", "thread", "workers", "loader with workers"] if is_filtered else ["threads"]
+    for kind, text in shown(tmp_path, ("" if is_filtered else OFF) + INTERRUPTED, *kinds).items():
+        assert text.splitlines()[-1] == "KeyboardInterrupt" and text.count("Traceback") == 1, text
+        if is_filtered:
+            own = ["user_code"] if kind in ("item", "iter") else []
+            assert functions_in(text) == ["<module>", "train", *own], text
+        else:
+            assert {"__next__", "take", "wait"} < set(functions_in(text)), text
 
 
 def test_what_raises_after_the_interpreter_has_begun_to_end(tmp_path):
