@@ -62,6 +62,7 @@ class Pipelines(random.Random):
     """Makes pipelines at random."""
 
     described = False  # whether element specs can be told of most of what is being made
+    long = False  # whether the datasets that are being made are, which are not to be searched
 
     def one_of(self, *options):
         return self.choice(options)
@@ -100,6 +101,7 @@ class Pipelines(random.Random):
         kind = kind or self.one_of("range", *_NUMBERS, *_TREES, *_SEQUENCES, "rows", "sometimes_none")
         # Not many, as Grain's shuffle of n elements takes about 20 ms / n per element.
         length = self.one_of(self.randint(0, 6), self.randint(1, 40), self.randint(5, 40), self.randint(40, 200))
+        length = self.randint(400, 90_000) if self.long else length
         if kind == "range":
             bounds = self.one_of((length,), (0, length), (3, 3 + length, 2), (length, -4, -3))
             return Node(f"M.range{bounds if len(bounds) > 1 else f'({length})'}", length=len(range(*bounds)))
@@ -481,15 +483,16 @@ class Pipelines(random.Random):
     # Descriptions for the driver
 
     def map_spec(self):
+        long = self.long = self.chance(0.15)
         node = self.map_dataset(depth=2, most=5)
-        length = node.length
+        self.long, length = False, node.length
         if node.is_endless:
             indices = [0, 1, 5, 49, 1000]
         else:
             indices = [0, 1, length - 1, length, 2 * length + 1, -1, -1 - length]
             indices += [self.randrange(3 * length) for _ in range(3 if length else 0)]
         # Iteration has 16 threads by default.
-        return self.spec(node, indices, self.one_of(0, 0, 12))
+        return self.spec(node, indices, 0 if long else self.one_of(0, 0, 12))
 
     def iter_spec(self):
         return self.spec(self.iter_dataset(depth=2), [], self.one_of(3, 12, 12, 40))
