@@ -8,8 +8,9 @@ import pytest
 from local_workers import LocalWorkersIterDataset
 from mistakes import variant
 from refusing import assert_raises
+from users_datasets import BareIterator
 
-from gristmill import DataLoader, DatasetIterator, IndexSampler, IterDataset, MapDataset
+from gristmill import DataLoader, IndexSampler, IterDataset, MapDataset
 from gristmill.experimental import ElasticIterator, assert_equal_output_after_checkpoint
 from gristmill.sharding import ShardOptions
 
@@ -51,80 +52,64 @@ def stream(kind):
     return variant(IterDataset, __iter__=lambda self: kind())()
 
 
-class Right(DatasetIterator):
-    end = 4
-
+class Right(BareIterator):
     def __init__(self):
-        super().__init__()
-        self.position = 0
+        super().__init__(4)
 
     def __next__(self):
-        if self.position >= self.end:
-            raise StopIteration
-        self.position += 1
-        return self.element(self.position - 1)
+        return self.element(super().__next__())
 
     def element(self, position):
         return position
-
-    def get_state(self):
-        return {"position": self.position}
-
-    def set_state(self, state):
-        self.position = state["position"]
-
-
-class KnowsThatItWasRestored(Right):
-    restored = None
 
     def set_state(self, state):
         super().set_state(state)
         self.restored = self.position
 
+    restored = None
+
+
+def always_wrong(message, **overrides):
+    return message, variant(Right, **overrides)
+
+
+def end_once_restored(end):
+    return property(lambda it: 4 if it.restored is None else end, lambda it, n: None)
+
 
 WRONG = {
-    "forgets_the_position": (
-        variant(Right, set_state=lambda self, state: None),
-        r"at step 1 state {'position': 1} was restored, and get_state\(\) gives {'position': 0}",
+    "forgets_the_position": always_wrong(
+        r"at step 1 state {'position': 1} was restored, and get_state\(\) gives {'position': 0}", set_state=lambda it, state: None
     ),
-    "restores_an_element_too_late": (
-        variant(KnowsThatItWasRestored, element=lambda self, i: i + (self.restored == i == 1)),
-        r"restored at step 1 from state {'position': 1}, element 1 must be 1, got 2",
+    "restores_an_element_too_late": always_wrong(
+        "restored at step 1 from state {'position': 1}, element 1 must be 1, got 2",
+        element=lambda it, i: i + (it.restored == i == 1),
     ),
-    "ends_early_once_restored": (
-        variant(KnowsThatItWasRestored, end=property(lambda self: 4 if self.restored is None else 3)),
-        r"restored at step 0 from state .*, element 3 must be 3, got the end",
-    ),
-    "never_ends_once_restored": (
-        variant(KnowsThatItWasRestored, end=property(lambda self: 4 if self.restored is None else 99)),
-        r"restored at step 0 from state .*, element 4 must be the end, got 4",
-    ),
-    "other_types": (
-        variant(KnowsThatItWasRestored, element=lambda self, i: (np.int64 if self.restored is None else np.float64)(i)),
+    "ends_early": always_wrong("restored at step 0 from state .*, element 3 must be 3, got the end", n=end_once_restored(3)),
+    "never_ends": always_wrong("restored at step 0 from state .*, element 4 must be the end, got 4", n=end_once_restored(99)),
+    "other_types": always_wrong(
         r"restored at step 0 .*, element 0 must be 0, got 0\.0",
+        element=lambda it, i: (np.int64 if it.restored is None else np.float64)(i),
     ),
-    "live_state": (
-        variant(
-            Right,
-            position=property(
-                lambda self: self.state["position"],
-                lambda self, value: vars(self).setdefault("state", {}).update(position=value),
-            ),
-            get_state=lambda self: self.state,
+    "live_state": always_wrong(
+        "restored at step 0 from state .*, element 0 must be 0, got the end",
+        position=property(
+            lambda it: it.state["position"], lambda it, value: vars(it).setdefault("state", {}).update(position=value)
         ),
-        r"restored at step 0 from state .*, element 0 must be 0, got the end",
+        get_state=lambda it: it.state,
+        set_state=lambda it, state: vars(it).update(state=state),
     ),
-    "structure_changes": (
-        variant(Right, get_state=lambda self: {"position": self.position, **({"late": 1} if self.position == 2 else {})}),
-        r"the state at step 2 is like .*late.*, the first one like",
+    "structure_changes": always_wrong(
+        "the state at step 2 is like .*late.*, the first one like",
+        get_state=lambda it: {"position": it.position, **({"late": 1} if it.position == 2 else {})},
     ),
-    "type_changes": (
-        variant(Right, get_state=lambda self: {"position": self.position if self.position < 3 else float(self.position)}),
-        r"the state at step 3 is like .*float.*, the first one like .*int",
+    "type_changes": always_wrong(
+        "the state at step 3 is like .*float.*, the first one like .*int",
+        get_state=lambda it: {"position": it.position if it.position < 3 else float(it.position)},
     ),
-    "shape_changes": (
-        variant(Right, get_state=lambda self: {"position": self.position, "history": np.zeros(self.position)}),
+    "shape_changes": always_wrong(
         r"the state at step 1 is like .*\(1,\).*, the first one like .*\(0,\)",
+        get_state=lambda it: {"position": it.position, "history": np.zeros(it.position)},
     ),
 }
 
@@ -132,7 +117,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 @each_thoroughness
 def test_mistakes_that_are_always_found(name, options):
-    kind, message = WRONG[name]
+    message, kind = WRONG[name]
     if name == "shape_changes":  # its states are no JSON
         options = {**options, "through_json": False}
     assert_raises(AssertionError, message, assert_equal_output_after_checkpoint, stream(kind), **options)
@@ -168,19 +153,18 @@ class KeepsWhatItWasGiven(Right):
         self.kept = state
 
 
-TuplesInStates = variant(
+tuples = variant(
     Right,
-    get_state=lambda self: {"position": (self.position,)},
-    set_state=lambda self, state: vars(self).update(position=state["position"][0] if type(state["position"]) is tuple else 0),
+    get_state=lambda it: {"position": (it.position,)},
+    set_state=lambda it, state: vars(it).update(position=state["position"][0] if type(state["position"]) is tuple else 0),
 )
-WorksOnlyWhenNew = variant(
+for_new = variant(
     Right,
-    get_state=lambda self: {"position": min(self.position, 4)},
-    set_state=lambda self, state: vars(self).update(position=self.position + state["position"]),
+    get_state=lambda it: {"position": min(it.position, 4)},
+    set_state=lambda it, state: vars(it).update(position=it.position + state["position"]),
 )
-WorksOnce = variant(
-    Right,
-    set_state=lambda self, state: vars(self).update(position=0 if "restored" in vars(self) else state["position"], restored=True),
+once = variant(
+    Right, set_state=lambda it, state: vars(it).update(position=state["position"] if it.restored is None else 0, restored=1)
 )
 
 
@@ -188,10 +172,10 @@ WorksOnce = variant(
     ("kind", "option", "message"),
     [
         (EndStateIsWrong, "at_end", "restored at step 4 from state .*, element 4 must be the end, got 3"),
-        (TuplesInStates, "through_json", "at step 1 state .* was restored"),
-        (WorksOnlyWhenNew, "in_place", "at step 1 state .* was restored"),
-        (WorksOnlyWhenNew, "twice", "at step 1 state .* was restored"),
-        (WorksOnce, "twice", "at step 1 state .* was restored"),
+        (tuples, "through_json", "at step 1 state .* was restored"),
+        (for_new, "in_place", "at step 1 state .* was restored"),
+        (for_new, "twice", "at step 1 state .* was restored"),
+        (once, "twice", "at step 1 state .* was restored"),
         (KeepsWhatItWasGiven, "unchanged", "at step 0 the restored state {'position': 0} was changed to {'position': 4}"),
     ],
 )

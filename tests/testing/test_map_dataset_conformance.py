@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from mistakes import MAIN_THREAD, assert_found, variant
+from mistakes import assert_found, variant
 from refusing import assert_raises
 
 from gristmill import MapDataset
@@ -98,11 +98,6 @@ WRONG = {
         "vectored read gives the same...a read of ... at once gave 10 instead of 26",
         _block=lambda self, indices: [self[i] for i in indices[:10]],
     ),
-    "of_one_thread": wrong(
-        "several threads...ds[...] in one of 8 threads must be ... got None",
-        element=lambda self, i: Right.element(self, i) if threading.get_ident() == MAIN_THREAD else None,
-    ),
-    "holds_a_lock": ("copy made by cloudpickle...copying Right raised TypeError", Right(lock=threading.Lock())),
     "with_address": wrong("the repr is the same...has a memory address", __repr__=object.__repr__),
     "without_slices": wrong(
         "ds[a:b:c] is a dataset...ds[slice... raised TypeError...Begin __getitem__ with",

@@ -1,10 +1,8 @@
 """``assert_sampler_conforms`` accepts whatever is a sampler, and names the law that a wrong one breaks."""
 
-import threading
-
 import numpy as np
 import pytest
-from mistakes import MAIN_THREAD, assert_found, variant
+from mistakes import assert_found, variant
 from refusing import assert_raises
 
 from gristmill import IndexSampler, RecordMetadata, SequentialSampler
@@ -108,15 +106,6 @@ WRONG = {
         "depends on what is asked for alone...sampler[0], after somebody drew from its rng, must be",
         variant(Right, metadata=lambda self, index: RecordMetadata(index, index, self.rng))(rng=np.random.default_rng(0)),
     ),
-    "unseeded": wrong(
-        "depends on what is asked for alone...sampler[19] must be",
-        metadata=lambda self, index: RecordMetadata(index, index, np.random.default_rng()),
-    ),
-    "of_one_thread": wrong(
-        "several threads...sampler[...] in one of 8 threads must be",
-        key=lambda self, index: index if threading.get_ident() == MAIN_THREAD else 0,
-    ),
-    "holds_a_lock": ("copy made by cloudpickle...copying Right raised TypeError", Right(lock=threading.Lock())),
     "with_address": wrong("the repr is the same...has a memory address", __repr__=object.__repr__),
     "only_keys": wrong("sampler[index] is a RecordMetadata...sampler[0] is 19", metadata=lambda self, index: self.key(index)),
     "without_index": wrong(
