@@ -49,22 +49,14 @@ def run(root, count, num_steps, restored):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     with ExitStack() as stack:
         processes = []
         for index in range(count):
-            args = map(str, (root, port, index, count, num_steps, restored))
-            process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *args],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environment,
-                start_new_session=True,
-            )
-            stack.enter_context(process)
-            stack.callback(kill, process)
-            processes.append(process)
+            command = [sys.executable, "-c", PROGRAM, *map(str, (root, port, index, count, num_steps, restored))]
+            processes.append(stack.enter_context(subprocess.Popen(command, env=environment, start_new_session=True, **streams)))
+            stack.callback(kill, processes[-1])
         outputs = [process.communicate(timeout=100) for process in processes]
     for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors[-3000:]

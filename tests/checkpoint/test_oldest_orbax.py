@@ -17,10 +17,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("GRISTMILL_PEER_ORBAX_OLDEST", ROOT / ".peers/orbax-oldest")) / "bin/python"
 
-needs_oldest = pytest.mark.skipif(
-    not PYTHON.exists(), reason=f"the oldest Orbax is not installed at {PYTHON} (run `make peers`), so nothing can be run with it"
-)
-
 
 def oldest():
     """The lower bound of the extra `orbax`."""
@@ -33,7 +29,7 @@ def test_make_installs_the_oldest_release_that_we_admit():
     assert f"\nORBAX_OLDEST := {oldest()}\n" in (ROOT / "Makefile").read_text()
 
 
-@needs_oldest
+@pytest.mark.skipif(not PYTHON.exists(), reason=f"the oldest Orbax is not installed at {PYTHON} (run `make peers`)")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_with_the_oldest_orbax():
@@ -44,11 +40,10 @@ def test_with_the_oldest_orbax():
     assert len(files) >= 3
     # That Orbax leaves event loops and their sockets to the garbage collector.
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:unclosed:ResourceWarning"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [PYTHON, "-m", "pytest", *options, *files]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    ) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **streams) as process:
         try:
             output, _ = process.communicate(timeout=250)
         finally:
