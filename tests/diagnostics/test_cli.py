@@ -221,9 +221,8 @@ def test_inspect(folder, call):
     text += call("inspect @workers --run --output graph.txt") + (folder / "graph.txt").read_text()
     assert "before the first" not in text and "not seen" not in text
     assert call("inspect @empty --run").endswith("element:  there is none\n")
-    for ending, beginning in (("svg", "<svg"), ("html", "<!"), ("dot", "digraph"), ("json", "{"), ("txt", "grain")):
-        call(f"inspect @images --output graph.{ending}")
-        assert (folder / f"graph.{ending}").read_text().lstrip().lower().startswith(beginning)
+    call("inspect @images --output graph.svg")
+    assert (folder / "graph.svg").read_text().lstrip().startswith("<svg")
     for name in ("graph.png", "no/such/folder/graph.svg"):
         text = call(f"inspect @images --output {name}", 2)
         assert text.startswith("python -m gristmill: --output: ") and text.count("\n") == 1
@@ -249,14 +248,8 @@ def test_head(call):
 
 
 def test_lines_of_elements_are_short():
-    class Unshowable:
-        def __repr__(self):
-            raise RuntimeError("no")
-
-    deep = [1]
-    for _ in range(100):
-        deep = [deep, "x"]
-    element = {"text": "x" * 10**6, "bytes": bytes(10**5), "many": [{"a": 1}] * 10**4, "deep": deep, "bad": Unshowable()}
+    unshowable, deep = type("Unshowable", (), {"__repr__": lambda self: 1 // 0})(), json.loads("[" * 100 + "]" * 100)
+    element = {"text": "x" * 10**6, "bytes": bytes(10**5), "many": [{"a": 1}] * 10**4, "deep": deep, "bad": unshowable}
     lines = element_lines(element, "0:")
     assert len(lines) < 100 and max(map(len, lines)) < 400
     assert any(["(1,000,000 characters)" in line for line in lines])
@@ -374,14 +367,11 @@ def test_states_of_several_processes(saved, folder, call):
         names = ", ".join([f"process_{k}-of-{count}.json" for k in (1, 2, 4, 5)])
         text = call(f"state {count}", 1)
         assert f"processes   {count}, MISSING: {names}"[:900] in text and ("and 9" in text or len(count) > 100)
-
-
-def test_shards_that_are_merged(saved, folder, call):
     for i, name in enumerate(("first", "second")):
         directory = saved(name, 1)
         for kind in ("process", "pipeline"):
             (directory / f"{kind}_0-of-1.json").rename(folder / f"{kind}_{i}-of-2.json")
-    text = call(f"state {folder} --pipeline @Shard")
+    text = call(f"state {folder} --pipeline @Shard")  # they are merged
     assert text.count("would refuse") == 2 and "  shard 1 of 2\n    next: dataset " in text
     assert text.endswith("cli_pipelines:Shard would go on from all of them together\n")
     assert "would go on from process_1-of-2.json" in call(f"state {folder} --pipeline @second")
@@ -416,15 +406,11 @@ def golden():
                 yield from [(state[1], case.get("pipeline")) for state in case["states"]]
 
 
-def test_all_golden_states_have_words():
+def test_words_of_positions():
     for state, description in golden():
         lines = position_lines(state, description)
         assert lines and not [line for line in lines if "form of its own" in line], (state, lines)
-        percents = [int(number) for line in lines for number in re.findall(r"(\d+)%", line)]
-        assert all([percent <= 100 for percent in percents]), (state, lines)
-
-
-def test_words_of_positions():
+        assert not [line for line in lines for number in re.findall(r"(\d+)%", line) if int(number) > 100], (state, lines)
     numbers = gristmill.MapDataset.range(10)
     mixed = gristmill.IterDataset.mix({k: gristmill.MapDataset.range(9).to_iter_dataset() for k in "ab"})
     for ds, num, *expected in (
