@@ -1,7 +1,6 @@
 """Iterators in Orbax checkpoints: every way to save, every position, all names, the files on disk, and other processes."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
@@ -97,45 +96,55 @@ def text_of(it):
     return state.decode() if isinstance(state, bytes) else json.dumps(state, indent=4)
 
 
-def managers(*, is_async=True, make_checkpointers=None, **arguments):
-    def make(folder):
-        options = ocp.CheckpointManagerOptions(enable_async_checkpointing=is_async)
-        return ocp.CheckpointManager(folder, make_checkpointers and make_checkpointers(), options=options, **arguments)
+class Manager:
+    """How ``CheckpointManager`` saves and restores a step; ``arguments`` makes its arguments from those of an iterator."""
 
-    return make
+    def __init__(self, arguments, **options):
+        self.arguments, self.options = arguments, options
 
+    def open(self, folder):
+        options = {name: option() for name, option in self.options.items()}
+        return ocp.CheckpointManager(folder, **options)
 
-def checkpointers(cls, make_handler=CheckpointHandler):
-    return lambda folder=None: cls(make_handler())
+    def save(self, manager, step, it):
+        assert manager.save(step, **self.arguments(it, CheckpointSave, ocp.args.StandardSave))
+        return manager.wait_until_finished
 
-
-def composite_handler():
-    return ocp.CompositeCheckpointHandler(data=CheckpointHandler())
-
-
-class Way:
-    """How to save and restore what is in a directory named after its step."""
-
-    def __init__(self, open_saver, arguments):
-        self.open, self.arguments = open_saver, arguments
-
-    def save(self, saver, at, it):
-        return saver.save(self.place(saver, at), **self.arguments(it, CheckpointSave, ocp.args.StandardSave))
-
-    def restore(self, saver, at, it):
-        found = saver.restore(self.place(saver, at), **self.arguments(it, CheckpointRestore, ocp.args.StandardRestore))
-        if self.arguments is with_model:
+    def restore(self, manager, step, it):
+        found = manager.restore(step, **self.arguments(it, CheckpointRestore, ocp.args.StandardRestore))
+        if isinstance(found, ocp.args.Composite) and "model" in found:
             np.testing.assert_array_equal(found.model["w"], MODEL["w"])
-            metadata = json.loads((at / "_CHECKPOINT_METADATA").read_text())
-            assert metadata["item_handlers"]["data"] == CheckpointHandler.typestr()
         assert (found if found is it else found["data"]) is it
 
-    def place(self, saver, at):
-        return int(at.name) if isinstance(saver, ocp.CheckpointManager) else at
+
+class Directly:
+    """How a step is saved in its directory by an asynchronous ``Checkpointer``."""
+
+    def __init__(self, arguments):
+        self.arguments = arguments
+
+    def open(self, folder):
+        self.folder = folder
+        return ocp.AsyncCheckpointer(CheckpointHandler())
+
+    def save(self, checkpointer, step, it):
+        checkpointer.save(self.folder / str(step), **self.arguments(it, CheckpointSave))
+        return checkpointer.wait_until_finished
+
+    def restore(self, checkpointer, step, it):
+        assert checkpointer.restore(self.folder / str(step), **self.arguments(it, CheckpointRestore)) is it
 
 
-def alone(it, of, of_model):
-    return {"args": of(it)}
+class New:
+    """How the newer interface saves, which calls ``save`` and ``load`` of the iterator."""
+
+    open = v1.training.Checkpointer
+
+    def save(self, checkpointer, step, it):
+        return checkpointer.save_checkpointables_async(step, {"data": it, "state": {"w": jnp.ones(3)}}).result
+
+    def restore(self, checkpointer, step, it):
+        checkpointer.load_checkpointables(step, {"data": it})
 
 
 def named(it, of, of_model):
@@ -146,79 +155,44 @@ def with_model(it, of, of_model):
     return {"args": Composite(data=of(it), model=of_model(MODEL))}
 
 
-class NewWay:
-    def __init__(self, open_saver, save, restore):
-        self.open, self.save, self.restore = open_saver, save, restore
-
-
-def loads(key):
-    return NewWay(contextlib.nullcontext, None, lambda _, at, it: v1.load_checkpointables(at, {key: it}))
+def synchronous():
+    return ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
 
 
 WAYS = {
-    "manager": Way(managers(is_async=False), alone),
-    "asynchronous manager": Way(managers(), alone),
-    "manager, with a model": Way(managers(is_async=False), with_model),
-    "asynchronous manager, with a model": Way(managers(), with_model),
-    "manager, named": Way(managers(), named),
-    "manager, named handlers": Way(managers(item_handlers={"data": CheckpointHandler()}), named),
-    "manager, a checkpointer": Way(managers(make_checkpointers=checkpointers(ocp.Checkpointer)), lambda it, *_: {"items": it}),
-    "manager, checkpointers": Way(
-        managers(make_checkpointers=lambda: {"data": checkpointers(ocp.Checkpointer)()}), lambda it, *_: {"items": {"data": it}}
+    "manager": Manager(lambda it, of, of_model: {"args": of(it)}, options=synchronous),
+    "asynchronous manager": Manager(lambda it, of, of_model: {"args": of(it)}),
+    "manager, with a model": Manager(with_model, options=synchronous),
+    "asynchronous manager, with a model": Manager(with_model),
+    "manager, named handlers": Manager(named, item_handlers=lambda: {"data": CheckpointHandler()}),
+    "manager, a checkpointer": Manager(lambda it, *_: {"items": it}, checkpointers=lambda: ocp.Checkpointer(CheckpointHandler())),
+    "manager, checkpointers": Manager(
+        lambda it, *_: {"items": {"data": it}}, checkpointers=lambda: {"data": ocp.Checkpointer(CheckpointHandler())}
     ),
-    "checkpointer": Way(checkpointers(ocp.Checkpointer), alone),
-    "checkpointer, item": Way(checkpointers(ocp.Checkpointer), lambda it, *_: {"item": it}),
-    "asynchronous checkpointer": Way(checkpointers(ocp.AsyncCheckpointer), alone),
-    "asynchronous checkpointer, item": Way(checkpointers(ocp.AsyncCheckpointer), lambda it, *_: {"item": it}),
-    "asynchronous checkpointer, named": Way(checkpointers(ocp.AsyncCheckpointer, composite_handler), named),
-    "new functions": NewWay(
-        contextlib.nullcontext,
-        lambda _, at, it: v1.save_checkpointables(at, {"data": it, "state": {"w": jnp.ones(3)}}),
-        lambda _, at, it: v1.load_checkpointables(at, {"data": it, "state": {"w": np.zeros(3)}}),
-    ),
-    "new asynchronous functions": NewWay(
-        contextlib.nullcontext,
-        lambda _, at, it: v1.save_checkpointables_async(at, {"data": it}),
-        lambda _, at, it: v1.load_checkpointables(at, {"data": it}),
-    ),
-    "new checkpointer": NewWay(
-        v1.training.Checkpointer,
-        lambda checkpointer, at, it: checkpointer.save_checkpointables(int(at.name), {"data": it}),
-        lambda checkpointer, at, it: checkpointer.load_checkpointables(int(at.name), {"data": it}),
-    ),
+    "directly": Directly(lambda it, of: {"args": of(it)}),
+    "directly, an item": Directly(lambda it, of: {"item": it}),
+    "new": New(),
 }
-SAVED_AND_RESTORED = [
-    *WAYS.items(),
-    ("new checkpointer", WAYS["manager, named"]),
-    ("manager", loads("default")),
-    ("asynchronous manager, with a model", loads("data")),
-]
-
-
-def finish(saver, response):
-    """Waits for a save that may be asynchronous."""
-    for waiting, method in ((saver, "wait_until_finished"), (response, "result")):
-        if hasattr(waiting, method):
-            getattr(waiting, method)()
+SAVED_AND_RESTORED = [*WAYS.items(), ("new", Manager(named)), ("asynchronous manager, with a model", New())]
 
 
 @pytest.mark.parametrize(
     ("name", "restorer", "make"), [(*ways, [loader, dataset][i % 2]) for i, ways in enumerate(SAVED_AND_RESTORED)]
 )
 def test_every_way(name, restorer, make, tmp_path):
-    it, other, at = iter(make(Source())), iter(make(Source())), tmp_path / "3"
+    it, other = iter(make(Source())), iter(make(Source()))
     values(it, 2)
     state, way = text_of(it), WAYS[name]
     with way.open(tmp_path) as saver:
-        response = way.save(saver, at, it)
+        finish = way.save(saver, 3, it)
         expected = values(it, 3)  # at once: what is saved is the position before them
-        finish(saver, response)
-    (file,) = at.glob(f"**/{FILE}")
+        finish()
+    (file,) = tmp_path.glob(f"3/**/{FILE}")
     assert file.read_text() == state
     assert sorted(path.name for path in file.parent.glob("p*")) == [PIPELINE_FILE, FILE]
     with restorer.open(tmp_path) as saver:
         for iterator in (other, it):
-            restorer.restore(saver, at, iterator)
+            restorer.restore(saver, 3, iterator)
             assert values(iterator, 3) == expected
 
 
@@ -238,10 +212,10 @@ def test_the_handler_alone(kind, tmp_path):
     ("make", "way"),
     [
         (loader, "manager, with a model"),
-        (loader_with_flat_map, "new checkpointer"),
-        (dataset, "checkpointer"),
+        (loader_with_flat_map, "new"),
+        (dataset, "directly"),
         (loader_with_workers, "asynchronous manager"),
-        (dataset_with_workers, "new checkpointer"),
+        (dataset_with_workers, "new"),
     ],
 )
 def test_from_everywhere_to_everywhere(make, way, tmp_path):
@@ -251,21 +225,21 @@ def test_from_everywhere_to_everywhere(make, way, tmp_path):
     with way.open(tmp_path) as saver, iter(pipeline) as first:
         for step, n in enumerate([0, 3, None]):
             elements = values(first, n)
-            finish(saver, way.save(saver, tmp_path / str(step), first))
+            way.save(saver, step, first)()
             expected = [elements_after + elements for elements_after in expected] + [[]]
         assert [len(elements) > 1 for elements in expected] == [True, True, False]
         it = first
         for step, n in itertools.product(range(3), (0, 2, None)) if make in IN_PROCESS else [(2, 0), (0, 2), (1, None)]:
             it = iter(pipeline) if make in IN_PROCESS else it  # workers take long to start
             values(it, n)
-            way.restore(saver, tmp_path / str(step), it)
+            way.restore(saver, step, it)
             assert values(it, 2) == expected[step][:2]
-            way.restore(saver, tmp_path / str((step + 1) % 3), it)
-            way.restore(saver, tmp_path / str(step), it)
+            way.restore(saver, (step + 1) % 3, it)
+            way.restore(saver, step, it)
             state = it.get_state()
             assert values(it) == expected[step]
             assert next(it, "the end") == "the end"
-            way.restore(saver, tmp_path / str(step), it)
+            way.restore(saver, step, it)
             assert it.get_state() == state
 
 
@@ -294,48 +268,20 @@ def test_loading_does_not_start_to_read_and_the_handler_does(make, tmp_path):
     os.close(reader)
 
 
-def test_which_steps_are_kept(tmp_path):
+def test_any_step_restores_from_where_the_folder_is(tmp_path):
     it, expected = iter(loader(Source())), {}
     options = ocp.CheckpointManagerOptions(save_interval_steps=2, keep_period=4, max_to_keep=1)
     with ocp.CheckpointManager(tmp_path / "old", options=options) as manager:
         for step in range(7):
             assert manager.save(step, args=CheckpointSave(it)) == (step % 2 == 0)
             expected[step] = values(it, 1)
-        manager.wait_until_finished()
-        assert manager.all_steps() == [0, 4, 6]
+    metadata = json.loads((tmp_path / "old" / "6" / "_CHECKPOINT_METADATA").read_text())
+    assert metadata["item_handlers"] in (CheckpointHandler.typestr(), {"default": CheckpointHandler.typestr()})
+    shutil.move(tmp_path / "old", tmp_path / "moved")
+    with ocp.CheckpointManager(tmp_path / "moved") as manager:
         for step in (4, 6, 0):
             manager.restore(step, args=CheckpointRestore(it))
             assert values(it, 1) == expected[step]
-    shutil.move(tmp_path / "old", tmp_path / "moved")
-    with ocp.CheckpointManager(tmp_path / "moved") as manager:
-        manager.restore(manager.latest_step(), args=CheckpointRestore(it))
-    assert values(it, 1) == expected[6]
-
-    with ocp.Checkpointer(CheckpointHandler()) as checkpointer:
-        checkpointer.save(tmp_path / "moved" / "6" / "default", it, force=True)
-    assert (tmp_path / "moved" / "6" / "default" / FILE).read_text() == text_of(it)
-
-    policy = v1.training.preservation_policies.LatestN(2)
-    with v1.training.Checkpointer(tmp_path / "new", preservation_policy=policy) as checkpointer:
-        it = iter(dataset(Source()))
-        for step in range(4):
-            checkpointer.save_checkpointables(step, {"it": it})
-            expected[step] = values(it, 1)
-        assert [found.step for found in checkpointer.checkpoints] == [2, 3]
-        for step in (2, 3, 2):
-            checkpointer.load_checkpointables(step, {"it": it})
-            assert values(it, 1) == expected[step]
-
-
-def test_train_and_eval_iterators(tmp_path):
-    train, test = iter(loader(Source())), iter(dataset(Source()))
-    values(train, 2)
-    with ocp.CheckpointManager(tmp_path) as manager:
-        manager.save(0, args=Composite(train=CheckpointSave(train), test=CheckpointSave(test)))
-        expected = values(train, 2), values(test, 2)
-        manager.wait_until_finished()
-        manager.restore(0, args=Composite(train=CheckpointRestore(train), test=CheckpointRestore(test)))
-    assert (values(train, 2), values(test, 2)) == expected
 
 
 def test_names():
@@ -387,8 +333,6 @@ def test_the_other_methods_of_the_handler(tmp_path):
 
 
 class AnyIterator:
-    """Whatever has the three methods."""
-
     def get_state(self):
         return "ü 3".encode()
 
@@ -399,35 +343,12 @@ class AnyIterator:
         self.calls.append("start")
 
 
-class Count(gristmill.DatasetIterator):
-    """A user's own."""
-
-    n = 0
-
-    def __next__(self):
-        self.n += 1
-        return self.n
-
-    def get_state(self):
-        return {"n": self.n}
-
-    def set_state(self, state):
-        self.n = state["n"]
-
-
-def test_iterators_of_users(tmp_path):
+def test_iterators_with_the_three_methods(tmp_path):
     item = AnyIterator()
     CheckpointHandler().save(tmp_path, item)
     assert (tmp_path / FILE).read_bytes() == "ü 3".encode()
     assert CheckpointHandler().restore(tmp_path, item) is item
     assert item.calls == ["ü 3".encode(), "start"]
-    it = Count()
-    assert next(it) == 1
-    CheckpointHandler().save(tmp_path, it)
-    assert json.loads((tmp_path / FILE).read_text()) == {"n": 1}
-    assert next(it) == 2
-    CheckpointHandler().restore(tmp_path, it)
-    assert next(it) == 2
 
 
 class LaterDirectory:
