@@ -176,17 +176,17 @@ class Builder:
         self.m = importlib.import_module(module)
         python, t, record = importlib.import_module(module + ".python"), self.m.transforms, self.m.RecordMetadata
 
-        class PlusOne(t.Map):
-            def map(self, element):
-                return plus_one(element)
+        def derived(*bases, **methods):
+            return type("Derived", bases, {name: lambda _, *args, fn=fn: fn(*args) for name, fn in methods.items()})
 
-        class PlusIndex(t.MapWithIndex):
-            def map_with_index(self, index, element):
-                return plus_index(index, element)
-
-        class Described(PlusOne):
-            def output_spec(self, input_spec):
-                return input_spec
+        PlusOne = derived(t.Map, map=plus_one)
+        PlusIndex = derived(t.MapWithIndex, map_with_index=plus_index)
+        Described = derived(PlusOne, output_spec=lambda spec: spec)
+        PlusRandom = derived(t.RandomMap, random_map=plus_random)
+        PlusTfRandom = derived(t.TfRandomMap, np_random_map=plus_random)
+        KeepMost = derived(t.Filter, filter=keep_most)
+        MapAndFilter = derived(t.Map, t.Filter, map=plus_one, filter=keep_none)
+        RandomAndFilter = derived(t.Filter, t.RandomMap, random_map=plus_random, filter=keep_none)
 
         class Copies(self.m.experimental.FlatMapTransform):
             """Up to ``max_fan_out`` copies of an element."""
@@ -218,32 +218,6 @@ class Builder:
 
             def __getitem__(self, index):
                 return index % self.count, index // self.count
-
-        class PlusRandom(t.RandomMap):
-            def random_map(self, element, rng):
-                return plus_random(element, rng)
-
-        class PlusTfRandom(t.TfRandomMap):
-            def np_random_map(self, element, rng):
-                return plus_random(element, rng)
-
-        class KeepMost(t.Filter):
-            def filter(self, element):
-                return keep_most(element)
-
-        class MapAndFilter(t.Map, t.Filter):
-            def map(self, element):
-                return plus_one(element)
-
-            def filter(self, element):
-                return False
-
-        class RandomAndFilter(t.Filter, t.RandomMap):
-            def random_map(self, element, rng):
-                return plus_random(element, rng)
-
-            def filter(self, element):
-                return False
 
         class Backwards:
             """A sampler of a user, with a length or without."""

@@ -121,9 +121,8 @@ class Pipelines(random.Random):
         lengths = [node.length for node in nodes]
         name = self.one_of("mix", "mix", "concatenate", "select", "zip")
         if name == "mix":
-            weights = self.one_of(None, [self.one_of(1, 2, 0.5, 0.1, 3.7, self.random() + 0.01) for _ in nodes])
-            length = mixed_length(lengths, weights or [1] * len(nodes))
-            return self.joined(f"M.mix([{codes}]" + (f", {weights})" if weights else ")"), nodes, length=length)
+            weights = self.weights(nodes)
+            return self.joined(f"M.mix([{codes}], {weights})", nodes, length=mixed_length(lengths, weights or [1] * len(nodes)))
         if name == "concatenate":
             length = 0 if ENDLESS in lengths else sum(lengths)
             return self.joined(f"M.concatenate([{codes}])", nodes, length=length)
@@ -142,33 +141,33 @@ class Pipelines(random.Random):
         zipped = self.joined(f"x.ZipMapDataset([{codes}])", nodes, *gaps, form=f"({','.join(parts)})", length=min(lengths))
         return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"})
 
-    def map_step(self, node):
-        names = "map map_with_index random_map seed filter apply batch batch flat_map slice slice repeat shuffle shuffle"
-        name = self.choice([*names.split(), "window_shuffle"])
-        if name == "slice":
-            return self.slice(node)
-        if name == "repeat":
-            return self.map_repeat(node)
-        if name == "shuffle":
-            # "shuffle_of_2**k+1"; far away, Grain cannot make the random generators and seeds.
-            if is_odd_length(node.length) or (node.is_endless and "random" in node.facts):
-                return node
-            return node.then(f".shuffle({self.maybe_seed(node)})")
-        if name == "window_shuffle":
-            # "map_window_shuffle"
-            sizes = [size for size in range(1 if node.length < 20 else 4, 60) if node.length % size == 0]
-            if node.is_endless or not sizes:
-                return node
-            size = self.choice(sizes)
-            seed = self.randint(10**7, 2**32 - 10**7)
-            return node.within(f"x.WindowShuffleMapDataset(<0>, window_size={size}, seed={seed})", "random")
+    def weights(self, nodes):
+        return self.one_of(None, [self.one_of(1, 2, 0.5, 0.1, 3.7, self.random() + 0.01) for _ in nodes])
+
+    def step(self, node, kind, names):
+        name = self.choice(names.split())
         if name == "filter" and node.is_endless:  # which might search for ever
             return node
-        if name == "flat_map":
-            return self.map_flat_map(node)
-        if name == "batch":
-            return self.map_batch(node)
-        return self.element_step(node, name)
+        made = getattr(self, f"{kind}_{name}", None)
+        return made(node) if made else self.element_step(node, name)
+
+    def map_step(self, node):
+        names = "map map_with_index random_map seed filter apply batch batch flat_map slice slice repeat shuffle shuffle"
+        return self.step(node, "map", names + " window_shuffle")
+
+    def map_shuffle(self, node):
+        # "shuffle_of_2**k+1"; far away, Grain cannot make the random generators and seeds.
+        if is_odd_length(node.length) or (node.is_endless and "random" in node.facts):
+            return node
+        return node.then(f".shuffle({self.maybe_seed(node)})")
+
+    def map_window_shuffle(self, node):
+        # "map_window_shuffle"
+        sizes = [size for size in range(1 if node.length < 20 else 4, 60) if node.length % size == 0]
+        if node.is_endless or not sizes:
+            return node
+        seed = self.randint(10**7, 2**32 - 10**7)
+        return node.within(f"x.WindowShuffleMapDataset(<0>, window_size={self.choice(sizes)}, seed={seed})", "random")
 
     def maybe_seed(self, node):
         if "threads" not in node.facts:  # "seeds_before_threads"
@@ -217,7 +216,7 @@ class Pipelines(random.Random):
                 facts.add("random")
         return node.then(f".apply([{', '.join(parts)}])" if len(parts) != 1 else f".apply({parts[0]})", *facts)
 
-    def slice(self, node):
+    def map_slice(self, node):
         if node.is_endless:
             bounds = self.one_of((0, 20, 1), (5, 60, 7), (None, 9, None), (3, 3, 1))
         else:
@@ -245,15 +244,9 @@ class Pipelines(random.Random):
         kind, form = self.one_of(("Copies", node.form), ("Generated", node.form), ("Numbered", f"n{node.form}"))
         if node.is_endless:
             return node
-        changes = {"form": form, "length": fan * node.length}
-        if self.chance(0.05):
-            return node.within(
-                f"x.FlatMapMapDataset(<0>, {kind}({fan}, most={fan + 2}))", "filtered", "sparse", "failing", **changes
-            )
-        facts = ["filtered", "sparse", "empty"]
-        if self.chance(0.5):
-            return node.then(f".apply({kind}({fan}))", *facts, **changes)
-        return node.within(f"x.FlatMapMapDataset(<0>, {kind}({fan}))", *facts, **changes)
+        most, fact = self.one_of(*[("", "empty")] * 19, (f", most={fan + 2}", "failing"))  # more than it says
+        code = self.one_of(f"<0>.apply({kind}({fan}{most}))", f"x.FlatMapMapDataset(<0>, {kind}({fan}{most}))")
+        return node.within(code, "filtered", "sparse", fact, form=form, length=fan * node.length)
 
     def batch_code(self, node):
         size, drop = self.randint(1, 7), self.chance(0.3)
@@ -316,13 +309,12 @@ class Pipelines(random.Random):
             code = f"x.ZipIterDataset([{codes}], strict={strict})"
             zipped = self.joined(code, nodes, *empty, form=f"({','.join(parts)})", length=length)
             return dataclasses.replace(zipped, facts=zipped.facts - {"sparse"} | {"failing" if strict else "ends"})
-        weights = self.one_of(None, [self.one_of(1, 2, 0.5, 3.7, self.random() + 0.01) for _ in nodes])
+        weights, codes = self.weights(nodes), f"[{codes}]"
         if self.chance(0.3):
             names = self.sample("abcd", len(nodes))
             codes = "{" + ", ".join(f"'{name}': <{i}>" for i, name in enumerate(names)) + "}"
             weights = weights and dict(sorted(zip(names, weights, strict=True)))
-            return self.joined(f"I.mix({codes}" + (f", {weights})" if weights else ")"), nodes, *empty, length=length)
-        return self.joined(f"I.mix([{codes}]" + (f", {weights})" if weights else ")"), nodes, *empty, length=length)
+        return self.joined(f"I.mix({codes}, {weights})", nodes, *empty, length=length)
 
     def interleave(self, depth, kind):
         def make(*args):  # datasets of map kind are read with 16 threads each
@@ -352,11 +344,7 @@ class Pipelines(random.Random):
 
     def iter_step(self, node):
         names = "map map_with_index random_map seed filter apply batch batch flat_map rebatch repeat limit cache window_shuffle"
-        name = self.choice([*names.split(), "thread_prefetch", "multithread_prefetch", "pack", "pack", "split", "options"])
-        if name == "filter" and node.is_endless:
-            return node
-        made = getattr(self, f"iter_{name}", None)
-        return made(node) if made else self.element_step(node, name)
+        return self.step(node, "iter", names + " thread_prefetch multithread_prefetch pack pack split options")
 
     def iter_batch(self, node):
         _, _, code, form = self.batch_code(node)
@@ -367,9 +355,8 @@ class Pipelines(random.Random):
             return node
         fan = self.randint(1, 4)
         kind, form = self.one_of(("Copies", node.form), ("Numbered", f"n{node.form}"))
-        if self.chance(0.5):
-            return node.then(f".apply({kind}({fan}))", "empty", "ends", form=form)
-        return node.within(f"x.FlatMapIterDataset(<0>, {kind}({fan}))", "empty", "ends", form=form)
+        code = self.one_of(f"<0>.apply({kind}({fan}))", f"x.FlatMapIterDataset(<0>, {kind}({fan}))")
+        return node.within(code, "empty", "ends", form=form)
 
     def iter_rebatch(self, node):
         if not node.has_rows or not node.is_uniform:
@@ -390,9 +377,8 @@ class Pipelines(random.Random):
 
     def iter_limit(self, node):
         count = self.one_of(1, 3, 10, 25)
-        if self.chance(0.5):
-            return node.then(f".pipe(x.LimitIterDataset, count={count})", length=0)
-        return node.within(f"x.LimitIterDataset(<0>, {count})", length=0)
+        code = self.one_of(f"<0>.pipe(x.LimitIterDataset, count={count})", f"x.LimitIterDataset(<0>, {count})")
+        return node.within(code, length=0)
 
     def iter_cache(self, node):
         if "CacheIterDataset" in node.code:  # "caches_in_caches"
@@ -498,19 +484,11 @@ class Pipelines(random.Random):
         return self.spec(self.iter_dataset(depth=2), [], self.one_of(3, 12, 12, 40))
 
     def spec(self, node, indices, limit):
-        code = node.code
         # Batches of batches of batches may be thousands of elements.
-        sizes = [int(size) for size in re.findall(r"atch\((\d)|batch_size=(\d)", code) for size in size if size]
-        if math.prod(sizes) > 40:
-            limit = min(limit, 3)
-        return {
-            "kind": "dataset",
-            "node": node,
-            "code": code,
-            "indices": indices,
-            "limit": limit,
-            "extras": self.chance(0.3),
-        }
+        sizes = [int(size) for size in re.findall(r"atch\((\d)|batch_size=(\d)", node.code) for size in size if size]
+        limit = min(limit, 3) if math.prod(sizes) > 40 else limit
+        spec = {"kind": "dataset", "code": node.code, "indices": indices, "limit": limit, "extras": self.chance(0.3)}
+        return {**spec, "facts": sorted(node.facts), "length": node.length}
 
     def threshold_spec(self):
         """Filters that drop almost everything, of more than a thousand elements."""
@@ -561,7 +539,7 @@ class Pipelines(random.Random):
             options += f", worker_count={num_workers}"
         kind = self.one_of("int", "float", "int32", "float32", "array", "dict", "tuple", "nested", "str")
         if "Batch" not in str(operations):  # "batches_of_unlike_elements"
-            kind = self.one_of(kind, "sometimes_none", "int_or_float")
+            kind = self.one_of(kind, "sometimes_none", "int_or_float", "int8_or_uint8")
         # A source may be shorter or longer than the sampler says.
         source = f'Source("{kind}", {self.one_of(length, length, max(1, length - 1), length + 3)})'
         code = f"m.DataLoader(data_source={source}, sampler={sampler}, operations=[{', '.join(operations)}]{options})"

@@ -35,10 +35,9 @@ class Different(Exception):
 
 def compare(specs):
     """What Grain gave for each of ``specs``, and what differs, if anything does."""
-    plain = [{key: value for key, value in spec.items() if key != "node"} for spec in specs]
     # Buffers have no effect on the results, but without one Grain's are left to chance: "race_without_buffer".
-    peers = run("grain", [{**spec, "code": spec["code"].replace("buffer_size=0", "buffer_size=1")} for spec in plain])
-    ours = run("gristmill", [{**spec, **to_restore(spec, peer)} for spec, peer in zip(plain, peers, strict=True)])
+    peers = run("grain", [{**spec, "code": spec["code"].replace("buffer_size=0", "buffer_size=1")} for spec in specs])
+    ours = run("gristmill", [{**spec, **to_restore(spec, peer)} for spec, peer in zip(specs, peers, strict=True)])
     found = []
     for spec, peer, our in zip(specs, peers, ours, strict=True):
         try:
@@ -83,7 +82,7 @@ def check(spec, peer, ours):
         return
     if "length" in peer:
         expect("length", peer["length"], ours["length"])
-        expect("length by the rules", spec["node"].length, ours["length"])
+        expect("length by the rules", spec["length"], ours["length"])
         for index, theirs, mine in zip(spec["indices"], peer["indexed"], ours["indexed"], strict=True):
             if theirs != {"error": OVERFLOW} or "andom" not in spec["code"]:  # "random_map_at_negative_index"
                 expect(f"[{index}]", theirs, mine)
@@ -95,7 +94,7 @@ def check(spec, peer, ours):
 
 
 def check_next_indices(spec, peer, ours):
-    facts = spec["node"].facts
+    facts = spec["facts"]
     if "gaps" in facts:  # "indices_with_gaps"
         return
     for step, (theirs, mine) in enumerate(zip(peer.get("next_index", ()), ours.get("next_index", ()), strict=False)):
@@ -114,7 +113,7 @@ def check_next_indices(spec, peer, ours):
 
 
 def check_run(spec, peer, ours):
-    facts = spec["node"].facts
+    facts = spec["facts"]
     has_full_caches = "CacheIterDataset" in spec["code"] and "RepeatIterDataset" in spec["code"]  # "caches_that_are_full"
     theirs, mine = peer["run"], ours["run"]
     if is_error(peer["start"]):  # a dataset of an interleave could not be made
