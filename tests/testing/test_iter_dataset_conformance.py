@@ -4,30 +4,28 @@ import copy
 import itertools
 import operator
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
+from computing_ahead import Failing, numbers
 from mistakes import MAIN_THREAD, assert_found, variant
 from refusing import assert_raises
+from users_datasets import BareIterator
 
-from gristmill import DatasetIterator, IterDataset, MapDataset, ReadOptions
+from gristmill import DatasetIterator, IterDataset, MapDataset
 from gristmill.testing import assert_iter_dataset_conforms, assert_iterator_conforms
 
 
-class Right(DatasetIterator):
+class Right(BareIterator):
     """Counts to ten without any mistake, to derive mistakes from."""
 
-    end = 10
-
-    def __init__(self, ds):
-        super().__init__()
-        self.ds, self.position, self.more = ds, 0, {"list": [0, 1]}
+    def __init__(self, ds, end=10):
+        self.ds, self.more = ds, {"list": [0, 1]}
+        super().__init__(end)
 
     def __next__(self):
-        if self.position >= self.end:
-            raise StopIteration
-        self.position += 1
-        return self.element(self.position - 1)
+        return self.element(super().__next__())
 
     def element(self, position):
         return np.full(2, position)
@@ -60,14 +58,14 @@ class WithBlocks(Right):
         return super().__next__()
 
     def _take(self, n):
-        positions = range(self.position, min(self.position + n, self.end))
+        positions = range(self.position, min(self.position + n, self.n))
         self.position = positions.stop
         return [self.element(i) for i in positions]
 
 
 class BeginsAnew(Right):
     def __next__(self):
-        if self.position < self.end:
+        if self.position < self.n:
             return super().__next__()
         self.position = 0
         raise StopIteration
@@ -100,17 +98,13 @@ class Pairs(IterDataset):
         return self.kind(iter(self.parents[0]))
 
 
-def healthy():
-    return MapDataset.range(20).to_iter_dataset()
-
-
 def stream(**overrides):
     return Stream(variant(Right, **overrides))
 
 
 RIGHT = {
     "right": Stream(Right),
-    "endless": stream(end=10**9),
+    "endless": Stream(partial(Right, end=10**9)),
     "blocks": Stream(WithBlocks),
     "lenient": stream(  # it reads states of older versions, which lack a part
         get_state=lambda self: {"position": self.position, "new": 0},
@@ -120,7 +114,7 @@ RIGHT = {
         get_state=lambda self: self.position,
         set_state=lambda self, state: vars(self).update(position=operator.index(state)),
     ),
-    "pairs": Pairs(healthy()),
+    "pairs": Pairs(numbers(20)),
     "under_stages": Stream(Right).map(sum).batch(3),
 }
 
@@ -135,29 +129,13 @@ def test_what_is_right_is_accepted(name):
 def test_workers_compute_the_same():
     assert_iter_dataset_conforms(Stream(Right), max_elements=5, workers=[1])
     scaled = variant(Pairs, kind=variant(PairsIterator, __next__=lambda self: next(self._parents[0]) * 10))
-    assert_iter_dataset_conforms(scaled(healthy()), max_elements=5, workers=(1, 2))
+    assert_iter_dataset_conforms(scaled(numbers(20)), max_elements=5, workers=(1, 2))
     message = "change no element...the elements by 2 worker processes must be ... got"
-    assert_found(message, assert_iter_dataset_conforms, Pairs(healthy()), max_elements=4, workers=[2])
+    assert_found(message, assert_iter_dataset_conforms, Pairs(numbers(20)), max_elements=4, workers=[2])
 
 
-class RaisesOnce:
-    """A source in which the first read of some keys fails."""
-
-    def __init__(self, keys):
-        self.keys = set(keys)
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, key):
-        if key in self.keys:
-            self.keys.remove(key)
-            raise OSError(f"record {key} cannot be read now")
-        return key
-
-
-def failing(*keys, kind=RaisesOnce):
-    return MapDataset.source(kind(keys)).to_iter_dataset(ReadOptions(num_threads=0))  # threads would try again
+def failing(*keys, times=1):
+    return numbers(20, fn=Failing(*keys, times=times, error=OSError))
 
 
 class HoldsHalfAPair(PairsIterator):
@@ -196,7 +174,6 @@ class RepeatsAfterErrors(PairsIterator):
 def test_errors_lose_nothing():
     check = assert_iter_dataset_conforms
     loses_half_a_pair = variant(PairsIterator, __next__=lambda self: next(self._parents[0]) + next(self._parents[0]))
-    always_raises = variant(RaisesOnce, __getitem__=lambda self, key: 1 // 0 if key == 7 else key)
     for kind, message in (
         (PairsIterator, None),
         (HoldsHalfAPair, None),
@@ -205,14 +182,14 @@ def test_errors_lose_nothing():
     ):
         pairs = variant(Pairs, kind=kind)
         if message is None:
-            check(pairs(healthy()), failing=pairs(failing(0, 5, 8, 9)))
+            check(pairs(numbers(20)), failing=pairs(failing(0, 5, 8, 9)))
         else:
-            assert_found(f"an error loses nothing...{message}", check, pairs(healthy()), failing=pairs(failing(5)))
-    check(healthy(), max_elements=4, failing=failing(3))
-    message = "an error loses nothing...element 7 raised ZeroDivisionError... again and again"
-    assert_found(message, check, healthy(), failing=failing(kind=always_raises))
+            assert_found(f"an error loses nothing...{message}", check, pairs(numbers(20)), failing=pairs(failing(5)))
+    check(numbers(20), max_elements=4, failing=failing(3))
+    message = "an error loses nothing...element 7 raised OSError... again and again"
+    assert_found(message, check, numbers(20), failing=failing(7, times=100))
     message = "failing must raise .*, it raised nothing before element 4"
-    assert_raises(ValueError, message, check, healthy(), max_elements=4, failing=failing(19))
+    assert_raises(ValueError, message, check, numbers(20), max_elements=4, failing=failing(19))
 
 
 def wrong(message, **overrides):
@@ -317,7 +294,7 @@ def test_mistakes_are_found_and_named(name):
 
 
 def test_mistakes_of_datasets_are_found_and_named():
-    short = variant(Right, end=3)
+    short = partial(Right, end=3)
     of_one_thread = variant(Stream, __iter__=lambda self: (Right if threading.get_ident() == MAIN_THREAD else short)(self))
     for message, ds in (
         ("copy made by cloudpickle...copying Stream raised TypeError", Stream(Right, lock=threading.Lock())),
@@ -333,6 +310,6 @@ def test_mistakes_of_datasets_are_found_and_named():
 def test_wrong_arguments():
     check = assert_iter_dataset_conforms
     assert_raises(TypeError, "ds must be an IterDataset, got", check, MapDataset.range(3))
-    assert_raises(TypeError, "failing must be an IterDataset, got", check, healthy(), failing=MapDataset.range(3))
-    assert_raises(ValueError, "max_elements must be a positive integer", check, healthy(), max_elements=0)
-    assert_raises(AssertionError, "must have at least one element to be checked", check, stream(end=0))
+    assert_raises(TypeError, "failing must be an IterDataset, got", check, numbers(20), failing=MapDataset.range(3))
+    assert_raises(ValueError, "max_elements must be a positive integer", check, numbers(20), max_elements=0)
+    assert_raises(AssertionError, "must have at least one element to be checked", check, Stream(partial(Right, end=0)))
