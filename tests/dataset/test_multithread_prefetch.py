@@ -11,6 +11,7 @@ from computing_ahead import (
     ClosingDataset,
     Failing,
     Gate,
+    Plain,
     no_threads_left,  # noqa: F401
     numbers,
     wait_for_no_threads,
@@ -20,7 +21,6 @@ from local_workers import LocalWorkersIterDataset
 from waiting import wait_until
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
-from gristmill.dataset import IterDataset
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.telling.description import describe
 from gristmill.experimental import DatasetOptions, ThreadPrefetchIterDataset, WithOptionsIterDataset, multithread_prefetch
@@ -148,26 +148,9 @@ def test_arguments():
     assert str(threads) == "MultithreadPrefetchIterDataset(num_threads=2, buffer_size=3)"
     assert str(iter(threads)) == "MultithreadPrefetchIterator(num_threads=2, buffer_size=3)"
     assert threads.parents == (ds,)
-
-
-def test_what_cannot_be_sliced_is_refused_at_once():
-    class Source(IterDataset):
-        def __iter__(self):
-            return iter(range(5))
-
-    class Items(MapDataset):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            return index
-
-    with pytest.raises(ValueError, match="Source cannot be sliced among 2"):
-        multithread_prefetch(Source(), 2, 1)
-    assert list(multithread_prefetch(Source(), 1, 1)) == list(range(5))  # nothing to slice
-    with pytest.raises(ValueError, match="sequential_slice"):
-        multithread_prefetch(Items().to_iter_dataset(), 2, 1, sequential_slice=True)
-    assert list(multithread_prefetch(Items().to_iter_dataset(), 2, 1)) == [0, 1, 2]
+    assert list(multithread_prefetch(Plain(range(5)), 1, 1)) == list(range(5))  # nothing to slice
+    with pytest.raises(ValueError, match="Plain cannot be sliced among 2"):
+        multithread_prefetch(Plain(range(5)), 2, 1)
 
 
 def test_sources_are_shared_and_not_copied():

@@ -241,6 +241,15 @@ def test_the_thread_ends_with_the_data():
     assert list(it) == [49]
 
 
+def test_close_waits_for_a_busy_thread_for_a_moment():
+    for _ in range(20):
+        ds = ClosingDataset(numbers(100), lambda x: sum(range(1000)))
+        it = ahead(ds, 100)
+        next(it)
+        it.close()
+        assert len(ds.closed) == 1
+
+
 @pytest.mark.parametrize("size", [1, 2, 9])
 def test_close_before_the_start_while_the_buffer_is_full_and_at_the_end(size):
     for num in (0, 1, 100):
@@ -259,15 +268,6 @@ def test_close_before_the_start_while_the_buffer_is_full_and_at_the_end(size):
             with pytest.raises(ValueError, match="closed"):
                 it.start_prefetch()
         wait_for_no_threads()
-
-
-def test_close_waits_for_a_busy_thread_for_a_moment():
-    for _ in range(20):
-        ds = ClosingDataset(numbers(100), lambda x: sum(range(1000)))
-        it = ahead(ds, 100)
-        next(it)
-        it.close()
-        assert len(ds.closed) == 1
 
 
 def test_a_thread_that_is_stuck_when_its_iterator_is_closed_closes_the_parent_later():
