@@ -6,6 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gristmill.checkpoint import CheckpointHandler as GrainCheckpointHandler
+    from gristmill.checkpoint import CheckpointHandler as PyGrainCheckpointHandler
     from gristmill.checkpoint import CheckpointRestore as GrainCheckpointRestore
     from gristmill.checkpoint import CheckpointRestore as PyGrainCheckpointRestore
     from gristmill.checkpoint import CheckpointSave as GrainCheckpointSave
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
     from gristmill.sources import SharedMemoryDataSource as InMemoryDataSource
     from gristmill.workers.shared_array import SharedMemoryArray as SharedMemoryArray
 
-from gristmill.checkpoint import CheckpointHandler as GrainCheckpointHandler
-from gristmill.checkpoint import CheckpointHandler as PyGrainCheckpointHandler
 from gristmill.constants import DATASET_INDEX, EPOCH, INDEX, META_FEATURES, RECORD, RECORD_KEY, SEED
 from gristmill.core.config import config
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
@@ -42,9 +42,11 @@ from gristmill.transforms.operations import (
 
 # Loaded when first used: they pull in Orbax, or shared memory.
 _LAZY = {
+    "GrainCheckpointHandler": ("gristmill.checkpoint", "CheckpointHandler"),
     "GrainCheckpointRestore": ("gristmill.checkpoint", "CheckpointRestore"),
     "GrainCheckpointSave": ("gristmill.checkpoint", "CheckpointSave"),
     "InMemoryDataSource": ("gristmill.sources", "SharedMemoryDataSource"),
+    "PyGrainCheckpointHandler": ("gristmill.checkpoint", "CheckpointHandler"),
     "PyGrainCheckpointRestore": ("gristmill.checkpoint", "CheckpointRestore"),
     "PyGrainCheckpointSave": ("gristmill.checkpoint", "CheckpointSave"),
     "SharedMemoryArray": ("gristmill.workers.shared_array", "SharedMemoryArray"),

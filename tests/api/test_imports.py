@@ -29,7 +29,7 @@ TOUCH = {
     "MapDataset": "gristmill.MapDataset",
     "everything that loads nothing": """
 for name in dir(gristmill):
-    if 'CheckpointSave' not in name and 'CheckpointRestore' not in name:
+    if 'Checkpoint' not in name:  # they register with Orbax
         getattr(gristmill, name)
 """,
     "a loader at work": """
