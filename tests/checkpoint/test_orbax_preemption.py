@@ -1,8 +1,7 @@
 """A process that is killed in the middle of a save leaves the checkpoint before it as the last one.
 
-As a program, ``test_orbax_preemption.py FOLDER sync|async|v1``, this file saves a checkpoint and then one that is never finished.
-It prints what the iterators deliver after the first one; and a line ``stuck`` when the second one waits for an item that
-never comes, while the files of the iterators are there. It is meant to be ended by a signal then.
+As a program, with FOLDER sync|async|v1, this file saves a checkpoint, prints what the iterators deliver then, and kills itself
+in the next one, when the files of the iterators are there.
 """
 
 import asyncio
@@ -11,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -27,7 +25,6 @@ from gristmill.transforms import Batch
 
 FILE = "process_0-of-1.json"
 MODEL = {"w": np.arange(6.0)}
-PATIENCE = 100  # seconds, after which the program ends by itself
 
 
 def make_iterators():
@@ -41,23 +38,21 @@ def following(iterators, n=5):
     return [[next(it).tolist() for _ in range(n)] for it in iterators.values()]
 
 
-def is_written(checkpoint):
-    return len(list(checkpoint.glob(f"*/{FILE}"))) == 2
+def die_when_written(checkpoint):
+    while len(list(checkpoint.glob(f"*/{FILE}"))) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-class StuckHandler(ocp.AsyncCheckpointHandler):
-    """Its save is over once ``result`` returns: as when the arrays of a model take long."""
+class DyingHandler(ocp.AsyncCheckpointHandler):
+    """Its save would be over once ``result`` returns: as when the arrays of a model take long."""
 
     async def async_save(self, directory, args):
         self.checkpoint = Path(directory).parent
         return [self]
 
     def result(self, timeout=None):
-        while not is_written(self.checkpoint):
-            time.sleep(0.01)
-        print("stuck", flush=True)
-        threading.Event().wait(PATIENCE)
-        os._exit(1)
+        die_when_written(self.checkpoint)
 
     def save(self, *args, **kwargs):
         raise NotImplementedError
@@ -65,22 +60,17 @@ class StuckHandler(ocp.AsyncCheckpointHandler):
     restore = save
 
 
-@ocp.args.register_with_handler(StuckHandler, for_save=True, for_restore=True)
-class StuckSave(ocp.args.CheckpointArgs):
+@ocp.args.register_with_handler(DyingHandler, for_save=True, for_restore=True)
+class DyingSave(ocp.args.CheckpointArgs):
     pass
 
 
-class Stuck:
+class Dying:
     """The same for Orbax's newer protocol."""
 
     async def save(self, directory):
         async def write():
-            checkpoint = Path(await directory.await_creation()).parent
-            while not is_written(checkpoint):
-                await asyncio.sleep(0.01)
-            print("stuck", flush=True)
-            await asyncio.sleep(PATIENCE)
-            os._exit(1)
+            await asyncio.to_thread(die_when_written, Path(await directory.await_creation()).parent)
 
         return write()
 
@@ -94,42 +84,20 @@ def save(manager, step, iterators, **more):
 
 
 def main(folder, how):
-    if how == "sync":  # a program that ends itself when it is told to
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     iterators = make_iterators()
     following(iterators, 3)
     if how == "v1":
         with ocp.v1.training.Checkpointer(folder) as checkpointer:
             checkpointer.save_checkpointables(1, {**iterators, "model": MODEL})
             print(json.dumps(following(iterators)), flush=True)
-            checkpointer.save_checkpointables(2, {**iterators, "model": MODEL, "stuck": Stuck()})
+            checkpointer.save_checkpointables(2, {**iterators, "model": MODEL, "dying": Dying()})
     options = ocp.CheckpointManagerOptions(enable_async_checkpointing=how == "async")
     with ocp.CheckpointManager(folder, options=options) as manager:
         save(manager, 1, iterators)
         manager.wait_until_finished()
         print(json.dumps(following(iterators)), flush=True)
-        save(manager, 2, iterators, stuck=StuckSave())
-        following(iterators)  # with enable_async this goes on
+        save(manager, 2, iterators, dying=DyingSave())
         manager.wait_until_finished()
-
-
-CASES = [("sync", signal.SIGKILL), ("sync", signal.SIGTERM), ("async", signal.SIGTERM), ("v1", signal.SIGKILL)]
-
-
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory):
-    """The program once for every case, all started at the same time: starting is what takes them long."""
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    started = {}
-    for how, number in CASES:
-        folder = tmp_path_factory.mktemp(how)
-        command = [sys.executable, __file__, str(folder), how]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        started[how, number] = process, folder
-    yield started
-    for process, _ in started.values():
-        process.kill()
-        process.communicate()
 
 
 def restore(manager, step, iterators):
@@ -137,18 +105,21 @@ def restore(manager, step, iterators):
     return manager.restore(step, args=ocp.args.Composite(**args, model=ocp.args.StandardRestore(MODEL)))
 
 
-@pytest.mark.parametrize(("how", "number"), CASES)
-def test_the_last_complete_checkpoint_is_restored(how, number, programs):
-    """It was ended while it saved step 2."""
-    process, folder = programs[how, number]
-    expected, stuck = process.stdout.readline(), process.stdout.readline()
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert stuck == "stuck\n", errors
-    is_caught = (how, number) == ("sync", signal.SIGTERM)  # the process ends in good order
-    assert process.returncode == (1 if is_caught else -number)
-    assert ("told to end" in errors) == is_caught
-    expected = json.loads(expected)
+def start(folder, how):
+    command, environment = [sys.executable, __file__, str(folder), how], {**os.environ, "JAX_PLATFORMS": "cpu"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_the_last_complete_checkpoint_is_restored(tmp_path):
+    """All are started at the same time: starting is what takes them long."""
+    programs = {how: start(tmp_path / how, how) for how in ("sync", "async", "v1")}
+    for how, process in programs.items():
+        output, errors = process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGKILL, errors
+        check_restored(tmp_path / how, json.loads(output))
+
+
+def check_restored(folder, expected):
     assert len(list(folder.glob(f"2*/*/{FILE}"))) == 2  # half written
     iterators = make_iterators()
     with ocp.v1.training.Checkpointer(folder) as checkpointer:
