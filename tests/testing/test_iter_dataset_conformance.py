@@ -111,8 +111,7 @@ RIGHT = {
         set_state=lambda self, state: vars(self).update(position=state["position"]),
     ),
     "number": stream(
-        get_state=lambda self: self.position,
-        set_state=lambda self, state: vars(self).update(position=operator.index(state)),
+        get_state=lambda self: self.position, set_state=lambda self, state: vars(self).update(position=operator.index(state))
     ),
     "pairs": Pairs(numbers(20)),
     "under_stages": Stream(Right).map(sum).batch(3),
@@ -201,94 +200,85 @@ def wrong_set(message, **parts):
     return wrong(message, set_state=lambda it, state: [setattr(it, name, part(state)) for name, part in parts.items()])
 
 
-WRONG = {
-    "no_iterator": wrong("iter(ds) is a DatasetIterator...Found: iter(ds) is a list_iterator", __new__=lambda *_: iter([1, 2])),
-    "another": wrong("iter(it) is it...Found: iter(it) is another object", __iter__=lambda it: type(it)(it.ds)),
-    "raises": wrong("is there. Found: next(it) raised ZeroDivisionError", element=lambda it, i: 1 // (i - 4)),
-    "reuses_a_buffer": wrong(
+WRONG = [
+    wrong("iter(ds) is a DatasetIterator...Found: iter(ds) is a list_iterator", __new__=lambda *_: iter([1, 2])),
+    wrong("iter(it) is it...Found: iter(it) is another object", __iter__=lambda it: type(it)(it.ds)),
+    wrong("is there. Found: next(it) raised ZeroDivisionError", element=lambda it, i: 1 // (i - 4)),
+    wrong(
         "an element stays...element 0, looked at after later ones, must be",
         element=lambda it, i: np.add(0.0, i, out=vars(it).setdefault("buffer", np.zeros(2))),
     ),
-    "begins_anew": ("after its end...after the end, next(it) gave array([0, 0])", Stream(BeginsAnew)),
-    "shares_a_position": wrong(  # in the dataset, whose last iterator sets it back
+    ("after its end...after the end, next(it) gave array([0, 0])", Stream(BeginsAnew)),
+    wrong(  # in the dataset, whose last iterator sets it back
         "every iterator gives the same...element 0 of two iterators that take turns must be",
         position=property(lambda it: it.ds.position, lambda it, value: vars(it.ds).update(position=value)),
     ),
-    "numpy_states": wrong(
-        "states are JSON-able...json.dumps of the state ... raised TypeError", get_state=lambda it: np.int64(it.position)
-    ),
-    "without_states": wrong("states are JSON-able...ZeroDivisionError: ", get_state=lambda it: 1 // 0),
-    "hands_out_its_state": wrong(
+    wrong("states are JSON-able...json.dumps of the state ... raised TypeError", get_state=lambda it: np.int64(it.position)),
+    wrong("states are JSON-able...ZeroDivisionError: ", get_state=lambda it: 1 // 0),
+    wrong(
         "a state is apart...the state taken at step 0, after later steps, must be [0]",
         position=property(lambda it: it.state[0], lambda it, n: vars(it).setdefault("state", [n]).__setitem__(0, n)),
         get_state=lambda it: it.state,
     ),
-    "hands_out_a_part": wrong(
+    wrong(
         "a state is apart...after the state that it gave before was changed, must be",
         get_state=lambda it: {"position": it.position, "more": it.more},
     ),
-    "keeps_the_given_state": wrong_set(
+    wrong_set(
         "a state is apart...after the state that was set was changed, must be",
         position=lambda state: state["position"],
         more=lambda state: state["more"],
     ),
-    "forgets_a_part": wrong(  # elements depend on a number that states do not have
+    wrong(  # elements depend on a number that states do not have
         "continues exactly where...element 1 must be 1, got 0",
         element=lambda it, i: next(vars(it).setdefault("calls", itertools.count())),
     ),
-    "off_by_one": wrong_set(
-        "continues exactly where...at step 7 state", position=lambda state: state["position"] - (state["position"] == 7)
-    ),
-    "states_of_many_shapes": wrong(
+    wrong_set("continues exactly where...at step 7 state", position=lambda state: state["position"] - (state["position"] == 7)),
+    wrong(
         "continues exactly where...the state at step 1 is like",
         get_state=lambda it: {**Right.get_state(it), "more": {"list": [0] * it.position}},
     ),
-    "needs_tuples": wrong(
+    wrong(
         "continues exactly where...TypeError: unhashable",
         get_state=lambda it: {"position": (it.position,)},
         set_state=lambda it, state: vars(it).update(position=sum({state["position"]}.pop())),
     ),
-    "accepts_anything": wrong_set(
+    wrong_set(
         "does not fit is refused...set_state(None) raised nothing; right is a state like {'position': 5",
         position=lambda state: dict(state or {}).get("position", 0),
     ),
-    "applies_half": wrong_set(
+    wrong_set(
         "does not fit is refused...after the state {'position': 0} was refused, must be ... got {'position': 0",
         position=lambda state: state["position"],
         more=lambda state: copy.deepcopy(state["more"]),
     ),
-    "closes_once": wrong(
+    wrong(
         "may be called twice...ZeroDivisionError",
         close=lambda it: vars(it).update(_closed=1 // (not it._closed)),
         __del__=lambda it: None,
     ),
-    "ends_when_closed": wrong(
+    wrong(
         "nothing is lost unnoticed...raised StopIteration, although element 5 was not there yet",
         __next__=lambda it: next(iter(())) if it._closed else Right.__next__(it),
     ),
-    "skips_when_closed": wrong(
+    wrong(
         "nothing is lost unnoticed...must be array([5, 5]), got array([6, 6])", element=lambda it, i: np.full(2, i + it._closed)
     ),
-    "forgets_when_closed": wrong(
-        "nothing is lost unnoticed...get_state() after close() must be", close=lambda it: vars(it).update(position=0)
-    ),
-    "prefetch_counts": wrong(
-        "start_prefetch changes...get_state() after start_prefetch() must be", start_prefetch=lambda it: next(it)
-    ),
-    "prefetch_takes": wrong(
+    wrong("nothing is lost unnoticed...get_state() after close() must be", close=lambda it: vars(it).update(position=0)),
+    wrong("start_prefetch changes...get_state() after start_prefetch() must be", start_prefetch=lambda it: next(it)),
+    wrong(
         "start_prefetch changes...element 0 after start_prefetch() must be",
         start_prefetch=lambda it: vars(it).update(taken=1),
         element=lambda it, i: np.full(2, i + getattr(it, "taken", 0)),
     ),
-    "prefetch_raises": wrong("start_prefetch changes...ZeroDivisionError", start_prefetch=lambda it: 1 // 0),
-    "wrong_blocks": wrong("a batch has...ds.batch(2, batch_fn=list) must be", _take=lambda it, n: Right._take(it, n)[::-1]),
-    "short_blocks": wrong("a batch has...ds.batch(3, batch_fn=list) must be", _take=lambda it, n: Right._take(it, min(n, 2))),
-}
+    wrong("start_prefetch changes...ZeroDivisionError", start_prefetch=lambda it: 1 // 0),
+    wrong("a batch has...ds.batch(2, batch_fn=list) must be", _take=lambda it, n: Right._take(it, n)[::-1]),
+    wrong("a batch has...ds.batch(3, batch_fn=list) must be", _take=lambda it, n: Right._take(it, min(n, 2))),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_mistakes_are_found_and_named(name):
-    message, ds = WRONG[name]
+@pytest.mark.parametrize(("message", "ds"), WRONG)
+def test_mistakes_are_found_and_named(message, ds):
     assert_found(message, assert_iter_dataset_conforms, ds)
     assert_found(message, assert_iterator_conforms, lambda: iter(ds))
 

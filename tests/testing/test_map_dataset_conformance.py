@@ -71,64 +71,53 @@ def wrong(message, base=Right, **overrides):
     return message, variant(base, **overrides)(seen=[])
 
 
-WRONG = {
-    "grows": wrong(  # as soon as another thread has read
-        "len(ds) is the length of an epoch...len(ds) after reads must be 20, got 30",
+WRONG = [
+    wrong(  # as soon as another thread has read
+        "length of an epoch...len(ds) after reads must be 20, got 30",
         __len__=lambda self: 30 if len({*self.seen}) > 1 else 20,
         __repr__=lambda self: "Grows",
         element=lambda self, i: self.seen.append(threading.get_ident()) or Right.element(self, i),
     ),
-    "negative_length": wrong("len(ds) is the length of an epoch...len(ds) raised ValueError", __len__=lambda self: -1),
-    "random": wrong(
-        "depends on what is asked for alone...ds[-21] must be", element=lambda self, i: np.random.default_rng().normal()
-    ),
-    "new_epochs_differ": wrong(  # the second time that it is asked for a later epoch, that one is another one
-        "depends on what is asked for alone...ds[150] must be",
+    wrong("length of an epoch...len(ds) raised ValueError", __len__=lambda self: -1),
+    wrong("depends on what is asked...ds[-21] must be", element=lambda self, i: np.random.default_rng().normal()),
+    wrong(  # the second time that it is asked for a later epoch, that one is another one
+        "depends on what is asked...ds[150] must be",
         element=lambda self, i: Right.element(self, i) if i < 20 else self.seen.append(i) or len(self.seen),
     ),
-    "wrong_blocks": wrong(
-        "vectored read gives the same...ds[150], read with 25 others must be",
-        _block=lambda self, indices: [self[i] for i in sorted(indices)],
+    wrong(
+        "vectored read...ds[150], read with 25 others must be", _block=lambda self, indices: [self[i] for i in sorted(indices)]
     ),
-    "no_ranges": wrong(
-        "vectored read gives the same...ds._block(array... must be",
+    wrong(
+        "vectored read...ds._block(array... must be",
         _block=lambda self, indices: [self[i if isinstance(indices, list) else 0] for i in indices],
     ),
-    "short_blocks": wrong(
-        "vectored read gives the same...a read of ... at once gave 10 instead of 26",
-        _block=lambda self, indices: [self[i] for i in indices[:10]],
-    ),
-    "with_address": wrong("the repr is the same...has a memory address", __repr__=object.__repr__),
-    "without_slices": wrong(
+    wrong("vectored read...at once gave 10 instead of 26", _block=lambda self, indices: [self[i] for i in indices[:10]]),
+    wrong("the repr is the same...has a memory address", __repr__=object.__repr__),
+    wrong(
         "ds[a:b:c] is a dataset...ds[slice... raised TypeError...Begin __getitem__ with",
         __getitem__=lambda self, index: self.element(index),
     ),
-    "slices_to_lists": wrong("ds[a:b:c] is a dataset...of type list", slice=lambda self, sl: [self[i] for i in range(20)[sl]]),
-    "slices_without_step": wrong(
+    wrong("ds[a:b:c] is a dataset...of type list", slice=lambda self, sl: [self[i] for i in range(20)[sl]]),
+    wrong(
         "ds[a:b:c] is a dataset...len(ds[slice(1, None, 2)]) must be 10, got 19",
         slice=lambda self, sl: MapDataset.slice(self, slice(sl.start, sl.stop)),
     ),
-    "slices_forwards": wrong(
+    wrong(
         "ds[a:b:c] is a dataset...ds[slice(None, None, -1)][0] must be",
         slice=lambda self, sl: MapDataset.slice(self, sorted(range(20)[sl])),
     ),
-    "iterates_backwards": wrong(
-        "iterating gives the elements...the first elements must be", __iter__=lambda self: iter(self[::-1])
-    ),
-    "iterates_for_ever": wrong(
-        "iterating gives the elements...what comes after an epoch must be [], got", __iter__=lambda self: iter(self.repeat())
-    ),
-    "iterates_nones": wrong(
-        "iterating gives the elements...the first elements must be",
+    wrong("iterating gives...the first elements must be", __iter__=lambda self: iter(self[::-1])),
+    wrong("iterating gives...what comes after an epoch must be [], got", __iter__=lambda self: iter(self.repeat())),
+    wrong(
+        "iterating gives...the first elements must be",
         Filtering,
         __iter__=lambda self: iter(self.to_iter_dataset(allow_nones=True)),
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_mistakes_are_found_and_named(name):
-    message, ds = WRONG[name]
+@pytest.mark.parametrize(("message", "ds"), WRONG)
+def test_mistakes_are_found_and_named(message, ds):
     assert_found(message, assert_map_dataset_conforms, ds)
 
 

@@ -97,50 +97,41 @@ def wrong(message, base=Right, **overrides):
     return message, variant(base, **overrides)()
 
 
-WRONG = {
-    "iterates": (
-        "depends on what is asked for alone...sampler[19] must be",
-        variant(Right, key=lambda self, index: self.used.append(index) or len(self.used))(used=[]),
+WRONG = [
+    (
+        "depends on what is asked...sampler[19] must be",
+        variant(Right, key=lambda self, i: self.used.append(i) or len(self.used))(used=[]),
     ),
-    "shares_a_generator": (
-        "depends on what is asked for alone...sampler[0], after somebody drew from its rng, must be",
-        variant(Right, metadata=lambda self, index: RecordMetadata(index, index, self.rng))(rng=np.random.default_rng(0)),
+    (
+        "depends on what is asked...sampler[0], after somebody drew from its rng, must be",
+        variant(Right, metadata=lambda self, i: RecordMetadata(i, i, self.rng))(rng=np.random.default_rng(0)),
     ),
-    "with_address": wrong("the repr is the same...has a memory address", __repr__=object.__repr__),
-    "only_keys": wrong("sampler[index] is a RecordMetadata...sampler[0] is 19", metadata=lambda self, index: self.key(index)),
-    "without_index": wrong(
-        "sampler[index] is a RecordMetadata...sampler[0].index is None", metadata=lambda self, i: RecordMetadata(None, i)
-    ),
-    "seed_instead_of_generator": wrong(
-        "sampler[index] is a RecordMetadata...sampler[0].rng is 17", metadata=lambda self, i: RecordMetadata(i, i, 17)
-    ),
-    "index_of_the_epoch": wrong(
+    wrong("the repr is the same...has a memory address", __repr__=object.__repr__),
+    wrong("is a RecordMetadata...sampler[0] is 19", metadata=lambda self, i: self.key(i)),
+    wrong("is a RecordMetadata...sampler[0].index is None", metadata=lambda self, i: RecordMetadata(None, i)),
+    wrong("is a RecordMetadata...sampler[0].rng is 17", metadata=lambda self, i: RecordMetadata(i, i, 17)),
+    wrong(
         "metadata.index grows...sampler[9].index is 9, sampler[10].index is 0", metadata=lambda self, i: RecordMetadata(i % 10, i)
     ),
-    "keys_past_the_end": wrong(
-        "keys of the source...sampler[19].record_key is 20, and num_records 20", key=lambda self, index: index + 1
-    ),
-    "text_keys": wrong("keys of the source...sampler[0].record_key is '0'", key=lambda self, index: str(index)),
-    "never_ends": wrong(
+    wrong("keys of the source...sampler[19].record_key is 20, and num_records 20", key=lambda self, i: i + 1),
+    wrong("keys of the source...sampler[0].record_key is '0'", key=lambda self, i: str(i)),
+    wrong(
         "raises IndexError...sampler[20], with 20 indices before its end, gave RecordMetadata",
-        __getitem__=lambda self, index: RecordMetadata(index, index % 20),
+        __getitem__=lambda self, i: RecordMetadata(i, i % 20),
     ),
-    "ends_with_another_error": wrong(
+    wrong(
         "raises IndexError...sampler[20], with 20 ... raised ValueError",
-        __getitem__=lambda self, index: RecordMetadata(index, range(20).index(index)),
+        __getitem__=lambda self, i: RecordMetadata(i, range(20).index(i)),
     ),
-    "ends_too_early": wrong(
-        "all that may be asked for is there...sampler[19] raised IndexError", key=lambda self, index: range(19)[index]
+    wrong("is there...sampler[19] raised IndexError", key=lambda self, i: range(19)[i]),
+    wrong(  # it has an end at 10, and more after it
+        "raises IndexError...sampler[11], with 10 ... gave", WithoutLength, key=lambda self, i: [i][i == 10]
     ),
-    "comes_back": wrong(  # it has an end at 10, and more after it
-        "raises IndexError...sampler[11], with 10 ... gave", WithoutLength, key=lambda self, index: [index][index == 10]
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_mistakes_are_found_and_named(name):
-    message, sampler = WRONG[name]
+@pytest.mark.parametrize(("message", "sampler"), WRONG)
+def test_mistakes_are_found_and_named(message, sampler):
     assert_found(message, assert_sampler_conforms, sampler, 20)
 
 
@@ -151,8 +142,8 @@ def piece(shard, index):
 
 
 def test_shards_that_are_no_partition():
-    ignores_the_shard = variant(Right, key=lambda self, index: index // self.shard_options.shard_count)
-    loses_the_remainder = variant(WithoutLength, key=lambda self, index: piece(self.shard_options, index))
+    ignores_the_shard = variant(Right, key=lambda self, i: i // self.shard_options.shard_count)
+    loses_the_remainder = variant(WithoutLength, key=lambda self, i: piece(self.shard_options, i))
     for message, make in (
         ("20 records in 2 shards, [10, 11, ...] are missing and [0, 1, ...] there again", ignores_the_shard),
         ("20 records in 3 shards, [18, 19] are missing and [] there again", loses_the_remainder),

@@ -109,70 +109,67 @@ def wrong(message, **overrides):
     return message, source(**overrides)
 
 
-WRONG = {
-    "grows": wrong(
+WRONG = [
+    wrong(
         "len(source) is the number ...len(source) after reads must be 20, got 25",
         **without_lock,
         __len__=lambda self: 25 if "lock" in vars(self) else 20,
     ),
-    "incomplete": wrong("is there. Found: source[19] raised IndexError", __getitem__=lambda self, key: self.records[:19][key]),
-    "random": wrong(
-        "depends on what is asked for alone...source[7] must be",
+    wrong("is there. Found: source[19] raised IndexError", __getitem__=lambda self, key: self.records[:19][key]),
+    wrong(
+        "depends on what is asked...source[7] must be",
         __getitem__=lambda self, key: np.random.default_rng().normal() if key == 7 else self.records[key],
     ),
-    "reuses_a_buffer": wrong(
-        "depends on what is asked for alone...source[19] must be ...memory",
+    wrong(
+        "depends on what is asked...source[19] must be ...memory",
         buffer=np.zeros(3, int),
         __getitem__=lambda self, key: np.add(self.records[key], 0, out=self.buffer),
     ),
-    "changes_what_is_stored": wrong(
-        "depends on what is asked for alone...source[19] must be",
+    wrong(
+        "depends on what is asked...source[19] must be",
         __getitem__=lambda self, key: np.add(self.records[key], 1, out=self.records[key]).copy(),
     ),
-    "sorted_blocks": wrong(
-        "vectored read gives the same...source[19], read with 19 others must be",
+    wrong(
+        "vectored read...source[19], read with 19 others must be",
         __getitems__=lambda self, keys: [self[key] for key in sorted(keys)],
     ),
-    "unique_blocks": wrong(
-        "a read of ... at once raised ValueError: Variant.__getitems__ must return one record per key",
+    wrong(
+        "at once raised ValueError: Variant.__getitems__ must return one record per key",
         __getitems__=lambda self, keys: [self[key] for key in dict.fromkeys(keys)],
     ),
-    "no_empty_block": wrong(
-        "vectored read gives the same...source.__getitems__([]) raised ValueError",
+    wrong(
+        "vectored read...source.__getitems__([]) raised ValueError",
         __getitems__=lambda self, keys: list(np.stack([self[key] for key in keys])),
     ),
-    "shares_a_position": ("several threads...source[...] in one of 8 threads must be", SharesAPosition()),
-    "of_one_thread": wrong(
+    ("several threads...source[...] in one of 8 threads must be", SharesAPosition()),
+    wrong(
         "several threads...source[...] in one of 8 threads raised IndexError",
         __getitem__=lambda self, key: (self.records if threading.get_ident() == MAIN_THREAD else [])[key],
     ),
-    "holds_a_lock": ("copy made by cloudpickle...copying Right raised TypeError...__getstate__", Right(lock=threading.Lock())),
-    "forgets_when_copied": wrong(
-        "copy made by cloudpickle...source[0] of a copy made before the first read must be",
+    ("by cloudpickle...copying Right raised TypeError...__getstate__", Right(lock=threading.Lock())),
+    wrong(
+        "by cloudpickle...source[0] of a copy made before the first read must be",
         __getstate__=lambda self: {"records": self.records[::-1]},
     ),
-    "copied_only_when_read": wrong(
-        "copy made by cloudpickle...copying Variant raised KeyError",
+    wrong(
+        "by cloudpickle...copying Variant raised KeyError",
         __getitem__=notes_that_it_was_read,
         __getstate__=lambda self: {"records": self.records, "was": str(vars(self)["lock"])},
     ),
-    "with_address": wrong(
-        "the repr is the same...Variant object at 0x...has a memory address...define __repr__", __repr__=object.__repr__
-    ),
-    "counted": wrong("the repr is the same...repr of a copy...Numbers(", __repr__=lambda self: f"Numbers({id(self)})"),
-    "text_depends_on_reads": wrong(
+    wrong("the repr is the same...Variant object at 0x...has a memory address...define __repr__", __repr__=object.__repr__),
+    wrong("the repr is the same...repr of a copy...Numbers(", __repr__=lambda self: f"Numbers({id(self)})"),
+    wrong(
         "the repr is the same...repr after reads must be 'False'", **without_lock, __repr__=lambda self: str("lock" in vars(self))
     ),
-    "other_error": wrong(
+    wrong(
         "beyond the end...source[20], with len(source) = 20, raised KeyError: 20",
         __getitem__=lambda self, key: dict(enumerate(self.records))[key],
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_mistakes_are_found_and_named(name):
-    message, wrong_source = WRONG[name]
+@pytest.mark.parametrize(("message", "wrong_source"), WRONG)
+def test_mistakes_are_found_and_named(message, wrong_source):
     assert_found(message, assert_source_conforms, wrong_source)
 
 
