@@ -6,7 +6,9 @@ and ``stream_model`` what it has to deliver. An element that user code fails at 
 
 from __future__ import annotations
 
+import math
 import sys
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,9 @@ class Boom(Exception):
 
 def weight(x: Any) -> int:
     """A number that depends on all of an element."""
-    return sum(weight(v) * (i + 3) for i, v in enumerate(x)) if isinstance(x, tuple) else x if isinstance(x, int) else 1
+    if isinstance(x, tuple | list):
+        return sum(weight(v) * (i + 3) for i, v in enumerate(x))
+    return x if isinstance(x, int) else 1
 
 
 class UserCode:
@@ -77,10 +81,38 @@ def random_map(x: Any, seed: int, index: int) -> Any:
     return UserCode.random(x, np.random.Generator(np.random.Philox(counter=counter, key=key)))
 
 
+def integer_weights(weights: list[float]) -> list[int]:
+    scale = 100 / min(weights)
+    return [int(w * scale) for w in weights]
+
+
+def chosen(proportions: list[int], k: int) -> tuple[int, int]:
+    """The component of a mixture at ``k``, and the index in it."""
+    a, b, total = k, k + 1, sum(proportions)
+    for j, w in enumerate(proportions):
+        share = Fraction(total - w, total)
+        c, d = math.floor(a * share), math.floor(b * share)
+        if a - c != b - d:
+            return j, b - d - 1
+        a, b, total = c, d, total - w
+    raise AssertionError
+
+
+def shuffled(i: int, length: int, seed: int) -> int:
+    """The index in the parent of what is at ``i``."""
+    epoch, position = divmod(i, length)
+    return index_shuffle(position, length - 1, (seed + epoch) % 2**32, 4) + epoch * length
+
+
+JOINS = ("mix", "concatenate")  # of what there is, at a place among shuffled ranges: ``(place, [(length, seed)], weights)``
+
+
 def default_seed(steps: list[Any], position: int) -> int | None:
     """The seed of the step at ``position``, from the nearest ``seed`` step before it."""
     for distance in range(1, position + 1):
         step = steps[position - distance]
+        if step[0] in JOINS:
+            return None
         if step[0] == "seed":
             return int(np.random.SeedSequence([step[1], distance]).generate_state(1, np.uint32)[0])
     return None
@@ -117,6 +149,15 @@ class MapModel:
             if not length:
                 return
             length = len(args[0])
+        elif name in JOINS:
+            lengths = self._lengths_joined(len(self.steps), args)
+            if max(lengths) > 10**6 or (name == "mix" and not length):
+                return
+            length = sum(lengths)
+            if name == "mix":
+                proportions = integer_weights(args[2])
+                total = sum(proportions)
+                length = int(min(n / (p / total) for n, p in zip(lengths, proportions, strict=True)))
         elif name in ("shuffle", "random_map") and args[0] is None:
             args[0] = default_seed([*self.steps, step], len(self.steps))
             if args[0] is None:
@@ -124,6 +165,11 @@ class MapModel:
             step = (name, None)
         self.steps.append(step)
         self.lengths.append(length)
+
+    def _lengths_joined(self, position: int, args: list[Any]) -> list[int]:
+        place, others, _ = args
+        lengths = [n for n, _ in others]
+        return [*lengths[:place], self.lengths[position - 1], *lengths[place:]]
 
     def __getitem__(self, i: int) -> Any:
         return self.at(len(self.steps) - 1, i)
@@ -148,8 +194,21 @@ class MapModel:
             return parent(args[0][i % own] + i // own * length)
         if name == "shuffle":
             seed = default_seed(self.steps, position) if args[0] is None else args[0]
-            epoch = i // length
-            return parent(index_shuffle(i % length, length - 1, (seed + epoch) % 2**32, 4) + epoch * length)
+            return parent(shuffled(i, length, seed))
+        if name in JOINS:
+            place, others, weights = args
+            if name == "mix":
+                j, k = chosen(integer_weights(weights), i)
+            else:
+                epoch, k = divmod(i, own)
+                lengths = self._lengths_joined(position, args)
+                j = 0
+                while k >= lengths[j]:
+                    k -= lengths[j]
+                    j += 1
+                k += epoch * lengths[j]
+            n, seed = [*others[:place], (0, 0), *others[place:]][j]
+            return parent(k) if j == place else shuffled(k, n, seed) % n
         if name == "batch":
             size, (epoch, b) = args[0], divmod(i, own)
             elements = [parent(epoch * length + q) for q in range(b * size, min(length, (b + 1) * size))]
@@ -235,44 +294,48 @@ class StreamModel:
         self.end = {"parent": self.end, key: len(self.outcomes)}
 
 
+def joined(ds: Any, place: int, others: list[Any]) -> list[Any]:
+    parts = [MapDataset.range(n).shuffle(seed=seed) for n, seed in others]
+    return [*parts[:place], ds, *parts[place:]]
+
+
+_BUILD: dict[str, Any] = {
+    "range": lambda _, *args: MapDataset.range(*args),
+    "map": lambda ds: ds.map(UserCode.map),
+    "map_with_index": lambda ds: ds.map_with_index(UserCode.with_index),
+    "random_map": lambda ds, seed: ds.random_map(UserCode.random, seed=seed),
+    "remove": lambda ds, k: ds.map(UserCode.removing(k)),
+    "fail": lambda ds, k: ds.map(UserCode.failing(k)),
+    "filter": lambda ds, k: ds.filter(UserCode.keeping(k)),
+    "seed": lambda ds, seed: ds.seed(seed),
+    "shuffle": lambda ds, seed: ds.shuffle(seed=seed),
+    "slice": lambda ds, *args: ds[slice(*args)],
+    "reindex": lambda ds, indices: ds.slice(indices),
+    "repeat": lambda ds, num, reseeds: ds.repeat(num, reseed_each_epoch=reseeds),
+    "batch": lambda ds, size, drop: ds.batch(size, drop_remainder=drop, batch_fn=tuple),
+    "mix": lambda ds, place, others, weights: MapDataset.mix(joined(ds, place, others), weights),
+    "concatenate": lambda ds, place, others, _: MapDataset.concatenate(joined(ds, place, others)),
+    "to_iter": lambda ds, options, nones: ds.to_iter_dataset(ReadOptions(*options), allow_nones=nones),
+    "options": lambda ds: WithOptionsIterDataset(ds, OPTIONS),
+}
+
+
 def build(steps: list[Any]) -> Any:
     """The data set of steps that a model has accepted."""
     ds: Any = None
     for name, *args in steps:
-        match name:
-            case "range":
-                ds = MapDataset.range(*args)
-            case "map":
-                ds = ds.map(UserCode.map)
-            case "map_with_index":
-                ds = ds.map_with_index(UserCode.with_index)
-            case "random_map":
-                ds = ds.random_map(UserCode.random, seed=args[0])
-            case "remove":
-                ds = ds.map(UserCode.removing(args[0]))
-            case "fail":
-                ds = ds.map(UserCode.failing(args[0]))
-            case "filter":
-                ds = ds.filter(UserCode.keeping(args[0]))
-            case "seed":
-                ds = ds.seed(args[0])
-            case "shuffle":
-                ds = ds.shuffle(seed=args[0])
-            case "slice":
-                ds = ds[slice(*args)]
-            case "reindex":
-                ds = ds.slice(args[0])
-            case "repeat":
-                ds = ds.repeat(args[0], reseed_each_epoch=args[1])
-            case "batch":
-                ds = ds.batch(args[0], drop_remainder=args[1], batch_fn=tuple)
-            case "to_iter":
-                ds = ds.to_iter_dataset(ReadOptions(*args[0]), allow_nones=args[1])
-            case "options":
-                ds = WithOptionsIterDataset(ds, OPTIONS)
-            case _:
-                raise AssertionError(name)
+        ds = _BUILD[name](ds, *args)
     return ds
+
+
+def finite(length: int, steps: list[Any], limit: int) -> MapModel:
+    """A model of no more than ``limit`` elements, with a state of the end that can be reached."""
+    model = MapModel(length, steps)
+    return model if model.length <= limit else MapModel(length, [*steps, ("slice", 0, limit, None)])
+
+
+def read_with(steps: list[Any], options: Any, allow_nones: bool) -> list[Any]:
+    return [("to_iter", options, allow_nones) if step[0] == "to_iter" else step for step in steps]
 
 
 _bound = st.none() | st.integers(-12, 12)
@@ -292,11 +355,18 @@ _map_only = [
     st.tuples(st.just("slice"), _bound, _bound, st.none() | st.integers(1, 4) | st.integers(-4, -1)),
     st.tuples(st.just("reindex"), st.lists(st.integers(-15, 15), max_size=6)),
     st.tuples(st.just("repeat"), st.none() | st.integers(1, 3), st.booleans()),
+    st.lists(st.tuples(st.integers(1, 7), st.integers(0, 9)), max_size=3).flatmap(
+        lambda others: st.tuples(
+            st.sampled_from(JOINS),
+            st.integers(0, len(others)),
+            st.just(others),
+            st.lists(st.integers(1, 5) | st.floats(0.01, 3), min_size=len(others) + 1, max_size=len(others) + 1),
+        )
+    ),
 ]
 _fail = st.tuples(st.just("fail"), st.integers(0, 4))
 
 map_steps = st.lists(st.one_of(*_common, *_map_only), max_size=6)
 iter_steps = st.lists(st.one_of(*_common, st.just(("options",))), max_size=5)
 failing_map_steps = st.lists(st.one_of(*_common, *_map_only, _fail), max_size=4)
-failing_iter_steps = st.lists(st.one_of(*_common, _fail), max_size=4)
 read_options = st.sampled_from([(0, 0), (1, 1), (1, 8), (3, 5), (4, 40)])

@@ -14,15 +14,27 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from list_model import FAILED, OPTIONS, Boom, MapModel, map_steps, random_map, read_options
+from list_model import (
+    FAILED,
+    OPTIONS,
+    MapModel,
+    UserCode,
+    chosen,
+    failing_map_steps,
+    finite,
+    integer_weights,
+    map_steps,
+    random_map,
+    read_options,
+    read_with,
+)
 from list_model import build as build_map
-from list_model import weight as tuple_weight
+from list_model import weight as plain_weight
 from local_workers import LocalWorkersIterDataset
 
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.permutation import index_shuffle
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
-from gristmill.dataset.selection import integer_weights
 from gristmill.experimental import (
     BestFitPackIterDataset,
     CacheIterDataset,
@@ -127,7 +139,7 @@ def spoil(x: Any) -> None:
 
 
 def weight(x: Any) -> int:
-    return tuple_weight(frozen(x))
+    return plain_weight(frozen(x))
 
 
 def grown(x: Any, *more: Any) -> Any:
@@ -139,20 +151,6 @@ def grown(x: Any, *more: Any) -> Any:
 
 def with_draws(x: Any, rng: np.random.Generator) -> Any:
     return grown(x, int(rng.integers(1000)), int(rng.integers(2**40)))
-
-
-def removing(k: int, x: Any) -> Any:
-    return None if weight(x) % 4 == k else x
-
-
-def keeping(k: int, x: Any) -> bool:
-    return x is not None and weight(x) % 3 != k
-
-
-def failing(k: int, x: Any) -> Any:
-    if weight(x) % 5 == k:
-        raise Boom(weight(x))
-    return x
 
 
 def items(k: int, x: Any) -> Any:
@@ -192,29 +190,72 @@ def row_of_pieces(row: Any) -> Any:
 
 def source_model(tree: Any) -> MapModel:
     _, (length, steps, _, _), _ = tree
-    model = MapModel(length, steps)
-    return model if model.length <= MOST_RECORDS else MapModel(length, [*steps, ("slice", 0, MOST_RECORDS, None)])
+    return finite(length, steps, MOST_RECORDS)
 
 
 # The data sets
+
+
+def grown_by_one(x: Any) -> Any:
+    return grown(x, 1)
+
+
+def padded(ds: Any, size: int) -> Any:
+    pad = partial(batch_and_pad, batch_size=size, pad_value=-1)
+    return ds.filter(is_there).map(number).batch(size, batch_fn=pad).map(as_list)
+
+
+def rebatched_ds(ds: Any, small: int, large: int, drop: bool) -> Any:
+    return RebatchIterDataset(ds.filter(is_there).map(number).batch(small), large, drop).map(as_list)
+
+
+def packed_ds(ds: Any, is_best: bool, length: int, num_bins: int, seed: int) -> Any:
+    stage = BestFitPackIterDataset if is_best else FirstFitPackIterDataset
+    sequences, bins = ds.map(partial(sequence, length)), {"num_packing_bins": num_bins, "seed": seed, "meta_features": ["m"]}
+    return stage(sequences, length_struct={"x": length}, **bins).map(row_of_bin)
+
+
+_STAGES: dict[str, Any] = {
+    "map": lambda ds: ds.map(grown_by_one),
+    "with_index": lambda ds: ds.map_with_index(lambda i, x: grown(x, i)),
+    "random_map": lambda ds, seed: ds.random_map(with_draws, seed=seed),
+    "remove": lambda ds, k: ds.map(UserCode.removing(k)),
+    "filter": lambda ds, k: ds.filter(UserCode.keeping(k)),
+    "fail": lambda ds, k: ds.map(UserCode.failing(k)),
+    "flaky": lambda ds: ds.map(TROUBLE),
+    "flat_map": lambda ds, k: FlatMapIterDataset(ds, partial(items, k)),
+    "batch": lambda ds, size, drop: ds.batch(size, drop_remainder=drop, batch_fn=list),
+    "pad": padded,
+    "rebatch": rebatched_ds,
+    "window": lambda ds, size, seed: WindowShuffleIterDataset(ds, window_size=size, seed=seed),
+    "limit": LimitIterDataset,
+    "repeat": RepeatIterDataset,
+    "endless": lambda ds, count: LimitIterDataset(RepeatIterDataset(ds, None), count),
+    "cache": lambda ds: CacheIterDataset(ds, copy_elements=True),
+    "pack": packed_ds,
+    "concat": lambda ds, n: ConcatThenSplitIterDataset(ds.map(long_sequence), length_struct={"x": n}).map(row_of_pieces),
+    "threads": multithread_prefetch,
+    "workers": lambda ds, n: ds.mp_prefetch(MultiprocessingOptions(num_workers=n, per_worker_buffer_size=3)),
+    "local_workers": LocalWorkersIterDataset,
+    "prefetch": lambda ds, n: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=n),
+    "options": lambda ds: WithOptionsIterDataset(ds, OPTIONS),
+    "user": UserDataset,
+    "double": lambda ds: ZipIterDataset([ds, ds]),
+}
 
 
 def build(tree: Any) -> Any:
     """The data set of ``tree``."""
     name, args, trees = tree
     if name == "source":
-        _, _, options, allow_nones = args
-        return build_map([*source_model(tree).steps, ("to_iter", options, allow_nones)]).map(lambda x: [x])
-    if name == "double":
-        ds = build(trees[0])
-        return ZipIterDataset([ds, ds])
+        return build_map(read_with([*source_model(tree).steps, ("to_iter",)], *args[2:])).map(lambda x: [x])
     parents = [build(t) for t in trees]
     if name == "mix":
         weights, is_named = args
         if not is_named:
-            return type(parents[0]).mix(parents, weights)
-        names = [f"{i:02}" for i in range(len(parents))]
-        return type(parents[0]).mix(dict(zip(names, parents, strict=True)), dict(zip(names, weights, strict=True)))
+            return IterDataset.mix(parents, weights)
+        names = [f"{i:02}" for i in range(len(parents))]  # their order counts, not that of the dict
+        return IterDataset.mix(dict([*zip(names, parents, strict=True)][::-1]), dict(zip(names, weights, strict=True)))
     if name == "zip":
         return ZipIterDataset(parents, strict=args[0])
     if name == "interleave":
@@ -226,72 +267,7 @@ def build(tree: Any) -> Any:
             make_iter_buffer_size=ahead,
             iter_buffer_size=buffer,
         )
-    (ds,) = parents
-    match name:
-        case "map":
-            return ds.map(partial(grown_by_one))
-        case "with_index":
-            return ds.map_with_index(lambda i, x: grown(x, i))
-        case "random_map":
-            return ds.random_map(with_draws, seed=args[0])
-        case "remove":
-            return ds.map(partial(removing, args[0]))
-        case "filter":
-            return ds.filter(partial(keeping, args[0]))
-        case "fail":
-            return ds.map(partial(failing, args[0]))
-        case "flaky":
-            return ds.map(TROUBLE)
-        case "flat_map":
-            return FlatMapIterDataset(ds, partial(items, args[0]))
-        case "batch":
-            return ds.batch(args[0], drop_remainder=args[1], batch_fn=list)
-        case "pad":
-            pad = partial(batch_and_pad, batch_size=args[0], pad_value=-1)
-            return ds.filter(is_there).map(number).batch(args[0], batch_fn=pad).map(as_list)
-        case "rebatch":
-            small, large, drop = args
-            return RebatchIterDataset(ds.filter(is_there).map(number).batch(small), large, drop).map(as_list)
-        case "window":
-            return WindowShuffleIterDataset(ds, window_size=args[0], seed=args[1])
-        case "limit":
-            return LimitIterDataset(ds, args[0])
-        case "repeat":
-            return RepeatIterDataset(ds, args[0])
-        case "endless":
-            return LimitIterDataset(RepeatIterDataset(ds, None), args[0])
-        case "cache":
-            return CacheIterDataset(ds, copy_elements=True)
-        case "pack":
-            is_best, length, num_bins, seed = args
-            stage = BestFitPackIterDataset if is_best else FirstFitPackIterDataset
-            packed = stage(
-                ds.map(partial(sequence, length)),
-                length_struct={"x": length},
-                num_packing_bins=num_bins,
-                seed=seed,
-                meta_features=["m"],
-            )
-            return packed.map(row_of_bin)
-        case "concat":
-            return ConcatThenSplitIterDataset(ds.map(long_sequence), length_struct={"x": args[0]}).map(row_of_pieces)
-        case "threads":
-            return multithread_prefetch(ds, *args)
-        case "workers":
-            return ds.mp_prefetch(MultiprocessingOptions(num_workers=args[0], per_worker_buffer_size=3))
-        case "local_workers":
-            return LocalWorkersIterDataset(ds, args[0])
-        case "prefetch":
-            return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=args[0])
-        case "options":
-            return WithOptionsIterDataset(ds, OPTIONS)
-        case "user":
-            return UserDataset(ds)
-    raise AssertionError(name)
-
-
-def grown_by_one(x: Any) -> Any:
-    return grown(x, 1)
+    return _STAGES[name](*parents, *args)
 
 
 # The model
@@ -321,7 +297,7 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
     if name == "source":
         model, allow_nones = source_model(tree), args[3]
         elements = (model[i] for i in share.of(range(model.length)))
-        return (None if x is None else (x,) for x in elements if x is not None or allow_nones)
+        return (x if x is None or x is FAILED else (x,) for x in elements if x is not None or allow_nones)
     if name == "interleave":
         parents = [outcomes(t) for t in share.of(trees)]
         return in_turn(parents, min(args[0], len(parents)))
@@ -341,51 +317,14 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
         if first is END:
             raise Endless
         return itertools.islice(itertools.chain.from_iterable(outcomes(trees[0], share) for _ in itertools.count()), args[0])
-    return unary(name, args, outcomes(trees[0], share), share)
+    parent = outcomes(trees[0], share)
+    if name in ("with_index", "random_map"):
+        return each(parent, partial(_INDEXED[name], share, *args))
+    return _OUTCOMES[name](parent, *args)
 
 
 class Endless(Exception):
     """The tree repeats nothing for ever."""
-
-
-def unary(name: str, args: Any, parent: Iterator[Any], share: Share) -> Iterator[Any]:
-    match name:
-        case "map":
-            return each(parent, lambda i, x: (*x, 1))
-        case "with_index":
-            return each(parent, lambda i, x: (*x, i * share.count + share.index))
-        case "user":
-            return each(parent, lambda i, x: (*x, i))
-        case "random_map":
-            return each(parent, lambda i, x: (*x, *random_map(x, args[0], i * share.count + share.index)[1:]))
-        case "remove":
-            return each(parent, lambda i, x: removing(args[0], x))
-        case "filter":
-            return (x for x in parent if x is FAILED or keeping(args[0], x))
-        case "fail":
-            return each(parent, lambda i, x: FAILED if weight(x) % 5 == args[0] else x)
-        case "flaky" | "cache" | "prefetch" | "options":
-            return parent
-        case "flat_map":
-            return flat(parent, args[0])
-        case "batch":
-            return batched(parent, *args)
-        case "pad":
-            numbers = each((x for x in parent if x is not None), lambda i, x: number(x))
-            batches = batched(numbers, args[0], False)
-            return each(batches, lambda i, b: (*[x + 1 for x in b], *[0] * (args[0] - len(b))))
-        case "rebatch":
-            numbers = each((x for x in parent if x is not None), lambda i, x: number(x) + 1)
-            return rebatched(batched(numbers, args[0], False), *args[1:])
-        case "window":
-            return shuffled(parent, *args)
-        case "limit":
-            return itertools.islice(parent, args[0])
-        case "pack":
-            return packed(parent, *args)
-        case "concat":
-            return cut(parent, args[0])
-    raise AssertionError(name)
 
 
 def each(parent: Iterator[Any], fn: Any) -> Iterator[Any]:
@@ -495,24 +434,12 @@ def row(length: int, pieces: list[Any], *more: Any) -> Any:
 
 
 def mixed(parents: list[Iterator[Any]], weights: Any) -> Iterator[Any]:
-    proportions = integer_weights(weights, len(parents))
+    proportions = integer_weights(weights)
     for k in itertools.count():
-        x = next(parents[component(proportions, k)], END)
+        x = next(parents[chosen(proportions, k)[0]], END)
         if x is END:
             return
         yield x
-
-
-def component(proportions: Any, k: int) -> int:
-    """The component whose count is the one to grow from ``k`` to ``k + 1``."""
-    before, after, total = k, k + 1, sum(proportions)
-    for j, p in enumerate(proportions):
-        rest = total - p
-        rest_before, rest_after = before * rest // total, after * rest // total
-        if before - rest_before != after - rest_after:
-            return j
-        before, after, total = rest_before, rest_after, rest
-    raise AssertionError
 
 
 def zipped(parents: list[Iterator[Any]], strict: bool) -> Iterator[Any]:
@@ -549,6 +476,43 @@ def in_turn(parents: list[Iterator[Any]], cycle_length: int) -> Iterator[Any]:
             waiting = itertools.chain([rest], waiting)
 
 
+def there(parent: Iterator[Any], more: int) -> Iterator[Any]:
+    return each((x for x in parent if x is not None), lambda i, x: number(x) + more)
+
+
+def padded_batches(parent: Iterator[Any], size: int) -> Iterator[Any]:
+    return each(batched(there(parent, 1), size, False), lambda i, b: (*b, *[0] * (size - len(b))))
+
+
+def same(parent: Iterator[Any], *_: Any) -> Iterator[Any]:
+    return parent
+
+
+_INDEXED: dict[str, Any] = {
+    "with_index": lambda share, i, x: (*x, i * share.count + share.index),
+    "random_map": lambda share, seed, i, x: (*x, *random_map(x, seed, i * share.count + share.index)[1:]),
+}
+_OUTCOMES: dict[str, Any] = {
+    "map": lambda parent: each(parent, lambda i, x: (*x, 1)),
+    "user": lambda parent: each(parent, lambda i, x: (*x, i)),
+    "remove": lambda parent, k: each(parent, lambda i, x: UserCode.removing(k)(x)),
+    "filter": lambda parent, k: (x for x in parent if x is FAILED or UserCode.keeping(k)(x)),
+    "fail": lambda parent, k: each(parent, lambda i, x: FAILED if weight(x) % 5 == k else x),
+    "flaky": same,
+    "cache": same,
+    "prefetch": same,
+    "options": same,
+    "flat_map": flat,
+    "batch": batched,
+    "pad": padded_batches,
+    "rebatch": lambda parent, small, large, drop: rebatched(batched(there(parent, 1), small, False), large, drop),
+    "window": shuffled,
+    "limit": itertools.islice,
+    "pack": packed,
+    "concat": cut,
+}
+
+
 # Random trees
 
 _few = st.integers(1, 5)
@@ -556,8 +520,11 @@ _seeds = st.integers(0, 2**32 - 1)
 _buffers = st.sampled_from([0, 1, 2, 9])
 _lengths = st.sampled_from([12, 20, 9, 30, 16, 7, 4, 1, 0])
 _sizes = st.sampled_from([3, 5, 2, 10, 4, 1, 17])
-_map_steps = map_steps.map(lambda steps: [step for step in steps if step[0] not in ("slice", "reindex", "batch")][:3])
-_sources = st.tuples(st.just("source"), st.tuples(_lengths, _map_steps, read_options, st.booleans()), st.just(()))
+
+
+def _sources(steps: Any) -> Any:
+    few = steps.map(lambda steps: [step for step in steps if step[0] not in ("slice", "reindex", "batch")][:3])
+    return st.tuples(st.just("source"), st.tuples(_lengths, few, read_options, st.booleans()), st.just(()))
 
 
 def _step(name: str, *args: Any) -> Any:
@@ -601,13 +568,13 @@ _fail = _step("fail", st.integers(0, 4))
 
 
 @st.composite
-def trees_of_depth(draw: Any, depth: int, steps: Any) -> Any:
+def trees_of_depth(draw: Any, depth: int, sources: Any, steps: Any) -> Any:
     """A tree whose stages are joined at most so often on the way from a source to the output."""
     join = draw(st.sampled_from(["interleave", "mix", "mix", "zip"])) if depth else None
     if join is None:
-        tree = draw(_sources)
+        tree = draw(sources)
     else:
-        below = st.integers(0, depth - 1).flatmap(lambda d: trees_of_depth(d, steps))
+        below = st.integers(0, depth - 1).flatmap(lambda d: trees_of_depth(d, sources, steps))
         parents = tuple(draw(st.lists(below, min_size=1, max_size=3)))
         tree = (join, draw(_joins[join](len(parents))), parents)
     for name, args in draw(st.lists(steps, max_size=3)):
@@ -615,12 +582,12 @@ def trees_of_depth(draw: Any, depth: int, steps: Any) -> Any:
     return tree
 
 
-def _trees(*steps: Any) -> Any:
-    return st.integers(0, 3).flatmap(lambda depth: trees_of_depth(depth, st.one_of(*steps)))
+def _trees(sources: Any, *steps: Any) -> Any:
+    return st.integers(0, 3).flatmap(lambda depth: trees_of_depth(depth, sources, st.one_of(*steps)))
 
 
-trees = _trees(*_harmless)
-failing_trees = _trees(*_harmless, _fail, _fail)
+trees = _trees(_sources(map_steps), *_harmless)
+failing_trees = _trees(_sources(map_steps) | _sources(failing_map_steps), *_harmless, _fail, _fail)
 
 
 def names(tree: Any) -> set[str]:

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from list_model import MapModel, StreamModel, build, iter_steps, map_steps, read_options
+from list_model import MapModel, StreamModel, build, finite, iter_steps, map_steps, read_options, read_with
 
 LIMIT = 40  # elements of a stream that are looked at
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(length=st.integers(0, 12), steps=map_steps, data=st.data())
 def test_map_pipelines(length, steps, data):
     model = MapModel(length, steps)
@@ -33,11 +33,10 @@ def test_map_pipelines(length, steps, data):
     start, stop = data.draw(near), data.draw(near)
     if start != stop:
         block = range(start, stop, 1 if start < stop else -1)
-        assert ds._block(block) == [model[i] for i in block]
-        assert ds._block(np.array(block)) == [model[i] for i in block]
+        assert ds._block(block) == ds._block(np.array(block)) == [model[i] for i in block]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     length=st.integers(0, 14),
     before=map_steps,
@@ -47,13 +46,8 @@ def test_map_pipelines(length, steps, data):
     seed=st.integers(0, 1000),
 )
 def test_streams(length, before, options, allow_nones, after, seed):
-    source = MapModel(length, before)
-    if source.length > LIMIT:  # by the limit, and for a state of the end that can be reached
-        source = MapModel(length, [*before, ("slice", 0, LIMIT, None)])
-    model = StreamModel(source, LIMIT, allow_nones, after)
-    steps = [("to_iter", options, allow_nones) if step[0] == "to_iter" else step for step in model.steps]
-    ds = build(steps)
-
+    model = StreamModel(finite(length, before, LIMIT), LIMIT, allow_nones, after)
+    ds = build(read_with(model.steps, options, allow_nones))
     it = iter(ds)
     assert it.get_state() == model.states[0]
     for k, x in enumerate(model.outcomes):

@@ -6,14 +6,15 @@ from collections import Counter
 import cloudpickle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from list_model import MapModel, StreamModel, build, iter_steps, map_steps, read_options
+from list_model import MapModel, StreamModel, build, finite, iter_steps, map_steps, read_options, read_with
 
 from gristmill.core.sharding import ShardOptions, even_split
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import slice_pipeline
 
 LIMIT = 30
-counts = st.integers(1, 5)
+lengths, counts = st.integers(0, 14), st.integers(1, 5)
+some = settings(max_examples=120, deadline=None)
 
 
 def run_share(ds, index, count):
@@ -22,30 +23,15 @@ def run_share(ds, index, count):
     return list(itertools.islice(it, LIMIT))
 
 
-def with_options(steps, options, allow_nones):
-    return [("to_iter", options, allow_nones) if step[0] == "to_iter" else step for step in steps]
-
-
 def only(steps, *names):
     return steps.map(lambda chosen: [step for step in chosen if step[0] in names])
 
 
-def finite(length, steps):
-    model = MapModel(length, steps)
-    return model if model.length <= LIMIT else MapModel(length, [*steps, ("slice", 0, LIMIT, None)])
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    length=st.integers(0, 14),
-    before=map_steps,
-    options=read_options,
-    after=only(iter_steps, "map", "map_with_index", "random_map", "seed", "options"),
-    count=counts,
-)
+@some
+@given(lengths, map_steps, read_options, only(iter_steps, "map", "map_with_index", "random_map", "seed", "options"), counts)
 def test_dense_pipelines_do_not_depend_on_the_number_of_workers(length, before, options, after, count):
-    model = StreamModel(finite(length, before), LIMIT, True, after)
-    ds = build(with_options(model.steps, options, True))
+    model = StreamModel(finite(length, before, LIMIT), LIMIT, True, after)
+    ds = build(read_with(model.steps, options, True))
     nodes = list(ancestors(ds))
     attributes = [dict(vars(node)) for node in nodes]
 
@@ -61,31 +47,23 @@ def test_dense_pipelines_do_not_depend_on_the_number_of_workers(length, before, 
     assert list(ds) == model.outcomes
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    length=st.integers(0, 14),
-    before=map_steps,
-    options=read_options,
-    after=only(iter_steps, "map", "filter"),
-    count=counts,
-)
+@some
+@given(lengths, map_steps, read_options, only(iter_steps, "map", "filter"), counts)
 def test_dropping_pipelines_lose_and_repeat_nothing(length, before, options, after, count):
-    model = StreamModel(finite(length, before), LIMIT, False, after)
-    ds = build(with_options(model.steps, options, False))
+    model = StreamModel(finite(length, before, LIMIT), LIMIT, False, after)
+    ds = build(read_with(model.steps, options, False))
     elements = [x for i in range(count) for x in run_share(slice_pipeline(ds, i, count), i, count)]
     assert Counter(elements) == Counter(model.outcomes)
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    length=st.integers(0, 14),
-    steps=only(map_steps, "map", "map_with_index", "random_map", "remove", "filter", "seed", "shuffle", "repeat", "batch"),
-    count=counts.filter(lambda n: n > 1),
-)
+OF_ITS_OWN = ("map", "map_with_index", "random_map", "remove", "filter", "seed", "shuffle", "repeat", "batch")
+
+
+@some
+@given(length=lengths, steps=only(map_steps, *OF_ITS_OWN), count=st.integers(2, 5))
 def test_a_part_of_the_source_is_like_a_source_of_its_own(length, steps, count):
     steps = [*MapModel(length, steps).steps[1:], ("to_iter", (0, 0), True)]
     ds = build([("range", length), *steps])
     for i in range(count):
         part = build([("range", *even_split(length, ShardOptions(i, count))), *steps])
-        share = slice_pipeline(ds, i, count, sequential=True)
-        assert run_share(share, 0, 1) == run_share(part, 0, 1)
+        assert run_share(slice_pipeline(ds, i, count, sequential=True), 0, 1) == run_share(part, 0, 1)
