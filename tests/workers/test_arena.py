@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from both_ends import Ends
 
-from gristmill.workers.arena import _FIRST_CHUNK, Arena, ArenaReader, Mapping, Slot, open_memory
+from gristmill.workers.arena import _FIRST_CHUNK, Mapping, Slot
 from gristmill.workers.arena import _MAX_WARM as WARM
 from gristmill.workers.arena import _chunk_of as chunk_of
 from gristmill.workers.arena import _chunk_size as chunk_size
@@ -20,32 +21,10 @@ from gristmill.workers.arena import _chunk_start as chunk_start
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Ends:
-    """A worker and the consumer of its arrays."""
-
-    def __init__(self):
-        self.fd = open_memory("gristmill-test")
-        self.arena, self.reader = Arena(self.fd), ArenaReader(self.fd)
-
-    def send(self, num_bytes, value):
-        slot = self.arena.allocate(num_bytes)
-        self.arena.view(slot)[:] = value
-        return self.reader.take(slot)
-
-    def give_back(self):
-        for slot in self.reader.released():
-            self.arena.free(slot)
-
-    def used(self):
-        """Bytes of memory that the system has given."""
-        return os.fstat(self.fd).st_blocks * 512
-
-
 @pytest.fixture
 def ends():
-    ends = Ends()
-    yield ends
-    os.close(ends.fd)
+    with Ends() as ends:
+        yield ends
 
 
 @pytest.fixture
@@ -59,11 +38,11 @@ class TestMemory:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         ends = Ends()
         assert list(tmp_path.iterdir()) == []
-        kept = [ends.send(10000, k) for k in range(20)]
+        kept = [ends.share(10000, k) for k in range(20)]
         assert [int(array[-1]) for array in kept] == [*range(20)]
         del kept
         ends.give_back()  # whether or not the file system can have holes
-        assert ends.send(10000, 9)[0] == 9
+        assert ends.share(10000, 9)[0] == 9
         os.close(ends.fd)
 
     @pytest.mark.parametrize("has_ctypes", [True, False])
@@ -73,7 +52,7 @@ class TestMemory:
         before = set(Path("/proc/self/fd").iterdir())
         ends = Ends()
         assert str(Path(f"/proc/self/fd/{ends.fd}").readlink()) == "/memfd:gristmill-test (deleted)"
-        array = ends.send(5000, 3)
+        array = ends.share(5000, 3)
         os.close(ends.fd)
         del ends
         gc.collect()
@@ -106,7 +85,7 @@ class TestSlots:
         assert ends.reader.released() == []  # a look is not watched
 
     def test_are_not_used_again_while_somebody_looks(self, ends):
-        array = ends.send(40000, 1).view(np.int64).reshape(50, 100)
+        array = ends.share(40000, 1).view(np.int64).reshape(50, 100)
         views = [array[3:5], array.T, array.view(np.uint8)[::2], memoryview(array), np.broadcast_to(array[0], (5, 100))]
         cycle = [array]
         cycle.append(cycle)
@@ -132,7 +111,7 @@ class TestSlots:
         kept = deque()
         for step in range(2000):
             size = rng.choice([100, PAGE, PAGE + 1, 30000, 200000])
-            kept.append((ends.send(size, step % 251), step % 251))
+            kept.append((ends.share(size, step % 251), step % 251))
             while len(kept) > rng.randrange(1, 30):
                 kept.rotate(rng.randrange(30))
                 array, value = kept.popleft()
@@ -143,9 +122,9 @@ class TestSlots:
             assert array.min() == array.max() == value
 
     def test_that_a_forked_process_may_see_are_never_used_again(self, ends):
-        before = ends.send(5000, 1)
+        before = ends.share(5000, 1)
         ends.reader.share()
-        after = ends.send(5000, 2)
+        after = ends.share(5000, 2)
         del before, after
         (slot,) = ends.reader.released()
         ends.arena.free(slot)
@@ -178,9 +157,9 @@ class TestGivingBack:
         assert ends.arena.allocate(PAGE) == slot
 
     def test_close_returns_all_that_nobody_sees(self, ends):
-        kept = [ends.send(2**18, k) for k in range(30)]
-        large = ends.send(2**26 + 1, 7)  # in another chunk
-        ends.send(2**18, 8)
+        kept = [ends.share(2**18, k) for k in range(30)]
+        large = ends.share(2**26 + 1, 7)  # in another chunk
+        ends.share(2**18, 8)
         assert ends.used() > 2**26 + 30 * 2**18
         kept = [kept[3], kept[4], kept[17]]
         ends.reader.close()

@@ -4,26 +4,22 @@ Elements of all structures are in ``properties/test_transport.py``.
 """
 
 import gc
-import os
 import pickle
 import threading
 import weakref
 
 import numpy as np
 import pytest
+from both_ends import Ends
 
-from gristmill.workers.arena import Arena, ArenaReader, open_memory
 from gristmill.workers.codec import MIN_SHARED_BYTES, Encoder, decode
 
 LARGE = MIN_SHARED_BYTES
 
 
-class Ends:
-    """Both sides in one process."""
-
+class Messages(Ends):
     def __init__(self, min_shared_bytes=0):
-        self.fd = open_memory("gristmill-test")
-        self.arena, self.reader = Arena(self.fd), ArenaReader(self.fd)
+        super().__init__()
         self.encoder = Encoder(self.arena, min_shared_bytes)
 
     def encode(self, *elements, states=None):
@@ -54,9 +50,8 @@ class Ends:
 
 @pytest.fixture
 def ends():
-    ends = Ends()
-    yield ends
-    os.close(ends.fd)
+    with Messages() as ends:
+        yield ends
 
 
 def large(value=0):
@@ -100,9 +95,8 @@ def test_large_arrays_are_shared_and_small_ones_copied(ends, num_bytes):
 
 def test_the_threshold_can_be_raised_and_not_lowered():
     for given, shared in ((10**6, [False, False]), (10, [False, True])):
-        ends = Ends(given)
-        assert [is_shared(x) for x in ends.send(np.zeros(LARGE - 1, np.uint8), np.zeros(LARGE, np.uint8))] == shared
-        os.close(ends.fd)
+        with Messages(given) as ends:
+            assert [is_shared(x) for x in ends.send(np.zeros(LARGE - 1, np.uint8), np.zeros(LARGE, np.uint8))] == shared
 
 
 def test_elements_share_nothing_with_each_other(ends):
@@ -202,8 +196,7 @@ def test_granted_arrays_that_are_not_sent_are_forgotten(ends):
         ends.encoder.forget_allocated()
         received = ends.decode(message)[0]
         del received
-        for slot in ends.reader.released():
-            ends.arena.free(slot)
+        ends.give_back()
     assert ends.arena._end == 2 * 2**16
     assert ends.num_unused() == 2
 
