@@ -77,13 +77,3 @@ def test_states(method):
         next(it)
         adds_nothing = it.get_state().keys() == {"next_index"}
     assert adds_nothing == (METHODS[method][4] == "–")
-
-
-def test_lengths():
-    ds = grain.MapDataset.range(6)
-    assert len(ds.filter(bool)) == len(ds) > len(list(ds.filter(bool)))
-    assert len(ds.flat_map(lambda x: [x], max_fan_out=4)) == 24
-    assert len(ds.batch(4)) == 2 and len(ds.batch(4, drop_remainder=True)) == 1
-    assert len(ds.repeat(2)) == 12
-    for same in (ds.map(str), ds.shuffle(seed=0), ds.window_shuffle(4, seed=0), ds.seed(1), ds.zip(ds)):
-        assert len(same) == 6

@@ -44,9 +44,13 @@ def read_group(rows, group, row=0):
         yield from block
 
 
-# Every type: the values of a row group with missing values and one of a group without; and what they are in NumPy, if something
-# else.
+def objects(*values):
+    return np.array(values, object)
+
+
+# Every type: the values of a group of rows, some of them missing, and one of a group without; what they are in NumPy, if others.
 DAY, NOON = datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1, 12)
+DAYS, NOONS = [DAY, None, DAY, DAY], [NOON, None, NOON, NOON]
 TYPES = [
     (pa.int64(), [1, None, 3, 4], [*map(np.float64, (1, "nan", 3)), np.int64(4)]),
     (pa.uint8(), [1, 2, 3, 4], [*map(np.uint8, (1, 2, 3, 4))]),
@@ -57,36 +61,22 @@ TYPES = [
     (pa.binary(), [b"a", None, b"", b"d"]),
     (pa.binary(1), [b"a", None, b"c", b"d"]),
     (pa.null(), [None] * 4),
-    (
-        pa.timestamp("us", "Europe/Berlin"),
-        [NOON, None, NOON, NOON],
-        [np.datetime64(x, "us") for x in ("2020-01-01T12", "NaT", "2020-01-01T12", "2020-01-01T12")],
-    ),
-    (pa.date32(), [DAY, None, DAY, DAY], [np.datetime64(x, "D") for x in ("2020-01-01", "NaT", "2020-01-01", "2020-01-01")]),
+    (pa.timestamp("us", "Europe/Berlin"), NOONS, [np.datetime64(x or "NaT", "us") for x in NOONS]),
+    (pa.date32(), DAYS, [np.datetime64(x or "NaT", "D") for x in DAYS]),
     (pa.time32("s"), [datetime.time(1), None, None, None]),
     (pa.duration("ms"), [1, None, 3, 4], [np.timedelta64(x, "ms") for x in (1, "NaT", 3, 4)]),
     (pa.decimal128(4, 2), [Decimal("1.50"), None, None, None]),
-    (
-        pa.list_(pa.int32()),
-        [[1, None], None, [], [4]],
-        [np.array([1, np.nan]), None, np.array([], np.float64), np.array([4], np.int32)],
-    ),
-    (
-        pa.list_(pa.string()),
-        [["a"], None, [], ["d"]],
-        [np.array(["a"], object), None, np.array([], object), np.array(["d"], object)],
-    ),
+    (pa.list_(pa.int32()), [[1, None], None, [], [4]], [np.array([1, np.nan]), None, np.empty(0), np.array([4], np.int32)]),
+    (pa.list_(pa.string()), [["a"], None, [], ["d"]], [objects("a"), None, objects(), objects("d")]),
     (pa.list_(pa.float32(), 2), [[1, 2]] * 4, [np.array([1, 2], np.float32)] * 4),
-    (
-        pa.struct([("a", pa.int64()), ("b", pa.string())]),
-        [{"a": 1, "b": "x"}, None, {"a": 3, "b": None}, {"a": 4, "b": "y"}],
-        [{"a": 1.0, "b": "x"}, None, {"a": 3.0, "b": None}, {"a": 4, "b": "y"}],
-    ),
+    (pa.struct([("a", pa.int64())]), [{"a": 1}, None, {"a": 3}, {"a": 4}], [{"a": 1.0}, None, {"a": 3.0}, {"a": 4}]),
+    (pa.struct([("a", pa.string())]), [{"a": "x"}, None, {"a": None}, {"a": "y"}]),
     (
         pa.map_(pa.string(), pa.int64()),
-        [[("k", 1), ("m", None)], [], None, [("l", 4)]],
-        [[("k", 1.0), ("m", None)], [], None, [("l", 4)]],
+        [[("k", 1)], [("m", None)], [], [("l", 4)]],
+        [[("k", 1.0)], [("m", None)], [], [("l", 4)]],
     ),
+    (pa.map_(pa.string(), pa.string()), [[("k", "a")], None, [("m", None)], []]),
     (pa.dictionary(pa.int32(), pa.string()), ["b", None, "a", "d"]),
     (pa.dictionary(pa.int32(), pa.int64()), [1, None, 3, 4], [*map(np.float64, (1, "nan", 3)), np.int64(4)]),
     (pa.dictionary(pa.int32(), pa.string()), [None, None, None, "d"]),
@@ -163,9 +153,6 @@ def test_columns(path):
     assert read_all(ParquetRows(path)) == [[{"x": 3}, {"x": 4}]]  # a name twice is the last column
 
 
-# The elements' spec.
-
-
 def test_element_spec(path):
     arrays = {
         "int": (pa.array([1, 2], pa.int16()), (), np.int16),
@@ -194,9 +181,6 @@ def test_what_has_no_element_spec(path):
         assert list(ParquetRows(path, columns=["good"]).element_spec()) == ["good"]
 
 
-# Errors.
-
-
 def test_read_kwargs(path, monkeypatch):
     write(path, {"x": ["a", "b"]})
     assert len(read_all(ParquetRows(path, read_kwargs={"memory_map": True}))[0]) == 2
@@ -221,7 +205,7 @@ def test_files_that_are_none(path):
         ParquetRows(path.parent)
 
 
-def test_a_damaged_row_group(path):
+def test_damaged_row_groups(path):
     write(path, {"x": range(3000)}, row_group_size=1000, compression="none", use_dictionary=False)
     start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
     content = bytearray(path.read_bytes())
@@ -233,6 +217,12 @@ def test_a_damaged_row_group(path):
         with pytest.raises(ValueError, match=r"row group 1 of .*x\.parquet cannot be read"):
             rows.read(1, 0)
     assert [row["x"] for row in read_group(rows, 2)] == list(range(2000, 3000))
+    # Checksums of pages are compared if that is asked for; otherwise another byte may be another value.
+    write(path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1))
+    assert [row["x"] for row in read_all(ParquetRows(path))[0]] == [*range(500), -500, *range(501, 1000)]
+    with pytest.raises(ValueError, match=r"row group 0 of .*x\.parquet cannot be read .*CRC"):
+        read_all(ParquetRows(path, read_kwargs={"page_checksum_verification": True}))
 
 
 def test_errors_name_the_file(path, monkeypatch):
@@ -251,15 +241,6 @@ def test_errors_name_the_file(path, monkeypatch):
             rows.read(0, 0)
         assert caught.value is error
         assert ("x.parquet" in str(getattr(error, "__notes__", ""))) == isinstance(error, OSError)
-
-
-def test_page_checksums(path):
-    """They are compared if that is asked for; otherwise another byte may be another value."""
-    write(path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True)
-    path.write_bytes(path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1))
-    assert [row["x"] for row in read_all(ParquetRows(path))[0]] == [*range(500), -500, *range(501, 1000)]
-    with pytest.raises(ValueError, match=r"row group 0 of .*x\.parquet cannot be read .*CRC"):
-        read_all(ParquetRows(path, read_kwargs={"page_checksum_verification": True}))
 
 
 @pytest.mark.parametrize("values", [[1, 2, None, 4], [[1], [2, 3], [4, None], [5]], [{"a": 1}, {"a": 2}, {"a": None}, {"a": 3}]])
