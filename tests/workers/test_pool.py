@@ -54,23 +54,13 @@ def task_of(function):
 
 
 @pytest.fixture
-def owner():
-    return Owner()
+def hired():
+    pools, tasks, owner = [], {}, Owner()
 
-
-def hired_at_once(*args):
-    pool = hire(*args)
-    assert unpark(pool)
-    return pool
-
-
-@pytest.fixture
-def hired(owner):
-    pools, tasks = [], {}
-
-    def start(function, count=1, of=owner, environment=None):
-        task = tasks.setdefault(function, task_of(function))
-        pools.append(hired_at_once(Luggage(task, OPTIONS, environment or {}), count, of))
+    def start(function=None, count=1, *, of=owner, environment=None, task=None, options=OPTIONS):
+        task = task or tasks.setdefault(function, task_of(function))
+        pools.append(hire(Luggage(task, options, environment or {}), count, of))
+        assert unpark(pools[-1])
         return pools[-1]
 
     yield start
@@ -181,19 +171,16 @@ class TestTasks:
         assert array.sum() == small.sum() == 0
         assert outputs(hired(write, 1))[0][0] == (0, 0)
 
-    def test_that_cannot_be_loaded(self, owner):
+    def test_that_cannot_be_loaded(self, hired):
         def refuse(*args):
             raise ArithmeticError("not there")
 
         picky = type("Picky", (), {"__call__": refuse, "__getstate__": lambda self: 1, "__setstate__": refuse})()
-        pool = hired_at_once(Luggage(picky, OPTIONS, {}), 1, owner)
-        try:
-            for _ in range(2):  # a new start finds the same
-                pool.worker(0).start(None)
-                kind, content = pool.workers[0].receive()
-                assert kind == ERROR and b"not there" in content
-        finally:
-            pool.close()
+        pool = hired(task=picky)
+        for _ in range(2):  # a new start finds the same
+            pool.worker(0).start(None)
+            kind, content = pool.workers[0].receive()
+            assert kind == ERROR and b"not there" in content
 
 
 class TestReuse:
@@ -222,7 +209,6 @@ class TestReuse:
 
     def test_not_after_a_change(self, hired, patient, monkeypatch, tmp_path):
         captured, items, array, options = 1, [1, 2], np.zeros(10**5), dict(OPTIONS)
-        owner = Owner()
 
         def task(index, count):
             return captured, items, float(array.sum()), os.environ.get("CHANGED"), sys.argv[-1], str(Path.cwd())
@@ -241,27 +227,17 @@ class TestReuse:
             (lambda: monkeypatch.chdir(tmp_path), True),
             (lambda: options.update(buffer_size=2), False),
         ]
-        made, pools = task_of(task), []
-
-        def pool():
-            pools.append(hired_at_once(Luggage(made, options, {}), 1, owner))
-            return pools[-1]
-
-        try:
-            last = pool()
-            before = outputs(last)
-            for change, is_seen in changes:
-                park(last)
-                assert pool() is last  # as nothing has changed
-                park(last)
-                change()
-                assert pool() is not last
-                last, after = pools[-1], outputs(pools[-1])
-                assert (after != before) == is_seen
-                before = after
-        finally:
-            for each in pools:
-                each.close()
+        last = hired(task, options=options)
+        before = outputs(last)
+        for change, is_seen in changes:
+            park(last)
+            assert hired(task, options=options) is last  # as nothing has changed
+            park(last)
+            change()
+            other = hired(task, options=options)
+            after = outputs(other)
+            assert other is not last and (after != before) == is_seen
+            last, before = other, after
 
 
 class TestEnd:
