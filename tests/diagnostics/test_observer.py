@@ -16,13 +16,7 @@ import gristmill
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset import DatasetIterator
 from gristmill.diagnostics import get_execution_summary, observe, probe
-from gristmill.experimental import (
-    DatasetOptions,
-    ExecutionTrackingMode,
-    InterleaveIterDataset,
-    WithOptionsIterDataset,
-    multithread_prefetch,
-)
+from gristmill.experimental import DatasetOptions, ExecutionTrackingMode, InterleaveIterDataset, WithOptionsIterDataset
 
 DIRECT = ReadOptions(num_threads=0)
 TRACKED = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
@@ -31,10 +25,6 @@ WORKERS = MultiprocessingOptions(num_workers=2)
 
 def is_even(x):
     return x % 2 == 0
-
-
-def same(x):
-    return x
 
 
 def pair(x):
@@ -124,7 +114,7 @@ def test_read_threads_are_counted_exactly():
     elements, view = consumed(iter(ds))
     assert elements == list(range(1, 5001)) and produced(view.summary()) == [5000] * 3
     assert [node.place for node in view.summary().values()] == ["consumer", "threads", "threads"]
-    it = iter(MapDataset.range(10_000).map(same).to_iter_dataset(ReadOptions(num_threads=2, prefetch_buffer_size=16)))
+    it = iter(MapDataset.range(10_000).map(lambda x: x).to_iter_dataset(ReadOptions(num_threads=2, prefetch_buffer_size=16)))
     take(it, 10)  # they read already
     elements, view = consumed(it)
     assert elements == list(range(10, 10_000))
@@ -193,13 +183,13 @@ def test_components_of_one_form_and_shares_of_threads_are_one():
     elements, view = consumed(iter(InterleaveIterDataset(MapDataset.range(100).map(numbers), cycle_length=7)))
     assert len(elements) == by_kind(view.summary())["MapMapDataset"].num_produced_elements == 300
     assert len(view.summary()) <= 6 and len(view._observer.probes) <= 6
-    elements, view = consumed(iter(multithread_prefetch(MapDataset.range(100).map(same).to_iter_dataset(), 3, 2)))
+    elements, view = consumed(iter(MapDataset.range(100).map(lambda x: x).to_iter_dataset().multithread_prefetch(3, 2)))
     assert elements == list(range(100))
     assert by_kind(view.summary())["MapMapDataset"].num_produced_elements == 100
 
 
 def test_memory_does_not_grow_with_the_run():
-    it = iter(MapDataset.range(10).repeat().map(same).to_iter_dataset(DIRECT).map(same))
+    it = iter(MapDataset.range(10).repeat().map(lambda x: x).to_iter_dataset(DIRECT).map(lambda x: x))
     with observe(it) as view:
         take(it, 100)
         lane = view._observer.lanes[0]
@@ -251,7 +241,7 @@ def test_rare_long_calls_and_elements_are_not_missed(passes):
     assert by_kind(view.summary())["MapMapDataset"].total_processing_time_ns == 10_000 * 10_000
     # Elements that take long now and then: as soon as that matters, every call is timed.
     times = [10_000_000 if x % 501 == 500 else 1000 for x in range(30_000)]
-    ds = MapDataset.range(30_000).to_iter_dataset(DIRECT).map(lambda x: passes(times[x]) or x).map(same)
+    ds = MapDataset.range(30_000).to_iter_dataset(DIRECT).map(lambda x: passes(times[x]) or x).map(lambda x: x)
     elements, view = consumed(iter(ds))
     assert len(elements) == view.summary()[1].num_produced_elements == 30_000
     assert view.summary()[1].total_processing_time_ns == pytest.approx(sum(times), rel=0.06)
@@ -310,17 +300,13 @@ class Tripled(BareIterator):
 
 
 class Doubled(DatasetIterator):
+    get_state = set_state = None
+
     def __next__(self):
         return 2 * next(self._parent)
 
-    def get_state(self):
-        return self._parent.get_state()
 
-    def set_state(self, state):
-        self._parent.set_state(state)
-
-
-def test_classes_of_users():
+def test_classes_of_users(caplog):
     it = Doubled(Doubled(iter(Squares(Squares(MapDataset.range(30))).to_iter_dataset(DIRECT))))
     with observe(it) as view:
         assert take(it, 20) == [4 * x**4 for x in range(20)]
@@ -335,6 +321,10 @@ def test_classes_of_users():
         assert [list(it) for it in its] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 3, 6, 9]]
     assert [(view.summary()[0].num_produced_elements, view.summary()[0].num_errors) for view in views] == [(4, 0)] * 3
     assert "__next__" not in vars(Inheriting)
+    uncopyable = type("Uncopyable", (Squares,), {"__copy__": lambda self: 1 // 0})  # what cannot be observed runs as it is
+    batches, view = consumed(iter(uncopyable(MapDataset.range(10)).to_iter_dataset().batch(5)))
+    assert [batch.tolist() for batch in batches] == [[0, 1, 4, 9, 16], [25, 36, 49, 64, 81]]
+    assert "cannot be observed, and runs as it is" in caplog.text and produced(view.summary())[:2] == [2, 10]
 
 
 def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_before():
@@ -365,19 +355,8 @@ def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_befo
     assert vars(BareIterator)["__next__"] is own[0]
 
 
-def test_what_cannot_be_observed_runs_as_it_is(caplog):
-    class Uncopyable(Squares):
-        def __copy__(self):
-            raise TypeError("there is one of these")
-
-    batches, view = consumed(iter(Uncopyable(MapDataset.range(10)).to_iter_dataset().batch(5)))
-    assert [batch.tolist() for batch in batches] == [[0, 1, 4, 9, 16], [25, 36, 49, 64, 81]]
-    assert "cannot be observed, and runs as it is" in caplog.text
-    assert produced(view.summary())[:2] == [2, 10]
-
-
 def test_iterators_are_not_kept_alive():
-    it = iter(MapDataset.range(100).map(same).to_iter_dataset(ReadOptions(num_threads=2, prefetch_buffer_size=4)).batch(2))
+    it = iter(MapDataset.range(100).map(lambda x: x).to_iter_dataset(ReadOptions(num_threads=2, prefetch_buffer_size=4)).batch(2))
     view = observe(it)
     view.__enter__()
     next(it)
@@ -393,7 +372,7 @@ def test_iterators_are_not_kept_alive():
 
 
 def test_the_option_observes_what_is_before_and_after_it_and_goes_on():
-    ds = WithOptionsIterDataset(MapDataset.range(40).to_iter_dataset(DIRECT).map(same), TRACKED).filter(is_even).batch(2)
+    ds = WithOptionsIterDataset(MapDataset.range(40).to_iter_dataset(DIRECT).map(lambda x: x), TRACKED).filter(is_even).batch(2)
     it = iter(ds)
     take(it, 3)
     summary = get_execution_summary(it)
@@ -414,7 +393,7 @@ def test_summaries_as_data_and_as_text():
     elements, view = consumed(iter(gristmill.load([1, 2, 3, 4], num_epochs=2, batch_size=2)))
     assert len(elements) == view.summary()[0].num_produced_elements == 4
     assert "2/2" not in str(view.postfix)
-    _, view = consumed(iter(MapDataset.range(100).map(same).to_iter_dataset().batch(10)))
+    _, view = consumed(iter(MapDataset.range(100).map(lambda x: x).to_iter_dataset().batch(10)))
     summary = view.summary()
     data = summary.to_dict()
     assert data["nodes"]["0"]["num_produced_elements"] == 10 and set(data["nodes"]) == {"0", "1", "2", "3"}
@@ -425,7 +404,7 @@ def test_summaries_as_data_and_as_text():
 
 
 def test_views_may_be_read_by_other_threads():
-    it = iter(MapDataset.range(20_000).map(same).to_iter_dataset())
+    it = iter(MapDataset.range(20_000).map(lambda x: x).to_iter_dataset())
     failures, done = [], threading.Event()
 
     def look():

@@ -1,5 +1,6 @@
 """Metrics for Prometheus, scraped over HTTP from pipelines at work."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -257,7 +258,7 @@ def test_sources(registry):
     assert (values[f"{NEXT}_count",], values[BYTES, "list"]) == (16 + 20, 0)
 
 
-def test_starting_again_moves_it_and_stopping_leaves_nothing():
+def test_starting_again_moves_it_and_stopping_leaves_nothing(caplog):
     threads, first, second = threading.active_count(), free_port(), free_port()
     registry = start_telemetry(first)
     assert start_telemetry(first) is registry
@@ -272,48 +273,33 @@ def test_starting_again_moves_it_and_stopping_leaves_nothing():
     it = iter(numbers(3))
     assert next(it) == 0 and observed_by(it) is None
     assert threading.active_count() <= threads
-
-
-def test_a_registry_of_the_user_and_a_port_that_is_taken(caplog):
-    mine = CollectorRegistry(auto_describe=True)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        assert start_telemetry(number, registry=mine) is mine
-        try:
-            list(numbers(4))
-            assert mine.get_sample_value(f"{NEXT}_count") == 4
-        finally:
-            stop_telemetry()
+    mine = CollectorRegistry(auto_describe=True)  # one of the user, where the port is taken
+    with socket.create_server(("127.0.0.1", second)):
+        assert start_telemetry(second, registry=mine) is mine
+    list(numbers(4))
+    assert mine.get_sample_value(f"{NEXT}_count") == 4
+    stop_telemetry()
     assert mine.get_sample_value(f"{NEXT}_count") is None
     (record,) = caplog.records  # it is said once
-    assert f"port {number} is in use" in record.getMessage()
-
-
-def test_mistakes():
+    assert f"port {second} is in use" in record.getMessage()
     assert_raises(ValueError, r"port must be an integer in \[0, 65535\], got 65536", start_telemetry, 65536)
     assert_raises(TypeError, "port must be an integer, got '9431'", start_telemetry, "9431")
-    assert_raises(OSError, None, start_telemetry, free_port(), "203.0.113.1")  # of no machine
+    assert_raises(OSError, None, start_telemetry, first, "203.0.113.1")  # of no machine
     assert not watching.exporters and prometheus._active is None
 
 
-def test_metrics_of_other_processes_are_served_and_cannot_break_ours(tmp_path, monkeypatch, caplog):
-    script = (
-        "from prometheus_client import Counter; Counter('other_things', 'x').inc(3); Counter('gristmill_stage_elements', 'x')"
-    )
+def test_metrics_of_other_processes_are_served_and_cannot_break_ours(tmp_path, monkeypatch, caplog, request):
+    script = "from prometheus_client import Counter; Counter('others', 'x').inc(3); Counter('gristmill_stage_elements', 'x')"
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     subprocess.run([sys.executable, "-c", script], check=True)
-    number = free_port()
-    start_telemetry(number)
-    try:
-        list(numbers(4))
-        values = scraped(number)
-        assert (values["other_things_total",], values[f"{NEXT}_count",]) == (3, 4)
-        (tmp_path / "counter_1.db").write_bytes(b"d\0\0\0\0\0\0\0\xff\0\0\0" + b"x" * 88)
-        values = scraped(number)
-        assert ("other_things_total",) not in values and values[f"{NEXT}_count",] == 4
-        assert "PROMETHEUS_MULTIPROC_DIR" in caplog.text
-    finally:
-        stop_telemetry()
+    port = request.getfixturevalue("port")
+    list(numbers(4))
+    values = scraped(port)
+    assert (values["others_total",], values[f"{NEXT}_count",]) == (3, 4)
+    (tmp_path / "counter_1.db").write_bytes(b"d\0\0\0\0\0\0\0\xff\0\0\0" + b"x" * 88)
+    values = scraped(port)
+    assert ("others_total",) not in values and values[f"{NEXT}_count",] == 4
+    assert "PROMETHEUS_MULTIPROC_DIR" in caplog.text
 
 
 # What the environment asks for.
@@ -341,16 +327,14 @@ SHOW = """
     print(*[local for local, _, state in sockets if local.endswith(":%04X") and state == "0A"])
 """
 CHILDREN = """
-    import multiprocessing, os, warnings
+    import os, warnings
     warnings.simplefilter("ignore", DeprecationWarning)  # of a fork where there are threads
     def state(_):
-        import gristmill
         from gristmill.dataset import watching
         from gristmill.diagnostics.metrics import prometheus
         prometheus.start_telemetry(1)  # does nothing in a worker
-        return prometheus._active is None and not watching.exporters and not [
-            t for t in threading.enumerate() if t is not threading.main_thread() and not t.name.startswith("gristmill")
-        ]
+        names = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+        return (prometheus._active, watching.exporters) == (None, []) and all(x.startswith("gristmill") for x in names)
     ds = grain.MapDataset.range(4).map(state).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
     print(list(ds))
     if not (child := os.fork()):
@@ -382,28 +366,20 @@ def run(script, *args, **variables):
 def test_the_environment_starts_it():
     number = free_port()
     ours = {"GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY": "TRUE", "GRISTMILL_PROMETHEUS_PORT": str(number)}
-    for variables in (
-        {SWITCH: "True", PORT: str(number)},
-        {**ours, "GRISTMILL_PROMETHEUS_ADDRESS": "127.0.0.1", PORT: "1"},
-    ):
+    cases = [
+        (number, {SWITCH: "True", PORT: str(number)}),
+        (number, {**ours, "GRISTMILL_PROMETHEUS_ADDRESS": "127.0.0.1", PORT: "1"}),
+    ]
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 9431)):  # nobody uses it on this machine
+        cases.append((9431, {SWITCH: "true"}))
+    for number, variables in cases:
         lines, said = run(SHOW % (number, number), **variables)
         assert lines == [f"{NEXT}_count 7.0", f"0100007F:{number:04X}"]  # of this machine alone
         assert said == f"INFO metrics are at http://127.0.0.1:{number}/metrics\n"
+    number = free_port()
     lines, said = run(CHILDREN, **{SWITCH: "true", PORT: str(number)})  # workers and other children serve nothing
     assert lines == ["[True, True, True, True]", "0"]
     assert said == f"INFO metrics are at http://127.0.0.1:{number}/metrics\n"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
-def test_the_switch_alone_is_enough():
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", 9431))
-        except OSError:
-            pytest.skip("the default port is in use on this machine")
-    lines, _ = run(SHOW % (9431, 9431), **{SWITCH: "true"})
-    assert lines[0] == f"{NEXT}_count 7.0"
 
 
 def test_off_is_off_and_what_is_wrong_does_not_stop_the_import():

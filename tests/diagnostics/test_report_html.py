@@ -188,9 +188,7 @@ def test_every_text_of_a_user_is_escaped(threads):
 
 def test_draws_shares_of_the_time():
     page = synthetic(
-        [stage(0, [1]), stage(1)],
-        ("main: MainThread", [(1, {0: 0.5, 1: 0.25}), (4, {0: 0.5, 1: 3.25})]),
-        ("main: read", []),
+        [stage(0, [1]), stage(1)], ("main: MainThread", [(1, {0: 0.5, 1: 0.25}), (4, {0: 0.5, 1: 3.25})]), ("main: read", [])
     )
     assert of_threads(page) == [["main: MainThread", "94%", "0%"], ["main: read", "0%", "0%"]]
     title = next(title for title in page.titles if "MainThread" in title)
