@@ -6,43 +6,15 @@ from gristmill.dataset import MapDataset
 from gristmill.dataset.apply import apply_transformations
 from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap, TfRandomMap
 
-
-class AddOne(Map):
-    def map(self, x):
-        return x + 1
-
-
-class Odd(Filter):
-    def filter(self, x):
-        return x % 2 == 1
-
-
-class Numbered(MapWithIndex):
-    def map_with_index(self, i, x):
-        return (i, x)
-
-
-class Draw(RandomMap):
-    def random_map(self, x, rng):
-        return (x, int(rng.integers(100)))
-
-
-class Tf(TfRandomMap):
-    def np_random_map(self, x, rng):
-        return x
-
-
-class MapAndFilter(Odd, AddOne):
-    """Of two classes: the one that comes first in the order of dispatch counts, not in the list of bases."""
-
-
-class IndexAndRandom(Numbered, Draw):
-    pass
-
-
-class BatchAndMap(Batch, AddOne):
-    pass
-
+AddOne = type("AddOne", (Map,), {"map": lambda self, x: x + 1})
+Odd = type("Odd", (Filter,), {"filter": lambda self, x: x % 2 == 1})
+Numbered = type("Numbered", (MapWithIndex,), {"map_with_index": lambda self, i, x: (i, x)})
+Draw = type("Draw", (RandomMap,), {"random_map": lambda self, x, rng: (x, int(rng.integers(100)))})
+Tf = type("Tf", (TfRandomMap,), {"np_random_map": lambda self, x, rng: x})
+# Of two classes, the one that comes first in the order of dispatch counts, not in the list of bases.
+MapAndFilter = type("MapAndFilter", (Odd, AddOne), {})
+IndexAndRandom = type("IndexAndRandom", (Numbered, Draw), {})
+BatchAndMap = type("BatchAndMap", (Batch, AddOne), {})
 
 DRAWN = list(MapDataset.range(6).seed(7).random_map(Draw()))
 

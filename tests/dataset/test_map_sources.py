@@ -76,28 +76,16 @@ def test_a_source_that_grows():
     assert list(ds) == [1, 2, 3, 4]
 
 
-class Endless:
-    def __getitem__(self, index):
-        return index
+def source(**methods):
+    return type("Source", (), {f"__{name}__": method for name, method in methods.items()})()
 
 
-class Broken(TorchLike):
-    def __getitem__(self, index):
-        if index == 3:
-            raise OSError("disk")
-        return index
-
-
-class Untouched:
-    def __len__(self):
-        raise AssertionError("asked for its length")
-
-    def __getitem__(self, key):
-        raise AssertionError("read")
+def fail(self, *args):
+    raise OSError("disk")
 
 
 def test_what_sources_may_lack():
-    ds = MapDataset.source(Endless())  # a source without length gets the index as it is
+    ds = MapDataset.source(source(getitem=lambda self, index: index))  # a source without length gets the index as it is
     assert ds[10**20] == 10**20 and ds[-7] == -7
     for function in (len, iter):  # and nothing on stderr when the half-made iterator goes
         with pytest.raises(TypeError, match="len"):
@@ -105,9 +93,9 @@ def test_what_sources_may_lack():
     with pytest.raises(KeyError):
         MapDataset.source({"a": 1})[0]
     assert list(MapDataset.source([None, 0, None, False])) == [0, False]
-    assert str(MapDataset.source(Untouched()).map(str).shuffle(seed=1)) == "ShuffleMapDataset"
+    assert str(MapDataset.source(source(len=fail, getitem=fail)).map(str).shuffle(seed=1)) == "ShuffleMapDataset"
     assert MapDataset.source(TorchLike()).paths == ["a", "b"] and MapDataset.source([1]).paths == []
-    ds = MapDataset.source(Broken())
+    ds = MapDataset.source(source(len=lambda self: 5, getitem=lambda self, index: index if index != 3 else fail(self)))
     it = iter(ds)
     assert [next(it) for _ in range(3)] == [0, 1, 2]
     for read in (lambda: ds[3], lambda: next(it)):

@@ -28,16 +28,8 @@ class Point(NamedTuple):
     y: object
 
 
-DTYPES = (
-    hnp.boolean_dtypes()
-    | hnp.integer_dtypes(endianness="?")
-    | hnp.floating_dtypes(endianness="?")
-    | hnp.complex_number_dtypes()
-    | hnp.unicode_string_dtypes(max_len=4)
-    | hnp.byte_string_dtypes(max_len=4)
-    | st.just(np.dtype(object))
-    | st.just(np.dtype([("a", np.int8), ("b", np.float32)]))
-)
+OTHERS = st.sampled_from([np.dtype(object), np.dtype([("a", np.int8), ("b", np.float32)])])
+DTYPES = hnp.scalar_dtypes() | hnp.unicode_string_dtypes(max_len=4) | hnp.byte_string_dtypes(max_len=4) | OTHERS
 
 
 def laid_out(array, how):
@@ -69,10 +61,10 @@ def columns(draw):
 def assert_same(ours, expected):
     assert type(ours) is np.ndarray
     assert ours.dtype == expected.dtype and ours.shape == expected.shape
-    if ours.dtype.names is None:
+    if ours.dtype.names is None and not ours.dtype.hasobject:
         np.testing.assert_array_equal(ours, expected)
-    else:  # NaN in a field is not equal to itself
-        assert ours.tobytes() == expected.tobytes()
+    else:  # NaN in a field or as an object is not equal to itself
+        assert repr(ours.tolist()) == repr(expected.tolist())
 
 
 def numpys(*leaves):
@@ -95,12 +87,6 @@ STRUCTURES = {
 IN_FORTRAN_ORDER = np.asarray(np.arange(6).reshape(2, 3), ">f4", order="F")
 
 
-def types(value):
-    if isinstance(value, dict):
-        return type(value), getattr(value, "default_factory", None), [(key, types(v)) for key, v in value.items()]
-    return (type(value), [types(v) for v in value]) if isinstance(value, list | tuple) else type(value)
-
-
 @settings(deadline=None, max_examples=250)
 @given(st.sampled_from(sorted(STRUCTURES)), columns(), columns(), st.booleans())
 @example("leaf", [IN_FORTRAN_ORDER], [1], True)
@@ -113,7 +99,7 @@ def test_leaf_by_leaf_as_numpy_stacks(name, first, second, with_jax):
             patch.setattr(tree, "_jax_tree_util", lambda: None)
         batch = stack(elements)
     expected = jax.tree_util.tree_map(numpys, *elements)
-    assert types(batch) == types(expected)
+    assert repr(batch) == repr(expected)  # containers keep their types
     inputs = [leaf for leaf in leaves_of(elements) if isinstance(leaf, np.ndarray)]
     for ours, theirs in zip(leaves_of(batch), leaves_of(expected), strict=True):
         assert_same(ours, theirs)
