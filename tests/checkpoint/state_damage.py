@@ -48,6 +48,15 @@ def part(state: Any, path: Sequence[Any]) -> Any:
     return state
 
 
+def with_part(state: Any, path: Sequence[Any], value: Any) -> Any:
+    """A copy of ``state`` with another value at ``path``."""
+    if not path:
+        return value
+    changed = copy.deepcopy(state)
+    part(changed, path[:-1])[path[-1]] = value
+    return changed
+
+
 def damaged(state: Any, rng: Random, others: Sequence[Any]) -> Any:
     """A copy of ``state`` with one to three changes; ``others`` are states to take parts from."""
     state = copy.deepcopy(state)
@@ -87,18 +96,17 @@ def damaged(state: Any, rng: Random, others: Sequence[Any]) -> Any:
 def damaged_text(text: bytes, rng: Random) -> bytes:
     """A copy of ``text`` with a byte changed, added or left out, or cut off, or something else."""
     at = rng.randrange(len(text))
-    kind = rng.randrange(6)
-    if kind == 0:
-        return text[:at]
-    if kind == 1:
-        return text[:at] + bytes([rng.randrange(256)]) + text[at + 1 :]
-    if kind == 2:
-        return text[:at] + text[at + 1 :]
-    if kind == 3:
-        return text[:at] + rng.choice((b"\xff", b"\0", b"9", b"-", b"{", b'"', b".5")) + text[at:]
-    if kind == 4:
-        return text + rng.choice((b"}", b"\0", b"1", text))
-    return rng.choice((b"", b"null", b"3", b"[]", b'"x"', b"NaN", b"{}", b"\xff\xfe", b"[" * 100_000, b"1" * 5000))
+    others = (b"", b"null", b"3", b"[]", b'"x"', b"NaN", b"{}", b"\xff\xfe", b"[" * 100_000, b"1" * 5000)
+    return rng.choice(
+        (
+            text[:at],
+            text[:at] + bytes([rng.randrange(256)]) + text[at + 1 :],
+            text[:at] + text[at + 1 :],
+            text[:at] + rng.choice((b"\xff", b"\0", b"9", b"-", b"{", b'"', b".5")) + text[at:],
+            text + rng.choice((b"}", b"\0", b"1", text)),
+            rng.choice(others),
+        )
+    )
 
 
 def as_json(state: Any) -> Any:

@@ -1,17 +1,14 @@
 """The files of a checkpoint: what they say about the pipeline, so that another one is refused (decision 17); what is left of them
 when saving fails, and what files of somebody else may bring about."""
 
-import copy
-import errno
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from state_damage import HOSTILE, is_harmless, part, places
+from programs import outcome
+from state_damage import HOSTILE, is_harmless, places, with_part
 
 import gristmill
 from gristmill.checkpoint import CheckpointHandler
@@ -184,70 +181,63 @@ def rest(it):
     return [batch.tolist() for batch in it]
 
 
+# Forks for every save, which is quicker than starting a program.
 SAVER = """
-import os, resource, sys
-sys.modules["jax"] = None  # every child would import it, which takes long
-sys.path.append(sys.argv[1])
-from test_checkpoint_files import HANDLER, at
+    import errno, os, pathlib, resource, sys
+    sys.modules["jax"] = None  # every child would import it, which takes long
+    sys.path += sys.argv[2:]
+    from test_checkpoint_files import HANDLER, PIPELINE, PROCESS, at, rest
 
-for line in sys.stdin:
-    what, limit, directory = line.rstrip().split(" ", 2)
-    steps = int(limit)
+    directory = pathlib.Path(sys.argv[1])
 
-    def die(event, args):
+    def content():
+        return {file.name: file.read_bytes() for file in directory.iterdir()}
+
+    def save_in_a_child(prepare):
+        child = os.fork()
+        if child == 0:
+            it, code = at(5), 0
+            prepare()
+            try:
+                HANDLER.save(directory, it)
+            except OSError as error:
+                code = error.errno
+            os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    HANDLER.save(directory, at(1))
+    before = content()
+    for limit in (0, 10, 60):  # bytes of a file: the state has 23, what describes its pipeline hundreds
+        assert save_in_a_child(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) == errno.EFBIG
+        assert content() == before and rest(HANDLER.restore(directory, at(0))) == rest(at(1))
+
+    def die_at(step):
+        def die(event, args):
+            global steps
+            if event in ("open", "os.rename", "os.remove") and str(args[0]).startswith(str(directory)):
+                steps -= 1
+                if steps < 0:
+                    os._exit(99)
+
         global steps
-        if event in ("open", "os.rename", "os.remove") and str(args[0]).startswith(directory):
-            steps -= 1
-            if steps < 0:
-                os._exit(99)
+        steps = step
+        sys.addaudithook(die)
 
-    child = os.fork()
-    if child == 0:
-        it, code = at(5), 0
-        if what == "full":  # a file gets so many bytes, and writing more fails, as on a disk that is full
-            resource.setrlimit(resource.RLIMIT_FSIZE, (steps, steps))
-        else:
-            sys.addaudithook(die)
-        try:
-            HANDLER.save(directory, it)
-        except OSError as error:
-            code = error.errno
-        os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    code, step = 99, 0
+    while code == 99:  # at the first thing that it does in the directory, at the second, …
+        HANDLER.save(directory, at(1))
+        code = save_in_a_child(lambda: die_at(step))
+        found = rest(HANDLER.restore(directory, at(0)))
+        assert found in ([rest(at(1)), rest(at(5))] if code == 99 else [rest(at(5))])
+        step += 1
+    assert code == 0 and step > 5 and set(content()) == {PROCESS, PIPELINE}
 """
 
 
-@pytest.fixture(scope="module")
-def save_in_a_child():
-    """A process that forks for every save, which is quicker than starting one; how each save ended."""
-    command = [sys.executable, "-c", SAVER, Path(__file__).parent]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-
-        def save(directory, what, limit):
-            print(what, limit, directory, file=process.stdin, flush=True)
-            return int(process.stdout.readline())
-
-        yield save
-
-
-def test_a_save_that_fails_or_is_killed_anywhere_leaves_a_checkpoint(tmp_path, save_in_a_child):
-    HANDLER.save(tmp_path, at(1))
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    for limit in (0, 10, 60):  # the state has 23 bytes, what describes its pipeline hundreds
-        assert save_in_a_child(tmp_path, "full", limit) == errno.EFBIG
-        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-        assert rest(HANDLER.restore(tmp_path, at(0))) == rest(at(1))
-    was_killed, step = True, 0
-    while was_killed:  # at the first thing that it does in the directory, at the second, …
-        HANDLER.save(tmp_path, at(1))
-        code = save_in_a_child(tmp_path, "kill", step)
-        assert code in (0, 99)
-        was_killed = code == 99
-        found = rest(HANDLER.restore(tmp_path, at(0)))
-        assert found in ([rest(at(1)), rest(at(5))] if was_killed else [rest(at(5))])
-        step += 1
-    assert step > 4
-    assert {file.name for file in tmp_path.iterdir()} == {PROCESS, PIPELINE}
+def test_a_save_that_fails_or_is_killed_anywhere_leaves_a_checkpoint(tmp_path):
+    (tmp_path / "saved").mkdir()
+    process = outcome(tmp_path, SAVER, tmp_path / "saved", *Path(__file__).parents[:2])
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.mark.timeout(20)
@@ -267,26 +257,17 @@ def test_what_the_name_of_a_file_says_is_not_believed(tmp_path):
 
 def with_hostile_parts(state, rng, num):
     """Copies of ``state`` with something hostile in each place."""
-    for path in places(state):
-        for hostile in rng.sample(HOSTILE, num):
-            changed = copy.deepcopy(state)
-            if path:
-                part(changed, path[:-1])[path[-1]] = hostile
-            yield changed if path else hostile
-
-
-def hostile_descriptions():
-    description = json.loads(json.dumps(describe(at(0))))
-    yield from with_hostile_parts(description, random.Random(1), 2)
-    yield {**description, next(text for text in HOSTILE if isinstance(text, str) and len(text) > 1000): 1}
-    yield {**description, "length": 1.5, "more": ["x" * 10**7]}
+    return [with_part(state, path, hostile) for path in places(state) for hostile in rng.sample(HOSTILE, num)]
 
 
 def test_what_is_hostile_in_a_description_or_a_checksum_does_not_come_back_in_a_message(tmp_path):
     it = at(3)
     HANDLER.save(tmp_path, it)
     saved, before = described(tmp_path), it.get_state()
-    wrong = [({"pipeline": description}, None) for description in hostile_descriptions()]
+    description = json.loads(json.dumps(describe(at(0))))
+    long_text = next(text for text in HOSTILE if isinstance(text, str) and len(text) > 1000)
+    more = [{**description, long_text: 1}, {**description, "length": 1.5, "more": ["x" * 10**7]}]
+    wrong = [({"pipeline": other}, None) for other in with_hostile_parts(description, random.Random(1), 2) + more]
     assert len(wrong) > 20
     for changed, words in wrong + [({"state_crc32": crc32}, "checksum") for crc32 in HOSTILE]:
         (tmp_path / PIPELINE).write_text(json.dumps({**saved, **changed}))

@@ -14,7 +14,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from law_pipelines import PIPELINES, SLOW, VARYING, plain, states_of, states_of_others
-from state_damage import HOSTILE, as_json, damaged, damaged_text, is_harmless, part, places
+from state_damage import HOSTILE, as_json, damaged, damaged_text, is_harmless, part, places, with_part
 
 import gristmill
 from gristmill.core.errors import StateIndexError, StateMismatchError
@@ -85,15 +85,6 @@ def test_a_damaged_state_is_refused_or_one_to_continue_from(name, seed):
             it = iter(make())
         state = rng.choice(states)
         check_refused_or_a_state(make, it, state, damaged(state, rng, states_of_others()))
-
-
-def with_part(state, path, value):
-    """A copy of ``state`` with another value at ``path``."""
-    changed = copy.deepcopy(state)
-    if not path:
-        return value
-    part(changed, path[:-1])[path[-1]] = value
-    return changed
 
 
 @each_pipeline
