@@ -46,6 +46,13 @@ def numbers(*bounds: int, fn: Any = None, options: ReadOptions = DIRECT) -> Any:
     return ds if fn is None else ds.map(fn)
 
 
+def fails(it: Any, error: type[BaseException], match: str | None = None, times: int = 1) -> None:
+    """``next`` raises that, so many times."""
+    for _ in range(times):
+        with pytest.raises(error, match=match):
+            next(it)
+
+
 class Boom(Exception):
     pass
 

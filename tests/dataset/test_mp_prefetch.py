@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from computing_ahead import DIRECT, Boom, Failing, Plain, numbers
+from computing_ahead import DIRECT, Boom, Failing, Plain, fails, numbers
 from local_workers import LocalWorkersIterDataset
 from waiting import wait_until
 
@@ -241,8 +241,7 @@ class TestWorkers:
         ds = numbers(4000).filter(lambda x: x < 100).mp_prefetch(workers(2))
         it = iter(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.9)))
         assert [next(it) for _ in range(100)] == [*range(100)]
-        with pytest.raises(ValueError, match="filter"):
-            next(it)
+        fails(it, ValueError, match="filter")
 
         def is_mapped(array):
             while isinstance(array.base, np.ndarray):
@@ -418,10 +417,9 @@ class TestErrors:
         fail = Failing(3)
         it = iter(LocalWorkersIterDataset(numbers(8, fn=fail), 2))
         assert [next(it) for _ in range(3)] == [0, 1, 2]
-        for _ in range(2):
-            with pytest.raises(Boom):
-                next(it)
-            fail.left.clear()  # it would heal, and is not tried again
+        fails(it, Boom)
+        fail.left.clear()  # it would heal, and is not tried again
+        fails(it, Boom)
         it.set_state(it.get_state())
         assert list(it) == [3, 4, 5, 6, 7]
 
@@ -461,8 +459,7 @@ class TestErrors:
         """What had ended is still known to have ended, and so the state says, also when the error is left out."""
         it = iter(LocalWorkersIterDataset(numbers(10).filter(lambda x: x % 2 or x < 4).map(failing(5)), 2))
         assert [next(it) for _ in range(4)] == [0, 1, 2, 3]
-        with pytest.raises(OSError, match="bad"):
-            next(it)
+        fails(it, OSError, match="bad")
         assert it.get_state()["exhausted"] == [0, 0]  # after the last delivered element nobody had looked
         it.skip_failed()
         assert it.get_state()["exhausted"] == [1, 0]
@@ -472,9 +469,7 @@ class TestErrors:
     def test_exit_of_user_code(self):
         it = iter(numbers(6).map(failing(3, error=lambda x: sys.exit(0))).mp_prefetch(workers(2)))
         assert [next(it) for _ in range(3)] == [0, 1, 2]
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"Worker process 1 of 2 .* exited with code 0"):
-                next(it)
+        fails(it, RuntimeError, match=r"Worker process 1 of 2 .* exited with code 0", times=2)
 
     def test_elements_that_cannot_be_pickled(self):
         def lock(x):
@@ -495,8 +490,7 @@ class TestErrors:
         it = iter(numbers(200).map(lock).mp_prefetch(workers(1)))
         for x in range(200):
             if x % 2:
-                with pytest.raises(TypeError, match="cannot pickle"):
-                    next(it)
+                fails(it, TypeError, match="cannot pickle")
                 it.skip_failed()
             else:
                 assert next(it)["array"][0] == x
@@ -509,9 +503,7 @@ class TestErrors:
         # Without a state to begin from again, what came before the element arrives, and only once.
         it = iter(plain(1000, picky(700)).mp_prefetch(workers(1)))
         assert [next(it) for _ in range(700)] == [*range(700)]
-        for _ in range(2):
-            with pytest.raises(ArithmeticError, match="not here"):
-                next(it)
+        fails(it, ArithmeticError, match="not here", times=2)
 
     def test_pipelines_that_cannot_be_pickled(self, started):
         lock = threading.Lock()
@@ -533,8 +525,7 @@ class TestErrors:
         path.touch()
         with path.open() as file:
             it = iter(numbers(1).map(lambda x: file.readline()).mp_prefetch(workers(1)))
-            with pytest.raises(TypeError, match=r"cannot pickle an open text file.*lines\.txt"):
-                next(it)
+            fails(it, TypeError, match=r"cannot pickle an open text file.*lines\.txt")
         opened = numbers(9).map(lambda x: path.open() if x == 3 else (x, sys.stdout is None)).mp_prefetch(workers(1))
         after = [(x, False) for x in range(4, 9)]
         self.check(opened, [(x, False) for x in range(3)], TypeError, "cannot pickle an open text file", after)
@@ -593,8 +584,7 @@ class TestProcesses:
         closed.close()
         assert not children() & of_closed
         assert closed.get_state() == state
-        with pytest.raises(ValueError, match=r"MultiprocessPrefetchIterator.* is closed"):
-            next(closed)
+        fails(closed, ValueError, match=r"MultiprocessPrefetchIterator.* is closed")
         assert all(ends(pid, SOON) for pid in of_ended)
         ended.set_state(iter(ds).get_state())  # and others take their place
         assert not self.pids(ended) & of_ended

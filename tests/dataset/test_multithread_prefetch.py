@@ -12,6 +12,7 @@ from computing_ahead import (
     Failing,
     Gate,
     Plain,
+    fails,
     no_threads_left,  # noqa: F401
     numbers,
     wait_for_no_threads,
@@ -288,9 +289,7 @@ def test_errors_keep_what_they_carry_and_can_be_skipped():
     it.skip_failed()
     with pytest.raises(ValueError, match="nothing to skip"):
         it.skip_failed()
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            next(it)
+    fails(it, RuntimeError, match="StopIteration", times=2)
     it.skip_failed()
     assert list(it) == [5, 6, 7, 8]
 
@@ -311,8 +310,7 @@ def test_close(buffer_size):
         for _ in range(2):
             it.close()
             assert it.get_state() == state
-            with pytest.raises(ValueError, match=r"MultithreadPrefetchIterator.*closed"):
-                next(it)
+            fails(it, ValueError, match=r"MultithreadPrefetchIterator.*closed")
         it.start_prefetch()
         assert len(set(ds.closed)) == (3 if num else 0)
         wait_for_no_threads()

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from computing_ahead import Clock, Failing, no_threads_left, scarce_threads, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import Clock, Failing, fails, no_threads_left, scarce_threads, wait_for_no_threads, working  # noqa: F401
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill.core.options import ReadOptions
@@ -207,13 +207,11 @@ def test_a_long_quick_run_up_to_an_error(options):
     ds = MapDataset.range(2000).map(Failing(997, error=KeyError)).to_iter_dataset(options)
     it = iter(ds)
     assert [next(it) for _ in range(997)] == list(range(997))
-    with pytest.raises(KeyError):
-        next(it)
+    fails(it, KeyError)
     assert it.get_state() == {"next_index": 997}
     batches = iter(ds.batch(50, batch_fn=list))
     assert [next(batches) for _ in range(19)] == [list(range(i, i + 50)) for i in range(0, 950, 50)]
-    with pytest.raises(KeyError):
-        next(batches)
+    fails(batches, KeyError)
 
 
 def test_states_read_nothing_and_wait_for_nobody_and_set_state_discards_what_was_read():
@@ -241,9 +239,7 @@ def test_threads_end_with_the_data_an_error_or_close():
     wait_for_no_threads()
     assert next(it, "end") == "end"
     it = iter(MapDataset.range(99).map(Failing(0)).to_iter_dataset(ReadOptions(4, 8)))
-    for _ in range(3):
-        with pytest.raises(Exception, match="0"):
-            next(it)
+    fails(it, Exception, match="0", times=3)
     wait_for_no_threads()
     for num_taken in (0, 1, 50):
         it = stream(Watched(1000))
@@ -252,8 +248,7 @@ def test_threads_end_with_the_data_an_error_or_close():
         assert working()
         it.close()
         wait_for_no_threads()
-        with pytest.raises(ValueError, match=r"PrefetchDatasetIterator.*closed"):
-            next(it)
+        fails(it, ValueError, match=r"PrefetchDatasetIterator.*closed")
 
 
 def test_no_lock_is_held_while_a_thread_starts(monkeypatch):

@@ -14,6 +14,7 @@ from computing_ahead import (
     Failing,
     Gate,
     Plain,
+    fails,
     interrupted,
     no_threads_left,  # noqa: F401
     numbers,
@@ -197,8 +198,7 @@ def test_an_iterator_without_states_loses_nothing():
     with pytest.raises(NotImplementedError):
         it.set_state({"next_index": 0})
     assert [next(it), next(it)] == [1, 2]
-    with pytest.raises(Boom):
-        next(it)
+    fails(it, Boom)
     assert list(it) == list(range(4, 200))
 
 
@@ -219,9 +219,7 @@ def test_an_error_of_the_parents_set_state_arrives():
 def test_threads_may_be_scarce(monkeypatch):
     scarce = scarce_threads(monkeypatch, pullahead, 0)
     it = ahead(numbers(5))
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            next(it)
+    fails(it, RuntimeError, match="can't start new thread", times=2)
     scarce.num_left = 1
     assert list(it) == list(range(5))
 
@@ -263,8 +261,7 @@ def test_close_before_the_start_while_the_buffer_is_full_and_at_the_end(size):
             it.close()
             assert len(ds.closed) == num_closed
             assert it.get_state() == {"next_index": num}
-            with pytest.raises(ValueError, match=r"ThreadPrefetchDatasetIterator.*closed"):
-                next(it)
+            fails(it, ValueError, match=r"ThreadPrefetchDatasetIterator.*closed")
             with pytest.raises(ValueError, match="closed"):
                 it.start_prefetch()
         wait_for_no_threads()
@@ -279,8 +276,7 @@ def test_a_thread_that_is_stuck_when_its_iterator_is_closed_closes_the_parent_la
     it.close()
     it.close()
     assert (gate.num_busy, ds.closed) == (1, [])  # the thread is in it
-    with pytest.raises(ValueError, match="closed"):
-        next(it)
+    fails(it, ValueError, match="closed")
     gate.open.set()
     wait_for_no_threads()
     assert len(ds.closed) == 1
@@ -369,8 +365,7 @@ def test_any_object_with_three_methods_can_be_prefetched_from(size):
         assert list(it) == list(range(k, 9))
     it.start_prefetch()
     it.close()
-    with pytest.raises(ValueError, match="closed"):
-        next(it)
+    fails(it, ValueError, match="closed")
 
 
 def test_close_and_start_prefetch_reach_such_an_object():
