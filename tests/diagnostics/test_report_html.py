@@ -29,18 +29,12 @@ def observed(ds, num_elements):
 
 
 def html_of(snapshot, title="My pipeline", **changes):
-    values = {
-        "bound_by": "transform",
-        "stage": None,
-        "sentence": "It is bound by a transform.",
-        "elements_per_second": snapshot.elements_per_second,
-        "ceiling_per_second": 1234.0,
-        "starved_ratio": snapshot.starved_ratio,
-        "delay_ns": snapshot.delay_ns,
-        "recommendations": ["Use more threads.", "Use fewer & larger batches."],
-        "snapshot": snapshot,
-    }
-    return report_html(Diagnosis(**{**values, **changes}), title=title)
+    own = {name: getattr(snapshot, name) for name in ("elements_per_second", "starved_ratio", "delay_ns")}
+    texts = {"sentence": "It is bound by a transform.", "recommendations": ["Use more threads.", "Use fewer & larger batches."]}
+    found = Diagnosis(
+        **{**own, **texts, "bound_by": "transform", "stage": None, "ceiling_per_second": 1234.0, **changes}, snapshot=snapshot
+    )
+    return report_html(found, title=title)
 
 
 def decode(x):
@@ -61,22 +55,12 @@ def workers():
 
 
 def stage(number, inputs=(), **changes):
-    values = {
-        "name": f"MapMapDataset(transform=f{number} @ here.py:{number})",
-        "wait_time_ratio": 0.0,
-        "total_processing_time_ns": 1000 * (number + 1),
-        "min_processing_time_ns": 1,
-        "max_processing_time_ns": 1000,
-        "num_produced_elements": 10,
-        "output_spec": "int[]",
-        "is_output": number == 0,
-        "is_prefetch": False,
-        "bytes_consumed": 10,
-        "bytes_produced": 10,
-        "category": "preprocessing",
-        "place": "threads",
-    }
-    return StageSummary(id=number, inputs=tuple(inputs), **{**values, **changes})
+    times = {"wait_time_ratio": 0.0, "total_processing_time_ns": 1000 * (number + 1)}
+    times |= {"min_processing_time_ns": 1, "max_processing_time_ns": 1000}
+    counts = {"num_produced_elements": 10, "bytes_consumed": 10, "bytes_produced": 10, "output_spec": "int[]"}
+    kinds = {"is_output": number == 0, "is_prefetch": False, "category": "preprocessing", "place": "threads"}
+    name = f"MapMapDataset(transform=f{number} @ here.py:{number})"
+    return StageSummary(**{"id": number, "inputs": tuple(inputs), "name": name, **times, **counts, **kinds, **changes})
 
 
 def synthetic(stages, *threads, **changes):

@@ -69,120 +69,90 @@ class Right(BareIterator):
     restored = None
 
 
-def always_wrong(message, **overrides):
-    return message, variant(Right, **overrides)
+def wrong(message, **overrides):
+    return message, stream(variant(Right, **overrides))
 
 
-def end_once_restored(end):
-    return property(lambda it: 4 if it.restored is None else end, lambda it, n: None)
+def ends(end):
+    """At ``end(it)`` instead of 4."""
+    return property(end, lambda it, n: None)
 
 
-WRONG = {
-    "forgets_the_position": always_wrong(
+LIVE = {  # keeps what it was given
+    "position": property(
+        lambda it: it.state["position"], lambda it, value: vars(it).setdefault("state", {}).update(position=value)
+    ),
+    "set_state": lambda it, state: vars(it).update(state=state),
+}
+WRONG = [
+    wrong(
         r"at step 1 state {'position': 1} was restored, and get_state\(\) gives {'position': 0}", set_state=lambda it, state: None
     ),
-    "restores_an_element_too_late": always_wrong(
+    wrong(
         "restored at step 1 from state {'position': 1}, element 1 must be 1, got 2",
         element=lambda it, i: i + (it.restored == i == 1),
     ),
-    "ends_early": always_wrong("restored at step 0 from state .*, element 3 must be 3, got the end", n=end_once_restored(3)),
-    "never_ends": always_wrong("restored at step 0 from state .*, element 4 must be the end, got 4", n=end_once_restored(99)),
-    "other_types": always_wrong(
+    wrong("restored at step 0 .*, element 3 must be 3, got the end", n=ends(lambda it: 4 if it.restored is None else 3)),
+    wrong("restored at step 0 .*, element 4 must be the end, got 4", n=ends(lambda it: 4 if it.restored is None else 99)),
+    wrong(
         r"restored at step 0 .*, element 0 must be 0, got 0\.0",
         element=lambda it, i: (np.int64 if it.restored is None else np.float64)(i),
     ),
-    "live_state": always_wrong(
-        "restored at step 0 from state .*, element 0 must be 0, got the end",
-        position=property(
-            lambda it: it.state["position"], lambda it, value: vars(it).setdefault("state", {}).update(position=value)
-        ),
-        get_state=lambda it: it.state,
-        set_state=lambda it, state: vars(it).update(state=state),
-    ),
-    "structure_changes": always_wrong(
+    wrong("restored at step 0 from .*, element 0 must be 0, got the end", **LIVE, get_state=lambda it: it.state),
+    wrong(
         "the state at step 2 is like .*late.*, the first one like",
         get_state=lambda it: {"position": it.position, **({"late": 1} if it.position == 2 else {})},
     ),
-    "type_changes": always_wrong(
+    wrong(
         "the state at step 3 is like .*float.*, the first one like .*int",
         get_state=lambda it: {"position": it.position if it.position < 3 else float(it.position)},
     ),
-    "shape_changes": always_wrong(
+    wrong(
         r"the state at step 1 is like .*\(1,\).*, the first one like .*\(0,\)",
         get_state=lambda it: {"position": it.position, "history": np.zeros(it.position)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "ds"), WRONG)
+@each_thoroughness
+def test_mistakes_that_are_always_found(message, ds, options):
+    if ds is WRONG[-1][1]:  # its states are no JSON
+        options = {**options, "through_json": False}
+    assert_raises(AssertionError, message, assert_equal_output_after_checkpoint, ds, **options)
+
+
+FOR_NEW = {
+    "get_state": lambda it: {"position": min(it.position, 4)},
+    "set_state": lambda it, state: vars(it).update(position=it.position + state["position"]),
+}
+SOMETIMES_WRONG = {
+    "at_end": wrong(
+        "restored at step 4 from state .*, element 4 must be the end, got 4", n=ends(lambda it: 4 + (it.restored == 4))
+    ),
+    "through_json": wrong(
+        "at step 1 state .* was restored",
+        get_state=lambda it: {"position": (it.position,)},
+        set_state=lambda it, state: vars(it).update(position=sum(state["position"]) * isinstance(state["position"], tuple)),
+    ),
+    "in_place": wrong("at step 1 state .* was restored", **FOR_NEW),
+    "twice": wrong("at step 1 state .* was restored", **FOR_NEW),
+    "twice ": wrong(
+        "at step 1 state .* was restored",
+        set_state=lambda it, state: vars(it).update(position=state["position"] if it.restored is None else 0, restored=1),
+    ),
+    "unchanged": wrong(
+        "at step 0 the restored state {'position': 0} was changed to {'position': 4}", **LIVE, get_state=lambda it: dict(it.state)
     ),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-@each_thoroughness
-def test_mistakes_that_are_always_found(name, options):
-    message, kind = WRONG[name]
-    if name == "shape_changes":  # its states are no JSON
-        options = {**options, "through_json": False}
-    assert_raises(AssertionError, message, assert_equal_output_after_checkpoint, stream(kind), **options)
-
-
-class EndStateIsWrong(Right):
-    """Gives back what was restored until the next element, and that one may be another."""
-
-    shown = None
-
-    def set_state(self, state):
-        self.position = 3 if state["position"] == 4 else state["position"]
-        self.shown = state
-
-    def element(self, position):
-        self.shown = None
-        return position
-
-    def get_state(self):
-        return self.shown or super().get_state()
-
-
-class KeepsWhatItWasGiven(Right):
-    kept = None
-
-    def element(self, position):
-        if self.kept:
-            self.kept["position"] = self.position
-        return position
-
-    def set_state(self, state):
-        super().set_state(state)
-        self.kept = state
-
-
-tuples = variant(
-    Right,
-    get_state=lambda it: {"position": (it.position,)},
-    set_state=lambda it, state: vars(it).update(position=state["position"][0] if type(state["position"]) is tuple else 0),
-)
-for_new = variant(
-    Right,
-    get_state=lambda it: {"position": min(it.position, 4)},
-    set_state=lambda it, state: vars(it).update(position=it.position + state["position"]),
-)
-once = variant(
-    Right, set_state=lambda it, state: vars(it).update(position=state["position"] if it.restored is None else 0, restored=1)
-)
-
-
-@pytest.mark.parametrize(
-    ("kind", "option", "message"),
-    [
-        (EndStateIsWrong, "at_end", "restored at step 4 from state .*, element 4 must be the end, got 3"),
-        (tuples, "through_json", "at step 1 state .* was restored"),
-        (for_new, "in_place", "at step 1 state .* was restored"),
-        (for_new, "twice", "at step 1 state .* was restored"),
-        (once, "twice", "at step 1 state .* was restored"),
-        (KeepsWhatItWasGiven, "unchanged", "at step 0 the restored state {'position': 0} was changed to {'position': 4}"),
-    ],
-)
-def test_mistakes_that_an_option_finds(kind, option, message):
-    assert_equal_output_after_checkpoint(stream(Right), **{option: True})
-    assert_equal_output_after_checkpoint(stream(kind))
-    assert_raises(AssertionError, message, assert_equal_output_after_checkpoint, stream(kind), **{option: True})
+@pytest.mark.parametrize("name", SOMETIMES_WRONG)
+def test_mistakes_that_an_option_finds(name):
+    (message, ds), option = SOMETIMES_WRONG[name], {name.strip(): True}
+    assert_equal_output_after_checkpoint(stream(Right), **option)
+    assert_equal_output_after_checkpoint(ds)
+    assert_raises(AssertionError, message, assert_equal_output_after_checkpoint, ds, **option)
 
 
 def test_iterators_are_closed():
