@@ -14,6 +14,7 @@ from computing_ahead import Gate, Plain, interrupted, no_threads_left, numbers, 
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, ReadOptions
+from gristmill.dataset.ahead import readahead
 from gristmill.experimental import ThreadPrefetchIterDataset, multithread_prefetch
 
 
@@ -60,6 +61,62 @@ def test_order(make, args):
         sys.setswitchinterval(switch)
 
 
+BUFFERS = [
+    *[(reading, *read) for read in ((1, 1), (8, 1), (8, 4), (3, 16), (500, 16))],
+    *[(prefetching, size) for size in (1, 2, 3, 100)],
+    *[(sharing, size) for size in (1, 2, 5)],
+]
+each_buffer = pytest.mark.parametrize(("make", "size", "args"), [(make, size, args) for make, size, *args in BUFFERS])
+
+
+@each_buffer
+def test_no_more_elements_ahead_than_the_buffer_holds(make, size, args, monkeypatch):
+    monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
+    num_asked, seen, too_far = 0, [], []
+
+    def look(x):
+        seen.append(x)
+        # With three threads, of ``num_asked`` elements these are those of the thread of ``x``.
+        if x // 3 >= -(-(num_asked - x % 3) // 3) + size if make is sharing else x >= num_asked + size:
+            too_far.append(x)
+        return x
+
+    it = iter(make(1000, look, size, *args))
+    it.start_prefetch()
+    rng = random.Random(size)
+    while num_asked < 1000:
+        n = min(rng.choice([1, 1, 1, 2, 5]), 1000 - num_asked)
+        first, num_asked = num_asked, num_asked + n
+        assert it._take(n) == list(range(first, first + n))
+    assert too_far == []
+    assert sorted(seen) == list(range(1000))  # and each is computed once
+
+
+@each_buffer
+def test_start_prefetch_fills_the_buffer_and_waits(make, size, args, monkeypatch):
+    monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
+    gate, num = Gate(), 3 * size if make is sharing else size
+    it = iter(make(10_000, gate, size, *args))
+    before = it.get_state()
+    it.start_prefetch()  # does not wait for an element
+    num_threads = len(working())
+    assert num_threads == {prefetching: 1, sharing: 3}.get(make) or min(size, *args)
+    wait_until(lambda: gate.num_busy == num_threads)
+    assert it.get_state() == before
+    gate.open.set()
+    wait_until(lambda: len(gate.seen) == num)
+    it.start_prefetch()
+    assert len(working()) == num_threads
+    assert it.get_state() == before
+    for i in range(min(num, 9)):
+        assert next(it) == i
+        # Without being asked for more, the threads fill the place: up to half of it may be left empty for a block.
+        wait_until(lambda i=i: len(gate.seen) >= i + 1 + num - num // 2)
+    assert len(gate.seen) <= 2 * num
+    assert make is sharing or sorted(gate.seen) == list(range(len(gate.seen)))
+    it.close()
+
+
 @pytest.mark.parametrize("make", [reading, partial(reading, num_threads=0), prefetching, sharing])
 def test_a_buffer_of_0_uses_no_threads(make):
     gate = Gate(is_open=True)
@@ -70,6 +127,24 @@ def test_a_buffer_of_0_uses_no_threads(make):
         assert next(it) == i
         assert working() == []
     assert next(it, "end") == "end"
+
+
+@each_kind
+def test_threads_start_with_the_first_element_and_end_with_the_data(make):
+    gate = Gate(is_open=True)
+    it = iter(make(50, gate, 4))
+    it.set_state(it.get_state())
+    assert (gate.seen, working()) == ([], [])
+    assert it._take(49) == list(range(49))
+    state = it.get_state()
+    assert list(it) == [49]
+    wait_for_no_threads()
+    for _ in range(3):
+        assert next(it, "end") == "end"
+        it.start_prefetch()
+    assert working() == []  # the end is the end until the state is set
+    it.set_state(state)
+    assert list(it) == [49]
 
 
 @each_kind
@@ -262,6 +337,7 @@ PRELUDE = """
 import os, signal, sys, threading, warnings
 from gristmill import MapDataset, ReadOptions
 from gristmill.dataset import IterDataset
+from gristmill.dataset.ahead import readahead
 from gristmill.experimental import InterleaveIterDataset, ThreadPrefetchIterDataset, multithread_prefetch
 
 warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks of programs with threads

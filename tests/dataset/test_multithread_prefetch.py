@@ -191,44 +191,6 @@ def test_free_threaded_python_uses_threads_for_mp_prefetch(monkeypatch, recwarn,
     assert str(numbers(20).mp_prefetch(options)).startswith("MultiprocessPrefetchIterDataset")
 
 
-# Threads and the bound
-
-
-@pytest.mark.parametrize("buffer_size", [1, 2, 5])
-def test_each_thread_is_no_further_ahead_than_its_buffer(buffer_size):
-    num_asked, too_far = 0, []
-
-    def look(x):
-        # Of ``num_asked`` elements, these are those of the thread of ``x``.
-        if x // 3 >= -(-(num_asked - x % 3) // 3) + buffer_size:
-            too_far.append(x)
-        return x
-
-    it = iter(multithread_prefetch(numbers(600, fn=look), 3, buffer_size))
-    it.start_prefetch()
-    for i in range(600):
-        num_asked += 1
-        assert next(it) == i
-    assert too_far == []
-
-
-def test_threads_work_at_the_same_time_and_start_with_the_first_element():
-    gate = Gate(0, 1, 2)
-    it = iter(multithread_prefetch(numbers(9, fn=gate), 3, 1))
-    it.get_state()
-    it.set_state(it.get_state())
-    assert (gate.seen, working()) == ([], [])
-    it.start_prefetch()  # does not wait
-    wait_until(lambda: gate.num_busy == 3)
-    it.start_prefetch()
-    assert len(working()) == 3
-    gate.open.set()
-    assert list(it) == list(range(9))
-    wait_for_no_threads()
-    it.start_prefetch()
-    assert working() == []
-
-
 # Errors
 
 

@@ -46,11 +46,6 @@ class Watched:
         return list(keys)
 
     @property
-    def keys(self):
-        with self.lock:
-            return sorted(key for block in self.blocks for key in block)
-
-    @property
     def sizes(self):
         return [len(block) for block in self.blocks]
 
@@ -64,33 +59,6 @@ def clock(monkeypatch):
 
 def stream(source, num_threads=4, buffer=8):
     return iter(MapDataset.source(source).to_iter_dataset(ReadOptions(num_threads, buffer)))
-
-
-@pytest.mark.parametrize(("num_threads", "buffer"), [(1, 1), (1, 8), (4, 8), (16, 3), (3, 100)])
-def test_no_more_elements_ahead_than_the_buffer_holds(num_threads, buffer):
-    delivered, too_far = 0, []
-    # While ``next`` is at work, one more may have been taken than is counted here.
-    source = Watched(1000, lambda keys: too_far.extend(key for key in keys if key > delivered + buffer))
-    for element in stream(source, num_threads, buffer):
-        assert element == delivered
-        delivered += 1
-    assert too_far == []
-    assert source.keys == list(range(1000))  # and each is read once
-
-
-@pytest.mark.parametrize(("num_threads", "buffer"), [(1, 8), (4, 8), (16, 500)])
-def test_start_prefetch_fills_the_buffer_and_waits(num_threads, buffer):
-    source = Watched(10_000)
-    it = stream(source, num_threads, buffer)
-    it.start_prefetch()
-    wait_until(lambda: len(source.keys) == buffer)
-    it.start_prefetch()
-    assert it.get_state() == {"next_index": 0}
-    assert [next(it) for _ in range(buffer)] == list(range(buffer))
-    wait_until(lambda: len(source.keys) >= buffer + buffer // 2)
-    assert source.keys == list(range(len(source.keys)))
-    assert len(source.keys) <= 2 * buffer
-    it.close()
 
 
 @pytest.mark.parametrize("starts", [True, False])
@@ -223,7 +191,7 @@ def test_states_read_nothing_and_wait_for_nobody_and_set_state_discards_what_was
     assert (source.blocks, working()) == ([], [])
     assert next(it) == 40
     source.gate.clear()
-    wait_until(lambda: source.num_busy or len(source.keys) >= 8)
+    wait_until(lambda: source.num_busy or sum(source.sizes) >= 8)
     assert it.get_state() == {"next_index": 41}
     source.gate.set()
     for index in (50, 3, 3, 99, 100, 0):
@@ -233,11 +201,7 @@ def test_states_read_nothing_and_wait_for_nobody_and_set_state_discards_what_was
     it.close()
 
 
-def test_threads_end_with_the_data_an_error_or_close():
-    it = stream(Watched(100))
-    list(it)
-    wait_for_no_threads()
-    assert next(it, "end") == "end"
+def test_threads_end_with_an_error_or_close():
     it = iter(MapDataset.range(99).map(Failing(0)).to_iter_dataset(ReadOptions(4, 8)))
     fails(it, Exception, match="0", times=3)
     wait_for_no_threads()

@@ -1,7 +1,6 @@
 """The guarantees of prefetching by a thread: states, the bound, errors, and a thread that goes when it is not needed."""
 
 import os
-import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -63,44 +62,6 @@ class Count:
 
 
 # Elements, blocks and the bound
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_no_more_elements_ahead_than_the_buffer_holds(size):
-    num_asked, too_far = 0, []
-
-    def look(x):
-        if x >= num_asked + size:
-            too_far.append(x)
-        return x
-
-    it = ahead(numbers(1000, fn=look), size)
-    rng = random.Random(size)
-    while num_asked < 1000:
-        n = min(rng.choice([1, 1, 1, 2, 5]), 1000 - num_asked)
-        first, num_asked = num_asked, num_asked + n
-        assert it._take(n) == list(range(first, first + n))
-    assert too_far == []
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_start_prefetch_fills_the_buffer_and_waits(size):
-    gate = Gate()
-    it = ahead(numbers(1000, fn=gate), size)
-    it.start_prefetch()  # does not wait for an element
-    assert it.get_state() == {"next_index": 0}
-    gate.open.set()
-    wait_until(lambda: len(gate.seen) == size)
-    it.start_prefetch()
-    assert len(working()) == 1
-    assert it.get_state() == {"next_index": 0}
-    for i in range(3):
-        assert next(it) == i
-        # Without being asked for more, the thread fills the place: up to half of it may be left empty for a block.
-        wait_until(lambda i=i: len(gate.seen) >= i + 1 + size - size // 2)
-    assert gate.seen == list(range(len(gate.seen)))
-    assert len(gate.seen) <= 3 + size
-    it.close()
 
 
 def test_blocks_of_small_elements_grow_and_shrink(clock):
@@ -225,18 +186,6 @@ def test_threads_may_be_scarce(monkeypatch):
 
 
 # The end of the thread
-
-
-def test_the_thread_ends_with_the_data():
-    it = ahead(numbers(50), 4)
-    assert list(it) == list(range(50))
-    wait_for_no_threads()
-    for _ in range(3):
-        assert next(it, "end") == "end"
-    it.start_prefetch()
-    assert working() == []  # the end is the end until the state is set
-    it.set_state({"next_index": 49})
-    assert list(it) == [49]
 
 
 def test_close_waits_for_a_busy_thread_for_a_moment():
