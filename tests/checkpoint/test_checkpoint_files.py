@@ -184,7 +184,7 @@ def rest(it):
 # Forks for every save, which is quicker than starting a program.
 SAVER = """
     import errno, os, pathlib, resource, sys
-    sys.modules["jax"] = None  # every child would import it, which takes long
+    sys.modules["jax"] = sys.modules["orbax"] = None  # every child would import them, which takes long
     sys.path += sys.argv[2:]
     from test_checkpoint_files import HANDLER, PIPELINE, PROCESS, at, rest
 
