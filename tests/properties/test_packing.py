@@ -38,6 +38,19 @@ def check_states(ds):
     return rows
 
 
+@st.composite
+def sequences(draw, most, lengths):
+    """Elements, each with at most so many tokens of each feature; one token may be a scalar."""
+    elements = []
+    for i in range(draw(st.integers(0, most))):
+        element = {"k": f"element {i}"}
+        for f, length in lengths.items():
+            n = draw(st.integers(0, length))
+            element[f] = 100 * i if n == 1 and draw(st.booleans()) else 100 * i + np.arange(n)
+        elements.append(element)
+    return elements
+
+
 # First and best fit
 
 
@@ -47,13 +60,7 @@ def bin_cases(draw):
     if draw(st.booleans()):
         lengths["y"] = draw(st.integers(1, 9))
     meta = draw(st.sampled_from([[], ["k"], *[["y"], ["y", "k"]] * ("y" in lengths)]))
-    elements = []
-    for i in range(draw(st.integers(0, 25))):
-        element = {"k": f"element {i}"}
-        for f, length in lengths.items():
-            n = draw(st.integers(0, length))
-            element[f] = 100 * i if n == 1 and draw(st.booleans()) else 100 * i + np.arange(n)
-        elements.append(element)
+    elements = draw(sequences(25, lengths))
     optional = {
         "pack_alignment_struct": st.fixed_dictionaries({}, optional={f: st.integers(1, 4) for f in lengths}),
         "padding_struct": st.fixed_dictionaries({}, optional={f: st.sampled_from([None, -1, 7]) for f in lengths}),
@@ -68,10 +75,6 @@ def bin_cases(draw):
         "meta_features": meta,
         **draw(st.fixed_dictionaries({}, optional=optional)),
     }
-
-
-def empty_bin(length_struct):
-    return {"marks": dict.fromkeys(length_struct, 0), "elements": [], "starts": []}
 
 
 def pack(elements, best, length_struct, num_packing_bins, meta_features, seed=0, shuffle_bins=True, **more):
@@ -183,13 +186,9 @@ def test_nested_features_are_packed_as_others(case, best):
 def concat_cases(draw):
     lengths = {f: draw(st.integers(1, 7)) for f in draw(st.sampled_from(["a", "ab", "abc", "am", "abm", "mab"]))}
     bos = draw(st.lists(st.sampled_from([f for f in lengths if f != "m"]), unique=True))
-    elements = []
-    for i in range(draw(st.integers(0, 14))):
-        element = {}
-        for f, length in lengths.items():
-            n = draw(st.integers(0, length if f == "m" else 3 * length))
-            element[f] = 100 * i if n == 1 and draw(st.booleans()) else 100 * i + np.arange(n)
-        elements.append(element)
+    elements = draw(sequences(14, {f: length if f == "m" else 3 * length for f, length in lengths.items()}))
+    for element in elements:
+        del element["k"]
     arguments = {"length_struct": lengths, "split_full_length_features": draw(st.booleans())}
     if bos:
         arguments |= {
@@ -245,32 +244,22 @@ def row_of_pieces(pieces, length_struct, meta, bos):
 
 @QUICK
 @given(concat_cases())
-def test_rows_are_those_of_the_definition(case):
+def test_rows_are_those_of_the_definition_and_have_all_tokens_in_order(case):
     elements, arguments = case
-    assert check_states(ConcatThenSplitIterDataset(stream(elements), **arguments)) == split(elements, **arguments)
-
-
-@QUICK
-@given(concat_cases())
-def test_tokens_come_out_once_and_in_order(case):
-    elements, arguments = case
-    rows = list(ConcatThenSplitIterDataset(stream(elements), **arguments))
-    for f in arguments["length_struct"]:
-        if f == "m":
-            continue
+    rows = check_states(ConcatThenSplitIterDataset(stream(elements), **arguments))
+    assert rows == split(elements, **arguments)
+    bos = arguments.get("bos_features", ())
+    for f in [f for f in arguments["length_struct"] if f != "m"]:
         expected = [token for element in elements for token in np.atleast_1d(element[f]).tolist()]
         got, is_first = [], []
         for row in rows:
-            in_use = row[f"{f}_segment_ids"] > 0
-            got += row[f][in_use].tolist()
-            is_first += (row[f"{f}_positions"][in_use] == 0).tolist()
-            assert (in_use == (np.arange(len(in_use)) < in_use.sum())).all()  # nothing unused in between
-            assert not row[f][~in_use].any()
+            used = sum(map(bool, row[f"{f}_segment_ids"]))
+            assert all(row[f"{f}_segment_ids"][:used]) and not any(row[f][used:])  # nothing unused in between
+            got += row[f][:used]
+            is_first += [position == 0 for position in row[f"{f}_positions"][:used]]
         if not arguments["split_full_length_features"]:  # these may overtake others
             assert len(got) == len(expected)
-            if f not in arguments.get("bos_features", ()):
-                assert sorted(got) == sorted(expected)
-        elif f in arguments.get("bos_features", ()):
-            assert got == [BOS_ID if first else token for first, token in zip(is_first, expected, strict=True)]
+            assert f in bos or sorted(got) == sorted(expected)
         else:
-            assert got == expected
+            marked = [BOS_ID if first and f in bos else token for first, token in zip(is_first, expected, strict=True)]
+            assert got == marked

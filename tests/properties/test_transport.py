@@ -2,8 +2,10 @@
 
 import dataclasses
 import os
+import sys
 from collections import OrderedDict, defaultdict, namedtuple
 
+import cloudpickle
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
@@ -64,21 +66,15 @@ def arrays(draw):
     return array
 
 
-@st.composite
-def text_arrays(draw):
-    return np.array(draw(st.lists(st.text(max_size=20), max_size=5)), np.dtypes.StringDType())
+def text_array(texts):
+    return np.array(texts, np.dtypes.StringDType())
 
 
-def object_arrays(elements):
-    @st.composite
-    def make(draw):
-        values = draw(st.lists(elements, max_size=4))
-        array = np.empty(len(values), object)
-        for i, value in enumerate(values):
-            array[i] = value
-        return array
-
-    return make()
+def object_array(values):
+    array = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array
 
 
 SCALARS = st.one_of(
@@ -113,11 +109,22 @@ def containers(children):
         st.builds(Frozen, children),
         children.map(lambda x: [x, x]),  # an object in two places
         children.map(lambda x: {"one": x, "other": (x,)}),
-        object_arrays(children),
+        lists.map(object_array),
     )
 
 
-ELEMENTS = st.recursive(st.one_of(SCALARS, arrays(), text_arrays()), containers, max_leaves=8)
+ELEMENTS = st.recursive(
+    st.one_of(SCALARS, arrays(), st.lists(st.text(max_size=20), max_size=5).map(text_array)), containers, max_leaves=8
+)
+
+
+def parts(x):
+    """What a container holds."""
+    if isinstance(x, np.ndarray):
+        return x.ravel().tolist() if x.dtype == object else []
+    if dataclasses.is_dataclass(x):
+        return [getattr(x, field.name) for field in dataclasses.fields(x)]
+    return [*x.values()] if isinstance(x, dict) else x if isinstance(x, list | tuple) else []
 
 
 def check(received, expected, seen=None):
@@ -127,56 +134,33 @@ def check(received, expected, seen=None):
         assert received is seen[id(expected)]
         return
     seen[id(expected)] = received
+    assert type(received) is (np.ndarray if isinstance(expected, np.ndarray) else type(expected))
     if isinstance(expected, np.ndarray):
-        assert type(received) is np.ndarray
         assert (received.dtype, received.shape) == (expected.dtype, expected.shape)
         assert received.flags.writeable and received.flags.aligned
-        if expected.dtype.hasobject:
-            for ours, theirs in zip(received.ravel().tolist(), expected.ravel().tolist(), strict=True):
-                check(ours, theirs, seen)
-        else:
-            assert received.tobytes() == expected.tobytes()
-        return
-    assert type(received) is type(expected)
-    if isinstance(expected, dict):
-        assert [*received] == [*expected]
-        if isinstance(expected, defaultdict):
-            assert received.default_factory is expected.default_factory
-        for key in expected:
-            check(received[key], expected[key], seen)
-    elif isinstance(expected, (list, tuple)):
-        assert len(received) == len(expected)
-        for ours, theirs in zip(received, expected, strict=True):
-            check(ours, theirs, seen)
-    elif dataclasses.is_dataclass(expected):
-        for field in dataclasses.fields(expected):
-            check(getattr(received, field.name), getattr(expected, field.name), seen)
+        if expected.dtype.hasobject and expected.dtype != object:
+            assert repr(received.tolist()) == repr(expected.tolist())
+        assert expected.dtype.hasobject or received.tobytes() == expected.tobytes()
     elif isinstance(expected, np.generic):
         assert received.dtype == expected.dtype and received.tobytes() == expected.tobytes()
+    elif isinstance(expected, dict):
+        assert [*received] == [*expected]
+        assert getattr(received, "default_factory", None) is getattr(expected, "default_factory", None)
     elif isinstance(expected, (set, frozenset)):
         assert received == expected
-    else:
+    elif not (isinstance(expected, (list, tuple)) or dataclasses.is_dataclass(expected)):
         assert repr(received) == repr(expected)  # also of what is not equal to itself
+    for ours, theirs in zip(parts(received), parts(expected), strict=True):
+        check(ours, theirs, seen)
 
 
 def scribble(element):
     """Writes over all arrays of an element."""
-    if isinstance(element, np.ndarray):
-        if element.dtype == object:
-            for x in element.ravel().tolist():
-                scribble(x)
-        elif not element.dtype.hasobject and element.nbytes:
-            assert element.flags.forc
-            element.T.reshape(-1, order="A").view(np.uint8)[:] = 0xA5
-    elif isinstance(element, dict):
-        for x in element.values():
-            scribble(x)
-    elif isinstance(element, (list, tuple)):
-        for x in element:
-            scribble(x)
-    elif dataclasses.is_dataclass(element):
-        for field in dataclasses.fields(element):
-            scribble(getattr(element, field.name))
+    if isinstance(element, np.ndarray) and not element.dtype.hasobject and element.nbytes:
+        assert element.flags.forc
+        element.T.reshape(-1, order="A").view(np.uint8)[:] = 0xA5
+    for part in parts(element):
+        scribble(part)
 
 
 def check_independent(received, expected):
@@ -223,60 +207,32 @@ def test_arrays(ends, array):
     assert len(message.slots) == (array.nbytes >= MIN_SHARED_BYTES)
 
 
-def local_classes():
-    """Classes that workers get by value, so that they need not import this module."""
-    pair = namedtuple("LocalPair", ["left", "right"])
-
-    @dataclasses.dataclass
-    class LocalPoint:
-        x: object
-        y: object = None
-
-    return pair, LocalPoint
+@pytest.fixture(scope="module")
+def classes_in_workers():
+    """They get them by value, and need not import this module, and hypothesis with it."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-@settings(WITH_WORKERS, max_examples=5)
+def check_through_workers(ds, count):
+    with iter(ds.mp_prefetch(MultiprocessingOptions(count))) as it:
+        check_independent(list(it), list(ds))
+
+
+@settings(WITH_WORKERS, max_examples=4)
 @given(count=st.sampled_from([1, 2]), elements=st.lists(ELEMENTS, min_size=4, max_size=8))
-def test_through_workers(count, elements):
-    ds = MapDataset.source([without_classes(x) for x in elements]).repeat(8).to_iter_dataset(DIRECT, allow_nones=True)
-    it = iter(ds.mp_prefetch(MultiprocessingOptions(count)))
-    check_independent(list(it), list(ds))  # of which many travel in one message
-    it.close()
+def test_through_workers(classes_in_workers, count, elements):
+    # Many elements travel in one message.
+    check_through_workers(MapDataset.source(elements).repeat(8).to_iter_dataset(DIRECT, allow_nones=True), count)
 
 
-def without_classes(element):
-    """``element`` with the classes of this module replaced: workers would have to import it, and hypothesis with it."""
-    pair, point = CLASSES
-    if isinstance(element, np.ndarray) and element.dtype == object:
-        return object_array([without_classes(x) for x in element])
-    if isinstance(element, Pair):
-        return pair(*map(without_classes, element))
-    if isinstance(element, (Point, Frozen)):
-        return point(*[without_classes(getattr(element, field.name)) for field in dataclasses.fields(element)])
-    if type(element) in (list, tuple):
-        return type(element)(map(without_classes, element))
-    if isinstance(element, defaultdict):
-        return defaultdict(list, {key: without_classes(x) for key, x in element.items()})
-    if isinstance(element, dict):
-        return type(element)({key: without_classes(x) for key, x in element.items()})
-    return element
+NUMBERS = st.sampled_from(["i1", "u1", "i4", "u8", "f2", "f4", "f8", "c8", ">f4", ">i8", "?"])
 
 
-def object_array(values):
-    array = np.empty(len(values), object)
-    for i, value in enumerate(values):
-        array[i] = value
-    return array
-
-
-CLASSES = local_classes()
-
-
-@settings(WITH_WORKERS, max_examples=6)
+@settings(WITH_WORKERS, max_examples=4)
 @given(
-    dtypes=st.lists(
-        st.sampled_from(["i1", "u1", "i4", "u8", "f2", "f4", "f8", "c8", ">f4", ">i8", "?"]), min_size=12, max_size=12
-    ),
+    dtypes=st.lists(NUMBERS, min_size=12, max_size=12),
     size=st.sampled_from([0, 1, 3, 20000]),
     batch_size=st.integers(1, 5),
     seed=st.integers(0, 2**32 - 1),
@@ -288,18 +244,14 @@ def test_batches_of_mixed_dtypes(dtypes, size, batch_size, seed):
         values = np.random.default_rng(seed + i).integers(0, 2, size)
         return {"same": values, "mixed": values.astype(dtypes[i]), "scalar": np.dtype(dtypes[i]).type(i % 2), "none": None}
 
-    ds = MapDataset.range(12).map(element).to_iter_dataset(DIRECT).batch(batch_size)
-    it = iter(ds.mp_prefetch(MultiprocessingOptions(1)))
-    check_independent(list(it), list(ds))
-    it.close()
+    check_through_workers(MapDataset.range(12).map(element).to_iter_dataset(DIRECT).batch(batch_size), 1)
 
 
 def test_byte_orders_of_a_source():
     """NumPy's own pickling changes some of them on the way to the worker."""
     arrays = [np.array([1, 2, 3]).astype(dtype) for dtype in (">u8", ">c16", ">U3", ">M8[h]", ">m8[s]")]
     elements = [view for array in arrays for view in (array, array[::-1], array[:0])]
-    ds = MapDataset.source(elements).to_iter_dataset(DIRECT)
-    check_independent(list(ds.mp_prefetch(MultiprocessingOptions(1))), elements)
+    check_through_workers(MapDataset.source(elements).to_iter_dataset(DIRECT), 1)
 
 
 def test_arrays_of_jax():
