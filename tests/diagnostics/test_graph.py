@@ -3,12 +3,11 @@
 import json
 import logging
 import sys
-import threading
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import numpy as np
-import pytest
 from html_page import Page
 from refusing import assert_raises
 
@@ -151,7 +150,7 @@ def test_the_drawing_has_every_stage_above_its_consumers_and_no_box_on_another()
             assert all([frames[i][1] + frames[i][3] < frames[stage.id][1] for i in stage.inputs])
 
 
-def test_what_a_box_says():
+def test_what_boxes_and_pages_say():
     graph = Graph((Stage(0, "Map<Name>(a=1, b='<&\x00>')", (1,), "{'x': 'int[]'}"), Stage(1, "Source", length=1000)))
     svg = graph_svg(graph, {0: ["50 % of the time"]}, {0: 0.5, 1: 0.0})
     root, _, texts = boxes(svg)
@@ -161,6 +160,11 @@ def test_what_a_box_says():
     assert 0.1 < float(warm.get("fill-opacity")) < 0.5
     assert len(list(root.iter(f"{SVG}path"))) == 2  # one arrow, and its head
     assert "prefers-color-scheme:dark" in svg and "http" not in svg.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    html = graph_html(graph_of(diamond()), {0: ["<b>", "c"]})  # the picture and a row for every stage
+    page = Page(html)
+    assert (len(page.named("tr")), len(page.named("svg"))) == (7, 1)
+    assert "<b>; c" in page.text and not page.named("b") and not page.named("script")
+    assert "src=" not in html and "http" not in html.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_large_graphs():
@@ -175,14 +179,6 @@ def test_large_graphs():
         ds = ds.map(len)
     graph = graph_of(ds)
     assert len(boxes(graph_svg(graph))[1]) == 1501 and graph_text(graph).count("MapMapDataset") == 1500
-
-
-def test_a_page_has_the_picture_and_a_row_for_every_stage():
-    html = graph_html(graph_of(diamond()), {0: ["<b>", "c"]})
-    page = Page(html)
-    assert (len(page.named("tr")), len(page.named("svg"))) == (7, 1)
-    assert "<b>; c" in page.text and not page.named("b") and not page.named("script")
-    assert "src=" not in html and "http" not in html.replace("http://www.w3.org/2000/svg", "")
 
 
 def test_visualize_writes_what_the_ending_says(tmp_path):
@@ -207,36 +203,30 @@ def test_visualize_writes_what_the_ending_says(tmp_path):
 SEEN = {0: "float32[2, 2]"}
 
 
-def test_the_mode_logs_one_graph_and_prints_it_in_colab(caplog, capsys, monkeypatch):
+def test_the_mode_logs_prints_in_colab_and_never_fails(tmp_path, caplog, capsys, monkeypatch):
     caplog.set_level(logging.INFO, logger="gristmill")
     graph = graph_of(chain())
+    text = graph_text(graph, SEEN)
     emit_graph(graph, SEEN, "")
     assert [(r.name, r.levelno) for r in caplog.records] == [("gristmill", logging.INFO)]
-    assert caplog.messages == [graph_text(graph, SEEN)] and caplog.messages[0].endswith("float32[2, 2]")
-    assert capsys.readouterr() == ("", "")
+    assert caplog.messages == [text] and text.endswith("float32[2, 2]") and capsys.readouterr() == ("", "")
+    (tmp_path / "file").write_text("")
+    for destination in ("file/graphs", "file", "a\0b"):
+        caplog.clear()
+        emit_graph(graph, SEEN, str(tmp_path / destination))
+        assert [r.levelno for r in caplog.records] == [logging.WARNING] and "could not be written" in caplog.messages[0]
     monkeypatch.setitem(sys.modules, "google.colab", ModuleType("google.colab"))
     emit_graph(graph, SEEN, "")
-    assert capsys.readouterr().out == graph_text(graph, SEEN) + "\n"
+    assert capsys.readouterr().out == text + "\n"
 
 
 def test_the_mode_writes_numbered_files(tmp_path, caplog):
     caplog.set_level(logging.INFO, logger="gristmill")
     directory, graph = tmp_path / "new" / "graphs", graph_of(chain())
-    threads = [threading.Thread(target=emit_graph, args=(graph, SEEN, str(directory))) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(5) as pool:
+        list(pool.map(emit_graph, [graph] * 5, [SEEN] * 5, [str(directory)] * 5))
     wanted = {f"pipeline-{k}.{ending}" for k in range(5) for ending in ("txt", "svg", "html", "json")}
     assert {path.name for path in directory.iterdir()} == wanted
     assert {path.read_text(encoding="utf-8") for path in directory.glob("*.txt")} == {graph_text(graph, SEEN)}
     assert json.loads((directory / "pipeline-4.json").read_text(encoding="utf-8"))["stages"][0]["spec"] == SEEN[0]
     assert len(caplog.messages) == 5 and str(directory) in caplog.messages[0]
-
-
-@pytest.mark.parametrize("destination", ["file/graphs", "file", "a\0b"])
-def test_the_mode_never_fails(tmp_path, caplog, destination):
-    (tmp_path / "file").write_text("")
-    emit_graph(graph_of(chain()), SEEN, str(tmp_path / destination))
-    assert [r.levelno for r in caplog.records] == [logging.WARNING]
-    assert "could not be written" in caplog.messages[0]

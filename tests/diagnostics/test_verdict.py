@@ -159,6 +159,16 @@ def judged(monkeypatch):
     return judge
 
 
+@pytest.fixture
+def measure(judged):
+    def measure(source, step, threads=1, cpu_ns=10**7, **changes):
+        found = judged(measured(source, step, threads, **changes), cpu_ns=cpu_ns, reads=ReadOptions(threads, 500))
+        assert min([part.ceiling_per_second for part in found.parts]) >= found.elements_per_second * 0.97, found
+        return found
+
+    return measure
+
+
 READS, COMPUTING = {"cpus": 8, "cpu_ns": SECOND // 10, "reads": ReadOptions(16, 500)}, {"cpu_ns": SECOND, "reads": ReadOptions()}
 BUSY, IDLE = in_workers(cpu=2 * SECOND), in_workers(3 * SECOND, SECOND, num=4, waited=SECOND // 100)
 
@@ -188,7 +198,7 @@ def test_advice(snapshot, options, text, judged):
     assert text != "busy" or (len(texts) == 1 and "num_workers" not in texts[0])
 
 
-def measured(source, step, *, threads=1, waiting=0.0, marks=()):
+def measured(source, step, threads, *, waiting=0.0, marks=()):
     """A second of a pipeline whose source and consumer take so many milliseconds; ``waiting`` is what it waits beyond that."""
     period = (max(source / threads, step) if threads else source + step) + waiting
     num = round(1000 / period)
@@ -198,16 +208,6 @@ def measured(source, step, *, threads=1, waiting=0.0, marks=()):
     nodes[1] = replace(stage(1, "read", place, int(source * 1e6 * num), 1.0, num_bytes=8), num_produced_elements=num)
     summary = ExecutionSummary(nodes, SECOND, SECOND - int(step * 1e6 * num))
     return Snapshot(summary, num, {50: 1, 95: 2, 99: 3}, [], [], list(marks))
-
-
-@pytest.fixture
-def measure(judged):
-    def measure(source, step, threads=1, cpu_ns=10**7, **changes):
-        found = judged(measured(source, step, threads=threads, **changes), cpu_ns=cpu_ns, reads=ReadOptions(threads, 500))
-        assert min([part.ceiling_per_second for part in found.parts]) >= found.elements_per_second * 0.97, found
-        return found
-
-    return measure
 
 
 @pytest.mark.parametrize(
