@@ -1,6 +1,7 @@
 """``apply``: transformation objects to steps."""
 
 import pytest
+from refusing import assert_raises
 
 from gristmill.dataset import MapDataset
 from gristmill.dataset.apply import apply_transformations
@@ -45,10 +46,8 @@ def test_what_becomes_of_them(transforms, expected):
 
 def test_errors():
     for wrong, match in ((Draw(), "seed"), (Batch(0), "batch_size")):
-        with pytest.raises(ValueError, match=match):
-            MapDataset.range(3).apply(wrong)
+        assert_raises(ValueError, match, MapDataset.range(3).apply, wrong)
     for wrong in (lambda x: x, 3, None, "map", Tf(), AddOne, (x for x in [AddOne()]), {AddOne()}):
         for ds in (MapDataset.range(3), MapDataset.range(3).to_iter_dataset()):
             for argument in (wrong, [AddOne(), wrong]):
-                with pytest.raises(NotImplementedError, match=type(wrong).__name__):
-                    ds.apply(argument)
+                assert_raises(NotImplementedError, type(wrong).__name__, ds.apply, argument)

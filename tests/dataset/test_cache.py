@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.core.errors import StateIndexError, StateMismatchError
@@ -93,14 +94,12 @@ def test_states_that_are_refused():
     it = iter(CacheIterDataset(numbers(4)))
     it.set_state(state(4, 5, False))
     for _ in range(2):  # when it is reached
-        with pytest.raises(StateIndexError, match=r"position .* must be in \[0, 4\], the number of elements, got 5"):
-            next(it)
+        assert_raises(StateIndexError, r"position .* must be in \[0, 4\], the number of elements, got 5", next, it)
     it.set_state(state(0, 0, False))
     assert list(it) == [0, 1, 2, 3]
     before = it.get_state()
     for wrong in ({**state(0, 1, False), "parent": {"other": 1}}, state(9, 1, True), {**state(0, 1, True), "cache_filled": 2}):
-        with pytest.raises(StateMismatchError):  # even when all is in memory
-            it.set_state(wrong)
+        assert_raises(StateMismatchError, None, it.set_state, wrong)  # even when all is in memory
         assert it.get_state() == before
     for skipped in ([5], [3, 2], [-1], [1.0], [True], 2, "2", None, {}):
         with pytest.raises(StateMismatchError, match="skipped in the state of CacheDatasetIterator"):
@@ -127,8 +126,7 @@ def test_elements_are_the_same_objects_unless_copies_are_wanted():
     it = iter(MapDataset.source([1, NoCopies(), 3]).to_iter_dataset(DIRECT).cache(copy_elements=True))
     assert next(it) == 1
     for _ in range(2):
-        with pytest.raises(TypeError, match="cannot be copied"):
-            next(it)
+        assert_raises(TypeError, "cannot be copied", next, it)
     it.skip_failed()
     assert list(it) == [3]
 
@@ -144,8 +142,7 @@ def test_what_was_skipped_is_not_in_the_cache():
     # A state without ``skipped`` says that all elements before it were delivered: what fails now is no longer counted.
     it = iter(ds.repeat(2))
     it.set_state({"parent": state(4, 4, False), "epoch": 0})
-    with pytest.raises(OSError):
-        next(it)
+    assert_raises(OSError, None, next, it)
     assert it.get_state()["parent"] == state(4, 4, False)
     it.skip_failed()
     assert list(it) == [4, 0, 1, 3, 4]
@@ -190,8 +187,7 @@ def test_the_first_error_of_what_is_read_again_is_that_of_the_first_element():
     it.set_state(state(6, 6, False))
     for error in (OSError, KeyError):
         for _ in range(2):
-            with pytest.raises(error):
-                next(it)
+            assert_raises(error, None, next, it)
         it.skip_failed()
     assert list(it) == [6, 7, 8]  # what was not delivered before
 
@@ -208,8 +204,7 @@ def test_with_workers(tmp_path):
     with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1)).cache().repeat(2)) as it:
         assert next(it) == 0
         for _ in range(2):
-            with pytest.raises(OSError, match="not there"):
-                next(it)
+            assert_raises(OSError, "not there", next, it)
             (tmp_path / "file").touch()
         it.set_state(it.get_state())
         assert list(it) == [1, 2, 0, 1, 2]
@@ -224,5 +219,4 @@ def test_checkpoints_text_and_specification():
     ds = CacheIterDataset(numbers_only.to_iter_dataset().limit(3))
     assert str(ds) == "CacheIterDataset(parent=LimitIterDataset(count=3))"
     assert get_element_spec(ds) == get_element_spec(numbers_only)
-    with pytest.raises(NotImplementedError):
-        iter(ds)._get_next_index()
+    assert_raises(NotImplementedError, None, iter(ds)._get_next_index)

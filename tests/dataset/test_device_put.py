@@ -1,14 +1,12 @@
 """Elements on devices: the same values, states and ends as without, on one device and spread over four."""
 
-import os
-import subprocess
-import sys
-import textwrap
 import threading
 
 import jax
 import numpy as np
 import pytest
+from programs import output
+from refusing import assert_raises
 
 from gristmill import MapDataset
 from gristmill.experimental import ShapeDtypeStruct, device_put, get_element_spec, get_next_index, set_next_index
@@ -55,8 +53,7 @@ def test_closing():
             next(it)
         it.close()
         it.close()
-        with pytest.raises(ValueError, match="closed"):
-            next(it)
+        assert_raises(ValueError, "closed", next, it)
     for thread in {*threading.enumerate()} - before:
         thread.join(30)
         assert not thread.is_alive()
@@ -97,28 +94,16 @@ def test_errors():
     it = iter(put(MapDataset.range(5).to_iter_dataset().map(lambda x: x if x != 2 else 1 / 0)))
     assert [int(next(it)), int(next(it))] == [0, 1]
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            next(it)
+        assert_raises(ZeroDivisionError, None, next, it)
         assert it.get_state() == {"next_index": 2}
     it.skip_failed()
     assert plain(it) == [3, 4]
-    with pytest.raises(TypeError, match="str"):
-        next(iter(put(MapDataset.source(["text"]).to_iter_dataset())))
-    with pytest.raises(ValueError, match=r"^cpu_buffer_size must be a non-negative integer, got -1"):
-        put(batches(), -1, 2)
-    with pytest.raises(TypeError, match=r"^device_buffer_size must be an integer"):
-        put(batches(), 1, 2.5)
+    assert_raises(TypeError, "str", next, iter(put(MapDataset.source(["text"]).to_iter_dataset())))
+    assert_raises(ValueError, r"^cpu_buffer_size must be a non-negative integer, got -1", put, batches(), -1, 2)
+    assert_raises(TypeError, r"^device_buffer_size must be an integer", put, batches(), 1, 2.5)
 
 
-def run(code, **environment):
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", **environment}
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
-
-
-def test_without_jax():
+def test_without_jax(tmp_path):
     code = """
         import sys
         sys.modules["jax"] = None
@@ -129,11 +114,13 @@ def test_without_jax():
         except ImportError as error:
             print(error)
     """
-    assert run(code) == "device_put needs the package jax, which is not installed; run: pip install 'gristmill[jax]'\n"
+    (line,) = output(tmp_path, code)
+    assert line == "device_put needs the package jax, which is not installed; run: pip install 'gristmill[jax]'"
 
 
 FOUR_DEVICES = """
-    import json
+    import json, os
+    os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS="--xla_force_host_platform_device_count=4")
     import jax, numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
     from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
@@ -196,5 +183,5 @@ FOUR_DEVICES = """
 """
 
 
-def test_four_devices():
-    run(FOUR_DEVICES, XLA_FLAGS="--xla_force_host_platform_device_count=4")
+def test_four_devices(tmp_path):
+    output(tmp_path, FOUR_DEVICES)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from refusing import assert_raises
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateIndexError
@@ -95,8 +96,7 @@ def test_elements_and_states(kind, tmp_path, blocks):
         assert found == element and (kind is TF or (type(found["x"]), type(found["text"])) == (np.int64, str))
     for _ in range(2):
         assert it.get_state() == kind.states[-1]
-        with pytest.raises(StopIteration):
-            next(it)
+        assert_raises(StopIteration, None, next, it)
 
 
 @each_kind
@@ -117,8 +117,7 @@ def test_one_file_or_several(kind, tmp_path):
     assert str(iter(kind.dataset(path))) == f"{kind.name}DatasetIterator({path})"
     assert str(ds) == f"{kind.name}IterDataset([3 files])"
     for wrong in (None, 3, b"bytes", {"a"}, [None], [["a"]], iter(["a"])):
-        with pytest.raises(TypeError, match="path must be a path or a sequence of paths"):
-            kind.dataset(wrong)
+        assert_raises(TypeError, "path must be a path or a sequence of paths", kind.dataset, wrong)
 
 
 @each_kind
@@ -128,8 +127,7 @@ def test_workers_share_files(kind, tmp_path):
     assert [list(slice_pipeline(ds, i, 2)) for i in range(2)] == [[0, 20, 1, 21, 2, 22], [10, 11, 12]]
     assert [list(slice_pipeline(kind.dataset(paths[:1]).map(kind.number), i, 2)) for i in range(2)] == [[0, 1, 2], []]
     for path in (paths[0], Path(paths[0])) if kind is TF else ():
-        with pytest.raises(ValueError, match="one file, which cannot be sliced"):
-            kind.dataset(path).set_slice(slice(1, None, 2))
+        assert_raises(ValueError, "one file, which cannot be sliced", kind.dataset(path).set_slice, slice(1, None, 2))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list open files there")
@@ -160,10 +158,8 @@ def test_when_the_file_is_open(kind, tmp_path, blocks):
 def test_a_missing_file(kind, tmp_path):
     it = iter(kind.dataset(tmp_path / "a.file"))
     for _ in range(2):
-        with pytest.raises(FileNotFoundError, match=r"a\.file"):
-            next(it)
-    with pytest.raises(FileNotFoundError):
-        it.skip_failed()
+        assert_raises(FileNotFoundError, r"a\.file", next, it)
+    assert_raises(FileNotFoundError, None, it.skip_failed)
     kind.write(tmp_path / "a.file")
     assert list(it) == kind.elements
 
@@ -175,8 +171,7 @@ def test_compressed_records(tmp_path, records):
         it.set_state(offset(position))
         assert it.get_state() == offset(position)
         assert list(it) == RECORDS[position:]
-    with pytest.raises(ValueError, match="compression"):
-        TFRecordIterDataset("a", compression="bz2")
+    assert_raises(ValueError, "compression", TFRecordIterDataset, "a", compression="bz2")
 
 
 def flip(path, position):
@@ -198,14 +193,12 @@ def test_a_damaged_record(records, blocks, size):
             continue
         before = it.get_state()
         for _ in range(2):
-            with pytest.raises(ValueError, match=rf"a\.tfrecord .* byte {TENTH} has a wrong checksum of its data"):
-                next(it)
+            assert_raises(ValueError, rf"a\.tfrecord .* byte {TENTH} has a wrong checksum of its data", next, it)
             assert it.get_state() == before
         it.skip_failed()
     assert list(it) == []
     it.set_state(before)
-    with pytest.raises(ValueError, match="checksum"):
-        next(it)
+    assert_raises(ValueError, "checksum", next, it)
     flip(records, TENTH + 20)  # it heals
     assert [x for batch in it for x in batch] == RECORDS[10 // size * size :]
 
@@ -215,8 +208,7 @@ def test_a_damaged_length_cannot_be_skipped(records, blocks):
     it = iter(TFRecordIterDataset(records))
     assert [next(it) for _ in range(10)] == RECORDS[:10]
     for use in (lambda: next(it), it.skip_failed) * 2:
-        with pytest.raises(ValueError, match=f"byte {TENTH} has a wrong checksum of its length"):
-            use()
+        assert_raises(ValueError, f"byte {TENTH} has a wrong checksum of its length", use)
     assert it.get_state() == offset(10)
 
 
@@ -225,8 +217,7 @@ def test_a_cut_off_record_is_the_last_one(records, blocks):
     it = iter(TFRecordIterDataset(records))
     assert [next(it) for _ in range(10)] == RECORDS[:10]
     for _ in range(2):
-        with pytest.raises(ValueError, match=f"byte {TENTH} is cut off"):
-            next(it)
+        assert_raises(ValueError, f"byte {TENTH} is cut off", next, it)
     it.skip_failed()
     for _ in range(2):
         assert list(it) == []
@@ -239,8 +230,7 @@ def test_states_of_longer_files(records, rows):
     it.set_state({"reader_offset": 10**6})
     assert it.get_state() == {"reader_offset": 10**6}
     for _ in range(2):
-        with pytest.raises(StateIndexError, match="reader_offset must be at most"):
-            next(it)
+        assert_raises(StateIndexError, "reader_offset must be at most", next, it)
     it.set_state(offset(0))
     assert list(it) == RECORDS
     it = iter(ParquetIterDataset(rows))
@@ -248,8 +238,7 @@ def test_states_of_longer_files(records, rows):
         it.set_state(wrong)
         assert it.get_state() == wrong
         for use in (next, next, get_next_index):
-            with pytest.raises(StateIndexError, match="has become shorter"):
-                use(it)
+            assert_raises(StateIndexError, "has become shorter", use, it)
     it.set_state(state(3, 3))
     assert list(it) == ROWS[8:]
 
@@ -301,15 +290,13 @@ def test_a_damaged_row_group(rows, blocks, damaged, place, behind):
     else:
         assert [next(it) for _ in range(first)] == ROWS[:first]
     for _ in range(2):
-        with pytest.raises(ValueError, match=rf"row group {damaged} of .*a\.parquet cannot be read as Parquet: .* leave it out"):
-            next(it)
+        assert_raises(ValueError, rf"row group {damaged} of .*a\.parquet cannot be read as Parquet: .* leave it out", next, it)
         assert it.get_state() == place
     it.skip_failed()
     assert it.get_state() == behind
     assert list(it) == ROWS[PQ.states.index(behind) :]
     it.set_state(place)
-    with pytest.raises(ValueError, match=f"row group {damaged}"):
-        next(it)
+    assert_raises(ValueError, f"row group {damaged}", next, it)
     Path(rows).write_bytes(content)
     assert list(it) == ROWS[first:]
 
@@ -318,21 +305,16 @@ def test_columns_and_other_arguments(rows):
     assert list(ParquetIterDataset(rows, columns=["text"]))[1] == {"text": "row 1"}
     assert list(ParquetIterDataset(rows, memory_map=True)) == ROWS
     for wrong in ("text", [1], 3, iter(["text"])):
-        with pytest.raises(TypeError, match="columns must be a sequence of names"):
-            ParquetIterDataset(rows, columns=wrong)
-    with pytest.raises(ValueError, match="columns must not be empty"):
-        ParquetIterDataset(rows, columns=[])
-    with pytest.raises(TypeError, match="no_such_argument"):
-        list(ParquetIterDataset(rows, no_such_argument=1))
+        assert_raises(TypeError, "columns must be a sequence of names", ParquetIterDataset, rows, columns=wrong)
+    assert_raises(ValueError, "columns must not be empty", ParquetIterDataset, rows, columns=[])
+    assert_raises(TypeError, "no_such_argument", list, ParquetIterDataset(rows, no_such_argument=1))
     for ds in (ParquetIterDataset(rows, columns=["x"]), ParquetIterDataset([rows, rows], columns=("x",))):
         assert get_element_spec(ds.batch(2, drop_remainder=True)) == {"x": ShapeDtypeStruct((2,), np.int64)}
     for ds, match in ((ParquetIterDataset(rows), "column 'text'"), (ParquetIterDataset([]), "no rows")):
-        with pytest.raises(NotImplementedError, match=match):
-            get_element_spec(ds)
+        assert_raises(NotImplementedError, match, get_element_spec, ds)
     it = iter(ParquetIterDataset(rows, columns=["y"]))
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"a\.parquet has no 'y', it has \['x', 'text'\]"):
-            next(it)
+        assert_raises(ValueError, r"a\.parquet has no 'y', it has \['x', 'text'\]", next, it)
 
 
 def test_next_index(rows, tmp_path):
@@ -342,14 +324,12 @@ def test_next_index(rows, tmp_path):
         assert get_next_index(it) == i
         assert list(it) == ROWS[i:]
         assert get_next_index(it) == 9
-    with pytest.raises(IndexError, match=r"index must be in \[0, 9\], the number of rows, got 10"):
-        set_next_index(it, 10)
+    assert_raises(IndexError, r"index must be in \[0, 9\], the number of rows, got 10", set_next_index, it, 10)
     empty = iter(ParquetIterDataset(write_rows(tmp_path / "empty.parquet", [])))
     set_next_index(empty, 0)
     assert get_next_index(empty) == 0
     empty.close()
-    with pytest.raises(ValueError, match="closed"):
-        get_next_index(empty)
+    assert_raises(ValueError, "closed", get_next_index, empty)
 
 
 def test_a_failing_filesystem_is_not_a_damaged_file():
@@ -365,5 +345,4 @@ def test_a_failing_filesystem_is_not_a_damaged_file():
         ("there", Down(), ConnectionError, "reset by peer"),
         ("there", memory, ValueError, "cannot be read as Parquet"),
     ]:
-        with pytest.raises(error, match=match):
-            list(ParquetIterDataset(f"/{name}.parquet", filesystem=filesystem))
+        assert_raises(error, match, list, ParquetIterDataset(f"/{name}.parquet", filesystem=filesystem))

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
@@ -39,8 +40,7 @@ BAD_CALLS = [
 
 @pytest.mark.parametrize(("call", "error", "match"), BAD_CALLS, ids=range(len(BAD_CALLS)))
 def test_wrong_arguments(call, error, match):
-    with pytest.raises(error, match=re.compile(match, re.DOTALL)):
-        call()
+    assert_raises(error, re.compile(match, re.DOTALL), call)
 
 
 def test_streams_have_no_random_access():
@@ -90,8 +90,7 @@ def test_read_options(caplog):
     assert ReadOptions(np.int64(3), np.int8(7)) == ReadOptions(3, 7)
     assert type(ReadOptions(np.int64(3)).num_threads) is int
     options = ReadOptions()
-    with pytest.raises(TypeError, match="unhashable"):
-        hash(options)
+    assert_raises(TypeError, "unhashable", hash, options)
     options.num_threads = 2
     assert repr(options) == "ReadOptions(num_threads=2, prefetch_buffer_size=500)"
     with pytest.raises(AttributeError):
@@ -108,8 +107,7 @@ def test_where_none_is_an_element_only_the_failed_one_is_skipped(num_threads):
     ds = MapDataset.range(5).map(lambda i: i if i != 2 else 1 / 0 if failing else None)
     it = iter(ds.to_iter_dataset(ReadOptions(num_threads, 4), allow_nones=True))
     assert [next(it), next(it)] == [0, 1]
-    with pytest.raises(ZeroDivisionError):
-        next(it)
+    assert_raises(ZeroDivisionError, None, next, it)
     failing.clear()
     it.skip_failed()
     assert list(it) == [3, 4]

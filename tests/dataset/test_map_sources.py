@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.dataset import MapDataset
 
@@ -88,8 +89,7 @@ def test_what_sources_may_lack():
     ds = MapDataset.source(source(getitem=lambda self, index: index))  # a source without length gets the index as it is
     assert ds[10**20] == 10**20 and ds[-7] == -7
     for function in (len, iter):  # and nothing on stderr when the half-made iterator goes
-        with pytest.raises(TypeError, match="len"):
-            function(ds)
+        assert_raises(TypeError, "len", function, ds)
     with pytest.raises(KeyError):
         MapDataset.source({"a": 1})[0]
     assert list(MapDataset.source([None, 0, None, False])) == [0, False]
@@ -99,5 +99,4 @@ def test_what_sources_may_lack():
     it = iter(ds)
     assert [next(it) for _ in range(3)] == [0, 1, 2]
     for read in (lambda: ds[3], lambda: next(it)):
-        with pytest.raises(OSError, match="disk"):  # as it is
-            read()
+        assert_raises(OSError, "disk", read)  # as it is

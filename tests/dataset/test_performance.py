@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill import experimental as gx
@@ -140,30 +141,22 @@ def test_iterators_are_closed():
 
     pick(Closing())
     assert closed == {0}
-    with pytest.raises(ZeroDivisionError):
-        pick(Closing().map(lambda x: 1 / 0))
+    assert_raises(ZeroDivisionError, None, pick, Closing().map(lambda x: 1 / 0))
     assert closed == {0, 1}
 
 
 def test_wrong_arguments():
     for name in ("max_workers", "max_buffer_size"):
-        with pytest.raises(ValueError, match=f"{name} must be a non-negative integer, got -1"):
-            pick(RANGE, **{name: -1})
-        with pytest.raises(TypeError, match=f"{name} must be an integer"):
-            pick(RANGE, **{name: 1.5})
-    with pytest.raises(ValueError, match="samples_to_check must be a positive integer, got 0"):
-        pick(RANGE, samples_to_check=0)
+        assert_raises(ValueError, f"{name} must be a non-negative integer, got -1", pick, RANGE, **{name: -1})
+        assert_raises(TypeError, f"{name} must be an integer", pick, RANGE, **{name: 1.5})
+    assert_raises(ValueError, "samples_to_check must be a positive integer, got 0", pick, RANGE, samples_to_check=0)
     for wrong in (-1, float("nan")):
-        with pytest.raises(ValueError, match="ram_budget_mb must be a non-negative number or None"):
-            pick(RANGE, ram_budget_mb=wrong)
-    with pytest.raises(TypeError, match="ram_budget_mb must be a number or None"):
-        pick(RANGE, ram_budget_mb="1024")
-    with pytest.raises(TypeError):
-        pick_performance_config(RANGE)
+        assert_raises(ValueError, "ram_budget_mb must be a non-negative number or None", pick, RANGE, ram_budget_mb=wrong)
+    assert_raises(TypeError, "ram_budget_mb must be a number or None", pick, RANGE, ram_budget_mb="1024")
+    assert_raises(TypeError, None, pick_performance_config, RANGE)
     e = gx.ElasticIterator(MapDataset.range(8), 2, ShardOptions(0, 1))
     for wrong in (e, e.map(lambda x: x), iter(RANGE), [1, 2]):  # an iterator is not moved
-        with pytest.raises(TypeError, match=r"ds must (be a MapDataset or IterDataset|not be an iterator)"):
-            pick(wrong)
+        assert_raises(TypeError, r"ds must (be a MapDataset or IterDataset|not be an iterator)", pick, wrong)
     assert e.get_state() == {"global_next_index": 0}
     assert next(e).tolist() == [0, 1]
 

@@ -4,6 +4,7 @@ import itertools
 import os
 
 import pytest
+from refusing import assert_raises
 from users_datasets import Plain
 
 from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
@@ -28,24 +29,19 @@ def test_a_limit_asks_its_parent_for_no_more(n):
 def test_numbers_must_be_positive_integers():
     for kind, name in ((RepeatIterDataset, "num_epochs"), (LimitIterDataset, "count")):
         for wrong in (0, -1, -(10**20)):
-            with pytest.raises(ValueError, match=f"{name} must be a positive integer, got {wrong}"):
-                kind(numbers(3), wrong)
+            assert_raises(ValueError, f"{name} must be a positive integer, got {wrong}", kind, numbers(3), wrong)
         for wrong in (2.5, "3"):
-            with pytest.raises(TypeError, match=f"{name} must be an integer, got {wrong!r}"):
-                kind(numbers(3), wrong)
-    with pytest.raises(TypeError, match="count must be an integer"):
-        LimitIterDataset(numbers(3), None)
+            assert_raises(TypeError, f"{name} must be an integer, got {wrong!r}", kind, numbers(3), wrong)
+    assert_raises(TypeError, "count must be an integer", LimitIterDataset, numbers(3), None)
 
 
 def test_nothing_repeated():
     it = iter(RepeatIterDataset(numbers(5).filter(lambda x: x > 9)))
     state = it.get_state()
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"RepeatDatasetIterator\(num_epochs=None\) cannot go on.* has no elements"):
-            next(it)
+        assert_raises(ValueError, r"RepeatDatasetIterator\(num_epochs=None\) cannot go on.* has no elements", next, it)
         assert it.get_state() == state
-    with pytest.raises(ValueError, match="has no elements"):
-        it.skip_failed()
+    assert_raises(ValueError, "has no elements", it.skip_failed)
     it = iter(RepeatIterDataset(numbers(0), 10**9))  # and does not take 10**9 steps
     assert list(it) == []
     assert it.get_state()["epoch"] == 10**9
@@ -93,8 +89,7 @@ def test_iterators_of_users():
 
     assert list(RepeatIterDataset(Stream(), 3)) == [2, 1, 0] * 3
     assert len(iterators) == 1
-    with pytest.raises(NotImplementedError, match="return a DatasetIterator from __iter__"):
-        list(RepeatIterDataset(Plain(2), 2))
+    assert_raises(NotImplementedError, "return a DatasetIterator from __iter__", list, RepeatIterDataset(Plain(2), 2))
 
 
 def with_process(x):
@@ -126,5 +121,4 @@ def test_texts_specification_and_description():
         assert get_element_spec(ds) == get_element_spec(MapDataset.range(9))
         assert describe(iter(ds))[parameter] == 3
     assert str(numbers(9).repeat()) == "RepeatIterDataset(num_epochs=None)"
-    with pytest.raises(NotImplementedError):
-        iter(numbers(9).repeat(3))._get_next_index()
+    assert_raises(NotImplementedError, None, iter(numbers(9).repeat(3))._get_next_index)

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.core.indices import as_ints
 from gristmill.dataset import selection
@@ -151,16 +152,13 @@ def test_wrong_weights():
                 with pytest.raises(ValueError, match=rf"positive and finite.*weights\[{position}\].*leave out"):
                     integer_weights(form(weights), 3)
     for weights in ([], [1], [1, 2, 3, 4], np.ones(2), ()):
-        with pytest.raises(ValueError, match=f"for each of the 3 datasets, got {len(weights)}"):
-            integer_weights(weights, 3)
+        assert_raises(ValueError, f"for each of the 3 datasets, got {len(weights)}", integer_weights, weights, 3)
     no_numbers = "11", b"11", ["1", 2], [None, 1], [[1], [1, 2]], [1j, 1]
     for weights in (*no_numbers, 5, 1.5, {1, 2}, {0: 1, 1: 2}, iter([1, 2]), np.array(1.0), np.ones((2, 1))):
-        with pytest.raises(TypeError, match="weights must be"):
-            integer_weights(weights, 2)
+        assert_raises(TypeError, "weights must be", integer_weights, weights, 2)
     far_apart = [1e-300, 1e300], [5e-324, 5e-324], [5e-324, 1], np.array([1e-300, 1e300]), np.array([0.001, 700], np.float16)
     for weights in far_apart:  # no proportion can hold them
-        with pytest.raises(ValueError, match="far apart"):
-            integer_weights(weights, 2)
+        assert_raises(ValueError, "far apart", integer_weights, weights, 2)
 
 
 LENGTHS_OF_MIXTURES = [
@@ -203,5 +201,4 @@ def test_entries_of_users():
     for indices in ([0, 1, 2, 3], [3, 3, 0], np.array([2, 1]), range(3, -1, -1), [1]):
         assert flat(*select_singly(pairs, indices)) == [expected[i] for i in as_ints(indices)]
     for wrong in (5, None, (1,), (1, 2, 3), "ab", (1.0, 2), (1, 2.0), (0, None), ("0", 1)):
-        with pytest.raises(TypeError, match=r"selection_map\[0\]"):
-            selected([wrong], 0)
+        assert_raises(TypeError, r"selection_map\[0\]", selected, [wrong], 0)

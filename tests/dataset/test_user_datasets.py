@@ -4,6 +4,7 @@ import gc
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 from users_datasets import BareMap, BareStream, Plain
 
 from gristmill.core.options import DatasetOptions
@@ -69,8 +70,7 @@ def test_parents():
             with pytest.raises(ValueError, match="exactly one parent"):
                 _ = several._parent
     for wrong in ([1, 2], 5):
-        with pytest.raises(TypeError, match="parents"):
-            Doubled(wrong)
+        assert_raises(TypeError, "parents", Doubled, wrong)
     with pytest.raises(AttributeError):
         ds.parents = ()
 
@@ -129,8 +129,7 @@ def test_a_state_that_a_users_iterator_refuses_halfway_changes_nothing():
     it = iter(BareStream(5).map(str).map_with_index(lambda i, x: (i, x)).batch(2, batch_fn=list))
     next(it)
     before = it.get_state()
-    with pytest.raises(KeyError):
-        it.set_state({"parent": {}, "counter": 0})
+    assert_raises(KeyError, None, it.set_state, {"parent": {}, "counter": 0})
     assert it.get_state() == before
     assert list(it) == [[(2, "2"), (3, "3")], [(4, "4")]]
 
@@ -152,14 +151,11 @@ def test_iterators_that_are_none_of_ours(ds):
     it = iter(ds.map(str))
     assert next(it) == "0"
     for call in (it.get_state, lambda: it.set_state({})):
-        with pytest.raises(NotImplementedError, match=r"plain \w* has no state: return a DatasetIterator"):
-            call()
+        assert_raises(NotImplementedError, r"plain \w* has no state: return a DatasetIterator", call)
     assert next(it) == "1"
     it.close()
-    with pytest.raises(ValueError, match="closed"):
-        next(it)
-    with pytest.raises(TypeError, match=r"Wrong\.__iter__"):
-        iter(Wrong().map(str))
+    assert_raises(ValueError, "closed", next, it)
+    assert_raises(TypeError, r"Wrong\.__iter__", iter, Wrong().map(str))
 
 
 class Pair(DatasetIterator):
@@ -180,10 +176,8 @@ def test_contexts_are_merged():
     assert next(pair) == ("a", "a")
     foreign = stream()
     foreign._share_context(IteratorContext(worker_index=1, worker_count=2))
-    with pytest.raises(ValueError, match="worker"):
-        Pair([stream(), foreign])
-    with pytest.raises(TypeError, match="parents"):
-        Pair([iter([1])])
+    assert_raises(ValueError, "worker", Pair, [stream(), foreign])
+    assert_raises(TypeError, "parents", Pair, [iter([1])])
 
 
 def test_closing_reaches_the_parents_of_a_users_iterator():
@@ -200,8 +194,7 @@ def test_closing_reaches_the_parents_of_a_users_iterator():
     it.close()
     it.close()
     for each in (it, inner):
-        with pytest.raises(ValueError, match="closed"):
-            next(each)
+        assert_raises(ValueError, "closed", next, each)
     assert len(closed) == 2
     Closing(iter(SOURCE))
     bare = iter(BareStream(3))

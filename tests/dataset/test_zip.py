@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from local_workers import LocalWorkersIterDataset
+from refusing import assert_raises
 from users_datasets import Plain
 
 from gristmill import MapDataset
@@ -22,13 +23,10 @@ def at(*indices):
 
 def test_arguments_methods_and_texts():
     for kind in (ZipMapDataset, ZipIterDataset):
-        with pytest.raises(ValueError, match="at least one"):
-            kind([])
+        assert_raises(ValueError, "at least one", kind, [])
         for wrong in ([MapDataset.range(2), [1, 2]], 3):
-            with pytest.raises(TypeError, match="parents must be"):
-                kind(wrong)
-    with pytest.raises(TypeError, match="parents must be"):
-        ZipMapDataset([numbers(3)])
+            assert_raises(TypeError, "parents must be", kind, wrong)
+    assert_raises(TypeError, "parents must be", ZipMapDataset, [numbers(3)])
     with pytest.raises(ValueError, match=re.escape("must have the same length, got the lengths [2, 3, 2]")):
         ZipMapDataset([MapDataset.range(2), MapDataset.range(3), MapDataset.range(2)])
     assert list(ZipIterDataset([numbers(2), MapDataset.range(2)])) == [(0, 0), (1, 1)]
@@ -50,8 +48,7 @@ def test_missing_elements_stay_or_drop_the_tuple():
     assert list(dropped) == [(1, 1), (3, 3)]
     holes = MapDataset.range(4).map(lambda x: None if x == 1 else x)
     assert len(ZipMapDataset([holes]).batch(2)) == 2
-    with pytest.raises(ValueError, match="ZipMapDataset"):
-        ZipMapDataset([holes], drop_missing=True).batch(2)
+    assert_raises(ValueError, "ZipMapDataset", ZipMapDataset([holes], drop_missing=True).batch, 2)
     arrays = ZipMapDataset([MapDataset.source([np.zeros(2), np.ones(2)]), MapDataset.range(2)], drop_missing=True)
     assert [row[1] for row in arrays] == [0, 1]  # these are not taken for missing
 
@@ -76,15 +73,12 @@ def test_a_strict_zip_of_other_lengths_fails_behind_its_last_row_and_stays_there
         for k in range(rows // size):
             assert next(it) == [(i,) * len(lengths) for i in range(k * size, (k + 1) * size)]
         for _ in range(3):
-            with pytest.raises(ValueError, match=message):
-                next(it)
+            assert_raises(ValueError, message, next, it)
             assert it.get_state() == at(*[rows // size * size] * len(lengths))
         it.set_state(at(*[rows] * len(lengths)))
-        with pytest.raises(ValueError, match=message):
-            next(it)
+        assert_raises(ValueError, message, next, it)
     it.set_state(at(*[0] * len(lengths)))
-    with pytest.raises(ValueError, match=message):
-        next(it)
+    assert_raises(ValueError, message, next, it)
     it = iter(ds)
     assert [next(it) for _ in range(rows)] == [(i,) * len(lengths) for i in range(rows)]
     while True:  # skipping uses up the longer ones
@@ -105,10 +99,8 @@ def test_without_strict_the_parents_before_the_first_that_ends_are_one_further(b
     assert rows == [(i,) * 4 for i in range(3)]
     for _ in range(3):  # the end is the end: nobody is asked for more
         assert it.get_state() == at(4, 4, 3, 3)
-        with pytest.raises(StopIteration):
-            next(it)
-    with pytest.raises(StateMismatchError):
-        it.set_state(at(0, 0, 0, -1))
+        assert_raises(StopIteration, None, next, it)
+    assert_raises(StateMismatchError, None, it.set_state, at(0, 0, 0, -1))
     assert it.get_state() == at(4, 4, 3, 3) and list(it) == []
     it.set_state(at(1, 1, 1, 1))
     assert list(it) == [(1, 1, 1, 1), (2, 2, 2, 2)]
@@ -118,10 +110,8 @@ def test_states_that_do_not_fit():
     it = iter(ZipIterDataset([numbers(4), numbers(4)]))
     next(it)
     for parents in ([{"next_index": 2}], [{"next_index": 2}] * 3, {"0": {"next_index": 2}}, None):
-        with pytest.raises(StateMismatchError, match="list of 2, the number of datasets, got"):
-            it.set_state({"parents": parents})
-    with pytest.raises(StateMismatchError, match="next_index"):
-        it.set_state(at(3, 99))
+        assert_raises(StateMismatchError, "list of 2, the number of datasets, got", it.set_state, {"parents": parents})
+    assert_raises(StateMismatchError, "next_index", it.set_state, at(3, 99))
     assert it.get_state() == at(1, 1)
     it.set_state({"parents": ({"next_index": 3}, {"next_index": 3})})
     assert list(it) == [(3, 3)]
@@ -132,10 +122,8 @@ def test_of_iterators_without_a_state():
         assert list(ds.batch(2, batch_fn=list)) == [[(0, 0), (1, 1)], [(2, 2)]]
     it = iter(ZipIterDataset([numbers(9), Plain(2)]))
     assert [next(it), next(it)] == [(0, 0), (1, 1)]
-    with pytest.raises(ValueError, match="shorter"):
-        next(it)
-    with pytest.raises(NotImplementedError):
-        it.get_state()
+    assert_raises(ValueError, "shorter", next, it)
+    assert_raises(NotImplementedError, None, it.get_state)
 
 
 def test_workers_and_specs():

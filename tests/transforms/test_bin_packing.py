@@ -2,6 +2,7 @@ import itertools
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.transforms.bin_packing import (
     BestFit,
@@ -86,8 +87,7 @@ def test_an_element_that_cannot_be_added_changes_nothing():
         ((np.array([1]), np.ones((1, 3))), r"feature 'y' has the trailing shape \(3,\).*\(2,\)"),
     ]
     for element, match in bad:
-        with pytest.raises(ValueError, match=match):
-            bins.add(list(element))
+        assert_raises(ValueError, match, bins.add, list(element))
         assert [c[0].tolist() for c in bins.columns()] == before and len(bins) == 1
     assert bins.add([np.array([100]), np.ones((1, 2), np.float32)])  # values that the dtypes can hold
     assert [c[0].dtype for c in bins.columns()] == [np.int8, np.float64]
@@ -115,8 +115,7 @@ def test_paddings():
         ("long", np.zeros(1, "<U2"), "feature 'x' has values of dtype <U4"),
         ([1, 2], np.zeros(1), r"padding of feature 'x'.*\(3,\)"),
     ]:
-        with pytest.raises(ValueError, match=match):
-            filled([Feature("'x'", 3, padding=padding)], [(first,)])
+        assert_raises(ValueError, match, filled, [Feature("'x'", 3, padding=padding)], [(first,)])
 
 
 def test_emission_order():
@@ -145,8 +144,7 @@ def test_as_sequence():
         array = as_sequence("'x'", value)
         assert array.dtype == dtype and len(array) == length
     for value in ({"a": 1}, None, [None], [[1], [1, 2]], [1, {}], object(), {1, 2}):
-        with pytest.raises(ValueError, match="feature 'x'"):
-            as_sequence("'x'", value)
+        assert_raises(ValueError, "feature 'x'", as_sequence, "'x'", value)
     jnp = pytest.importorskip("jax.numpy")
     assert as_sequence("'x'", jnp.arange(3)).tolist() == [0, 1, 2]
 
@@ -169,8 +167,7 @@ def test_as_dtype_of_loses_nothing_but_digits():
     assert np.isnan(converted([np.nan, 1.5], np.float32)[0])
     too_much = [([300], np.int8), ([np.nan], np.int64), ([1e300], np.float32), (["abc"], "<U2"), (["1"], np.int64)]
     for array, dtype in [*too_much, ([2**53 + 1], np.float64), ([-1], np.uint64), ([1j], np.float64)]:
-        with pytest.raises(ValueError, match="feature 'x' has values of dtype"):
-            converted(array, dtype)
+        assert_raises(ValueError, "feature 'x' has values of dtype", converted, array, dtype)
 
 
 def test_layout_reads_and_names():
@@ -184,8 +181,7 @@ def test_layout_reads_and_names():
     assert [s.tolist() for s in sequences] == [[1], [5], [1]] and carried == ("any",)
     assert sequences[2].dtype == np.int64
     assert layout.index("x") == 0
-    with pytest.raises(ValueError, match="group by"):
-        layout.index("m")
+    assert_raises(ValueError, "group by", layout.index, "m")
 
 
 @pytest.mark.parametrize(
@@ -206,5 +202,4 @@ def test_layout_reads_and_names():
     ],
 )
 def test_layouts_that_do_not_fit_together(arguments, error, match):
-    with pytest.raises(error, match=match):
-        PackLayout(**arguments)
+    assert_raises(error, match, PackLayout, **arguments)

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 
@@ -33,8 +34,7 @@ def test_meta_features_are_repeated_and_not_cut():
     assert joined.add([np.arange(1), np.array([1, 2, 3])], [0, 0]) == [0, 0]
     assert joined.limiting is targets[1]
     assert row(joined)["m"] == [7, 8, 0, 0]
-    with pytest.raises(ValueError, match="meta feature 'm' is 5 long"):
-        joined.add([np.arange(1), np.arange(5)], [0, 0])
+    assert_raises(ValueError, "meta feature 'm' is 5 long", joined.add, [np.arange(1), np.arange(5)], [0, 0])
 
 
 def test_bos_overwrites_first_tokens_and_nothing_else():
@@ -52,8 +52,7 @@ def test_the_first_sequence_decides_the_dtype_and_what_is_of_full_length():
     joined = Concatenation([Target("a", 9)], [np.zeros(2, np.int8)])
     assert joined.add([np.array([100])], [0]) is None
     for bad, match in [([300], "dtype int64 that int8"), ([[1]], r"trailing shape \(1,\)")]:
-        with pytest.raises(ValueError, match=f"feature 'a'.*{match}"):
-            joined.add([np.array(bad)], [0])
+        assert_raises(ValueError, f"feature 'a'.*{match}", joined.add, [np.array(bad)], [0])
     output = joined.output()
     assert [output[name].dtype for name in ("a", "a_segment_ids", "a_positions")] == [np.int8, np.int32, np.int32]
     assert output["a"].tolist() == [0, 0, 100, 0, 0, 0, 0, 0, 0]

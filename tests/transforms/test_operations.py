@@ -3,6 +3,7 @@ import warnings
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill import Record, RecordMetadata
 from gristmill.python import BatchOperation, FilterOperation, MapOperation, Operation, RandomMapOperation
@@ -55,10 +56,8 @@ def test_errors():
     assert str(caught.value).startswith("Record structures do not match. Record at position 0 has structure ")
     assert "while records at positions [1] have structures [" in str(caught.value)
     for size in (0, -1):
-        with pytest.raises(ValueError, match=rf"^batch_size must be a positive integer\. Got {size}\.$"):
-            BatchOperation(size)
-    with pytest.raises(TypeError, match="batch_size must be an integer"):
-        BatchOperation(1.5)
+        assert_raises(ValueError, rf"^batch_size must be a positive integer\. Got {size}\.$", BatchOperation, size)
+    assert_raises(TypeError, "batch_size must be an integer", BatchOperation, 1.5)
     for operation, what in [
         (MapOperation(lambda x: 1 // (x - 2)), "map function"),
         (RandomMapOperation(lambda x, rng: 1 // (x - 2)), "random map function"),

@@ -4,6 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill import Record, RecordMetadata
 from gristmill.experimental import PackAndBatchOperation
@@ -62,13 +63,11 @@ def test_errors():
         (({"x": "a"}, 2), TypeError, r"length_struct\['x'\]"),
         (({}, 2), ValueError, "length_struct"),
     ]:
-        with pytest.raises(error, match=match):
-            operation(*arguments)
+        assert_raises(error, match, operation, *arguments)
     for element, match in [
         ({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"),
         ({"y": np.arange(1)}, "structure"),
         ({"x": [1, 2]}, "structure"),
         ({"x": np.array([300])}, r"\['x'\].*int8"),
     ]:
-        with pytest.raises(ValueError, match=match):
-            list(operation({"x": 4}, 2)(records([{"x": np.zeros(1, np.int8)}, element])))
+        assert_raises(ValueError, match, list, operation({"x": 4}, 2)(records([{"x": np.zeros(1, np.int8)}, element])))

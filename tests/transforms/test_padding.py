@@ -3,6 +3,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill import MapDataset
 from gristmill.core.element_spec import ShapeDtypeStruct
@@ -104,8 +105,7 @@ def test_a_pad_value_that_the_leaf_cannot_hold_is_refused():
     ],
 )
 def test_wrong_arguments(values, batch_size, error, match):
-    with pytest.raises(error, match=match):
-        batch_and_pad(values, batch_size=batch_size)
+    assert_raises(error, match, batch_and_pad, values, batch_size=batch_size)
 
 
 def test_as_a_batch_function():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill import DataLoader, MapDataset, transforms
 from gristmill.samplers import SequentialSampler
@@ -28,8 +29,7 @@ def test_abstract_classes(kind):
     assert isinstance(kind, abc.ABCMeta) and kind.__abstractmethods__ == {name}
     assert list(inspect.signature(getattr(kind, name)).parameters) == parameters
     assert kind.__init__ is object.__init__ and kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
-    with pytest.raises(TypeError, match=name):
-        kind()
+    assert_raises(TypeError, name, kind)
     complete = type("Complete", (kind,), {name: lambda self, *args: args})
     assert getattr(complete(), name)(1, 2) == (1, 2)
 
@@ -70,8 +70,7 @@ def test_batch_size_is_checked_where_it_is_applied(size, error, message):
         lambda: ds.to_iter_dataset().batch(size),
         lambda: DataLoader(data_source=[1, 2], sampler=SequentialSampler(2), operations=[batch]),
     ):
-        with pytest.raises(error, match=message):
-            apply()
+        assert_raises(error, message, apply)
     assert [len(x) for x in ds.batch(np.int64(2))] == [2, 2, 1]
 
 
