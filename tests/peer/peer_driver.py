@@ -18,7 +18,6 @@ import importlib
 import json
 import logging
 import sys
-import traceback
 import warnings
 
 import numpy as np
@@ -380,8 +379,6 @@ def main():
         try:
             result = builder.run(spec)
         except Exception as error:
-            if "--trace" in sys.argv:
-                traceback.print_exc()
             result = {"error": [kind.__name__ for kind in type(error).__mro__]}
         print(json.dumps(result), flush=True)
 

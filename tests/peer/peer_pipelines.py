@@ -557,25 +557,23 @@ class Pipelines(random.Random):
         count = self.randint(1, min(2, node.num_sliced))
         return self.spec(node.then(f".mp_prefetch(m.MultiprocessingOptions({count}))", "interleaved"), [], 12)
 
-    def packing_spec(self):
-        node = self.converted(self.map_dataset(self.one_of(0, 0, 1), kind=self.one_of(*_SEQUENCES), most=2))
-        node = self.element_step(node, "filter") if self.chance(0.2) and not node.is_endless else node
-        node = self.iter_pack(node) if self.chance(0.6) else self.iter_split(node)
-        for _ in range(self.randint(0, 2)):
-            node = self.iter_step(node)
-        return self.spec(node, [], self.one_of(12, 40))
-
-    def rebatching_spec(self):
-        node = self.converted(self.map_dataset(depth=0, kind=self.one_of(*_NUMBERS, *_TREES, *_ROWS), most=3))
-        node = self.iter_batch(node) if not node.has_rows or self.chance(0.5) else node
-        node = self.iter_rebatch(node)
+    def rows_spec(self):
+        """Packed, split or rebatched elements."""
+        make = self.one_of(self.iter_pack, self.iter_pack, self.iter_split, self.iter_rebatch, self.iter_rebatch)
+        kinds = [*_NUMBERS, *_TREES, *_ROWS] if make == self.iter_rebatch else _SEQUENCES
+        node = self.converted(self.map_dataset(self.one_of(0, 0, 1), kind=self.choice(kinds), most=2))
+        if make == self.iter_rebatch and (not node.has_rows or self.chance(0.5)):
+            node = self.iter_batch(node)
+        elif self.chance(0.2) and not node.is_endless:
+            node = self.element_step(node, "filter")
+        node = make(node)
         for _ in range(self.randint(0, 3)):
             node = self.iter_step(node)
         return self.spec(node, [], self.one_of(12, 40))
 
     def next_spec(self):
-        makers = [self.map_spec] * 10 + [self.iter_spec] * 24 + [self.packing_spec] * 3
-        makers += [self.rebatching_spec] * 2 + [self.loader_spec] * 12 + [self.threshold_spec]
+        makers = [self.map_spec] * 10 + [self.iter_spec] * 24 + [self.rows_spec] * 5
+        makers += [self.loader_spec] * 12 + [self.threshold_spec]
         self.described = self.chance(0.1)
         return self.choice(makers)()
 
