@@ -7,6 +7,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from loaders import DRAW, TO_TUPLE, DrawOld, Kept, Mapped, Source, make
+from refusing import assert_raises
 
 import gristmill
 from gristmill import DataLoader, ReadOptions, load
@@ -21,10 +22,8 @@ def test_all_arguments_are_keywords_and_two_are_required():
     source, sampler = [1, 2], SequentialSampler(2)
     assert list(DataLoader(data_source=source, sampler=sampler)) == [1, 2]
     for arguments in ({"data_source": source}, {"sampler": sampler}, {"data_source": source, "sampler": sampler, "batch": 1}):
-        with pytest.raises(TypeError):
-            DataLoader(**arguments)
-    with pytest.raises(TypeError):
-        DataLoader(source, sampler)
+        assert_raises(TypeError, None, DataLoader, **arguments)
+    assert_raises(TypeError, None, DataLoader, source, sampler)
 
 
 NO_SEED = "is random and needs a sampler with a seed"
@@ -57,8 +56,7 @@ NO_SEED = "is random and needs a sampler with a seed"
     ],
 )
 def test_refused_arguments(changes, kind, message):
-    with pytest.raises(kind, match=message):
-        make(6, **changes)
+    assert_raises(kind, message, make, 6, **changes)
 
 
 @pytest.mark.parametrize(
@@ -74,15 +72,13 @@ def test_refused_arguments(changes, kind, message):
     ],
 )
 def test_what_load_refuses(source, arguments, kind, message):
-    with pytest.raises(kind, match=message):
-        load(source, **arguments)
+    assert_raises(kind, message, load, source, **arguments)
 
 
 def test_checks_come_in_grain_s_order():
     everything_wrong = {"worker_count": -1, "worker_buffer_size": -1, "operations": [Batch(0)], "sampler": [0]}
     for name in ("worker_count", "worker_buffer_size", "batch_size", "shard_options"):
-        with pytest.raises(ValueError, match=name):
-            make(6, **everything_wrong)
+        assert_raises(ValueError, name, make, 6, **everything_wrong)
         del everything_wrong[{"batch_size": "operations", "shard_options": "sampler"}.get(name, name)]
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from loaders import AS_RECORDS, DIRECT, DRAW, TO_TUPLE, WITH_INDEX, DrawOld, Kept, Mapped, Source, make, run
+from refusing import assert_raises
 
 from gristmill import DataLoaderIterator, ReadOptions, Record, RecordMetadata
 from gristmill.python import BatchOperation, FilterOperation, MapOperation, RandomMapOperation
@@ -41,8 +42,7 @@ class TestGenerators:
 
     def test_a_user_s_sampler_without_generators(self):
         it = iter(make(1, DRAW, sampler=[RecordMetadata(0, 0)], shard_options=NoSharding()))
-        with pytest.raises(ValueError, match="needs a sampler with a seed"):
-            next(it)
+        assert_raises(ValueError, "needs a sampler with a seed", next, it)
 
 
 class TestDispatch:
@@ -185,8 +185,7 @@ class TestLegacyOperations:
         it.set_state(states[0])
         for _ in range(2):
             assert list(it) == [(0, 1), (2, 3), (4, 4)]
-            with pytest.raises(StopIteration):
-                next(it)
+            assert_raises(StopIteration, None, next, it)
             end = it.get_state()
             it.set_state(states[0])
         it.set_state(end)
@@ -218,5 +217,4 @@ def test_samplers_that_are_not_quite_ours():
 def test_iterators_are_neither_copied_nor_made_of_anything_else():
     with pytest.raises(TypeError, match="cannot be copied"):
         copy.copy(iter(make(3, read_options=DIRECT)))
-    with pytest.raises(TypeError, match="data_loader must be a DataLoader, got 5"):
-        DataLoaderIterator(5, None)
+    assert_raises(TypeError, "data_loader must be a DataLoader, got 5", DataLoaderIterator, 5, None)

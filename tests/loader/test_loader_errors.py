@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 from loaders import DRAW, TO_TUPLE, Faults, IndexMapped, Kept, Mapped, RandomMapped, Source, make, plain
+from refusing import assert_raises
 
 from gristmill import DataLoaderIterator, ReadOptions, RecordMetadata
 from gristmill.python import MapOperation
@@ -66,14 +67,12 @@ class TestEverywhere:
 
         faults.bad = {0, 7}
         it, again, failing = iter(loader), iter(loader), 2 if batch else 7
-        with pytest.raises(OSError, match="bad 0"):
-            next(it)
+        assert_raises(OSError, "bad 0", next, it)
         faults.bad = {7}
         assert plain(itertools.islice(it, failing)) == expected[:failing]
         state = it.get_state()
         for _ in range(3):
-            with pytest.raises(OSError, match="bad 7"):
-                next(it)
+            assert_raises(OSError, "bad 7", next, it)
             assert it.get_state() == state
         faults.bad = set()
         again.set_state(state)
@@ -88,8 +87,7 @@ class TestEverywhere:
             except StopIteration:
                 break
         assert found == [x for i, x in enumerate(expected) if i not in ({1, 3} if batch else {4, 10})]
-        with pytest.raises(ValueError, match="nothing to skip"):
-            it.skip_failed()
+        assert_raises(ValueError, "nothing to skip", it.skip_failed)
 
     def test_stop_iteration_of_users_is_no_end(self, place, read_options, after, batch):
         it, found = iter(faulty(place, Faults(5, error=StopIteration), read_options, *AFTER[after], *batch)), []
@@ -109,8 +107,7 @@ def test_legacy_classes_keep_their_place_after_an_error():
     it = iter(make(4, MapOperation(faults)))
     with pytest.warns(DeprecationWarning):
         assert [next(it), next(it)] == [0, 1]
-    with pytest.raises(ValueError, match="map function"):
-        next(it)
+    assert_raises(ValueError, "map function", next, it)
     faults.bad = set()
     with pytest.warns(DeprecationWarning):
         assert list(it) == [2, 3]
@@ -120,8 +117,7 @@ def test_keyboard_interrupt_loses_nothing():
     faults = Faults(3, error=KeyboardInterrupt)
     it = iter(faulty("map", faults, ReadOptions(2, 4), Batch(2)))
     next(it)
-    with pytest.raises(KeyboardInterrupt):
-        next(it)
+    assert_raises(KeyboardInterrupt, None, next, it)
     faults.bad = set()
     assert plain(it) == [[2, 3], [4, 5], [6, 7], [8, 9], [10]]
 
@@ -149,8 +145,7 @@ class TestClosing:
     def check_closed(*iterators):
         for it in iterators:
             for _ in range(2):
-                with pytest.raises(ValueError, match="closed"):
-                    next(it)
+                assert_raises(ValueError, "closed", next, it)
 
     def test_close(self):
         it, unused = iter(self.loader), iter(self.loader)

@@ -9,6 +9,7 @@ import warnings
 
 import pytest
 from loaders import DIRECT, Source, make, run
+from refusing import assert_raises
 
 from gristmill import DataLoader, ReadOptions, RecordMetadata
 from gristmill.samplers import IndexSampler, SequentialSampler
@@ -70,8 +71,7 @@ def test_sharding_that_agrees_does_not_warn(own, given):
 def test_a_user_s_sampler_may_carry_sharding():
     sampler = Squares(4)
     sampler._shard_options = (0, 1)
-    with pytest.raises(ValueError, match="has no sharding of its own"):
-        elements(sampler)
+    assert_raises(ValueError, "has no sharding of its own", elements, sampler)
     sampler._shard_options = ShardOptions(1, 2)
     assert elements(sampler) == [1, 9]
 
@@ -111,8 +111,7 @@ class TestSamplersOfUsers:
         for options in (DIRECT, ReadOptions(2, 8)):
             it = iter(make(10, sampler=with_length(100, 3), shard_options=NoSharding(), read_options=options))
             assert list(it) == [0, 1, 4]
-            with pytest.raises(StopIteration):
-                next(it)
+            assert_raises(StopIteration, None, next, it)
         assert elements(with_length(2, 9), shard_options=NoSharding()) == [0, 1]
 
     def test_a_list_of_metadata_is_a_sampler(self):
@@ -145,5 +144,4 @@ class TestKeysPastTheEnd:
 
     def test_an_empty_source(self):
         it = iter(DataLoader(data_source=[], sampler=SequentialSampler(4)))
-        with pytest.raises(IndexError, match="the source list is empty"):
-            next(it)
+        assert_raises(IndexError, "the source list is empty", next, it)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from loaders import Source, make
 from programs import output
+from refusing import assert_raises
 
 from gristmill import DataLoader, DataLoaderIterator, MapDataset, ReadOptions, RecordMetadata
 from gristmill.core.errors import StateMismatchError
@@ -105,8 +106,7 @@ def test_without_validation_positions_still_have_to_fit():
         DataLoaderIterator(shuffled(), state)
     it = DataLoaderIterator(shuffled(), state, validate_state=False)
     assert len(list(it)) == 20
-    with pytest.raises(IndexError):
-        it.set_state({**state, "last_seen_indices": {"0": 20}})
+    assert_raises(IndexError, None, it.set_state, {**state, "last_seen_indices": {"0": 20}})
     it.set_state(json.dumps({**state, "last_seen_indices": {"0": 18}}).encode())
     assert len(list(it)) == 1
 
@@ -174,8 +174,7 @@ def test_nothing_is_half_applied(name):
 
 def test_states_of_another_shard_and_between_those_of_a_shard():
     shards = [iter(make(10, sampler=IndexSampler(10, ShardOptions(i, 2), num_epochs=1))) for i in (0, 1)]
-    with pytest.raises(ValueError, match="shard_index=0"):
-        shards[1].set_state(shards[0].get_state())
+    assert_raises(ValueError, "shard_index=0", shards[1].set_state, shards[0].get_state())
     with pytest.raises(ValueError, match="must be an index of worker 0 of 1 in shard 1 of 2, got 2"):
         shards[1].set_state(json.dumps({**parsed(shards[1]), "last_seen_indices": {"0": 2}}))
 
@@ -261,8 +260,7 @@ def test_datasets_as_sources():
     assert list(it) == [0, 1, 2]
     sources = [ds, ds[1:], ds.shuffle(seed=1), ds.shuffle(seed=2), ds.repeat(2), ds.batch(2), ds.slice([1, 2]), ds.slice([2, 1])]
     for a, b in itertools.permutations([of(source, 1) for source in sources], 2):
-        with pytest.raises(ValueError, match="data_source"):
-            a.set_state(b.get_state())
+        assert_raises(ValueError, "data_source", a.set_state, b.get_state())
 
 
 def test_sources_in_shared_memory():
@@ -276,8 +274,7 @@ def test_sources_in_shared_memory():
         other.set_state(it.get_state())
         assert list(it) == list(other) == [b"3", None]
         for wrong in (long.replace("two", "too"), long.replace("[0, ", "["), "SharedMemoryDataSource(len=5)"):
-            with pytest.raises(ValueError, match="data_source"):
-                it.set_state({**parsed(it), "data_source": wrong})
+            assert_raises(ValueError, "data_source", it.set_state, {**parsed(it), "data_source": wrong})
     finally:
         for each in (source, copy):
             each.unlink()

@@ -15,6 +15,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from loaders import AS_RECORDS, DRAW, TO_TUPLE, WITH_INDEX, Faults, Mapped, Source, make, plain
+from refusing import assert_raises
 from worker_pools import parked_for_long
 
 from gristmill import ReadOptions, RecordMetadata, checkpoint
@@ -137,8 +138,7 @@ class TestWorkers:
         for fd in fds:
             os.close(fd)
         for each in (it, other):
-            with pytest.raises(ValueError, match="is closed"):
-                next(each)
+            assert_raises(ValueError, "is closed", next, each)
 
     def test_a_loader_can_be_pickled_and_copied(self):
         made = loader(5)
@@ -156,8 +156,7 @@ def test_errors_name_their_worker_and_stay_until_the_state_is_set_or_they_are_sk
         assert it.get_state() == state
     assert any("worker 1 of 2" in note and "element 5" in note for note in caught.value.__notes__)
     it.set_state(state)
-    with pytest.raises(OSError, match="bad 5"):
-        next(it)
+    assert_raises(OSError, "bad 5", next, it)
     it.skip_failed()
     assert plain(it) == [[8, 10], [9, 11]]
 
@@ -168,15 +167,13 @@ class TestStates:
         for count in (0, 1, 3):
             it = iter(loader(8, worker_count=count))
             before = it.get_state()
-            with pytest.raises(ValueError, match=f"taken with worker_count=2, the DataLoader has worker_count={count}"):
-                it.set_state(state)
+            assert_raises(ValueError, f"taken with worker_count=2, the DataLoader has worker_count={count}", it.set_state, state)
             assert it.get_state() == before
         it = iter(loader(8))
         assert next(it) == 0
         state = json.loads(it.get_state())
         state["last_seen_indices"]["1"] = 9
-        with pytest.raises(IndexError, match=r"worker 1 .* \[0, 4\]"):
-            it.set_state(state)
+        assert_raises(IndexError, r"worker 1 .* \[0, 4\]", it.set_state, state)
         assert list(it) == [1, 2, 3, 4, 5, 6, 7]
 
     def test_checkpoints(self, tmp_path):

@@ -14,6 +14,7 @@ import numpy as np
 import programs
 import pytest
 from blocks import exists
+from refusing import assert_raises
 
 from gristmill.core.shared_block import SharedBlock
 from gristmill.multiprocessing import SharedMemoryArray, SharedMemoryArrayMetadata
@@ -92,8 +93,7 @@ def from_closed_block():
 )
 def test_what_is_refused(make, error, message):
     threads = threading.active_count()
-    with pytest.raises(error, match=message):
-        make()
+    assert_raises(error, message, make)
     assert threading.active_count() == threads
 
 
@@ -128,8 +128,7 @@ def test_attached_arrays_share_the_memory():
     attached[1, 2] = 78
     assert attached.sum() == 77 + 78 + 10, "what is attached stays"
     for missing in (metadata.close_and_unlink_shm, lambda: SharedMemoryArray.from_metadata(metadata)):
-        with pytest.raises(FileNotFoundError):
-            missing()
+        assert_raises(FileNotFoundError, None, missing)
 
 
 @pytest.mark.parametrize("make", [lambda: SharedMemory(create=True, size=100), lambda: SharedBlock(size=100)])
