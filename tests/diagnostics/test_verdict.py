@@ -30,54 +30,40 @@ class SlowStorage:
         time.sleep(self.seconds)
         return np.full(10, key)
 
-    def __repr__(self):
-        return "SlowStorage()"
-
 
 def compute(x):
-    total = 0
-    for i in range(30_000):
-        total += i
-    return x
-
-
-def many_objects(x):
-    return {str(i): [i] for i in range(3000)}
+    return sum(range(100_000)) and x
 
 
 def with_workers(ds):
     return ds.to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=1))
 
 
+NUMBERS, MANY = MapDataset.range(64), MapDataset.range(6400).map(str)
 SLOW = MapDataset.source(SlowStorage()).map(np.sum)
-PIPELINES = {
-    "source": SLOW.to_iter_dataset(ReadOptions(2, 8)).batch(4),
-    "source in workers": with_workers(SLOW),
-    "transform": MapDataset.range(64).map(str).map(compute).to_iter_dataset().map(len),
-    "transform of an iterator": MapDataset.range(64).to_iter_dataset().map(compute).map(str),
-    "transform in workers": with_workers(MapDataset.range(64).map(compute).map(str)),
-    "transport": with_workers(MapDataset.source([many_objects(0)] * 64).map(lambda x: x)),
-    "consumer": MapDataset.range(6400).map(str).to_iter_dataset(),
-    "consumer with workers": with_workers(MapDataset.range(6400).map(str)),
-}
-BINDING = {
-    "source": "(source=SlowStorage)",
-    "transform": "compute @",
-    "transport": "MultiprocessPrefetchIterator",
-    "consumer": "",
-}
+OBJECTS = MapDataset.source([{str(i): [i] for i in range(3000)}] * 64)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_what_binds_it(name):
-    bound_by = name.partition(" ")[0]
-    consumer = (lambda x: time.sleep(0.005)) if bound_by == "consumer" else None
-    diagnosis = diagnose(PIPELINES[name], 0.6, consumer=consumer)
+@pytest.mark.parametrize(
+    ("bound_by", "stage", "ds"),
+    [
+        ("source", "(source=SlowStorage)", SLOW.to_iter_dataset(ReadOptions(2, 8)).batch(4)),
+        ("source", "(source=SlowStorage)", with_workers(SLOW)),
+        ("transform", "compute @", NUMBERS.map(str).map(compute).to_iter_dataset().map(len)),
+        ("transform", "compute @", NUMBERS.to_iter_dataset().map(compute).map(str)),
+        ("transform", "compute @", with_workers(NUMBERS.map(compute).map(str))),
+        ("transport", "MultiprocessPrefetchIterator", with_workers(OBJECTS.map(lambda x: x))),
+        ("consumer", "", MANY.to_iter_dataset()),
+        ("consumer", "", with_workers(MANY)),
+    ],
+)
+def test_what_binds_it(bound_by, stage, ds):
+    diagnosis = diagnose(ds, 0.6, consumer=(lambda x: time.sleep(0.005)) if bound_by == "consumer" else None)
     assert diagnosis.bound_by == bound_by, diagnosis
     assert diagnosis.sentence.startswith("Bound by ") and diagnosis.recommendations
     assert diagnosis.ceiling_per_second > diagnosis.elements_per_second > 0
     assert str(diagnosis).startswith(diagnosis.sentence) and len(repr(diagnosis)) < 400
-    assert BINDING[bound_by] in (diagnosis.stage or "") and BINDING[bound_by] in diagnosis.sentence
+    assert stage in (diagnosis.stage or "") and stage in diagnosis.sentence
     assert (diagnosis.starved_ratio < 0.5) == (bound_by == "consumer")
 
 
