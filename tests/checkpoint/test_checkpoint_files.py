@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from operations import operation
 from programs import outcome
 from state_damage import HOSTILE, is_harmless, places, with_part
 
@@ -21,9 +22,7 @@ PROCESS, PIPELINE = "process_0-of-1.json", "pipeline_0-of-1.json"
 Batch, ShardOptions = gristmill.transforms.Batch, gristmill.sharding.ShardOptions
 
 
-class AddOne(gristmill.transforms.Map):
-    def map(self, element):
-        return element + 1
+ADD_ONE = operation(gristmill.transforms.Map, "map", lambda x: x + 1)
 
 
 def chain(*, n=20, seed=3, batch_size=2, random_seed=5, step=1, drop=False, epochs=2, filtered=False, source=None):
@@ -39,7 +38,7 @@ def loader(*, seed=3, batch_size=2, shuffle=True, num_maps=1, source=None, seque
     sampler = gristmill.samplers.IndexSampler(20, shuffle=shuffle, num_epochs=2, seed=seed)
     if sequential_seed is not None:
         sampler = gristmill.samplers.SequentialSampler(20, seed=sequential_seed)
-    steps = [AddOne()] * num_maps + [Batch(batch_size)]
+    steps = [ADD_ONE] * num_maps + [Batch(batch_size)]
     data = list(range(20)) if source is None else source
     return iter(gristmill.DataLoader(data_source=data, sampler=sampler, operations=steps, shard_options=shard))
 

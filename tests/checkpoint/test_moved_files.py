@@ -8,6 +8,7 @@ import shutil
 import pyarrow
 import pyarrow.parquet
 import pytest
+from operations import operation
 
 import gristmill
 from gristmill.checkpoint import CheckpointHandler
@@ -60,16 +61,10 @@ def loader_of(source, *operations):
     return iter(gristmill.DataLoader(data_source=source, sampler=sampler, operations=operations))
 
 
-class Twice(FlatMapTransform):
-    max_fan_out = 2
-
-    def flat_map(self, element):
-        return [element, element]
-
-
+TWICE = operation(FlatMapTransform, "flat_map", lambda x: [x, x], max_fan_out=2)
 LOADERS = {
     "loader": lambda folder, ranges="": loader_of(records_of(folder, ranges)),
-    "loader, items": lambda folder, ranges="": loader_of(records_of(folder, ranges), Twice()),
+    "loader, items": lambda folder, ranges="": loader_of(records_of(folder, ranges), TWICE),
     "loader, chain": lambda folder, ranges="": loader_of(chain_of(folder, ranges).map(len)),
 }
 OF_ARRAY_RECORDS = {

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from operations import operation
 from programs import outcome
 
 import gristmill
@@ -49,26 +50,18 @@ class Source:
         return "Source()"
 
 
-class Twice(FlatMap):
-    max_fan_out = 2
-
-    def flat_map(self, element):
-        return [element] * (element % 3)
-
-
-class Draw(RandomMap):
-    def random_map(self, element, rng):
-        return element * 1000 + int(rng.integers(1000))
+TWICE = operation(FlatMap, "flat_map", lambda x: [x] * (x % 3), max_fan_out=2)
+DRAW = operation(RandomMap, "random_map", lambda x, rng: x * 1000 + int(rng.integers(1000)))
 
 
 def loader(source, *operations, num_workers=0):
     sampler = IndexSampler(len(source), shuffle=True, seed=3, num_epochs=1)
-    operations, options = [*operations, Draw(), Batch(3)], ReadOptions(2, 10)
+    operations, options = [*operations, DRAW, Batch(3)], ReadOptions(2, 10)
     return DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=num_workers, read_options=options)
 
 
 def loader_with_flat_map(source):
-    return loader(source, Twice())
+    return loader(source, TWICE)
 
 
 def loader_with_workers(source):
@@ -77,7 +70,7 @@ def loader_with_workers(source):
 
 def dataset(source):
     ds = MapDataset.source(source).shuffle(seed=3).filter(lambda x: x % 5).to_iter_dataset(ReadOptions(2, 10))
-    return ds.map_with_index(lambda i, x: 100 * i + x).random_map(Draw(), seed=1).batch(3)
+    return ds.map_with_index(lambda i, x: 100 * i + x).random_map(DRAW, seed=1).batch(3)
 
 
 def dataset_with_workers(source):

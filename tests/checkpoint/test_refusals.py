@@ -14,6 +14,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from law_pipelines import PIPELINES, SLOW, VARYING, plain, states_of, states_of_others
+from operations import operation
 from state_damage import HOSTILE, as_json, damaged, damaged_text, is_harmless, part, places, with_part
 
 import gristmill
@@ -204,30 +205,22 @@ def test_a_state_between_two_records_of_a_file_is_refused_when_it_is_read(tmp_pa
         assert refuses(it, {"reader_offset": sys.maxsize + 1})
 
 
-class Fan(FlatMapTransform):
-    max_fan_out = 3
-
-    def flat_map(self, element):
-        return [element] * (element % 4)
-
-
-class Double(gristmill.transforms.Map):
-    def map(self, element):
-        return 2 * element
+FAN = operation(FlatMapTransform, "flat_map", lambda x: [x] * (x % 4), max_fan_out=3)
+DOUBLE = operation(gristmill.transforms.Map, "map", lambda x: 2 * x)
 
 
 def loader(num_workers=0, *operations, **options):
     sampler = gristmill.samplers.IndexSampler(9, shuffle=True, num_epochs=2, seed=1)
-    operations = operations or (Double(), gristmill.transforms.Batch(2))
+    operations = operations or (DOUBLE, gristmill.transforms.Batch(2))
     return gristmill.DataLoader(data_source=range(9), sampler=sampler, operations=operations, worker_count=num_workers, **options)
 
 
 LOADERS = {
     "direct": loader,
-    "fan": lambda: loader(0, Fan()),
+    "fan": lambda: loader(0, FAN),
     "sharded": lambda: loader(0, shard_options=gristmill.sharding.ShardOptions(1, 2)),
     "workers": lambda: loader(2),
-    "fan, workers": lambda: loader(2, Fan()),
+    "fan, workers": lambda: loader(2, FAN),
 }
 IN_PROCESS, WITH_WORKERS = [*LOADERS][:3], [*LOADERS][3:]
 

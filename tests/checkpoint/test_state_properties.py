@@ -7,6 +7,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from law_pipelines import PIPELINES
+from operations import operation
 from state_damage import as_json
 from test_error_laws import FAILED, STAGES, TYPICAL, Bombs, Boom, build, outcomes
 
@@ -44,11 +45,7 @@ def tokens():
     return numbers().map(lambda i: {"tokens": np.full(i % 50 + 1, i)}).to_iter_dataset()
 
 
-class Crops(FlatMapTransform):
-    max_fan_out = 4
-
-    def flat_map(self, element):
-        return [element] * 4
+CROPS = operation(FlatMapTransform, "flat_map", lambda x: [x] * 4, max_fan_out=4)
 
 
 class FailAt(gristmill.transforms.Map):
@@ -84,8 +81,8 @@ def packed(ds):
 COMMON = {
     "images": (lambda: image_loader(0), 3),
     "images, 8 workers": (lambda: image_loader(8), 0),
-    "images, crops": (lambda: image_loader(0, Crops()), 3),
-    "images, crops, 4 workers": (lambda: image_loader(4, Crops()), 0),
+    "images, crops": (lambda: image_loader(0, CROPS), 3),
+    "images, crops, 4 workers": (lambda: image_loader(4, CROPS), 0),
     "everything random": (
         lambda: numbers().shuffle().to_iter_dataset().random_map(lambda x, rng: x).map_with_index(lambda i, x: x).batch(8),
         3,
@@ -93,7 +90,7 @@ COMMON = {
     "mix of 5 by index": (lambda: MapDataset.mix([numbers() for _ in range(5)], weights=[1, 2, 3, 4, 5]).to_iter_dataset(), 3),
     "mix of 5 window shuffles": (lambda: IterDataset.mix([stream().window_shuffle(64) for _ in range(5)]), 3),
     "interleave": (lambda: InterleaveIterDataset([numbers(1000) for _ in range(100)], cycle_length=16).batch(8), 3),
-    "flat map": (lambda: stream().flat_map(Crops()).batch(8), 3),
+    "flat map": (lambda: stream().flat_map(CROPS).batch(8), 3),
     "packing of a mix": (lambda: packed(IterDataset.mix([tokens() for _ in range(5)])).batch(4), 3),
     "thread": (lambda: ThreadPrefetchIterDataset(stream().batch(8), prefetch_buffer_size=2), 3),
     "4 processes": (lambda: processes(stream().random_map(lambda x, rng: x).batch(32), 4), 0),
@@ -153,10 +150,10 @@ BATCH = gristmill.transforms.Batch(2)
     ("num_workers", "operations"),
     [
         (0, [FailAt(0, 5, 6)]),
-        (0, [FailAt(0, 5, 6), Crops()]),
-        (0, [Crops(), FailAt(0, 5, 6), BATCH]),
+        (0, [FailAt(0, 5, 6), CROPS]),
+        (0, [CROPS, FailAt(0, 5, 6), BATCH]),
         (2, [FailAt(4), BATCH]),
-        (3, [FailAt(0, 5), Crops()]),
+        (3, [FailAt(0, 5), CROPS]),
     ],
 )
 def test_the_state_of_a_loader_after_leaving_out_an_output_restores(num_workers, operations):

@@ -9,9 +9,11 @@ from itertools import islice
 import cloudpickle
 import numpy as np
 import pytest
+from operations import operation
 from vector_data import load, plain
 
 import gristmill as grain
+from gristmill import transforms as t
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.sharding import NoSharding, ShardOptions, even_split
 
@@ -74,52 +76,23 @@ def test_samplers(without_warnings):
     assert IndexSampler(3)._shard_options == SequentialSampler(3)._shard_options == NoSharding()
 
 
-class PlusOne(grain.transforms.Map):
-    def map(self, element):
-        return element + 1
+def fan(element):
+    for j in range(element % 4):
+        yield element * 10 + j
 
 
-class Keep(grain.transforms.Filter):
-    def __init__(self, condition):
-        self.condition = condition
-
-    def filter(self, element):
-        return self.condition(element)
-
-
-class Draw(grain.transforms.RandomMap):
-    def __init__(self, bound):
-        self.bound = bound
-
-    def random_map(self, element, rng):
-        return element * self.bound + int(rng.integers(self.bound))
-
-
-class Fan(grain.experimental.FlatMapTransform):
-    max_fan_out = 3
-
-    def flat_map(self, element):
-        for j in range(element % 4):
-            yield element * 10 + j
-
-
-class AppendDraw(grain.transforms.RandomMap):
-    def random_map(self, element, rng):
-        return np.append(element, rng.integers(1000000))
-
-
-def operation(token):
+def of_token(token):
     name, _, size = token.partition(":")
+    if name.startswith("batch"):
+        return t.Batch(int(size or 1), drop_remainder=name == "batch_drop")
     return {
-        "plus_one": PlusOne(),
-        "even": Keep(lambda x: x % 2 == 0),
-        "not3": Keep(lambda x: x % 3 != 0),
-        "fan": Fan(),
-        "rand": Draw(1000000),
-        "rand2": Draw(10),
-        "rand_batch": AppendDraw(),
-        "batch": grain.transforms.Batch(int(size or 1)),
-        "batch_drop": grain.transforms.Batch(int(size or 1), drop_remainder=True),
+        "plus_one": operation(t.Map, "map", lambda x: x + 1),
+        "even": operation(t.Filter, "filter", lambda x: x % 2 == 0),
+        "not3": operation(t.Filter, "filter", lambda x: x % 3 != 0),
+        "fan": operation(grain.experimental.FlatMapTransform, "flat_map", fan, max_fan_out=3),
+        "rand": operation(t.RandomMap, "random_map", lambda x, rng: x * 10**6 + int(rng.integers(10**6))),
+        "rand2": operation(t.RandomMap, "random_map", lambda x, rng: x * 10 + int(rng.integers(10))),
+        "rand_batch": operation(t.RandomMap, "random_map", lambda x, rng: np.append(x, rng.integers(1000000))),
     }[name]
 
 
@@ -131,7 +104,7 @@ def make_loader(case, read_options=None):
         sampler=IndexSampler(num, shard, case["shuffle"], case["num_epochs"], case["seed"])
         if case["sampler"] == "index"
         else SequentialSampler(num, shard, case["seed"]),
-        operations=[operation(token) for token in case["operations"]],
+        operations=[of_token(token) for token in case["operations"]],
         shard_options=None if case["loader_shard"] is None else ShardOptions(*case["loader_shard"]),
         worker_count=case["worker_count"],
         read_options=read_options,

@@ -1,0 +1,11 @@
+"""Operations of loaders from functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def operation(base: type, method: str, function: Callable[..., Any], **attributes: Any) -> Any:
+    """A transformation of the kind ``base``, of which ``method`` is ``function``."""
+    return type(base.__name__, (base,), {method: staticmethod(function), **attributes})()
