@@ -11,7 +11,6 @@ from gristmill.transforms.bin_packing import (
     FirstFit,
     ManyFeaturesFit,
     best_fit,
-    emission_order,
     first_fit,
 )
 from gristmill.transforms.pack_layout import PackLayout
@@ -64,8 +63,6 @@ def test_columns():
     bins = filled(features, [(np.arange(1, 4), np.zeros((2, 2))), (np.arange(2), np.ones((3, 2)))])
     (x, ids, positions), (m, *others) = bins.columns()
     assert x.tolist() == [[1, 2, 3, 7, 0, 1, 7, 7, 7]]
-    assert ids.tolist() == [[1, 1, 1, 0, 2, 2, 0, 0, 0]]
-    assert positions.tolist() == [[0, 1, 2, 0, 0, 1, 0, 0, 0]]
     assert m.tolist() == [[[0, 0], [0, 0], [1, 1], [1, 1], [1, 1]]]
     assert others == [None, None]
     assert (x.dtype, ids.dtype, positions.dtype, m.dtype) == (np.int64, np.int32, np.int32, np.float64)
@@ -116,13 +113,6 @@ def test_paddings():
         ([1, 2], np.zeros(1), r"padding of feature 'x'.*\(3,\)"),
     ]:
         assert_raises(ValueError, match, filled, [Feature("'x'", 3, padding=padding)], [(first,)])
-
-
-def test_emission_order():
-    shuffled = np.random.default_rng(12).permuted(range(6)).tolist()
-    assert emission_order(6, 12) == shuffled
-    values = np.array([[0, 0], [2, 2], [1, 3], [0, 4], [1, 1], [-1, 0]])  # means 0, 2, 2, 4, 1, -1
-    assert emission_order(6, 12, values) == [5, 0, 4, *sorted((1, 2), key=shuffled.__getitem__), 3]
 
 
 SEQUENCES = [

@@ -9,25 +9,8 @@ def row(concatenation):
     return {name: array.tolist() for name, array in concatenation.output().items()}
 
 
-def test_each_feature_goes_as_far_as_it_fits():
-    targets, element = [Target("a", 4), Target("b", 2)], [np.arange(8), np.arange(5)]
-    joined = Concatenation(targets)
-    assert joined.add([np.arange(2), np.arange(2)], [0, 0]) is None
-    for begin, end in [([0, 0], [2, 0]), ([2, 0], [6, 2]), ([6, 2], [8, 4]), ([8, 4], None)]:
-        assert joined.add(element, begin) == end
-        last, joined = joined, Concatenation(targets)
-    assert row(last)["a_segment_ids"] == [0, 0, 0, 0] and row(last)["b"] == [4, 0]
-    joined = Concatenation(targets)
-    assert joined.add([np.arange(4), np.arange(0)], [0, 0]) is None
-    assert joined.add(element, [0, 0]) == [0, 2]
-    assert len(joined) == 2
-
-
 def test_meta_features_are_repeated_and_not_cut():
     targets = [Target("a", 3), Target("m", 4, is_meta=True)]
-    joined = Concatenation(targets)
-    assert joined.add([np.arange(5), np.array([7, 8])], [0, 0]) == [3, 0]
-    assert row(joined) == {"a": [0, 1, 2], "a_segment_ids": [1] * 3, "a_positions": [0, 1, 2], "m": [7, 8, 0, 0]}
     joined = Concatenation(targets)
     assert joined.add([np.arange(5), np.array([7, 8])], [3, 0]) is None
     assert joined.limiting is None
