@@ -19,11 +19,10 @@ PLUS_ONE = Mapped(lambda x: x + 1)
 
 
 def test_all_arguments_are_keywords_and_two_are_required():
-    source, sampler = [1, 2], SequentialSampler(2)
-    assert list(DataLoader(data_source=source, sampler=sampler)) == [1, 2]
-    for arguments in ({"data_source": source}, {"sampler": sampler}, {"data_source": source, "sampler": sampler, "batch": 1}):
-        assert_raises(TypeError, None, DataLoader, **arguments)
-    assert_raises(TypeError, None, DataLoader, source, sampler)
+    given = {"data_source": [1, 2], "sampler": SequentialSampler(2)}
+    assert list(DataLoader(**given)) == [1, 2]
+    for args, kwargs in (([], {"data_source": [1]}), ([], {"sampler": [1]}), ([], {**given, "batch": 1}), (given.values(), {})):
+        assert_raises(TypeError, None, DataLoader, *args, **kwargs)
 
 
 NO_SEED = "is random and needs a sampler with a seed"

@@ -184,6 +184,10 @@ class TestClosing:
         loader.close()
 
     def test_start_prefetch(self):
+        it = iter(make(9, read_options=ReadOptions(0, 5)))  # without threads
+        it.start_prefetch()
+        assert not reading_threads()
+        assert list(it) == list(range(9))
         it = iter(self.loader)
         for _ in range(3):
             it.start_prefetch()
@@ -191,10 +195,3 @@ class TestClosing:
         assert list(itertools.islice(it, 50)) == list(range(50))
         it.start_prefetch()
         assert list(itertools.islice(it, 50)) == list(range(50, 100))
-
-    def test_start_prefetch_without_threads(self):
-        for read_options in (ReadOptions(0, 0), ReadOptions(0, 5), ReadOptions(5, 0)):
-            it = iter(make(9, read_options=read_options))
-            it.start_prefetch()
-            assert not reading_threads()
-            assert list(it) == list(range(9))

@@ -74,16 +74,6 @@ class Picky:
         raise ArithmeticError("not here")
 
 
-class Rude:
-    """Cannot be sent."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def __reduce__(self):
-        raise self.error
-
-
 @pytest.mark.parametrize("num_bytes", [0, 1, LARGE - 1, LARGE, LARGE + 1, 10**6])
 def test_large_arrays_are_shared_and_small_ones_copied(ends, num_bytes):
     (array,) = ends.send(np.arange(num_bytes, dtype=np.uint8))
@@ -239,10 +229,13 @@ def test_states_that_cannot_be_sent_or_received(ends):
 
 
 def test_any_error_of_user_code_is_reported_and_leaves_no_memory(ends):
-    errors = [ValueError("no"), SystemExit(3), KeyboardInterrupt(), MemoryError()]
-    for error in errors:
-        message = ends.encode(large(1), [large(2), Rude(error)])
+    def refuse(self):
+        raise error
+
+    rude = type("Rude", (), {"__reduce__": refuse})()
+    for error in (ValueError("no"), SystemExit(3), KeyboardInterrupt(), MemoryError()):
+        message = ends.encode(large(1), [large(2), rude])
         assert message.failure is error and message.num_elements == 1
     for _ in range(100):
-        ends.encode((large(), Rude(error)))
+        ends.encode((large(), rude))
     assert ends.num_used() == 4 and ends.arena._end <= 6 * 2**16
