@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import json
 import os
-import select
 import sys
 import threading
 from itertools import islice
@@ -23,8 +22,6 @@ from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingO
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 from gristmill.workers import pool as pool_module
 from gristmill.workers.pool import unpark
-
-SOON = 6  # seconds, for what takes less than two unless the machine is busy
 
 
 def workers(n, **options):
@@ -74,18 +71,6 @@ def children():
         if int(stat.rpartition(")")[2].split()[1]) == os.getpid() and "boot.py" in command:
             found.add(int(path.name))
     return found
-
-
-def ends(pid, seconds):
-    """Whether a process ends within that time."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([fd], [], [], seconds)[0])
-    finally:
-        os.close(fd)
 
 
 def memory(it):
@@ -561,7 +546,7 @@ class TestProcesses:
         assert not children() & of_closed
         assert closed.get_state() == state
         fails(closed, ValueError, match=r"MultiprocessPrefetchIterator.* is closed")
-        assert all(ends(pid, SOON) for pid in of_ended)
+        wait_until(lambda: not children() & of_ended)
         ended.set_state(iter(ds).get_state())  # and others take their place
         assert not self.pids(ended) & of_ended
 
@@ -579,8 +564,7 @@ class TestProcesses:
             pid_file.unlink(missing_ok=True)
             it = iter(ds)
             assert next(it) == 0
-            while not pid_file.exists() or not pid_file.read_text():
-                threading.Event().wait(0.01)
+            wait_until(lambda: pid_file.exists() and pid_file.read_text())
             stuck = int(pid_file.read_text())
             if ending == "restore":
                 it.set_state(it.get_state())
@@ -588,4 +572,4 @@ class TestProcesses:
             else:
                 del it  # parks the worker, and the next iterator does not wait for it
                 assert list(ds) == [0, 1, 2, 3]
-            assert ends(stuck, SOON)
+            wait_until(lambda stuck=stuck: stuck not in children())
