@@ -90,42 +90,27 @@ def text_of(it):
 
 
 class Manager:
-    """How ``CheckpointManager`` saves and restores a step; ``arguments`` makes its arguments from those of an iterator."""
+    """How ``CheckpointManager`` saves and restores a step, alone or with a model."""
 
-    def __init__(self, arguments, **options):
-        self.arguments, self.options = arguments, options
+    def __init__(self, *, is_async=True, is_alone=True, has_model=False):
+        self.is_async, self.is_alone, self.has_model = is_async, is_alone, has_model
 
     def open(self, folder):
-        options = {name: option() for name, option in self.options.items()}
-        return ocp.CheckpointManager(folder, **options)
+        options = ocp.CheckpointManagerOptions(enable_async_checkpointing=self.is_async)
+        return ocp.CheckpointManager(folder, options=options)
+
+    def arguments(self, arguments, of_model):
+        return arguments if self.is_alone else Composite(data=arguments, **{"model": of_model(MODEL)} if self.has_model else {})
 
     def save(self, manager, step, it):
-        assert manager.save(step, **self.arguments(it, CheckpointSave, ocp.args.StandardSave))
+        assert manager.save(step, args=self.arguments(CheckpointSave(it), ocp.args.StandardSave))
         return manager.wait_until_finished
 
     def restore(self, manager, step, it):
-        found = manager.restore(step, **self.arguments(it, CheckpointRestore, ocp.args.StandardRestore))
-        if isinstance(found, ocp.args.Composite) and "model" in found:
+        found = manager.restore(step, args=self.arguments(CheckpointRestore(it), ocp.args.StandardRestore))
+        if self.has_model:
             np.testing.assert_array_equal(found.model["w"], MODEL["w"])
-        assert (found if found is it else found["data"]) is it
-
-
-class Directly:
-    """How a step is saved in its directory by an asynchronous ``Checkpointer``."""
-
-    def __init__(self, arguments):
-        self.arguments = arguments
-
-    def open(self, folder):
-        self.folder = folder
-        return ocp.AsyncCheckpointer(CheckpointHandler())
-
-    def save(self, checkpointer, step, it):
-        checkpointer.save(self.folder / str(step), **self.arguments(it, CheckpointSave))
-        return checkpointer.wait_until_finished
-
-    def restore(self, checkpointer, step, it):
-        assert checkpointer.restore(self.folder / str(step), **self.arguments(it, CheckpointRestore)) is it
+        assert (found if self.is_alone else found.data) is it
 
 
 class New:
@@ -140,33 +125,14 @@ class New:
         checkpointer.load_checkpointables(step, {"data": it})
 
 
-def named(it, of, of_model):
-    return {"args": Composite(data=of(it))}
-
-
-def with_model(it, of, of_model):
-    return {"args": Composite(data=of(it), model=of_model(MODEL))}
-
-
-def synchronous():
-    return ocp.CheckpointManagerOptions(enable_async_checkpointing=False)
-
-
 WAYS = {
-    "manager": Manager(lambda it, of, of_model: {"args": of(it)}, options=synchronous),
-    "asynchronous manager": Manager(lambda it, of, of_model: {"args": of(it)}),
-    "manager, with a model": Manager(with_model, options=synchronous),
-    "asynchronous manager, with a model": Manager(with_model),
-    "manager, named handlers": Manager(named, item_handlers=lambda: {"data": CheckpointHandler()}),
-    "manager, a checkpointer": Manager(lambda it, *_: {"items": it}, checkpointers=lambda: ocp.Checkpointer(CheckpointHandler())),
-    "manager, checkpointers": Manager(
-        lambda it, *_: {"items": {"data": it}}, checkpointers=lambda: {"data": ocp.Checkpointer(CheckpointHandler())}
-    ),
-    "directly": Directly(lambda it, of: {"args": of(it)}),
-    "directly, an item": Directly(lambda it, of: {"item": it}),
+    "manager": Manager(is_async=False),
+    "asynchronous manager": Manager(),
+    "manager, with a model": Manager(is_async=False, is_alone=False, has_model=True),
+    "asynchronous manager, with a model": Manager(is_alone=False, has_model=True),
     "new": New(),
 }
-SAVED_AND_RESTORED = [*WAYS.items(), ("new", Manager(named)), ("asynchronous manager, with a model", New())]
+SAVED_AND_RESTORED = [*WAYS.items(), ("new", Manager(is_alone=False)), ("asynchronous manager, with a model", New())]
 
 
 @pytest.mark.parametrize(
@@ -192,12 +158,17 @@ def test_every_way(name, restorer, make, tmp_path):
 @pytest.mark.parametrize("kind", [str, Path, ocp.path.atomicity.epath.Path])
 def test_the_handler_alone(kind, tmp_path):
     it, handler = iter(dataset(Source())), CheckpointHandler()
-    for arguments in (lambda it: {"item": it}, lambda it: {"args": CheckpointSave(it)}):
-        values(it, 2)
-        handler.save(kind(tmp_path), **arguments(it))
-        assert (tmp_path / FILE).read_text() == text_of(it)
-        expected = values(it, 1)
-        assert handler.restore(kind(tmp_path), **arguments(it)) is it
+    for is_async, arguments in itertools.product((False, True), ({"item": it}, {"args": CheckpointSave(it)})):
+        if is_async:
+            (pending,) = asyncio.run(handler.async_save(kind(tmp_path), **arguments))
+        else:
+            handler.save(kind(tmp_path), **arguments)
+        state, expected = text_of(it), values(it, 1)
+        if is_async:
+            assert (tmp_path / FILE).read_text() != state
+            pending.result()
+        assert (tmp_path / FILE).read_text() == state
+        assert handler.restore(kind(tmp_path), **arguments) is it
         assert values(it, 1) == expected
 
 
@@ -206,7 +177,7 @@ def test_the_handler_alone(kind, tmp_path):
     [
         (loader, "manager, with a model"),
         (loader_with_flat_map, "new"),
-        (dataset, "directly"),
+        (dataset, "asynchronous manager, with a model"),
         (loader_with_workers, "asynchronous manager"),
         (dataset_with_workers, "new"),
     ],
