@@ -9,6 +9,7 @@ import weakref
 import cloudpickle
 import numpy as np
 import pytest
+from computing_ahead import DIRECT, Boom, Failing, numbers
 from refusing import assert_raises
 from users_datasets import BareIterator
 
@@ -18,13 +19,8 @@ from gristmill.dataset import DatasetIterator
 from gristmill.diagnostics import get_execution_summary, observe, probe
 from gristmill.experimental import DatasetOptions, ExecutionTrackingMode, InterleaveIterDataset, WithOptionsIterDataset
 
-DIRECT = ReadOptions(num_threads=0)
 TRACKED = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
 WORKERS = MultiprocessingOptions(num_workers=2)
-
-
-def is_even(x):
-    return x % 2 == 0
 
 
 def pair(x):
@@ -88,22 +84,16 @@ def test_numbers_of_every_stage():
 
 
 def test_filters_and_errors():
-    ds = MapDataset.range(1000).filter(is_even).to_iter_dataset(DIRECT).filter(lambda x: x % 10 == 0)
+    ds = MapDataset.range(1000).filter(lambda x: x % 2 == 0).to_iter_dataset(DIRECT).filter(lambda x: x % 10 == 0)
     elements, view = consumed(iter(ds))
     ratios = [node.kept_ratio for node in view.summary().values()]
     assert len(elements) == 100 and ratios == [pytest.approx(0.2), None, pytest.approx(0.5, abs=0.1), None]
     assert by_kind(view.summary())["FilterMapDataset"].num_produced_elements == 500
-
-    def fail(x):
-        if x == 3:
-            raise KeyError("three")
-        return x
-
-    it = iter(MapDataset.range(6).to_iter_dataset(DIRECT).map(fail))
+    it = iter(numbers(6, fn=Failing(3)))
     with observe(it) as view:
         assert take(it, 3) == [0, 1, 2]
         for _ in range(2):
-            assert_raises(KeyError, "three", next, it)
+            assert_raises(Boom, "3", next, it)
         it.skip_failed()
         assert list(it) == [4, 5]
     assert [node.num_errors for node in view.summary().values()] == [2, 0, 0]
@@ -139,10 +129,6 @@ def test_workers_are_counted_exactly(is_tracked):
         assert sum([node.wait_time_ratio for node in summary.values()]) == pytest.approx(1, abs=1e-3)
 
 
-def fail(worker):
-    raise KeyError("whoever watches")
-
-
 def test_running_workers_are_observed_from_now_on():
     ds = MapDataset.range(100).to_iter_dataset().map(large).mp_prefetch(WORKERS)
     with iter(ds) as it:
@@ -155,7 +141,7 @@ def test_running_workers_are_observed_from_now_on():
         it.set_state(iter(ds).get_state())
         next(it)
         for worker in it._pool.workers:
-            worker.call(cloudpickle.dumps(fail))  # watching that fails leaves them alone
+            worker.call(cloudpickle.dumps(lambda worker: 1 // 0))  # watching that fails leaves them alone
         assert [int(x[0]) for x in it] == list(range(1, 100))  # by the same processes, which observe no more
 
 
@@ -177,10 +163,8 @@ def test_what_dead_workers_have_counted_stays():
 
 
 def test_components_of_one_form_and_shares_of_threads_are_one():
-    def numbers(i):
-        return MapDataset.range(i, i + 3).map(lambda x: x * 2).to_iter_dataset()
-
-    elements, view = consumed(iter(InterleaveIterDataset(MapDataset.range(100).map(numbers), cycle_length=7)))
+    parts = MapDataset.range(100).map(lambda i: MapDataset.range(i, i + 3).map(lambda x: x * 2).to_iter_dataset())
+    elements, view = consumed(iter(InterleaveIterDataset(parts, cycle_length=7)))
     assert len(elements) == by_kind(view.summary())["MapMapDataset"].num_produced_elements == 300
     assert len(view.summary()) <= 6 and len(view._observer.probes) <= 6
     elements, view = consumed(iter(MapDataset.range(100).map(lambda x: x).to_iter_dataset().multithread_prefetch(3, 2)))
@@ -372,7 +356,11 @@ def test_iterators_are_not_kept_alive():
 
 
 def test_the_option_observes_what_is_before_and_after_it_and_goes_on():
-    ds = WithOptionsIterDataset(MapDataset.range(40).to_iter_dataset(DIRECT).map(lambda x: x), TRACKED).filter(is_even).batch(2)
+    ds = (
+        WithOptionsIterDataset(MapDataset.range(40).to_iter_dataset(DIRECT).map(lambda x: x), TRACKED)
+        .filter(lambda x: x % 2 == 0)
+        .batch(2)
+    )
     it = iter(ds)
     take(it, 3)
     summary = get_execution_summary(it)

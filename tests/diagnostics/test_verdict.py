@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from computing_ahead import Boom, Failing
 from refusing import assert_raises
 from waiting import running
 
@@ -76,14 +77,10 @@ def test_how_it_is_run():
     mesh.set("of the caller")
     found = diagnose(MapDataset.range(1), 0.01, consumer=lambda x: seen.add(mesh.get()))
     assert seen == {"of the caller"} and found.snapshot.num_elements > 1
-
-    def fail(x):
-        raise LookupError(f"at {x}")
-
-    with pytest.raises(LookupError, match="at 0") as caught:
-        diagnose(MapDataset.range(3).map(fail), 0.1)
+    with pytest.raises(Boom, match="0") as caught:
+        diagnose(MapDataset.range(3).map(Failing(0)), 0.1)
     assert "Raised by MapMapDataset" in caught.value.__notes__[0]
-    assert_raises(LookupError, "at 1", diagnose, MapDataset.range(3), 0.1, consumer=fail)
+    assert_raises(Boom, "1", diagnose, MapDataset.range(3), 0.1, consumer=Failing(1))
     assert not running("gristmill-consumer")
 
 
