@@ -2,6 +2,7 @@
 
 import os
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -122,11 +123,13 @@ def test_states_compute_nothing_and_wait_for_nobody_and_set_state_for_the_thread
     assert next(it) == 5
     wait_until(lambda: gate.num_busy)
     assert it.get_state() == {"next_index": 6}
+    before = weakref.ref(it._ahead)
     with ThreadPoolExecutor(1) as pool:
         setting = pool.submit(it.set_state, {"next_index": 10})
         assert not setting.done()
         gate.open.set()
         setting.result(PATIENCE_SECONDS)
+    wait_until(lambda: before() is None)  # what was computed is not kept
     assert list(it) == list(range(10, 20))
 
 
