@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gristmill import checkpoint as checkpoint
     from gristmill import constants as constants
     from gristmill import diagnostics as diagnostics
+    from gristmill import monitoring as monitoring
     from gristmill import multiprocessing as multiprocessing
     from gristmill import samplers as samplers
     from gristmill import sharding as sharding
@@ -40,6 +41,7 @@ _MODULES = frozenset(
         "constants",
         "diagnostics",
         "experimental",
+        "monitoring",
         "multiprocessing",
         "python",
         "samplers",

@@ -2,7 +2,12 @@
 
 import sys
 
-from gristmill.diagnostics.cli import main
+from gristmill.diagnostics.cli import RUN_AS_GRAIN, main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == [RUN_AS_GRAIN] and len(sys.argv) > 2 and sys.argv[2] not in ("-h", "--help"):
+        from gristmill.install import run_as_grain
+
+        run_as_grain(sys.argv[2:])
+    else:
+        sys.exit(main())

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 
 from gristmill.core import hooks
+from gristmill.core.inert import STATS
 from gristmill.core.options import DatasetOptions
 from gristmill.core.seeds import check_seed, derive_seed
 from gristmill.core.state import shown
@@ -25,6 +26,7 @@ class Node:
     # On the class, so that a user's subclass that does not call ``super().__init__`` has it too.
     _parents: tuple[Any, ...] = ()
     _parameters: Parameters = NONE  # what it was made with, but its parents
+    _stats = STATS  # for users' datasets that report to it, as they may in Grain
     _own_options: DatasetOptions | None = None  # those that are given at this point of the pipeline
     # What its time is spent for, as summaries say it: where it is not said here, that follows from whether it draws from others.
     _work_category: ClassVar[Literal["read", "preprocessing", "prefetch"] | None] = None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _PROG = "python -m gristmill"
+RUN_AS_GRAIN = "run-as-grain"
 _INTERRUPTED = 130
 
 _PIPELINE = """\
@@ -115,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=_PROG, description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_state):
+    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_state, _add_run_as_grain):
         add(commands)
     return parser
 
@@ -205,6 +206,19 @@ def _add_state(commands: Commands) -> None:
     command.set_defaults(command=state.state)
     command.add_argument("path", metavar="PATH", help="a checkpoint, or a file of one")
     command.add_argument("--pipeline", metavar="PIPELINE", help="module:attribute or path/to/file.py:attribute")
+
+
+def _add_run_as_grain(commands: Commands) -> None:
+    """For the help: what runs the program is not a parser of its options."""
+    command = _command(
+        commands,
+        RUN_AS_GRAIN,
+        "run a program that imports Grain on gristmill",
+        "Runs a program, or a module with -m, that gets gristmill where it imports Grain: for programs that\none cannot edit.",
+        ["run-as-grain train.py --steps 100", "run-as-grain -m trainer.main --steps 100"],
+    )
+    command.add_argument("program", metavar="SCRIPT | -m MODULE", help="what to run")
+    command.add_argument("arguments", metavar="ARGS", nargs="*", help="its arguments")
 
 
 def _command(commands: Commands, name: str, title: str, about: str, examples: list[str]) -> argparse.ArgumentParser:
