@@ -11,6 +11,7 @@ from operator import itemgetter, methodcaller
 
 import numpy as np
 import pytest
+from computing_ahead import DIRECT, Boom
 from local_workers import LocalWorkersIterDataset
 from refusing import assert_raises
 
@@ -28,15 +29,10 @@ from gristmill.experimental import (
     multithread_prefetch,
 )
 
-DIRECT = ReadOptions(num_threads=0)
 MODES = (DIRECT, ReadOptions(2, 8), ReadOptions(1, 64))
 N = 40
 BASE = MapDataset.source(range(N)).shuffle(seed=1)  # the key 17 is at 19
 STREAM = BASE.to_iter_dataset(DIRECT)
-
-
-class Boom(Exception):
-    pass
 
 
 class Fails:
@@ -178,6 +174,9 @@ def test_the_place_is_the_same_of_one_element(make, expected):
         (where, filtered) = caught.value.__notes__
         assert expected in where and filtered.startswith("Frames")
         assert {*frames(caught.value)} <= {"test_the_place_is_the_same_of_one_element", "__getitem__", "__call__"}
+    with pytest.raises(IndexError) as caught:
+        same(MapDataset.source([]).shuffle(seed=1))[3]
+    assert caught.value.__notes__[0] == "Raised by ShuffleMapDataset at element 3."
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -295,12 +294,6 @@ def test_of_what_stages_check_themselves(ds, expected):
     assert note.startswith("Raised by ") and note.endswith(expected)
 
 
-def test_of_an_empty_dataset():
-    with pytest.raises(IndexError) as caught:
-        same(MapDataset.source([]).shuffle(seed=1))[3]
-    assert caught.value.__notes__[0] == "Raised by ShuffleMapDataset at element 3."
-
-
 @pytest.mark.parametrize("after", [alone, prefetched, prefetched_directly])
 def test_one_exception_raised_at_several_elements_tells_the_last(after):
     error = Boom("always the same")
@@ -384,20 +377,17 @@ def test_what_users_objects_do_when_asked_replaces_nothing():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_interrupts_get_no_note(error):
+def test_interrupts_get_no_note_but_the_end_of_an_iterator_does(error):
     caught = error_of(BASE.map(raises(error)).to_iter_dataset(DIRECT))
     assert type(caught) is error and not hasattr(caught, "__notes__")
     assert ("_block" in frames(caught)) == (error is not KeyboardInterrupt)  # that of a user who looks at it
-
-
-def test_stop_iteration_in_user_code():
     for after in (alone, prefetched, in_threads, LocalWorkersIterDataset):
-        error = error_of(after(STREAM.map(raises(StopIteration))))
-        assert type(error) is RuntimeError and type(error.__cause__) is StopIteration
-        assert "at element 0 (" in error.__notes__[0]
+        caught = error_of(after(STREAM.map(raises(StopIteration))))
+        assert type(caught) is RuntimeError and type(caught.__cause__) is StopIteration
+        assert "at element 0 (" in caught.__notes__[0]
 
 
-def test_errors_that_say_all_themselves():
+def test_closed_iterators_say_all_themselves():
     for ds in (BASE, same(IterDataset.mix([THREE.to_iter_dataset()])).mp_prefetch(MultiprocessingOptions(1))):
         it = iter(ds)
         it.close()
@@ -417,11 +407,6 @@ def test_only_frames_of_users_are_left(before, after):
         where, filtered = error.__notes__
         assert where.endswith(AT_19) and "py_traceback_filtering" in filtered
     assert pickle.loads(pickle.dumps(error)).__notes__ == error.__notes__
-
-
-def test_the_frame_that_raised_stays():
-    error = error_of(MapDataset.source([np.zeros(2), np.zeros(3)]).batch(2).to_iter_dataset(DIRECT))
-    assert len(frames(error)) == 2 and "batching" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def test_modes_of_filtering(monkeypatch):
@@ -445,6 +430,8 @@ def test_modes_of_filtering(monkeypatch):
     hidden = {frame.f_code.co_name: frame.f_locals.get("__tracebackhide__") for frame in walked}
     assert hidden["error_of"] is hidden["__call__"] is None
     assert hidden["_block"] is hidden["__next__"] is True
+    error = error_of(MapDataset.source([np.zeros(2), np.zeros(3)]).batch(2).to_iter_dataset(DIRECT))
+    assert len(frames(error)) == 2 and "batching" in traceback.extract_tb(error.__traceback__)[-1].filename  # what raised stays
     monkeypatch.setenv("GRISTMILL_PY_TRACEBACK_FILTERING", "sometimes")  # the environment may say anything
     assert type(error_of(BEFORE[0]())) is Boom
 

@@ -80,12 +80,6 @@ def test_wrong_arguments(call, args, error, words):
         assert word in str(caught.value)
 
 
-def test_batching_holes_is_explained():
-    with pytest.raises(ValueError) as caught:
-        MapDataset.source([1, None]).batch(2)[0]
-    assert "to_iter_dataset()" in "".join(caught.value.__notes__)
-
-
 def test_factories_belong_to_the_class():
     assert isinstance(MapDataset, MapDatasetMeta) and issubclass(MapDatasetMeta, abc.ABCMeta)
     assert not hasattr(TEN, "range") and not hasattr(TEN, "source")
@@ -216,6 +210,9 @@ def test_repeat_and_batch():
     tutorial = MapDataset.source(list(range(11))).shuffle(seed=10).map(lambda x: x + 1).batch(2)
     assert [b.tolist() for b in tutorial] == [[6, 11], [2, 10], [3, 5], [1, 4], [8, 9], [7]]
     assert tutorial[8].tolist() == [7, 3]  # batches never straddle epochs
+    with pytest.raises(ValueError) as caught:
+        MapDataset.source([1, None]).batch(2)[0]
+    assert "to_iter_dataset()" in "".join(caught.value.__notes__)
 
 
 def test_none_skips_user_code_and_filters_go_by_truth():
@@ -287,7 +284,7 @@ def test_exceptions_of_user_code_arrive_as_they_are():
             assert caught.value.args == (3, "text") and caught.value.__cause__ is cause
 
 
-def test_pipe():
+def test_pipe_and_to_iter_dataset():
     def call(*args, **kwargs):
         return args, kwargs
 
@@ -295,9 +292,6 @@ def test_pipe():
         assert ds.pipe(call, 1, func=2, self=3) == ((ds, 1), {"func": 2, "self": 3})
         assert ds.pipe(lambda ds: ds) is ds
         assert_raises(TypeError, None, ds.pipe, func=call)
-
-
-def test_to_iter_dataset():
     assert isinstance(TEN.to_iter_dataset(), IterDataset)
     assert str(TEN.to_iter_dataset()) == (
         "PrefetchIterDataset(read_options=ReadOptions(num_threads=16, prefetch_buffer_size=0), allow_nones=False)"

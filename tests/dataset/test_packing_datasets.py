@@ -82,12 +82,6 @@ class ChangedInPlace(BareIterator):
         self.state = state
 
 
-def test_names():
-    assert str(first_fit(stream([]))) == "FirstFitPackIterDataset"
-    assert str(BestFitPackIterDataset(stream([]), length_struct={"x": 1}, num_packing_bins=1)) == "BestFitPackIterDataset"
-    assert str(concat(stream([]), 4)) == "ConcatThenSplitIterDataset(length_struct={'x': 4})"
-
-
 def test_rows_that_were_changed_are_not_delivered_again():
     it = iter(first_fit(stream(sequences(3, 2, 4, 3, 3))))
     for row in (next(it), next(it)):
@@ -242,7 +236,7 @@ def test_the_state_says_more_rows_than_there_are():
     assert_raises(StateIndexError, None, next, it)
 
 
-def test_dtypes_arguments_and_sizes():
+def test_dtypes_arguments_sizes_and_names():
     # The dtype is that of the first sequence of the bins.
     elements = [{"x": np.zeros(3, t)} for t in (np.int8, np.float32, np.int64, np.int8)]
     assert [row["x"].dtype for row in first_fit(stream(elements), length=3, bins=1)] == [x["x"].dtype for x in elements]
@@ -255,6 +249,9 @@ def test_dtypes_arguments_and_sizes():
     assert_raises(ValueError, "next", it.get_packed_batch_size_bytes)
     next(it)
     assert it.get_packed_batch_size_bytes() == 632
+    assert str(first_fit(stream([]))) == "FirstFitPackIterDataset"
+    assert str(BestFitPackIterDataset(stream([]), length_struct={"x": 1}, num_packing_bins=1)) == "BestFitPackIterDataset"
+    assert str(concat(stream([]), 4)) == "ConcatThenSplitIterDataset(length_struct={'x': 4})"
 
 
 BINS = {"num_packing_bins": 2}

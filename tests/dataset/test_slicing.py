@@ -109,10 +109,6 @@ def test_streams_of_few_elements_and_of_map_datasets():
     assert lists(Wrapped(MapDataset.range(5)), 2) == [[0, 2, 4], [1, 3]]
     assert parts(Wrapped(MapDataset.range(5).map(str))) == [["0", "1", "2"], ["3", "4"]]
     assert lists(Joined([MapDataset.range(3), MapDataset.range(10, 13).to_iter_dataset()]), 2) == [[0, 2, 10, 12], [1, 11]]
-
-
-def test_worker_numbers():
-    ds = Files([[1]]).map(str)
     assert slice_pipeline(ds, 0, 1) is slice_pipeline(ds, 0, 1, sequential=True) is ds
     for index, count in [(2, 2), (-1, 2), (0, 0)]:
         assert_raises(ValueError, "shard_", slice_pipeline, ds, index, count)
