@@ -36,17 +36,8 @@ from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.permutation import index_shuffle
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.experimental import (
-    BestFitPackIterDataset,
-    CacheIterDataset,
-    ConcatThenSplitIterDataset,
-    FirstFitPackIterDataset,
-    FlatMapIterDataset,
     InterleaveIterDataset,
-    LimitIterDataset,
-    RebatchIterDataset,
-    RepeatIterDataset,
     ThreadPrefetchIterDataset,
-    WindowShuffleIterDataset,
     WithOptionsIterDataset,
     ZipIterDataset,
     batch_and_pad,
@@ -170,24 +161,6 @@ def as_list(array: Any) -> Any:
     return array.tolist()
 
 
-def sequence(length: int, x: Any) -> Any:
-    n = weight(x)
-    return {"x": np.full(n % (length + 1), n % 1000), "m": frozen(x)}
-
-
-def row_of_bin(row: Any) -> Any:
-    return [row["x"].tolist(), row["x_segment_ids"].tolist(), row["x_positions"].tolist(), row["m"]]
-
-
-def long_sequence(x: Any) -> Any:
-    n = weight(x)
-    return {"x": np.full(n % 13, n % 1000)}
-
-
-def row_of_pieces(row: Any) -> Any:
-    return [row["x"].tolist(), row["x_segment_ids"].tolist(), row["x_positions"].tolist()]
-
-
 def source_model(tree: Any) -> MapModel:
     _, (length, steps, _, _), _ = tree
     return finite(length, steps, MOST_RECORDS)
@@ -203,45 +176,6 @@ def grown_by_one(x: Any) -> Any:
 def padded(ds: Any, size: int) -> Any:
     pad = partial(batch_and_pad, batch_size=size, pad_value=-1)
     return ds.filter(is_there).map(number).batch(size, batch_fn=pad).map(as_list)
-
-
-def rebatched_ds(ds: Any, small: int, large: int, drop: bool) -> Any:
-    return RebatchIterDataset(ds.filter(is_there).map(number).batch(small), large, drop).map(as_list)
-
-
-def packed_ds(ds: Any, is_best: bool, length: int, num_bins: int, seed: int) -> Any:
-    stage = BestFitPackIterDataset if is_best else FirstFitPackIterDataset
-    sequences, bins = ds.map(partial(sequence, length)), {"num_packing_bins": num_bins, "seed": seed, "meta_features": ["m"]}
-    return stage(sequences, length_struct={"x": length}, **bins).map(row_of_bin)
-
-
-_STAGES: dict[str, Any] = {
-    "map": lambda ds: ds.map(grown_by_one),
-    "with_index": lambda ds: ds.map_with_index(lambda i, x: grown(x, i)),
-    "random_map": lambda ds, seed: ds.random_map(with_draws, seed=seed),
-    "remove": lambda ds, k: ds.map(UserCode.removing(k)),
-    "filter": lambda ds, k: ds.filter(UserCode.keeping(k)),
-    "fail": lambda ds, k: ds.map(UserCode.failing(k)),
-    "flaky": lambda ds: ds.map(TROUBLE),
-    "flat_map": lambda ds, k: FlatMapIterDataset(ds, partial(items, k)),
-    "batch": lambda ds, size, drop: ds.batch(size, drop_remainder=drop, batch_fn=list),
-    "pad": padded,
-    "rebatch": rebatched_ds,
-    "window": lambda ds, size, seed: WindowShuffleIterDataset(ds, window_size=size, seed=seed),
-    "limit": LimitIterDataset,
-    "repeat": RepeatIterDataset,
-    "endless": lambda ds, count: LimitIterDataset(RepeatIterDataset(ds, None), count),
-    "cache": lambda ds: CacheIterDataset(ds, copy_elements=True),
-    "pack": packed_ds,
-    "concat": lambda ds, n: ConcatThenSplitIterDataset(ds.map(long_sequence), length_struct={"x": n}).map(row_of_pieces),
-    "threads": multithread_prefetch,
-    "workers": lambda ds, n: ds.mp_prefetch(MultiprocessingOptions(num_workers=n, per_worker_buffer_size=3)),
-    "local_workers": LocalWorkersIterDataset,
-    "prefetch": lambda ds, n: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=n),
-    "options": lambda ds: WithOptionsIterDataset(ds, OPTIONS),
-    "user": UserDataset,
-    "double": lambda ds: ZipIterDataset([ds, ds]),
-}
 
 
 def build(tree: Any) -> Any:
@@ -267,7 +201,7 @@ def build(tree: Any) -> Any:
             make_iter_buffer_size=ahead,
             iter_buffer_size=buffer,
         )
-    return _STAGES[name](*parents, *args)
+    return (_WORKERS.get(name) or _STAGES[name][0])(*parents, *args)
 
 
 # The model
@@ -301,7 +235,7 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
     if name == "interleave":
         parents = [outcomes(t) for t in share.of(trees)]
         return in_turn(parents, min(args[0], len(parents)))
-    if name in ("threads", "workers", "local_workers"):
+    if name in (*_WORKERS, "threads"):
         n = args[0]
         return in_turn([outcomes(trees[0], share.of_thread(i, n)) for i in range(n)], n) if n else outcomes(trees[0], share)
     if name == "mix":
@@ -317,10 +251,7 @@ def outcomes(tree: Any, share: Share = WHOLE) -> Iterator[Any]:
         if first is END:
             raise Endless
         return itertools.islice(itertools.chain.from_iterable(outcomes(trees[0], share) for _ in itertools.count()), args[0])
-    parent = outcomes(trees[0], share)
-    if name in ("with_index", "random_map"):
-        return each(parent, partial(_INDEXED[name], share, *args))
-    return _OUTCOMES[name](parent, *args)
+    return _STAGES[name][1](outcomes(trees[0], share), *args, *[share] * (name in ("with_index", "random_map")))
 
 
 class Endless(Exception):
@@ -375,64 +306,6 @@ def shuffled(parent: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
         yield from [window[index_shuffle(j, m - 1, (seed + k) % 2**32, 4)] for j in range(m)][::-1]
 
 
-def packed(parent: Iterator[Any], is_best: bool, length: int, num_bins: int, seed: int) -> Iterator[Any]:
-    bins: list[list[Any]] = []
-    num_rows = 0
-
-    def rows() -> Iterator[Any]:
-        nonlocal bins, num_rows
-        used = [b for b in bins if b]
-        order = np.random.default_rng(seed + num_rows).permuted(range(len(used))).tolist()
-        num_rows += len(used)
-        bins = []
-        yield from [row(length, [x for x, _ in used[i]], tuple(m for _, m in used[i])) for i in order]
-
-    for x in parent:
-        if x is FAILED:
-            yield FAILED
-        elif x is not None:
-            tokens = sequence(length, x)["x"].tolist()
-            for _ in range(2):
-                bins = bins or [[] for _ in range(num_bins)]
-                marks = [sum(len(s) for s, _ in b) for b in bins]
-                suited = [i for i, mark in enumerate(marks) if mark + len(tokens) <= length]
-                if suited:
-                    break
-                yield from rows()
-            chosen = max(suited, key=lambda i: (marks[i], -i)) if is_best else suited[0]
-            bins[chosen].append((tokens, x))
-    yield from rows()
-
-
-def cut(parent: Iterator[Any], length: int) -> Iterator[Any]:
-    pieces: list[Any] = []
-    for x in parent:
-        if x is FAILED:
-            yield FAILED
-        elif x is not None:
-            tokens, start = long_sequence(x)["x"].tolist(), 0
-            while True:
-                room = length - sum(map(len, pieces))
-                if len(tokens) - start <= room:
-                    pieces.append(tokens[start:])
-                    break
-                if room or start:
-                    pieces.append(tokens[start : start + room])
-                    start += room
-                yield row(length, pieces)
-                pieces = []
-    if pieces:
-        yield row(length, pieces)
-
-
-def row(length: int, pieces: list[Any], *more: Any) -> Any:
-    unused = (0,) * (length - sum(map(len, pieces)))
-    values = tuple([token for piece in pieces for token in piece])
-    numbers = tuple([i for i, piece in enumerate(pieces, 1) for _ in piece])
-    positions = tuple([k for piece in pieces for k in range(len(piece))])
-    return (values + unused, numbers + unused, positions + unused, *more)
-
-
 def mixed(parents: list[Iterator[Any]], weights: Any) -> Iterator[Any]:
     proportions = integer_weights(weights)
     for k in itertools.count():
@@ -476,41 +349,12 @@ def in_turn(parents: list[Iterator[Any]], cycle_length: int) -> Iterator[Any]:
             waiting = itertools.chain([rest], waiting)
 
 
-def there(parent: Iterator[Any], more: int) -> Iterator[Any]:
-    return each((x for x in parent if x is not None), lambda i, x: number(x) + more)
-
-
-def padded_batches(parent: Iterator[Any], size: int) -> Iterator[Any]:
-    return each(batched(there(parent, 1), size, False), lambda i, b: (*b, *[0] * (size - len(b))))
+def there(parent: Iterator[Any], size: int) -> Iterator[Any]:
+    return batched(each((x for x in parent if x is not None), lambda i, x: number(x) + 1), size, False)
 
 
 def same(parent: Iterator[Any], *_: Any) -> Iterator[Any]:
     return parent
-
-
-_INDEXED: dict[str, Any] = {
-    "with_index": lambda share, i, x: (*x, i * share.count + share.index),
-    "random_map": lambda share, seed, i, x: (*x, *random_map(x, seed, i * share.count + share.index)[1:]),
-}
-_OUTCOMES: dict[str, Any] = {
-    "map": lambda parent: each(parent, lambda i, x: (*x, 1)),
-    "user": lambda parent: each(parent, lambda i, x: (*x, i)),
-    "remove": lambda parent, k: each(parent, lambda i, x: UserCode.removing(k)(x)),
-    "filter": lambda parent, k: (x for x in parent if x is FAILED or UserCode.keeping(k)(x)),
-    "fail": lambda parent, k: each(parent, lambda i, x: FAILED if weight(x) % 5 == k else x),
-    "flaky": same,
-    "cache": same,
-    "prefetch": same,
-    "options": same,
-    "flat_map": flat,
-    "batch": batched,
-    "pad": padded_batches,
-    "rebatch": lambda parent, small, large, drop: rebatched(batched(there(parent, 1), small, False), large, drop),
-    "window": shuffled,
-    "limit": itertools.islice,
-    "pack": packed,
-    "concat": cut,
-}
 
 
 # Random trees
@@ -521,40 +365,68 @@ _buffers = st.sampled_from([0, 1, 2, 9])
 _lengths = st.sampled_from([12, 20, 9, 30, 16, 7, 4, 1, 0])
 _sizes = st.sampled_from([3, 5, 2, 10, 4, 1, 17])
 
+# name: what makes the data set, what comes out (if not written above), and what its arguments are drawn from
+_STAGES: dict[str, Any] = {
+    "flaky": (lambda ds: ds.map(TROUBLE), same),
+    "map": (lambda ds: ds.map(grown_by_one), lambda p: each(p, lambda i, x: (*x, 1))),
+    "with_index": (
+        lambda ds: ds.map_with_index(lambda i, x: grown(x, i)),
+        lambda p, share: each(p, lambda i, x: (*x, i * share.count + share.index)),
+    ),
+    "random_map": (
+        lambda ds, seed: ds.random_map(with_draws, seed=seed),
+        lambda p, seed, share: each(p, lambda i, x: (*x, *random_map(x, seed, i * share.count + share.index)[1:])),
+        _seeds,
+    ),
+    "remove": (
+        lambda ds, k: ds.map(UserCode.removing(k)),
+        lambda p, k: each(p, lambda i, x: UserCode.removing(k)(x)),
+        st.integers(0, 3),
+    ),
+    "filter": (
+        lambda ds, k: ds.filter(UserCode.keeping(k)),
+        lambda p, k: (x for x in p if x is FAILED or UserCode.keeping(k)(x)),
+        st.integers(0, 2),
+    ),
+    "flat_map": (lambda ds, k: ds.flat_map(partial(items, k)), flat, _few),
+    "batch": (lambda ds, size, drop: ds.batch(size, drop_remainder=drop, batch_fn=list), batched, _sizes, st.booleans()),
+    "pad": (padded, lambda p, size: each(there(p, size), lambda i, b: (*b, *[0] * (size - len(b)))), _sizes),
+    "rebatch": (
+        lambda ds, small, n, drop: ds.filter(is_there).map(number).batch(small).rebatch(n, drop_remainder=drop).map(as_list),
+        lambda p, small, *more: rebatched(there(p, small), *more),
+        _sizes,
+        _sizes,
+        st.booleans(),
+    ),
+    "window": (lambda ds, size, seed: ds.window_shuffle(size, seed=seed), shuffled, _sizes, _seeds),
+    "limit": (lambda ds, count: ds.limit(count), itertools.islice, st.integers(3, 25)),
+    "repeat": (lambda ds, num: ds.repeat(num), None, st.integers(1, 3)),
+    "endless": (lambda ds, count: ds.repeat().limit(count), None, st.integers(1, 40)),
+    "cache": (lambda ds: ds.cache(copy_elements=True), same),
+    "threads": (multithread_prefetch, None, st.integers(0, 3), _buffers),
+    "prefetch": (lambda ds, n: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=n), same, _buffers),
+    "options": (lambda ds: WithOptionsIterDataset(ds, OPTIONS), same),
+    "user": (UserDataset, lambda p: each(p, lambda i, x: (*x, i))),
+    "double": (lambda ds: ds.zip(ds), None),
+    "fail": (
+        lambda ds, k: ds.map(UserCode.failing(k)),
+        lambda p, k: each(p, lambda i, x: FAILED if weight(x) % 5 == k else x),
+        st.integers(0, 4),
+    ),
+}
+_WORKERS = {
+    "workers": lambda ds, n: ds.mp_prefetch(MultiprocessingOptions(num_workers=n, per_worker_buffer_size=3)),
+    "local_workers": LocalWorkersIterDataset,
+}
+_steps = {name: st.tuples(st.just(name), st.tuples(*args)) for name, (_, _, *args) in _STAGES.items()}
+_fail = _steps.pop("fail")
+
 
 def _sources(steps: Any) -> Any:
     few = steps.map(lambda steps: [step for step in steps if step[0] not in ("slice", "reindex", "batch")][:3])
     return st.tuples(st.just("source"), st.tuples(_lengths, few, read_options, st.booleans()), st.just(()))
 
 
-def _step(name: str, *args: Any) -> Any:
-    return st.tuples(st.just(name), st.tuples(*args))
-
-
-_harmless = [
-    _step("flaky"),
-    _step("map"),
-    _step("with_index"),
-    _step("random_map", _seeds),
-    _step("remove", st.integers(0, 3)),
-    _step("filter", st.integers(0, 2)),
-    _step("flat_map", _few),
-    _step("batch", _sizes, st.booleans()),
-    _step("pad", _sizes),
-    _step("rebatch", _sizes, _sizes, st.booleans()),
-    _step("window", _sizes, _seeds),
-    _step("limit", st.integers(3, 25)),
-    _step("repeat", st.integers(1, 3)),
-    _step("endless", st.integers(1, 40)),
-    _step("cache"),
-    _step("pack", st.booleans(), _sizes, _few, st.integers(0, 99)),
-    _step("concat", _sizes),
-    _step("threads", st.integers(0, 3), _buffers),
-    _step("prefetch", _buffers),
-    _step("options"),
-    _step("user"),
-    _step("double"),
-]
 _joins = {
     "mix": lambda n: st.tuples(st.lists(st.sampled_from([1, 1, 2, 0.5, 7]), min_size=n, max_size=n), st.booleans()),
     "zip": lambda n: st.tuples(st.sampled_from([False, False, True])),
@@ -562,9 +434,6 @@ _joins = {
         _few, st.integers(0, 2), st.integers(0, 2), st.sampled_from([0, 1, 3]), st.sampled_from([False, n > 0])
     ),
 }
-
-
-_fail = _step("fail", st.integers(0, 4))
 
 
 @st.composite
@@ -586,8 +455,8 @@ def _trees(sources: Any, *steps: Any) -> Any:
     return st.integers(0, 3).flatmap(lambda depth: trees_of_depth(depth, sources, st.one_of(*steps)))
 
 
-trees = _trees(_sources(map_steps), *_harmless)
-failing_trees = _trees(_sources(map_steps) | _sources(failing_map_steps), *_harmless, _fail, _fail)
+trees = _trees(_sources(map_steps), *_steps.values())
+failing_trees = _trees(_sources(map_steps) | _sources(failing_map_steps), *_steps.values(), _fail, _fail)
 
 
 def names(tree: Any) -> set[str]:

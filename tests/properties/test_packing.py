@@ -191,11 +191,7 @@ def concat_cases(draw):
         del element["k"]
     arguments = {"length_struct": lengths, "split_full_length_features": draw(st.booleans())}
     if bos:
-        arguments |= {
-            "bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
-            "bos_features": bos,
-            "bos_token_id": BOS_ID,
-        }
+        arguments |= {"bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_features": bos, "bos_token_id": BOS_ID}
     return elements, arguments | {"meta_features": ["m"] if "m" in lengths else []}
 
 
