@@ -37,17 +37,18 @@ def pipelines(m):
     def loader(source, sampler, *operations, workers=0):
         return m.DataLoader(data_source=source, sampler=sampler, operations=list(operations), worker_count=workers)
 
+    def sampler(n, shard, num_epochs):
+        return m.samplers.IndexSampler(n, shard, True, num_epochs, 5)
+
     def shuffled_loader(workers, *operations, num_epochs=2):
         source = m.sources.RangeDataSource(0, 17, 1)
-        return loader(source, m.samplers.IndexSampler(17, everything, True, num_epochs, 5), *operations, workers=workers)
+        return loader(source, sampler(17, everything, num_epochs), *operations, workers=workers)
 
     def processes(ds, count, **options):
         return ds.mp_prefetch(m.MultiprocessingOptions(count), **options)
 
-    def tokens(length, most):
-        return m.MapDataset.range(length).map(
-            lambda i: {"a": np.arange(10 * i, 10 * i + 1 + i * 7 % most), "b": np.full((1 + i * 3 % 5, 2), i, np.float32), "m": i}
-        )
+    def tokens(i):
+        return {"a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9), "b": np.full((1 + i * 3 % 5, 2), i, np.float32), "m": i}
 
     def slowly(element):
         time.sleep(float(os.environ.get("GOLDEN_SECONDS", "0")))  # so that a release that notes states now and then does it
@@ -68,17 +69,20 @@ def pipelines(m):
     records = m.MapDataset.source(list(range(100, 120)))
     shuffled = m.MapDataset.range(12).seed(7).shuffle()
     dense = shuffled.random_map(Draw()).to_iter_dataset()
+    numbered = dense.filter(KeepMost()).map_with_index(lambda i, v: (i, v))
     kept = m.MapDataset.range(14).to_iter_dataset().filter(lambda v: v % 3 != 1 or v > 8)
     first, second = shuffled.to_iter_dataset(), m.MapDataset.range(50, 54).to_iter_dataset()
     interleave = x.InterleaveIterDataset
     read_first = m.ReadOptions(0, 0)
+    rows = m.MapDataset.range(12).map(tokens).to_iter_dataset()
+    texts = m.MapDataset.range(12).map(tokens).map(lambda v: {"a": v["a"]}).to_iter_dataset()
     bins = {"length_struct": {"a": 9, "b": 6}, "num_packing_bins": 2, "meta_features": ("m",)}
+    in_order = {"length_struct": {"a": 12}, "num_packing_bins": 3, "shuffle_bins": False}
+    bos = {"bos_handling": x.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_token_id": 99, "split_full_length_features": False}
 
     made = {
-        "loader": lambda: loader(numbers, m.samplers.IndexSampler(12, everything, True, 2, 5)),
-        "loader_operations": lambda: loader(
-            numbers, m.samplers.IndexSampler(12, shard, True, 3, 5), Plus(), Draw(), KeepMost(), t.Batch(2), Plus()
-        ),
+        "loader": lambda: loader(numbers, sampler(12, everything, 2)),
+        "loader_operations": lambda: loader(numbers, sampler(12, shard, 3), Plus(), Draw(), KeepMost(), t.Batch(2), Plus()),
         "loader_list": lambda: loader([f"é{i}" for i in range(9)], m.samplers.SequentialSampler(9, shard), t.Batch(2)),
         "loader_shared_memory": lambda: loader(
             m.sources.SharedMemoryDataSource([3, "four", b"five", None, 2.5, True]), m.samplers.SequentialSampler(6)
@@ -100,15 +104,7 @@ def pipelines(m):
         "map_window_shuffle": lambda: x.WindowShuffleMapDataset(shuffled, window_size=4, seed=3),
         "iter_batches": lambda: shuffled.to_iter_dataset().batch(5, drop_remainder=True),
         "padded": lambda: dense.batch(5, batch_fn=functools.partial(x.batch_and_pad, batch_size=5)),
-        "nested": lambda: (
-            shuffled.random_map(Draw())
-            .to_iter_dataset()
-            .filter(KeepMost())
-            .map_with_index(lambda i, v: (i, v))
-            .seed(9)
-            .random_map(lambda v, rng: (*v, int(rng.integers(1000))))
-            .batch(2)
-        ),
+        "nested": lambda: numbered.seed(9).random_map(lambda v, rng: (*v, int(rng.integers(1000)))).batch(2),
         "options": lambda: x.WithOptionsIterDataset(dense, x.DatasetOptions(filter_raise_threshold_ratio=0.9)).map(Describe()),
         "mix": lambda: m.IterDataset.mix([first, second.map(Plus())], [1, 2]),
         "mix_by_name": lambda: m.IterDataset.mix({"b": first, "a": second.map(Plus())}, {"a": 1, "b": 3}),
@@ -128,21 +124,11 @@ def pipelines(m):
         "interleave_batches": lambda: interleave([odd_group(i) for i in range(6)], cycle_length=2, iter_buffer_size=0),
         "interleave_all": lambda: interleave([odd_group(i) for i in range(4)], cycle_length=9),
         "interleave_repeated": lambda: x.RepeatIterDataset(interleave([group(i) for i in range(4)], cycle_length=2), 2),
-        "first_fit": lambda: x.FirstFitPackIterDataset(tokens(12, 9).to_iter_dataset(), **bins),
-        "best_fit": lambda: x.BestFitPackIterDataset(tokens(12, 9).to_iter_dataset(), seed=4, **bins),
-        "packed_in_order": lambda: x.FirstFitPackIterDataset(
-            tokens(12, 9).to_iter_dataset(), length_struct={"a": 12}, num_packing_bins=3, shuffle_bins=False
-        ).batch(2),
-        "concat_then_split": lambda: x.ConcatThenSplitIterDataset(
-            tokens(12, 9).map(lambda v: {"a": v["a"]}).to_iter_dataset(), length_struct={"a": 5}
-        ),
-        "concat_then_split_with_bos": lambda: x.ConcatThenSplitIterDataset(
-            tokens(12, 9).map(lambda v: {"a": v["a"]}).to_iter_dataset(),
-            length_struct={"a": 7},
-            bos_handling=x.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
-            bos_token_id=99,
-            split_full_length_features=False,
-        ),
+        "first_fit": lambda: x.FirstFitPackIterDataset(rows, **bins),
+        "best_fit": lambda: x.BestFitPackIterDataset(rows, seed=4, **bins),
+        "packed_in_order": lambda: x.FirstFitPackIterDataset(rows, **in_order).batch(2),
+        "concat_then_split": lambda: x.ConcatThenSplitIterDataset(texts, length_struct={"a": 5}),
+        "concat_then_split_with_bos": lambda: x.ConcatThenSplitIterDataset(texts, length_struct={"a": 7}, **bos),
         "parquet": lambda: x.ParquetIterDataset("data/one.parquet"),
         "parquet_files": lambda: x.ParquetIterDataset(["data/one.parquet", "data/two.parquet"]),
         "tfrecord": lambda: x.TFRecordIterDataset("data/records.tfrecord"),
@@ -159,25 +145,22 @@ def pipelines(m):
         "workers_3": lambda: processes(kept, 3).map_with_index(lambda i, v: (i, v)),
         "workers_batches": lambda: processes(dense.map(Describe()).batch(2), 2),
         "workers_mix": lambda: processes(m.IterDataset.mix([first, second.map(Plus())], [1, 2]), 2),
-        "workers_packing": lambda: processes(x.FirstFitPackIterDataset(tokens(12, 9).to_iter_dataset(), **bins), 2),
+        "workers_packing": lambda: processes(x.FirstFitPackIterDataset(rows, **bins), 2),
         "workers_files": lambda: processes(interleave([group(i) for i in range(8)], cycle_length=2), 2),
         "workers_repeated": lambda: x.RepeatIterDataset(processes(kept, 2), 2),
         "workers_noted": lambda: processes(kept.map(slowly), 2),
         "workers_parts": lambda: processes(m.MapDataset.range(10).to_iter_dataset(), 3, sequential_slice=True),
     }
     for workers in (1, 2, 3):
-        made[f"loader_workers_{workers}"] = functools.partial(
-            shuffled_loader, workers, Plus(), Draw(), KeepMost(), t.Batch(3), Plus()
-        )
-    made["loader_dry_worker"] = lambda: loader(
-        numbers, m.samplers.SequentialSampler(12, everything), KeepMost(), t.Batch(2), workers=3
-    )
-    made["loader_shard_workers"] = lambda: loader(
-        numbers, m.samplers.IndexSampler(12, shard, True, 4, 5), Describe(), t.Batch(2, True), workers=2
-    )
-    made["loader_endless_workers"] = lambda: shuffled_loader(2, Describe(), num_epochs=None)
-    made["loader_flat_map_workers"] = lambda: shuffled_loader(2, Copies(), num_epochs=1)
-    return made
+        steps = Plus(), Draw(), KeepMost(), t.Batch(3), Plus()
+        made[f"loader_workers_{workers}"] = functools.partial(shuffled_loader, workers, *steps)
+    first_to_last = m.samplers.SequentialSampler(12, everything)
+    return made | {
+        "loader_dry_worker": lambda: loader(numbers, first_to_last, KeepMost(), t.Batch(2), workers=3),
+        "loader_shard_workers": lambda: loader(numbers, sampler(12, shard, 4), Describe(), t.Batch(2, True), workers=2),
+        "loader_endless_workers": lambda: shuffled_loader(2, Describe(), num_epochs=None),
+        "loader_flat_map_workers": lambda: shuffled_loader(2, Copies(), num_epochs=1),
+    }
 
 
 def own_pipelines(m):
