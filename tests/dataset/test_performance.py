@@ -87,16 +87,13 @@ def test_warnings(caplog):
     assert "prefetch_buffer_size is 0" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("element", "size"),
-    [
+def test_sizes():
+    for element, size in [
         ({"a": np.zeros(1000), "b": [np.zeros((2, 500), np.float32), (np.zeros(500),)]}, 16000),
         (memoryview(bytes(10**6)), 10**6),
         (bytes(10**6), 10**6 + 33),
-    ],
-)
-def test_sizes(element, size):
-    assert pick(MapDataset.source([element] * 5), ram_budget_mb=size * 7.5 / MIB, max_workers=100) == (7, 7)
+    ]:
+        assert pick(MapDataset.source([element] * 5), ram_budget_mb=size * 7.5 / MIB, max_workers=100) == (7, 7)
 
 
 def test_only_the_samples_are_computed_and_in_this_thread():

@@ -174,9 +174,8 @@ def test_layout_reads_and_names():
     assert_raises(ValueError, "group by", layout.index, "m")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
+def test_layouts_that_do_not_fit_together():
+    for arguments, error, match in [
         ({"length_struct": 3}, TypeError, "length_struct must be a dict"),
         ({"length_struct": {}}, ValueError, "must name the features"),
         ({"length_struct": {"x": 1.5}}, TypeError, "length of feature 'x'"),
@@ -189,7 +188,5 @@ def test_layout_reads_and_names():
         ({"length_struct": {"x": 4}, "pack_alignment_struct": {"x": 0}}, ValueError, "alignment of feature 'x'"),
         ({"length_struct": {"x": 4}, "padding_struct": {"y": 1}}, ValueError, "padding_struct"),
         ({"length_struct": {"x": 4}, "padding_struct": 0.5}, TypeError, "padding_struct"),
-    ],
-)
-def test_layouts_that_do_not_fit_together(arguments, error, match):
-    assert_raises(error, match, PackLayout, **arguments)
+    ]:
+        assert_raises(error, match, PackLayout, **arguments)

@@ -93,19 +93,16 @@ def test_a_pad_value_that_the_leaf_cannot_hold_is_refused():
         assert len(batch_and_pad([value], batch_size=1, pad_value=pad_value)) == 1  # nothing is padded
 
 
-@pytest.mark.parametrize(
-    ("values", "batch_size", "error", "match"),
-    [
+def test_wrong_arguments():
+    for values, batch_size, error, match in [
         ([], 3, ValueError, "cannot batch 0 values to batch_size 3"),
         ([1] * 4, 3, ValueError, "cannot batch 4 values to batch_size 3: there must be at least 1 and at most 3"),
         ([1], 0, ValueError, "batch_size must be a positive integer, got 0"),
         ([1], 2.0, TypeError, "batch_size must be an integer"),
         ([{"a": 1}, {}], 3, ValueError, r"leaf \['a'\] is missing"),
         ([np.zeros(2), np.zeros(3)], 3, ValueError, r"is \(2,\) float64 in element 0 and \(3,\) float64 in element 1"),
-    ],
-)
-def test_wrong_arguments(values, batch_size, error, match):
-    assert_raises(error, match, batch_and_pad, values, batch_size=batch_size)
+    ]:
+        assert_raises(error, match, batch_and_pad, values, batch_size=batch_size)
 
 
 def test_as_a_batch_function():
