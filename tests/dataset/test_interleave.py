@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from computing_ahead import DIRECT, Boom, Failing, Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import Boom, Failing, Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
 from local_workers import LocalWorkersIterDataset
 from waiting import PATIENCE_SECONDS, wait_until
 
