@@ -34,22 +34,16 @@ ELEMENTS = "gristmill_stage_elements_total"
 SECONDS = 0.001  # so long that every read is timed
 
 
-class SlowSource:
+class SlowSource(grain.sources.RangeDataSource):
     """Reads take a while; every element has 80 bytes."""
-
-    def __init__(self, length):
-        self._length = length
-
-    def __len__(self):
-        return self._length
 
     def __getitem__(self, index):
         time.sleep(SECONDS)
-        return np.full(10, index)
+        return np.full(10, super().__getitem__(index))
 
 
 def slow(length):
-    return grain.MapDataset.source(SlowSource(length))
+    return grain.MapDataset.source(SlowSource(0, length, 1))
 
 
 def numbers(length):
@@ -151,7 +145,7 @@ def test_each_power_of_two_is_the_upper_limit_of_its_bucket():
 
 def test_workers_count_too_and_once_when_they_are_used_again(port):
     sampler, batch = grain.samplers.SequentialSampler(24), grain.transforms.Batch(2)
-    loader = grain.DataLoader(data_source=SlowSource(24), sampler=sampler, operations=[batch], worker_count=2)
+    loader = grain.DataLoader(data_source=SlowSource(0, 24, 1), sampler=sampler, operations=[batch], worker_count=2)
     for epoch in (1, 2):  # the second one has the processes of the first
         assert len(list(loader)) == 12
         values = scraped(port)

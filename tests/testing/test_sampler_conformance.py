@@ -36,23 +36,15 @@ class Right(WithoutLength):
         return 20
 
 
-class OfItsShard:
+class OfItsShard(Right):
     """Answers only for the indices that a DataLoader asks for."""
 
     def __init__(self, shard_options):
-        self._shard_options = shard_options
+        super().__init__(_shard_options=shard_options)
 
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, index):
-        if index >= 10:
-            raise IndexError(index)
+    def key(self, index):
         assert index % self._shard_options.shard_count == self._shard_options.shard_index
-        return RecordMetadata(index=index, record_key=index)
-
-    def __repr__(self):
-        return "OfItsShard()"
+        return index
 
 
 endless = variant(WithoutLength, __getitem__=lambda self, index: RecordMetadata(index, index % 20))
@@ -90,7 +82,7 @@ def test_shards_of_ours_are_accepted(num_records):
         lambda shard: SequentialSampler(num_records, shard),
     ):
         assert_sampler_conforms(make(NoSharding()), num_records, make_shard=make)
-    assert_sampler_conforms(OfItsShard(ShardOptions(0, 1)), 10, make_shard=OfItsShard)
+    assert_sampler_conforms(OfItsShard(ShardOptions(0, 1)), 20, make_shard=OfItsShard)
 
 
 def wrong(message, base=Right, **overrides):
