@@ -1,4 +1,4 @@
-"""What a FlatMap makes in a ``DataLoader``; its states are in ``vectors/test_vectors_data_loader.py``, too."""
+"""What a FlatMap makes in a ``DataLoader``; its states are in ``vectors/test_vectors_loaders.py``, too."""
 
 import asyncio
 import json

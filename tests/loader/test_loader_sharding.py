@@ -1,6 +1,6 @@
 """Which elements a ``DataLoader`` reads: sharding, lengths of samplers, keys past the end of the source.
 
-Which records a shard has in each epoch is in ``vectors/test_vectors_data_loader.py``.
+Which records a shard has in each epoch is in ``vectors/test_vectors_loaders.py``.
 """
 
 import itertools

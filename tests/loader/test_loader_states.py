@@ -1,6 +1,6 @@
 """States of ``DataLoader`` iterators: their text, and what is refused.
 
-Where they restore to is in ``vectors/test_vectors_data_loader.py``, what damage does in ``checkpoint/test_refusals.py``.
+Where they restore to is in ``vectors/test_vectors_loaders.py``, what damage does in ``checkpoint/test_refusals.py``.
 """
 
 import itertools

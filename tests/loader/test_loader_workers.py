@@ -1,6 +1,6 @@
 """``DataLoader`` with worker processes: what it is made of, errors and checkpoints.
 
-Orders and states are in ``vectors/test_vectors_data_loader.py``, the workers themselves in ``dataset/test_mp_prefetch.py``.
+Orders and states are in ``vectors/test_vectors_loaders.py``, the workers themselves in ``dataset/test_mp_prefetch.py``.
 """
 
 import copy
