@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import select
-import shutil
 import sys
 from pathlib import Path
 from threading import enumerate as threads
@@ -230,22 +229,6 @@ def test_loading_does_not_start_to_read_and_the_handler_does(make, tmp_path):
         assert select.select([reader], [], [], 30)[0] == [reader]
         assert len(values(it)) > 3
     os.close(reader)
-
-
-def test_any_step_restores_from_where_the_folder_is(tmp_path):
-    it, expected = iter(loader(Source())), {}
-    options = ocp.CheckpointManagerOptions(save_interval_steps=2, keep_period=4, max_to_keep=1)
-    with ocp.CheckpointManager(tmp_path / "old", options=options) as manager:
-        for step in range(7):
-            assert manager.save(step, args=CheckpointSave(it)) == (step % 2 == 0)
-            expected[step] = values(it, 1)
-    metadata = json.loads((tmp_path / "old" / "6" / "_CHECKPOINT_METADATA").read_text())
-    assert metadata["item_handlers"] in (CheckpointHandler.typestr(), {"default": CheckpointHandler.typestr()})
-    shutil.move(tmp_path / "old", tmp_path / "moved")
-    with ocp.CheckpointManager(tmp_path / "moved") as manager:
-        for step in (4, 6, 0):
-            manager.restore(step, args=CheckpointRestore(it))
-            assert values(it, 1) == expected[step]
 
 
 def test_names():

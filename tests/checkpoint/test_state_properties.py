@@ -13,7 +13,7 @@ from test_error_laws import FAILED, STAGES, TYPICAL, Bombs, Boom, build, outcome
 
 import gristmill
 from gristmill.dataset import IterDataset, MapDataset
-from gristmill.experimental import FirstFitPackIterDataset, FlatMapTransform, InterleaveIterDataset, ThreadPrefetchIterDataset
+from gristmill.experimental import FirstFitPackIterDataset, FlatMapTransform, InterleaveIterDataset
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers would import, and the laws with it
 
@@ -33,16 +33,16 @@ def test_states_are_json_and_keep_their_shape(name):
     assert [state for state in as_json(states) if shape(state) != shape(as_json(states[0]))] == []
 
 
-def numbers(n=10**6):
-    return MapDataset.range(n).seed(1)
-
-
 def stream(n=10**6):
-    return numbers(n).to_iter_dataset()
+    return MapDataset.range(n).to_iter_dataset()
+
+
+def packed(ds):
+    return FirstFitPackIterDataset(ds, length_struct={"tokens": 64}, num_packing_bins=8)
 
 
 def tokens():
-    return numbers().map(lambda i: {"tokens": np.full(i % 50 + 1, i)}).to_iter_dataset()
+    return stream().map(lambda i: {"tokens": np.full(i % 50 + 1, i)})
 
 
 CROPS = operation(FlatMapTransform, "flat_map", lambda x: [x] * 4, max_fan_out=4)
@@ -73,29 +73,17 @@ def processes(ds, num):
     return ds.mp_prefetch(gristmill.multiprocessing.MultiprocessingOptions(num_workers=num))
 
 
-def packed(ds):
-    return FirstFitPackIterDataset(ds, length_struct={"tokens": 64}, num_packing_bins=8)
-
-
-# Also where no element is taken, as that would start worker processes.
+# With the number of elements to take: none where that would start worker processes.
 COMMON = {
     "images": (lambda: image_loader(0), 3),
     "images, 8 workers": (lambda: image_loader(8), 0),
     "images, crops": (lambda: image_loader(0, CROPS), 3),
     "images, crops, 4 workers": (lambda: image_loader(4, CROPS), 0),
-    "everything random": (
-        lambda: numbers().shuffle().to_iter_dataset().random_map(lambda x, rng: x).map_with_index(lambda i, x: x).batch(8),
-        3,
-    ),
-    "mix of 5 by index": (lambda: MapDataset.mix([numbers() for _ in range(5)], weights=[1, 2, 3, 4, 5]).to_iter_dataset(), 3),
-    "mix of 5 window shuffles": (lambda: IterDataset.mix([stream().window_shuffle(64) for _ in range(5)]), 3),
-    "interleave": (lambda: InterleaveIterDataset([numbers(1000) for _ in range(100)], cycle_length=16).batch(8), 3),
-    "flat map": (lambda: stream().flat_map(CROPS).batch(8), 3),
+    "mix of 5 window shuffles": (lambda: IterDataset.mix([stream().window_shuffle(64, seed=i) for i in range(5)]), 3),
+    "interleave": (lambda: InterleaveIterDataset([stream(1000) for _ in range(100)], cycle_length=16).batch(8), 3),
     "packing of a mix": (lambda: packed(IterDataset.mix([tokens() for _ in range(5)])).batch(4), 3),
-    "thread": (lambda: ThreadPrefetchIterDataset(stream().batch(8), prefetch_buffer_size=2), 3),
-    "4 processes": (lambda: processes(stream().random_map(lambda x, rng: x).batch(32), 4), 0),
+    "4 processes": (lambda: processes(stream().random_map(lambda x, rng: x, seed=1).batch(32), 4), 0),
     "8 processes, then batches": (lambda: processes(stream(), 8).batch(32), 0),
-    "epochs of a cache": (lambda: stream(100).cache().repeat(5).batch(32), 3),
 }
 
 
@@ -159,20 +147,19 @@ BATCH = gristmill.transforms.Batch(2)
 def test_the_state_of_a_loader_after_leaving_out_an_output_restores(num_workers, operations):
     sampler = gristmill.samplers.SequentialSampler(9)
     loader = gristmill.DataLoader(data_source=range(9), sampler=sampler, operations=operations, worker_count=num_workers)
-    with iter(loader) as it:
-        expected = rest_of(it)
-    num_delivered = num_left_out = 0
+    found, rests = [], []
     with iter(loader) as it, iter(loader) as again:
+        start = it.get_state()
         while True:
             try:
-                assert np.asarray(next(it)).tolist() == expected[num_delivered]
-                num_delivered += 1
+                found.append(np.asarray(next(it)).tolist())
             except StopIteration:
                 break
             except OSError:
                 it.skip_failed()
-                num_left_out += 1
                 again.set_state(it.get_state())
                 assert again.get_state() == it.get_state()
-                assert rest_of(again) == expected[num_delivered:]
-    assert num_delivered == len(expected) and num_left_out
+                rests.append((len(found), rest_of(again)))
+        again.set_state(start)
+        assert rest_of(again) == found
+    assert rests and all(rest == found[position:] for position, rest in rests)
