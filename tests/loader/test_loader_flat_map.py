@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from loaders import AS_RECORDS, WITH_INDEX, Kept, Mapped, RandomMapped, make, plain
+from operations import operation
 from refusing import assert_raises
 
 import gristmill as grain
@@ -16,28 +17,18 @@ from gristmill.samplers import IndexSampler
 from gristmill.transforms import Batch, Filter, Map
 
 
-class Split(FlatMapTransform):
-    """Makes items with a function."""
-
-    def __init__(self, max_fan_out, fn):
-        self.max_fan_out = max_fan_out
-        self.fn = fn
-
-    def flat_map(self, element):
-        return self.fn(element)
+def split(max_fan_out, fn):
+    return operation(FlatMapTransform, "flat_map", fn, max_fan_out=max_fan_out)
 
 
-class Fan(FlatMapTransform):
+def fan(element):
     """``x % 4`` items of ``x``."""
-
-    max_fan_out = 3
-
-    def flat_map(self, element):
-        for j in range(element % 4):
-            yield element * 10 + j
+    for j in range(element % 4):
+        yield element * 10 + j
 
 
-TWICE = Split(5, lambda x: [x, x])
+FAN = split(3, fan)
+TWICE = split(5, lambda x: [x, x])
 PLUS_ONE = Mapped(lambda x: x + 1)
 ITEMS = [x * 10 + j for x in range(9) for j in range(x % 4)]
 
@@ -56,12 +47,12 @@ def elements(*operations, **changes):
 
 
 def test_items_in_order_through_batches():
-    assert elements(Fan()) == ITEMS
-    assert elements(Fan(), Batch(4)) == [ITEMS[i : i + 4] for i in range(0, 12, 4)]
-    assert elements(PLUS_ONE, Fan(), PLUS_ONE, n=3) == [11, 21, 22, 31, 32, 33]
-    assert elements(Fan(), TWICE, n=3) == [10, 10, 20, 20, 21, 21]
+    assert elements(FAN) == ITEMS
+    assert elements(FAN, Batch(4)) == [ITEMS[i : i + 4] for i in range(0, 12, 4)]
+    assert elements(PLUS_ONE, FAN, PLUS_ONE, n=3) == [11, 21, 22, 31, 32, 33]
+    assert elements(FAN, TWICE, n=3) == [10, 10, 20, 20, 21, 21]
     assert elements(Batch(2), TWICE, n=5) == [[0, 1], [0, 1], [2, 3], [2, 3], [4], [4]]
-    letters = Split(2, lambda x: ["none", None] if x is None else [x])  # None is an element like any other
+    letters = split(2, lambda x: ["none", None] if x is None else [x])  # None is an element like any other
     for operations in ([letters], [letters, *AS_RECORDS]):
         assert elements(*operations, n=3, data_source=["a", None, "b"]) == ["a", "none", None, "b"]
 
@@ -75,7 +66,7 @@ def test_items_continue_the_index_and_have_no_key():
             yield record
 
     sampler = IndexSampler(4, shuffle=True, num_epochs=2, seed=7)
-    assert len(elements(Fan(), operation, n=4, sampler=sampler)) == 12
+    assert len(elements(FAN, operation, n=4, sampler=sampler)) == 12
     keys = [sampler[i].record_key for i in range(8)]
     assert seen == [(i * 3 + j, None, key * 10 + j) for i, key in enumerate(keys) for j in range(key % 4)]
 
@@ -83,8 +74,8 @@ def test_items_continue_the_index_and_have_no_key():
         assert not isinstance(element, Record)
         return element != 21
 
-    assert elements(Fan(), Kept(keep), WITH_INDEX, n=3) == [(3, 10), (6, 20)]
-    assert elements(Fan(), TWICE, WITH_INDEX, n=2) == [(15, 10), (16, 10)]
+    assert elements(FAN, Kept(keep), WITH_INDEX, n=3) == [(3, 10), (6, 20)]
+    assert elements(FAN, TWICE, WITH_INDEX, n=2) == [(15, 10), (16, 10)]
 
 
 def item_draw(seed, index, position):
@@ -94,7 +85,7 @@ def item_draw(seed, index, position):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_item_has_a_random_stream_of_its_own(workers):
-    drawn = elements(Fan(), DRAW, n=4, worker_count=workers)
+    drawn = elements(FAN, DRAW, n=4, worker_count=workers)
     assert sorted(drawn) == [(x * 10 + j, item_draw(7, x, j)) for x in range(4) for j in range(x)]
     assert len({draw for _, draw in drawn}) == len(drawn)
 
@@ -102,10 +93,10 @@ def test_every_item_has_a_random_stream_of_its_own(workers):
 def test_random_streams_of_items_of_items_and_of_records():
     # Of items of items, the "record" is the item.
     expected = [(x * 10 + j, item_draw(7, x * 3 + j, k)) for x in range(3) for j in range(x) for k in range(2)]
-    assert elements(Fan(), TWICE, DRAW, n=3) == expected
+    assert elements(FAN, TWICE, DRAW, n=3) == expected
     # Streams of records are not touched by items.
     before = elements(DRAW, n=4)
-    assert [x for x, _ in make_loader(DRAW, Split(1, lambda x: [x]), DRAW, n=4)] == before
+    assert [x for x, _ in make_loader(DRAW, split(1, lambda x: [x]), DRAW, n=4)] == before
     # Random children of items are reproducible and differ.
     spawn = RandomMapped(lambda x, rng: (x, int(rng.spawn(1)[0].integers(10**9))))
     first = elements(TWICE, spawn, n=4)
@@ -117,34 +108,31 @@ def test_random_streams_of_items_of_items_and_of_records():
 def test_other_samplers_give_items_no_generator(has_rng):
     sampler = [RecordMetadata(i, i, np.random.default_rng(i) if has_rng else None) for i in range(3)]
     args = {"sampler": sampler, "shard_options": grain.sharding.NoSharding(), "n": 3}
-    assert elements(Fan(), WITH_INDEX, **args) == [(3, 10), (6, 20), (7, 21)]
+    assert elements(FAN, WITH_INDEX, **args) == [(3, 10), (6, 20), (7, 21)]
     with pytest.raises(ValueError, match="what a FlatMap makes has one only if the sampler is an IndexSampler"):
-        next(iter(make_loader(Fan(), DRAW, **args)))
+        next(iter(make_loader(FAN, DRAW, **args)))
 
 
 def test_what_is_refused_at_construction():
-    class NoMaximum(FlatMapTransform):
-        def flat_map(self, element):
-            return []
-
+    no_maximum = type("NoMaximum", (FlatMapTransform,), {"flat_map": list})
     with pytest.raises(TypeError, match="NoMaximum must have an attribute max_fan_out"):
-        make_loader(NoMaximum())
+        make_loader(no_maximum())
     with pytest.raises(ValueError, match="max_fan_out must be a positive integer, got 0"):
-        make_loader(Split(0, list))
-    assert_raises(TypeError, r"operations\[0\] must be a transformation", make_loader, Fan)
+        make_loader(split(0, list))
+    assert_raises(TypeError, r"operations\[0\] must be a transformation", make_loader, no_maximum)
     without_seed = IndexSampler(2, num_epochs=1)
     with pytest.raises(ValueError, match="seed"):
-        make_loader(Fan(), DRAW, sampler=without_seed)
-    assert elements(Fan(), WITH_INDEX, n=2, sampler=without_seed) == [(3, 10)]
+        make_loader(FAN, DRAW, sampler=without_seed)
+    assert elements(FAN, WITH_INDEX, n=2, sampler=without_seed) == [(3, 10)]
 
 
 def test_max_fan_out_is_enforced():
-    too_many = Split(2, lambda x: [x] * (x + 1))
+    too_many = split(2, lambda x: [x] * (x + 1))
     for operations in ([too_many], [too_many, WITH_INDEX]):
         it = iter(make_loader(*operations))
         assert len([next(it) for _ in range(3)]) == 3
         for _ in range(2):
-            assert_raises(ValueError, "Split made more items of one element than its max_fan_out = 2", next, it)
+            assert_raises(ValueError, "FlatMap.* made more items of one element than its max_fan_out = 2", next, it)
         it.skip_failed()
         assert_raises(ValueError, "max_fan_out", next, it)
 
@@ -171,7 +159,7 @@ def without_origin(state):
 
 
 def test_states_of_other_loaders_are_refused():
-    it = iter(make_loader(Fan()))
+    it = iter(make_loader(FAN))
     next(it)
     before = it.get_state()
     good = native(2, 1)
@@ -180,16 +168,16 @@ def test_states_of_other_loaders_are_refused():
             it.set_state({**good, **ORIGIN, key: value})
         assert_raises(StateMismatchError, key, it.set_state, {**good, key: value})  # each is checked if it is there
         assert it.get_state() == before
-    unchecked = grain.DataLoaderIterator(make_loader(Fan()), {**good, **ORIGIN, "sampler": "Other()"}, validate_state=False)
+    unchecked = grain.DataLoaderIterator(make_loader(FAN), {**good, **ORIGIN, "sampler": "Other()"}, validate_state=False)
     assert next(unchecked) == 21
     without = iter(make_loader(PLUS_ONE))
     assert_raises(StateKeyError, "last_seen_indices", without.set_state, before)
     assert_raises(StateKeyError, "next_index_in_buffer", it.set_state, without.get_state())
-    two_workers = iter(make_loader(Fan(), worker_count=2)).get_state()
+    two_workers = iter(make_loader(FAN, worker_count=2)).get_state()
     assert_raises(StateMismatchError, "worker_count=2, the DataLoader has worker_count=0", it.set_state, two_workers)
     assert_raises(StateKeyError, None, it.set_state, without_origin(two_workers))
     with pytest.raises(StateMismatchError, match=r"2 workers .* has 3"):
-        iter(make_loader(Fan(), worker_count=3)).set_state(without_origin(two_workers))
+        iter(make_loader(FAN, worker_count=3)).set_state(without_origin(two_workers))
     assert it.get_state() == before
 
 
@@ -208,16 +196,13 @@ def test_checkpoints_say_the_fan_out(tmp_path):
     async def load(it):
         await (await it.load(tmp_path))
 
-    class Wider(Fan):
-        max_fan_out = 4
-
-    it, again = iter(make_loader(Fan())), iter(make_loader(Fan()))
+    it, again = iter(make_loader(FAN)), iter(make_loader(FAN))
     next(it)
     asyncio.run(save(it))
     asyncio.run(load(again))
     assert list(again) == ITEMS[1:]
     with pytest.raises(StateMismatchError, match=r"max_fan_out of FlatMap .* was 3 .* is 4"):
-        asyncio.run(load(iter(make_loader(Wider()))))
+        asyncio.run(load(iter(make_loader(split(4, fan)))))
 
 
 def test_errors_and_skipping():
@@ -226,7 +211,7 @@ def test_errors_and_skipping():
             raise OSError(x)
         return [x] * 2
 
-    it = iter(make_loader(Split(3, fail_at_2), n=4))
+    it = iter(make_loader(split(3, fail_at_2), n=4))
     assert [next(it) for _ in range(4)] == [0, 0, 1, 1]
     for _ in range(2):
         assert_raises(OSError, "2", next, it)
