@@ -37,7 +37,7 @@ PLACES = {
     "vectored source": lambda f: {"data_source": VectoredSource(N, f)},
     "sampler": lambda f: {"sampler": FaultySampler(N, f)},
     "map": lambda f: {"operations": [Mapped(f)]},
-    "random map": lambda f: {"operations": [RandomMapped(lambda x, rng: f(x) + 0 * rng.integers(10))]},
+    "random map": lambda f: {"operations": [RandomMapped(lambda x, rng: 0 * rng.integers(10) + f(x))]},
     "map with index": lambda f: {"operations": [IndexMapped(lambda index, x: f(x))]},
     "filter": lambda f: {"operations": [Kept(lambda x: f(x) is not None)]},
     "legacy": lambda f: {"operations": [lambda records: (r for r in records if f(r.data) is not None)]},
