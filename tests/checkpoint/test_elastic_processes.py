@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-from contextlib import ExitStack
 
 from gristmill import MapDataset
 
@@ -51,21 +50,19 @@ def run(root, count, num_steps, restored):
         port = free.getsockname()[1]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    with ExitStack() as stack:
-        processes = []
+    processes = []
+    try:
         for index in range(count):
             command = [sys.executable, "-c", PROGRAM, *map(str, (root, port, index, count, num_steps, restored))]
-            processes.append(stack.enter_context(subprocess.Popen(command, env=environment, start_new_session=True, **streams)))
-            stack.callback(kill, processes[-1])
+            processes.append(subprocess.Popen(command, env=environment, start_new_session=True, **streams))
         outputs = [process.communicate(timeout=100) for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     for process, (_, errors) in zip(processes, outputs, strict=True):
         assert process.returncode == 0, errors[-3000:]
     return [json.loads(output.splitlines()[-1]) for output, _ in outputs]  # after what JAX prints
-
-
-def kill(process):
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_a_checkpoint_of_two_processes_goes_on_in_three(tmp_path):
