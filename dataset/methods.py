@@ -17,20 +17,20 @@ import numpy as np
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.transforms import (
+    DatasetSelectionMap,
+    Filter,
+    FlatMap,
+    Map,
+    MapWithIndex,
+    RandomMap,
+    Transformation,
+    Transformations,
+)
 
 if TYPE_CHECKING:
     from gristmill.dataset.bases.iter import IterDataset
     from gristmill.dataset.bases.map import MapDataset
-    from gristmill.transforms import (
-        DatasetSelectionMap,
-        Filter,
-        FlatMap,
-        Map,
-        MapWithIndex,
-        RandomMap,
-        Transformation,
-        Transformations,
-    )
 
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")

@@ -91,7 +91,7 @@ class DataLoader:
         worker_buffer_size = as_int("worker_buffer_size", worker_buffer_size, minimum=1 if worker_count else 0)
         if read_options is not None and not isinstance(read_options, ReadOptions):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
-        self._source = data_source
+        self._data_source = data_source
         self._sampler = sampler
         self._operations = [_as_operation(i, operation) for i, operation in enumerate(_as_iterable(operations))]
         self._read_options = read_options or ReadOptions()
@@ -99,20 +99,20 @@ class DataLoader:
             worker_count, worker_buffer_size, bool(enable_profiling), worker_env=worker_env
         )
         self._worker_init_fn = worker_init_fn
-        self._shard = _sharding(sampler, shard_options)
+        self._shard_options = _sharding(sampler, shard_options)
         _check_seed(sampler, self._operations)
         _check_length(sampler, data_source)
-        self._length = _local_length(sampler, self._shard)
+        self._length = _local_length(sampler, self._shard_options)
         self._dataset = self._lower()
         has_flat_map = FlatMap in [operation_kind(operation) for operation in self._operations]
-        self._plan = Plan(data_source, sampler, self._shard, self._length, worker_count, has_flat_map, self._dataset)
+        self._plan = Plan(data_source, sampler, self._shard_options, self._length, worker_count, has_flat_map, self._dataset)
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
     def _lower(self) -> IterDataset[Any]:
         kinds = [operation_kind(operation) for operation in self._operations]
         as_records = any([kind not in (Map, FlatMap, Filter, Batch) for kind in kinds])
         seed = seed_of(self._sampler) if isinstance(self._sampler, IndexSampler | SequentialSampler) else None
-        records = SampledMapDataset(self._source, self._sampler, self._shard, self._length, as_records=as_records)
+        records = SampledMapDataset(self._data_source, self._sampler, self._shard_options, self._length, as_records=as_records)
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
         for operation in self._operations:
             ds = apply_operation(ds, operation, as_records=as_records, seed=seed)
@@ -129,8 +129,8 @@ class DataLoader:
 
     def __repr__(self) -> str:
         return (
-            f"DataLoader(data_source={complete_repr(self._source):.200}, sampler={self._sampler!r}, "
-            f"operations=[{', '.join(map(transform_name, self._operations))}], shard_options={self._shard!r}, "
+            f"DataLoader(data_source={complete_repr(self._data_source):.200}, sampler={self._sampler!r}, "
+            f"operations=[{', '.join(map(transform_name, self._operations))}], shard_options={self._shard_options!r}, "
             f"worker_count={self._multiprocessing_options.num_workers}, read_options={self._read_options!r})"
         )
 
@@ -156,12 +156,12 @@ class DataLoader:
             "stage": "DataLoader",
             "length": self._length,
             "worker_count": self._multiprocessing_options.num_workers,
-            "shard_options": stable_repr(self._shard),
+            "shard_options": stable_repr(self._shard_options),
             "sampler": without_addresses(stable_repr(self._sampler)),
             "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),  # not part of every sampler's repr
-            "source": source_text(self._source),
+            "source": source_text(self._data_source),
         }
-        files = source_files(self._source)
+        files = source_files(self._data_source)
         if files is not None:
             description["source_files"] = few_files(files, MAX_FILES)
         for operation in self._operations:

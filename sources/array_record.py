@@ -20,18 +20,14 @@ import sys
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 from gristmill.core.config import config
 from gristmill.core.errors import KeyRangeError, as_int
 from gristmill.sources.base import RandomAccessDataSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import TracebackType
-    from typing import Self, SupportsIndex
 
 T = TypeVar("T")
 R = TypeVar("R")

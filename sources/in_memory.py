@@ -11,15 +11,12 @@ import itertools
 import operator
 import re
 import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.shared_memory import ShareableList
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import Any, SupportsIndex
 
 from gristmill.core.shared_block import SharedBlock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from typing import SupportsIndex
 
 _MAGIC = b"grstmil1"
 _WORD = struct.Struct("<q")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import SupportsIndex
 
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import KeyRangeError, as_int
 from gristmill.sources.base import RandomAccessDataSource
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import SupportsIndex
 
 
 class InvalidRangeError(ValueError, AssertionError):

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from gristmill.transforms.bin_packing import Bins, Feature, first_fit
 from gristmill.transforms.sequences import as_sequence
 
 _log = logging.getLogger("gristmill")
+
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
 
 
 @runtime_checkable
@@ -46,7 +49,7 @@ def _call(what: str, fn: Callable[..., Any], *args: Any) -> Any:
 
 
 @dataclass
-class MapOperation:
+class MapOperation(Generic[IN, OUT]):
     """Applies ``map_function`` to the data of every record."""
 
     map_function: Callable[[Any], Any]
@@ -59,7 +62,7 @@ class MapOperation:
 
 
 @dataclass
-class RandomMapOperation:
+class RandomMapOperation(Generic[IN, OUT]):
     """Applies ``random_map_function`` to the data and the generator of every record."""
 
     random_map_function: Callable[[Any, np.random.Generator], Any]
@@ -72,7 +75,7 @@ class RandomMapOperation:
 
 
 @dataclass
-class FilterOperation:
+class FilterOperation(Generic[IN]):
     """Keeps the records whose data ``condition_function`` accepts."""
 
     condition_function: Callable[[Any], bool]
@@ -85,7 +88,7 @@ class FilterOperation:
 
 
 @dataclass
-class BatchOperation:
+class BatchOperation(Generic[IN, OUT]):
     """Combines consecutive records into one; in a ``DataLoader`` it is treated as ``gristmill.transforms.Batch``.
 
     Args:
@@ -140,7 +143,7 @@ class BatchOperation:
 
 
 @dataclass
-class PackAndBatchOperation:
+class PackAndBatchOperation(Generic[IN]):
     """Packs sequences into the rows of batches: each goes into the first row that has room for it.
 
     Data of a batch are a tuple of three pytrees like an element: values, shape ``(batch_size, length, …)``; segment ids, which

@@ -22,18 +22,15 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing import util
+from multiprocessing.shared_memory import SharedMemory
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
 from gristmill.core.errors import as_int
 from gristmill.core.shared_block import SharedBlock, answer_for, free, leave, unlink
-
-if TYPE_CHECKING:
-    from multiprocessing.shared_memory import SharedMemory
-
-    import numpy.typing as npt
 
 
 @dataclass(frozen=True, slots=True)

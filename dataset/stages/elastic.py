@@ -123,6 +123,16 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
         self._ctx.options = self._iterator._ctx.options
         share_context([self._iterator], self._ctx)
 
+    @property
+    def shard_options(self) -> ShardOptions:
+        """The shard that it reads."""
+        return self._shard
+
+    @property
+    def base_iterator(self) -> DatasetIterator[T]:
+        """The iterator of this shard alone, whose state belongs to this number of shards."""
+        return self._iterator
+
     def __str__(self) -> str:
         return self._stage_text()
 

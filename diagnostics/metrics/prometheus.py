@@ -16,7 +16,7 @@ from gristmill.diagnostics.metrics.totals import FAMILIES, Family, Key, Metrics
 from gristmill.workers.setup import is_worker
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client import Metric
 
 _log = logging.getLogger("gristmill")
 
@@ -38,8 +38,11 @@ _lock = threading.RLock()
 
 
 def start_telemetry(
-    port: int = _PORT, address: str = _ADDRESS, *, registry: CollectorRegistry | None = None
-) -> CollectorRegistry:
+    port: int = _PORT,
+    address: str = _ADDRESS,
+    *,
+    registry: Any = None,  # a CollectorRegistry, of a package that may be missing
+) -> Any:
     """Returns a registry with the metrics of all pipelines whose iterators are made from now on, and serves it.
 
     Prometheus finds them at ``http://<address>:<port>/metrics``: Grain's under the names they have there (``grain_python_…``),
