@@ -1,6 +1,7 @@
 """The guarantees of prefetching by a thread: states, the bound, errors, and a thread that goes when it is not needed."""
 
 import os
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset.ahead import pullahead
+from gristmill.dataset.stages import thread_prefetch
 from gristmill.dataset.telling.description import describe
 from gristmill.experimental import ThreadPrefetchDatasetIterator, ThreadPrefetchIterDataset
 
@@ -191,13 +193,15 @@ def test_threads_may_be_scarce(monkeypatch):
 # The end of the thread
 
 
-def test_close_waits_for_a_busy_thread_for_a_moment():
-    for _ in range(20):
-        ds = ClosingDataset(numbers(100), lambda x: sum(range(1000)))
-        it = ahead(ds, 100)
-        next(it)
-        it.close()
-        assert len(ds.closed) == 1
+def test_close_waits_for_a_busy_thread_for_a_moment(monkeypatch):
+    monkeypatch.setattr(thread_prefetch, "_CLOSE_SECONDS", PATIENCE_SECONDS)
+    busy = threading.Event()
+    ds = ClosingDataset(numbers(9), lambda x: busy.set() or wait_until(lambda: it._ahead.is_stopped))
+    it = ahead(ds)
+    it.start_prefetch()
+    assert busy.wait(PATIENCE_SECONDS)
+    it.close()
+    assert len(ds.closed) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 9])
