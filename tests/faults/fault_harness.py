@@ -131,10 +131,3 @@ def check_traceback(outcome, last_line, code=1):
     assert outcome.code == code, outcome
     assert (lines[0], lines[-1]) == ("Traceback (most recent call last):", last_line), outcome.err
     assert outcome.err.count("Traceback") == 1, outcome.err
-
-
-def is_running(process_id):
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

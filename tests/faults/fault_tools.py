@@ -184,10 +184,7 @@ class Watch:
         self.before = surroundings()
 
     def check(self):
-        """Returns after how many seconds nothing was left."""
-        began = time.monotonic()
         wait_for(lambda: surroundings() == self.before, lambda: f"left: {surroundings()}, before: {self.before}", GONE_SECONDS)
-        return time.monotonic() - began
 
 
 def ready():

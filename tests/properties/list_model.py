@@ -213,22 +213,26 @@ class MapModel:
             size, (epoch, b) = args[0], divmod(i, own)
             elements = [parent(epoch * length + q) for q in range(b * size, min(length, (b + 1) * size))]
             return FAILED if FAILED in elements else tuple(elements)
-        x = parent(i)
-        if x is None or x is FAILED:
-            return x
-        if name == "map":
+        return element_of(name, args, default_seed(self.steps, position), i, parent(i))
+
+
+def element_of(name: str, args: list[Any], seed: int | None, i: int, x: Any) -> Any:
+    """What becomes of ``x``, which is at ``i``, in a step that makes one element of one."""
+    if x is None or x is FAILED:
+        return x
+    match name:
+        case "map":
             return UserCode.map(x)
-        if name == "map_with_index":
+        case "map_with_index":
             return UserCode.with_index(i, x)
-        if name == "random_map":
-            seed = default_seed(self.steps, position) if args[0] is None else args[0]
-            return random_map(x, seed, i)
-        if name == "remove":
+        case "random_map":
+            return random_map(x, seed if args[0] is None else args[0], i)
+        case "remove":
             return UserCode.removing(args[0])(x)
-        if name == "fail":
+        case "fail":
             return outcome(UserCode.failing(args[0]), x)
-        assert name == "filter"
-        return x if UserCode.keeping(args[0])(x) else None
+    assert name == "filter"
+    return x if UserCode.keeping(args[0])(x) else None
 
 
 class StreamModel:
@@ -252,27 +256,15 @@ class StreamModel:
 
     def _append(self, step: Any) -> None:
         name, *args = step
-        seed = None
-        if name == "random_map":
-            seed = default_seed([*self.steps, step], len(self.steps)) if args[0] is None else args[0]
-            if seed is None:
-                return
+        seed = default_seed([*self.steps, step], len(self.steps))
+        if name == "random_map" and args[0] is None and seed is None:
+            return
         self.steps.append(step)
         before = self.outcomes
-        if name == "map":
-            self.outcomes = [x if x is None or x is FAILED else UserCode.map(x) for x in before]
-        elif name == "remove":
-            fn = UserCode.removing(args[0])
-            self.outcomes = [x if x is None or x is FAILED else fn(x) for x in before]
-        elif name == "fail":
-            fn = UserCode.failing(args[0])
-            self.outcomes = [x if x is None or x is FAILED else outcome(fn, x) for x in before]
-        elif name == "map_with_index":
-            self.outcomes = [x if x is None or x is FAILED else UserCode.with_index(i, x) for i, x in enumerate(before)]
-            self._nest("counter")
-        elif name == "random_map":
-            self.outcomes = [x if x is None or x is FAILED else random_map(x, seed, i) for i, x in enumerate(before)]
-            self._nest("index_for_rng")
+        if name in ("map", "remove", "map_with_index", "random_map"):
+            self.outcomes = [element_of(name, args, seed, i, x) for i, x in enumerate(before)]
+            if name in ("map_with_index", "random_map"):
+                self._nest("counter" if name == "map_with_index" else "index_for_rng")
         elif name == "filter":
             keep = UserCode.keeping(args[0])
             kept = [i for i, x in enumerate(before) if x is FAILED or keep(x)]

@@ -23,8 +23,8 @@ ANYHOW = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
 }
-QUICK = settings(max_examples=250, derandomize=True, **ANYHOW)
-THOROUGH = settings(max_examples=400, print_blob=True, **ANYHOW)  # with other examples every time
+QUICK = settings(max_examples=500, derandomize=True, **ANYHOW)
+THOROUGH = settings(max_examples=600, print_blob=True, **ANYHOW)  # with other examples every time
 
 
 class Run:
@@ -274,40 +274,24 @@ def check(tree, script):
     run.finish()
 
 
+def with_workers(tree, num):
+    return ("local_workers", (num,), (tree,)) if num else tree
+
+
+@pytest.mark.timeout(300)
 @QUICK
-@given(trees, operations)
-def test_streams(tree, script):
-    check(tree, script)
-
-
-@QUICK
-@given(failing_trees, operations)
-def test_streams_that_fail(tree, script):
-    check(tree, script)
-
-
-@settings(QUICK, max_examples=120)
-@given(failing_trees, operations)
-def test_streams_of_one_worker(tree, script):
-    check(("local_workers", (1,), (tree,)), script)
+@given(trees | failing_trees, st.sampled_from([0, 0, 0, 1]), operations)
+def test_streams(tree, num_workers, script):
+    check(with_workers(tree, num_workers), script)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # an example that fails is made smaller
 @seed(SEED)
 @THOROUGH
-@given(trees | failing_trees, operations)
-def test_many_streams(tree, script):
-    check(tree, script)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@seed(SEED)
-@settings(THOROUGH, max_examples=200)
-@given(failing_trees, st.integers(1, 2), operations)
-def test_many_streams_of_local_workers(tree, num_workers, script):
-    check(("local_workers", (num_workers,), (tree,)), script)
+@given(trees | failing_trees, st.sampled_from([0, 0, 1, 2]), operations)
+def test_many_streams(tree, num_workers, script):
+    check(with_workers(tree, num_workers), script)
 
 
 @pytest.fixture(scope="module")
