@@ -9,15 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-import cloudpickle
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.core.config import config
 from gristmill.core.errors import KeyRangeError
 from gristmill.sources import ArrayRecordDataSource, array_record
 from gristmill.sources.array_record import MissingFileError
 from gristmill.sources.reading import read_keys
+from gristmill.testing import assert_source_conforms
 
 module = pytest.importorskip("array_record.python.array_record_module", reason="array_record has no wheels for this platform")
 
@@ -58,51 +59,29 @@ def at_once(function):
         list(pool.map(lambda number: (start.wait(), function(number)), range(8)))
 
 
-# Reading.
-
-
 @pytest.mark.usefixtures("way")
 def test_blocks_have_the_records_in_the_order_of_the_keys(paths):
     source = ArrayRecordDataSource(paths)
-    blocks = [[], [0], [37], [5, 5, 5], range(38), [37, 0, 36, 7, 6, 0, 37, 20], [np.int64(3), np.uint8(9), True]]
+    assert_source_conforms(source)
+    source.close()
+    blocks = [[], [0], [5, 5, 5], range(38), [37, 0, 36, 7, 6, 0, 37, 20], np.arange(20), [np.int64(3), np.uint8(9), True]]
     for keys in blocks * 2:  # with closed files, and with open ones
-        assert source.__getitems__(keys) == [ALL[key] for key in keys]
-        assert read_keys(source, keys) == [source[key] for key in keys] == [ALL[key] for key in keys]
-    assert len(source) == len(ALL) and list(source) == ALL
-    assert {type(record) for record in source} == {bytes}
+        assert source.__getitems__(keys) == [source[key] for key in keys] == [ALL[key] for key in keys]
+    assert list(source) == ALL and {type(record) for record in source} == {bytes}
 
     class Parsed(ArrayRecordDataSource):  # what parses overrides one method
         def __getitem__(self, key):
             return super().__getitem__(key).rstrip(b"\0").decode()
 
-    source = Parsed(paths)
-    assert read_keys(source, list(range(38))) == list(source) == [record.rstrip(b"\0").decode() for record in ALL]
-    assert source.__getitems__([0, 9, 37]) == [ALL[0], ALL[9], ALL[37]]
-
-
-@pytest.mark.usefixtures("way")
-def test_random_blocks_of_parts_of_files(paths):
-    rng = np.random.default_rng(0)
+    assert read_keys(Parsed(paths), list(range(38))) == [record.rstrip(b"\0").decode() for record in ALL]
+    assert Parsed(paths).__getitems__([0, 9, 37]) == [ALL[0], ALL[9], ALL[37]]
     source = ArrayRecordDataSource([f"{paths[2]}[10:20]", paths[0], f"{paths[2]}[3:3]", f"{paths[2]}[15:30]", paths[3]])
     expected = records_of(2)[10:20] + records_of(0) + records_of(2)[15:30] + records_of(3)
     assert len(source) == len(expected)
+    rng = np.random.default_rng(0)
     for _ in range(20):
         keys = rng.integers(0, len(expected), rng.integers(1, 60)).tolist()
         assert source.__getitems__(keys) == [expected[key] for key in keys]
-    assert source.__getitems__(np.arange(20)) == expected[:20]
-
-
-def test_keys_outside_and_of_other_types_are_errors(paths):
-    source = ArrayRecordDataSource(paths)
-    assert issubclass(KeyRangeError, IndexError) and issubclass(KeyRangeError, ValueError)
-    for key in (-1, 38, 10**30):
-        with pytest.raises(KeyRangeError, match=rf"record key must be in \[0, 38\).*got {key}"):
-            source[key]
-        with pytest.raises(KeyRangeError, match=f"got {key}"):
-            source.__getitems__([0, 1, key])
-    for key in (1.0, "1", None, slice(2)):
-        with pytest.raises(TypeError):
-            source[key]
 
 
 @pytest.mark.usefixtures("way")
@@ -130,28 +109,23 @@ def test_the_same_as_array_records_own_source(paths):
     assert ours.__getitems__(keys) == peer.__getitems__(keys) == read_keys(peer, keys)
 
 
-# What paths can be.
-
-
 def instruction(path, skip, take):
     return SimpleNamespace(filename=path, skip=skip, take=take, examples_in_shard=30)
 
 
 def test_paths_and_parts_of_files(paths):
-    tuple_instruction = namedtuple("TupleInstruction", ["filename", "skip", "take", "examples_in_shard"])
     path = paths[2]
-    for item in (
-        f"{path}[4:9]",
-        Path(f"{path}[4:9]"),
-        instruction(path, 4, 5),
-        instruction(Path(path), np.int64(4), np.int64(5)),
-        tuple_instruction(path, 4, 5, 30),
-    ):
+    parts = [f"{path}[4:9]", Path(f"{path}[4:9]"), instruction(path, 4, 5), instruction(Path(path), np.int64(4), np.int64(5))]
+    for item in [*parts, namedtuple("TupleInstruction", ["filename", "skip", "take", "examples_in_shard"])(path, 4, 5, 30)]:
         for items in (item, [item], (item,)):
             source = ArrayRecordDataSource(items)
-            assert list(source) == records_of(2)[4:9]
-            assert source.paths == [path]
+            assert (list(source), source.paths) == (records_of(2)[4:9], [path])
     assert list(ArrayRecordDataSource(paths[0])) == list(ArrayRecordDataSource(Path(paths[0]))) == records_of(0)
+    for max_threads in (1, 3, 64):
+        with config.override(num_threads_computing_num_records=max_threads):
+            assert len(ArrayRecordDataSource(paths * 5)) == 5 * len(ALL)
+    for items, names in (("a[0:1]", b"a"), (["a[0:1]", "b[3:4]"], b"ab")):
+        assert repr(ArrayRecordDataSource(items)) == f"ArrayRecordDataSource(hash_of_paths={hashlib.sha1(names).hexdigest()})"
     shard_utils = pytest.importorskip("tensorflow_datasets.core.utils.shard_utils", reason="TensorFlow Datasets is not installed")
     item = shard_utils.FileInstruction(filename=paths[2], skip=20, take=-1, examples_in_shard=30)
     assert list(ArrayRecordDataSource([item, paths[3]])) == records_of(2)[20:] + records_of(3)
@@ -159,9 +133,8 @@ def test_paths_and_parts_of_files(paths):
     assert list(ArrayRecordDataSource(epath.Path(paths[0]))) == records_of(0)
 
 
-@pytest.mark.parametrize(
-    ("bad", "message"),
-    [
+def test_wrong_arguments_and_keys(paths, monkeypatch):
+    for bad, message in [
         ([], "must not be empty"),
         ((), "must not be empty"),
         (3, "got 3 of type int"),
@@ -172,40 +145,35 @@ def test_paths_and_parts_of_files(paths):
         ("file[5:3]", "ends before it starts"),
         ([instruction("file", -1, 3)], "skip must be a non-negative integer, got -1"),
         ([instruction("file", 0, -1)], "take must be a non-negative integer, got -1"),
-    ],
-)
-def test_other_paths_are_errors(bad, message):
-    with pytest.raises(ValueError, match=message):
-        ArrayRecordDataSource(bad)
+    ]:
+        assert_raises(ValueError, message, ArrayRecordDataSource, bad)
+    assert_raises(TypeError, "reader_options", ArrayRecordDataSource, "x", ["max_parallelism:1"])
+    source = ArrayRecordDataSource(paths)
+    assert issubclass(KeyRangeError, IndexError) and issubclass(KeyRangeError, ValueError)
+    for key in (-1, 38, 10**30):
+        assert_raises(KeyRangeError, rf"record key must be in \[0, 38\).*got {key}", source.__getitem__, key)
+        assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, 1, key])
+    for key in (1.0, "1", None, slice(2)):
+        assert_raises(TypeError, None, source.__getitem__, key)
+    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    absent = "needs the package array_record, which is not installed"
+    assert_raises(RuntimeError, absent, ArrayRecordDataSource, "file[0:1]")
+    monkeypatch.setattr(sys, "platform", "win32")
+    absent = "array_record does not exist for Windows: read the files on Linux"
+    assert_raises(RuntimeError, absent, ArrayRecordDataSource, paths)
 
 
-def test_numbers_of_records_and_repr(paths):
-    for max_threads in (1, 3, 64):
-        with config.override(num_threads_computing_num_records=max_threads):
-            assert len(ArrayRecordDataSource(paths * 5)) == 5 * len(ALL)
-    for items, names in (("a[0:1]", b"a"), (["a[0:1]", "b[3:4]"], b"ab")):
-        assert repr(ArrayRecordDataSource(items)) == f"ArrayRecordDataSource(hash_of_paths={hashlib.sha1(names).hexdigest()})"
-
-
-# Files that are missing or broken.
-
-
-def test_a_missing_file_is_named(paths, tmp_path):
+def test_files_that_are_missing_or_no_array_record_files_are_named(paths, tmp_path):
     assert issubclass(MissingFileError, RuntimeError) and issubclass(MissingFileError, FileNotFoundError)
     missing = str(tmp_path / "missing")
-    with pytest.raises(MissingFileError, match=f"{missing} does not exist.*No such file"):
-        ArrayRecordDataSource([*paths, missing])
+    assert_raises(MissingFileError, f"{missing} does not exist.*No such file", ArrayRecordDataSource, [*paths, missing])
     source = ArrayRecordDataSource([*paths, f"{missing}[0:3]"])  # found out when it is needed
     assert source[37] == ALL[37]
-    with pytest.raises(MissingFileError, match=f"{missing} does not exist"):
-        source[38]
+    assert_raises(MissingFileError, f"{missing} does not exist", source.__getitem__, 38)
     write(tmp_path / "data-0", [b"x"])
     for pattern in ("data-*", "data@4"):
-        with pytest.raises(MissingFileError, match="patterns are not expanded, pass a list of files"):
-            ArrayRecordDataSource(tmp_path / pattern)
-
-
-def test_files_that_are_no_array_record_files_are_named(paths, tmp_path):
+        match = "patterns are not expanded, pass a list of files"
+        assert_raises(MissingFileError, match, ArrayRecordDataSource, tmp_path / pattern)
     whole = Path(paths[2]).read_bytes()
     for name, content in (("half", whole[: len(whole) // 2]), ("empty", b""), ("text", b"text " * 50_000)):
         path = tmp_path / name
@@ -213,68 +181,42 @@ def test_files_that_are_no_array_record_files_are_named(paths, tmp_path):
         with pytest.raises(RuntimeError, match=f"{path} cannot be read as an ArrayRecord file: [A-Za-z]") as caught:
             ArrayRecordDataSource([paths[0], path])
         assert not isinstance(caught.value, FileNotFoundError)
-        with pytest.raises(RuntimeError, match=f"{path} cannot be read"):
-            ArrayRecordDataSource(f"{path}[0:1]")[0]
-    with pytest.raises(RuntimeError, match=f"{tmp_path} cannot be read"):
-        ArrayRecordDataSource(tmp_path)
+        assert_raises(RuntimeError, f"{path} cannot be read", ArrayRecordDataSource(f"{path}[0:1]").__getitem__, 0)
+    assert_raises(RuntimeError, f"{tmp_path} cannot be read", ArrayRecordDataSource, tmp_path)
 
 
 @pytest.mark.usefixtures("way")
-def test_a_broken_record_is_named_and_the_others_can_be_read(tmp_path):
+def test_a_broken_record_and_ranges_past_the_end_are_named_and_the_rest_can_be_read(paths, tmp_path):
     records = [os.urandom(1000) for _ in range(40)]
     path = tmp_path / "broken"
     write(path, records)
     path.write_bytes(path.read_bytes().replace(records[20][:100], bytes(100)))
     source = ArrayRecordDataSource(path)
-    for read in (lambda: source[20], lambda: source.__getitems__([3, 20, 21, 40])):  # the first error in the order of the keys
-        with pytest.raises(RuntimeError, match=f"cannot read record 20 of {path}: .*hash mismatch"):
-            read()
-    with pytest.raises(KeyRangeError):
-        source.__getitems__([3, 40, 20, 21])
+    broken = f"cannot read record 20 of {path}: .*hash mismatch"
+    assert_raises(RuntimeError, broken, source.__getitem__, 20)
+    assert_raises(RuntimeError, broken, source.__getitems__, [3, 20, 21, 40])  # the first error in the order of the keys
+    assert_raises(KeyRangeError, None, source.__getitems__, [3, 40, 20, 21])
     good = [key for key in range(40) if key != 20]
     assert source.__getitems__(good) == [records[key] for key in good]
+    for item in (f"{paths[2]}[25:31]", instruction(paths[2], 25, 6)):
+        source = ArrayRecordDataSource([paths[0], item, f"{paths[2]}[0:2]"])
+        assert source[0] == ALL[0]
+        for keys in ([7], [0, 12], [0, 1, 8]):
+            past = f"{paths[2]} has 30 records, but 31 were to be read from it"
+            assert_raises(RuntimeError, past, source.__getitems__, keys)
 
 
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("item", [lambda path: f"{path}[25:31]", lambda path: instruction(path, 25, 6)])
-def test_a_range_past_the_end_is_an_error_at_the_first_read(paths, item):
-    source = ArrayRecordDataSource([paths[0], item(paths[2]), f"{paths[2]}[0:2]"])
-    assert source[0] == ALL[0]
-    for keys in ([7], [0, 12], [0, 1, 8]):
-        with pytest.raises(RuntimeError, match=f"{paths[2]} has 30 records, but 31 were to be read from it"):
-            source.__getitems__(keys)
-
-
-def test_without_the_package_the_error_names_it(paths, monkeypatch):
-    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-    with pytest.raises(RuntimeError, match="needs the package array_record, which is not installed"):
-        ArrayRecordDataSource("file[0:1]")
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(RuntimeError, match="array_record does not exist for Windows: read the files on Linux"):
-        ArrayRecordDataSource(paths)
-
-
-# The reader's options, and open files.
-
-
-def test_reader_options(paths):
+def test_reader_options_and_groups(paths, tmp_path, caplog):
     for options in ({}, {"max_parallelism": "1"}, {"index_storage_option": "offloaded", "footer_prefetch_bytes": "0"}):
         assert list(ArrayRecordDataSource(paths, reader_options=options)) == ALL
     for options, message in (
         ({"bogus": "1"}, "Unknown option bogus, valid options: .*max_parallelism"),
         ({"readahead_buffer_size": "0"}, "readahead_buffer_size is present more than once"),
     ):
-        source = ArrayRecordDataSource(paths, options)
-        with pytest.raises(ValueError, match=message):
-            source[0]
-    with pytest.raises(TypeError, match="reader_options"):
-        ArrayRecordDataSource("x", ["max_parallelism:1"])
-
-
-def test_a_file_is_opened_once_for_all_threads_and_says_then_that_it_has_groups(paths, tmp_path, caplog):
+        assert_raises(ValueError, message, ArrayRecordDataSource(paths, options).__getitem__, 0)
     files = [write(tmp_path / f"grouped-{file}", [b"x"] * 20, "group_size:16") for file in range(20)]
     source = ArrayRecordDataSource([*files, *paths])
-    with caplog.at_level(logging.INFO, "gristmill"):
+    with caplog.at_level(logging.INFO, "gristmill"):  # a file is opened, and says this, once for all threads
         at_once(lambda _: source.__getitems__(range(400)) == [b"x"] * 400 or pytest.fail("other records"))
         assert list(source) == [b"x"] * 400 + ALL
     assert {(record.levelno, record.name) for record in caplog.records} == {(logging.ERROR, "gristmill")}
@@ -293,12 +235,9 @@ def test_files_are_open_between_the_first_read_and_the_end_of_the_context(paths)
     source = ArrayRecordDataSource(paths)
     assert num_open(paths) == 0
     with source as entered:
-        assert entered is source
-        assert num_open(paths) == 0
-        assert source[0] == ALL[0]
-        assert num_open(paths) == 1
-        assert list(source) == ALL
-        assert num_open(paths) == 3  # none for the empty file
+        assert entered is source and num_open(paths) == 0
+        assert source[0] == ALL[0] and num_open(paths) == 1
+        assert list(source) == ALL and num_open(paths) == 3  # none for the empty file
     assert num_open(paths) == 0
     assert source[0] == ALL[0]
     source.close()
@@ -307,11 +246,9 @@ def test_files_are_open_between_the_first_read_and_the_end_of_the_context(paths)
 
 
 def test_pickles_have_no_open_files(paths):
-    for package in (pickle, cloudpickle):
-        source = ArrayRecordDataSource([*paths, f"{paths[2]}[3:5]"], {"max_parallelism": "1"})
-        fresh = package.dumps(source)
-        assert list(source) == ALL + records_of(2)[3:5]
-        assert package.dumps(source) == fresh
-        copy = package.loads(fresh)
-        assert list(copy) == list(source)
-        assert (len(copy), repr(copy), copy.paths) == (len(source), repr(source), source.paths)
+    source = ArrayRecordDataSource([*paths, f"{paths[2]}[3:5]"], {"max_parallelism": "1"})
+    fresh = pickle.dumps(source)
+    assert list(source) == ALL + records_of(2)[3:5]
+    assert pickle.dumps(source) == fresh
+    copy = pickle.loads(fresh)
+    assert (list(copy), repr(copy), copy.paths) == (list(source), repr(source), source.paths)
