@@ -11,7 +11,7 @@ from list_model import MapModel, StreamModel, build, finite, iter_steps, map_ste
 LIMIT = 40  # elements of a stream that are looked at
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(length=st.integers(0, 12), steps=map_steps, data=st.data())
 def test_map_pipelines(length, steps, data):
     model = MapModel(length, steps)
