@@ -1,0 +1,450 @@
+"""The checks of sources, samplers, map datasets and transformations accept what is right, and name the law that a mistake breaks.
+
+What all of them have in common is broken by sources here, and by the others only as far as it shows that they check it.
+"""
+
+import itertools
+import os
+import threading
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from mistakes import MAIN_THREAD, assert_found, variant
+from refusing import assert_raises
+
+from gristmill import IndexSampler, MapDataset, RecordMetadata, SequentialSampler
+from gristmill.sharding import NoSharding, ShardOptions
+from gristmill.sources import ArrayRecordDataSource, RangeDataSource
+from gristmill.testing import (
+    assert_map_dataset_conforms,
+    assert_sampler_conforms,
+    assert_source_conforms,
+    assert_transform_conforms,
+)
+from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, TfRandomMap
+
+MAIN_PROCESS = os.getpid()
+NUMBERS = [np.arange(i, i + 3.0) for i in range(10)]
+
+
+class Source:
+    """Without any mistake, to derive mistakes from."""
+
+    def __init__(self, **attributes):
+        self.records = [np.arange(i, i + 3) for i in range(20)]
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, key):
+        return self.records[key]
+
+    def __repr__(self):
+        return "Numbers(20)"
+
+
+class Sampler:
+    def __init__(self, shard_options=NoSharding()):  # noqa: B008
+        self.shard_options = shard_options
+
+    def __getitem__(self, index):
+        if not 0 <= index < 20:
+            raise IndexError(index)
+        return self.metadata(index)
+
+    def metadata(self, index):
+        return RecordMetadata(index=index, record_key=self.key(index), rng=np.random.Generator(np.random.Philox(key=index)))
+
+    def key(self, index):
+        return 19 - index
+
+    def __repr__(self):
+        return f"{type(self).__name__}(20)"
+
+
+class OfItsShard(Sampler):
+    """Answers only for the indices that a DataLoader asks for."""
+
+    def __init__(self, shard_options):
+        self._shard_options = shard_options
+
+    def __len__(self):
+        return 20
+
+    def key(self, index):
+        assert index % self._shard_options.shard_count == self._shard_options.shard_index
+        return index
+
+
+class Dataset(MapDataset):
+    def __init__(self):
+        super().__init__()
+        self.arrays = [np.arange(i, i + 3) for i in range(20)]
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return self.slice(index) if isinstance(index, slice) else self.element(index)
+
+    def element(self, index):
+        return self.arrays[index % 20] + index // 20
+
+
+class TwoParents(MapDataset):
+    def __init__(self, first, second):
+        super().__init__((first, second))
+
+    def __len__(self):
+        return min(map(len, self.parents))
+
+    def __getitem__(self, index):
+        return self.slice(index) if isinstance(index, slice) else {"a": self.parents[0][index], "b": self.parents[1][index]}
+
+
+def notes_that_it_was_read(self, key):
+    vars(self).setdefault("lock", threading.Lock())
+    return self.records[key]
+
+
+def made(base, **overrides):
+    return variant(base, **overrides)()
+
+
+without_lock = {"__getitem__": notes_that_it_was_read, "__getstate__": lambda self: {"records": self.records}}
+not_comparable = variant(SimpleNamespace, __eq__=object.__eq__)
+vectored = made(Source, __getitems__=lambda self, keys: [self[key] for key in keys])
+SOURCES = {
+    "list": list("abc"),
+    "text": "some text",
+    "structured": np.array([(1, np.nan), (2, 3.0)], [("a", int), ("b", float)]),
+    "empty": [],
+    "plain": Source(),
+    "vectored": vectored,
+    "opened_when_it_is_read": made(Source, **without_lock),
+    "not_comparable": made(Source, __getitem__=lambda self, key: not_comparable(value=self.records[key])),
+    "huge": made(Source, __len__=lambda self: 10**15, __getitem__=lambda self, key: range(10**15)[key] * 2),
+    "range_source": RangeDataSource(3, 100, 7),
+}
+endless = variant(Sampler, __getitem__=lambda self, index: RecordMetadata(index, index % 20))
+SAMPLERS = {
+    "sequential_shard": SequentialSampler(20, ShardOptions(1, 3, drop_remainder=True), seed=2**100),
+    "index": IndexSampler(20, shuffle=True, num_epochs=3, seed=5),
+    "index_endless": IndexSampler(20, shuffle=True, seed=5),
+    "index_huge": IndexSampler(20, shuffle=True, seed=5, num_epochs=10**15),
+    "index_shard": IndexSampler(20, ShardOptions(2, 3), shuffle=True, num_epochs=1, seed=5),
+    "without_length": Sampler(),
+    "endless": endless(),
+    "of_its_shard": OfItsShard(ShardOptions(1, 4)),
+}
+Filtering = variant(Dataset, element=lambda self, i: Dataset.element(self, i) if i % 3 else None)
+two_parents = TwoParents(MapDataset.range(9).shuffle(seed=1), Filtering())
+DATASETS = {
+    "right": Dataset(),
+    "filtering": Filtering(),
+    "parents": two_parents,
+    "under_stages": Dataset().shuffle(seed=3).repeat(2).batch(3),
+    "endless": Dataset().repeat(),
+    "empty": Dataset()[:0],
+    "one": Dataset()[:1],
+    "huge": MapDataset.range(10**18).shuffle(seed=3),
+}
+jitter = made(RandomMap, random_map=lambda self, x, rng: x + rng.normal())
+TRANSFORMS = {
+    "map": (made(Map, map=lambda self, x: x * 2), None),
+    "random_map": (jitter, None),
+    "tf_random_map": (made(TfRandomMap, np_random_map=lambda self, x, rng: x + rng.normal()), None),
+    "map_with_index": (made(MapWithIndex, map_with_index=lambda self, i, x: {"index": i, "element": x}), None),
+    "filter": (made(Filter, filter=lambda self, x: x.sum() > 10), None),
+    "flat_map": (made(FlatMap, max_fan_out=3, flat_map=lambda self, x: iter(x)), None),
+    "function": (lambda x: x + 1, None),
+    "same_object": (lambda x: x, None),
+    "dropping": (lambda x: None if x[0] == 3 else x, Map),
+    "random_function": (lambda x, rng: rng.permutation(x), RandomMap),
+    "function_with_index": (lambda i, x: (i, x), MapWithIndex),
+    "predicate": (lambda x: x[0] > 3, Filter),
+    "flat_function": (lambda x: [*x, *x], FlatMap),
+}
+RIGHT = [
+    *[(assert_source_conforms, x, {"max_records": 1}) for x in SOURCES.values()],
+    *[(partial(assert_sampler_conforms, num_records=20), x, {"max_indices": 3}) for x in SAMPLERS.values()],
+    *[(assert_map_dataset_conforms, x, {"max_elements": 1}) for x in DATASETS.values()],
+    *[(partial(assert_transform_conforms, elements=NUMBERS, kind=kind), x, {}) for x, kind in TRANSFORMS.values()],
+]
+
+
+@pytest.mark.parametrize(("check", "right", "options"), RIGHT, ids=[*SOURCES, *SAMPLERS, *DATASETS, *TRANSFORMS])
+def test_what_is_right_is_accepted(check, right, options):
+    check(right)
+    check(right, **options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_files_are_accepted(tmp_path):
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(tmp_path / "records.array_record"), "group_size:2")
+    for i in range(9):
+        writer.write(b"record %d" % i)
+    writer.close()
+    with ArrayRecordDataSource(str(tmp_path / "records.array_record")) as records:
+        assert_source_conforms(records)
+
+
+def test_worker_processes():
+    of_one_process = made(Source, __getitem__=lambda self, key: self.records[key] if os.getpid() == MAIN_PROCESS else None)
+    assert_source_conforms(of_one_process)
+    for check, right in (
+        (assert_source_conforms, vectored),
+        (assert_sampler_conforms, SAMPLERS["index"]),
+        (assert_map_dataset_conforms, two_parents),
+        (partial(assert_transform_conforms, elements=NUMBERS), jitter),
+    ):
+        check(right, in_worker=True)
+    message = "in a worker process everything is the same...{} in a worker process must be "
+    assert_found(message.format("source[0]"), assert_source_conforms, of_one_process, in_worker=True)
+    changing = partial(assert_transform_conforms, lambda x: x + (os.getpid() == MAIN_PROCESS), NUMBERS)
+    assert_found(message.format("element 0"), changing, in_worker=True)
+
+
+def test_options():
+    squares = made(Source, __getitem__=lambda self, key: key**2)
+    assert_source_conforms(squares, with_range=False)
+    assert_found("beyond the end...source[20], with len(source) = 20, gave 400...with_range", assert_source_conforms, squares)
+    assert_source_conforms(made(Source, __repr__=object.__repr__), with_repr=False)  # it matters to a DataLoader alone
+    assert_sampler_conforms(made(Sampler, key=lambda self, index: f"record {index}"))  # no number of records is given
+    one_epoch = made(Dataset, element=lambda self, i: self.arrays[range(20)[i]])
+    assert_map_dataset_conforms(one_epoch, endless=False)
+    assert_found("is there. Found: ds[20] raised IndexError", assert_map_dataset_conforms, one_epoch)
+
+
+def test_inputs_that_are_changed():
+    def scale(element):
+        element *= 2
+        return element
+
+    def add_a_key(element):
+        element["sum"] = element["x"].sum()
+        return element
+
+    law = "leaves its input as it is...element 0 was"
+    assert_transform_conforms(scale, NUMBERS, may_change_input=True)
+    assert_found(f"{law} array... before and ...may_change_input", assert_transform_conforms, scale, NUMBERS)
+    assert NUMBERS[1].tolist() == [1, 2, 3]  # only copies were
+    keyed = [{"x": x} for x in NUMBERS]
+    assert_found(f"{law} {{'x': ...}} before and {{...'sum'...}} after", assert_transform_conforms, add_a_key, keyed)
+
+
+def piece(shard, index):
+    """An index of contiguous pieces, all of the same size: the remainder is lost."""
+    size = 20 // shard.shard_count
+    return range(size * shard.shard_index, size * (shard.shard_index + 1))[index // shard.shard_count]
+
+
+def test_shards():
+    for num_records in (1, 2, 3, 10, 17):
+        for make in (
+            lambda shard, n=num_records: IndexSampler(n, shard, shuffle=True, num_epochs=1, seed=3),
+            lambda shard, n=num_records: IndexSampler(n, shard, num_epochs=1),
+            lambda shard, n=num_records: SequentialSampler(n, shard),
+        ):
+            assert_sampler_conforms(make(NoSharding()), num_records, make_shard=make)
+    assert_sampler_conforms(OfItsShard(ShardOptions(0, 1)), 20, make_shard=OfItsShard)
+    ignores_the_shard = variant(Sampler, key=lambda self, i: i // self.shard_options.shard_count)
+    loses_the_remainder = variant(Sampler, key=lambda self, i: piece(self.shard_options, i))
+    for message, make in (
+        ("20 records in 2 shards, [10, 11, ...] are missing and [0, 1, ...] there again", ignores_the_shard),
+        ("20 records in 3 shards, [18, 19] are missing and [] there again", loses_the_remainder),
+        ("20 records in 1 shards, [] are missing and [0, 1, ...] there again", endless),
+    ):
+        message = f"the shards of an epoch have every record once...{message}"
+        assert_found(message, assert_sampler_conforms, Sampler(), 20, make_shard=make)
+
+
+class SharesAPosition(Source):
+    """Seeks, then reads: another thread may seek in between, and here, at the first read of each of eight, all do."""
+
+    meeting = threading.Barrier(8)
+    thread = threading.local()
+
+    def __getitem__(self, key):
+        self.position = key
+        if threading.get_ident() != MAIN_THREAD and not hasattr(self.thread, "has_met"):
+            self.thread.has_met = True
+            self.meeting.wait(10)
+        return super().__getitem__(self.position)
+
+
+def source(message, **overrides):
+    return assert_source_conforms, message, made(Source, **overrides)
+
+
+def sampler(message, **overrides):
+    return partial(assert_sampler_conforms, num_records=20), message, made(Sampler, **overrides)
+
+
+def dataset(message, base=Dataset, **overrides):
+    return assert_map_dataset_conforms, message, made(base, seen=[], **overrides)
+
+
+def transform(message, base, **overrides):
+    return partial(assert_transform_conforms, elements=NUMBERS), message, made(base, **overrides)
+
+
+WRONG = [
+    source(
+        "len(source) is the number ...len(source) after reads must be 20, got 25",
+        **without_lock,
+        __len__=lambda self: 25 if "lock" in vars(self) else 20,
+    ),
+    source("is there. Found: source[19] raised IndexError", __getitem__=lambda self, key: self.records[:19][key]),
+    source(
+        "depends on what is asked...source[7] must be",
+        __getitem__=lambda self, key: np.random.default_rng().normal() if key == 7 else self.records[key],
+    ),
+    source(
+        "depends on what is asked...source[19] must be ...memory",
+        buffer=np.zeros(3, int),
+        __getitem__=lambda self, key: np.add(self.records[key], 0, out=self.buffer),
+    ),
+    source(
+        "depends on what is asked...source[19] must be",
+        __getitem__=lambda self, key: np.add(self.records[key], 1, out=self.records[key]).copy(),
+    ),
+    source("read...source[19], read with 19 others must be", __getitems__=lambda self, keys: [self[key] for key in sorted(keys)]),
+    source(
+        "at once raised ValueError: Variant.__getitems__ must return one record per key",
+        __getitems__=lambda self, keys: [self[key] for key in dict.fromkeys(keys)],
+    ),
+    source(
+        "vectored read...source.__getitems__([]) raised ValueError",
+        __getitems__=lambda self, keys: list(np.stack([self[key] for key in keys])),
+    ),
+    (assert_source_conforms, "several threads...source[...] in one of 8 threads must be", SharesAPosition()),
+    source(
+        "several threads...source[...] in one of 8 threads raised IndexError",
+        __getitem__=lambda self, key: (self.records if threading.get_ident() == MAIN_THREAD else [])[key],
+    ),
+    (assert_source_conforms, "by cloudpickle...copying Source raised TypeError...__getstate__", Source(lock=threading.Lock())),
+    source(
+        "by cloudpickle...source[0] of a copy made before the first read must be",
+        __getstate__=lambda self: {"records": self.records[::-1]},
+    ),
+    source(
+        "by cloudpickle...copying Variant raised KeyError",
+        __getitem__=notes_that_it_was_read,
+        __getstate__=lambda self: {"records": self.records, "was": str(vars(self)["lock"])},
+    ),
+    source("the repr is the same...Variant object at 0x...has a memory address...define __repr__", __repr__=object.__repr__),
+    source("the repr is the same...repr of a copy...Numbers(", __repr__=lambda self: f"Numbers({id(self)})"),
+    source("the repr...repr after reads must be 'False'", **without_lock, __repr__=lambda self: str("lock" in vars(self))),
+    source(
+        "beyond the end...source[20], with len(source) = 20, raised KeyError: 20",
+        __getitem__=lambda self, key: dict(enumerate(self.records))[key],
+    ),
+    sampler(
+        "depends on what is asked...sampler[0], after somebody drew from its rng, must be",
+        rng=np.random.default_rng(0),
+        metadata=lambda self, i: RecordMetadata(i, i, self.rng),
+    ),
+    sampler("the repr is the same...has a memory address", __repr__=object.__repr__),
+    sampler("is a RecordMetadata...sampler[0] is 19", metadata=lambda self, i: self.key(i)),
+    sampler("is a RecordMetadata...sampler[0].index is None", metadata=lambda self, i: RecordMetadata(None, i)),
+    sampler("is a RecordMetadata...sampler[0].rng is 17", metadata=lambda self, i: RecordMetadata(i, i, 17)),
+    sampler("index grows...sampler[9].index is 9, sampler[10].index is 0", metadata=lambda self, i: RecordMetadata(i % 10, i)),
+    sampler("keys of the source...sampler[19].record_key is 20, and num_records 20", key=lambda self, i: i + 1),
+    sampler("keys of the source...sampler[0].record_key is '0'", key=lambda self, i: str(i)),
+    sampler(
+        "raises IndexError...sampler[20], with 20 indices before its end, gave RecordMetadata",
+        __len__=lambda self: 20,
+        __getitem__=lambda self, i: RecordMetadata(i, i % 20),
+    ),
+    sampler(
+        "raises IndexError...sampler[20], with 20 ... raised ValueError",
+        __len__=lambda self: 20,
+        __getitem__=lambda self, i: RecordMetadata(i, range(20).index(i)),
+    ),
+    sampler("is there...sampler[19] raised IndexError", __len__=lambda self: 20, key=lambda self, i: range(19)[i]),
+    sampler("raises IndexError...sampler[11], with 10 ... gave", key=lambda self, i: [i][i == 10]),  # there is more after its end
+    dataset(  # as soon as another thread has read
+        "length of an epoch...len(ds) after reads must be 20, got 30",
+        __len__=lambda self: 30 if len({*self.seen}) > 1 else 20,
+        __repr__=lambda self: "Grows",
+        element=lambda self, i: self.seen.append(threading.get_ident()) or Dataset.element(self, i),
+    ),
+    dataset("length of an epoch...len(ds) raised ValueError", __len__=lambda self: -1),
+    dataset("depends on what is asked...ds[-21] must be", element=lambda self, i: np.random.default_rng().normal()),
+    dataset(  # the second time that it is asked for a later epoch, that one is another one
+        "depends on what is asked...ds[150] must be",
+        element=lambda self, i: Dataset.element(self, i) if i < 20 else self.seen.append(i) or len(self.seen),
+    ),
+    dataset(
+        "vectored read...ds._block(array... must be",
+        _block=lambda self, indices: [self[i if isinstance(indices, list) else 0] for i in indices],
+    ),
+    dataset("vectored read...at once gave 10 instead of 26", _block=lambda self, indices: [self[i] for i in indices[:10]]),
+    dataset("the repr is the same...has a memory address", __repr__=object.__repr__),
+    dataset(
+        "ds[a:b:c] is a dataset...ds[slice... raised TypeError...Begin __getitem__ with",
+        __getitem__=lambda self, index: self.element(index),
+    ),
+    dataset("ds[a:b:c] is a dataset...of type list", slice=lambda self, sl: [self[i] for i in range(20)[sl]]),
+    dataset(
+        "ds[a:b:c] is a dataset...len(ds[slice(1, None, 2)]) must be 10, got 19",
+        slice=lambda self, sl: MapDataset.slice(self, slice(sl.start, sl.stop)),
+    ),
+    dataset(
+        "ds[a:b:c] is a dataset...ds[slice(None, None, -1)][0] must be",
+        slice=lambda self, sl: MapDataset.slice(self, sorted(range(20)[sl])),
+    ),
+    dataset("iterating gives...the first elements must be", __iter__=lambda self: iter(self[::-1])),
+    dataset("iterating gives...what comes after an epoch must be [], got", __iter__=lambda self: iter(self.repeat())),
+    dataset(
+        "iterating gives...first elements must be", Filtering, __iter__=lambda self: iter(self.to_iter_dataset(allow_nones=True))
+    ),
+    transform(
+        "depends on what is asked...for element 9 must be",
+        Map,
+        map=lambda self, x: x + next(vars(self).setdefault("count", itertools.count())),
+    ),
+    transform(
+        "depends on what is asked...for element 9 must be...Draw no random numbers but from a generator that is handed in",
+        RandomMap,
+        random_map=lambda self, x, rng: x + vars(self).setdefault("rng", rng).normal(),
+    ),
+    transform("is there. Found: ... for element 0 raised ValueError: The truth value", Filter, filter=lambda self, x: x > 3),
+    transform(
+        "raised ValueError: Variant made more items of one element than its max_fan_out = 2",
+        FlatMap,
+        max_fan_out=2,
+        flat_map=lambda self, x: iter(x),
+    ),
+    transform("raised TypeError: Variant must have an attribute max_fan_out", FlatMap, flat_map=lambda self, x: x),
+    transform("raised TypeError: Variant must return", FlatMap, max_fan_out=3, flat_map=lambda self, x: 3),
+]
+
+
+@pytest.mark.parametrize(("check", "message", "wrong"), WRONG)
+def test_mistakes_are_found_and_named(check, message, wrong):
+    assert_found(message, check, wrong)
+
+
+def test_wrong_arguments():
+    positive = "must be a positive integer"
+    for error, message, check, *args, options in (
+        (TypeError, "source must have __len__ and __getitem__", assert_source_conforms, None, {}),
+        (TypeError, "source must have __len__ and __getitem__", assert_source_conforms, iter([1]), {}),
+        (ValueError, f"max_records {positive}", assert_source_conforms, [1], {"max_records": 0}),
+        (TypeError, "sampler must have __getitem__", assert_sampler_conforms, iter([1]), {}),
+        (TypeError, "num_records must be an integer, got None", assert_sampler_conforms, Sampler(), {"make_shard": Sampler}),
+        (ValueError, f"max_indices {positive}", assert_sampler_conforms, Sampler(), {"max_indices": 0}),
+        (TypeError, "ds must be a MapDataset, got", assert_map_dataset_conforms, MapDataset.range(3).to_iter_dataset(), {}),
+        (ValueError, f"max_elements {positive}", assert_map_dataset_conforms, Dataset(), {"max_elements": 0}),
+        (TypeError, "transform must be callable or an instance of Map, got 5", assert_transform_conforms, 5, [1], {}),
+        (TypeError, "kind must be one of Map, RandomMap, .*, got .*Batch", assert_transform_conforms, len, [1], {"kind": Batch}),
+        (ValueError, "elements must be some elements to transform, got none", assert_transform_conforms, len, [], {}),
+    ):
+        assert_raises(error, message, check, *args, **options)
