@@ -3,6 +3,7 @@ import pickle
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.core.errors import (
     KeyRangeError,
@@ -16,10 +17,11 @@ from gristmill.core.errors import (
 )
 
 
-@pytest.mark.parametrize("value", [5, np.int64(5), np.uint8(5), np.array(5)])
-def test_as_int_gives_built_in_integers(value):
-    assert as_int("x", value) == 5 and type(as_int("x", value)) is int
+def test_as_int_gives_built_in_integers():
+    for value in (5, np.int64(5), np.uint8(5), np.array(5)):
+        assert as_int("x", value) == 5 and type(as_int("x", value)) is int
     assert as_int("x", True) == 1 and type(as_int("x", True)) is int
+    assert [as_int("x", value, minimum=-3, maximum=3) for value in (-3, 3)] == [-3, 3]
 
 
 @pytest.mark.parametrize("value", [5.0, np.float64(5), "5", None, [5], 5j])
@@ -30,51 +32,36 @@ def test_as_int_refuses_other_types(value):
     assert caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize(
-    ("limits", "value", "message"),
-    [
-        ({"minimum": 0}, -1, "x must be a non-negative integer, got -1"),
-        ({"minimum": 1}, 0, "x must be a positive integer, got 0"),
-        ({"minimum": 4}, 3, "x must be at least 4, got 3"),
-        ({"minimum": 0, "maximum": 9}, 10, "x must be an integer in [0, 9], got 10"),
-        ({"maximum": 9}, 10, "x must be an integer in [-inf, 9], got 10"),
-    ],
-)
-def test_as_int_names_parameter_value_and_range(limits, value, message):
-    with pytest.raises(ValueError) as caught:
-        as_int("x", value, **limits)
-    assert str(caught.value) == message
+def test_as_int_names_parameter_value_and_range():
+    for limits, value, message in [
+        ({"minimum": 0}, -1, "a non-negative integer, got -1"),
+        ({"minimum": 1}, 0, "a positive integer, got 0"),
+        ({"minimum": 4}, 3, "at least 4, got 3"),
+        ({"minimum": 0, "maximum": 9}, 10, r"an integer in \[0, 9\], got 10"),
+        ({"maximum": 9}, 10, r"an integer in \[-inf, 9\], got 10"),
+    ]:
+        assert_raises(ValueError, f"^x must be {message}$", as_int, "x", value, **limits)
 
 
-def test_as_int_takes_the_limits_themselves():
-    assert [as_int("x", value, minimum=-3, maximum=3) for value in (-3, 3)] == [-3, 3]
-
-
-@pytest.mark.parametrize(
-    ("kind", "caught_as"),
-    [
+def test_errors_are_caught_as_what_users_expect():
+    for kind, caught_as in [
         (StateMismatchError, (ValueError,)),
         (StateKeyError, (StateMismatchError, ValueError, KeyError)),
         (StateIndexError, (StateMismatchError, ValueError, IndexError)),
         (KeyRangeError, (IndexError, ValueError)),
-    ],
-)
-def test_errors_are_caught_as_what_users_expect(kind, caught_as):
-    for base in caught_as:
-        with pytest.raises(base, match=r"^the message$"):
-            raise kind("the message")
-    other = pickle.loads(pickle.dumps(kind("the message")))
-    assert type(other) is kind and str(other) == "the message"
+    ]:
+        for base in caught_as:
+            with pytest.raises(base, match=r"^the message$"):
+                raise kind("the message")
+        other = pickle.loads(pickle.dumps(kind("the message")))
+        assert type(other) is kind and str(other) == "the message"
 
 
-def test_a_missing_package_is_named_with_its_extra():
+def test_texts_of_errors():
     error = missing_package("pyarrow", "parquet", "ParquetIterDataset")
     assert isinstance(error, ImportError)
     for part in ("pyarrow", "gristmill[parquet]", "ParquetIterDataset"):
         assert part in str(error)
-
-
-def test_an_escaped_stop_iteration_is_explained():
     error = stop_iteration_error("MapMapDataset(transform=f)")
     assert type(error) is RuntimeError
     assert "MapMapDataset(transform=f) raised StopIteration" in str(error)

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,16 +19,12 @@ def check(indices, limit):
         assert array.dtype == object and {type(i) for i in array} == {int}
 
 
-@given(st.lists(FAR, min_size=1, max_size=5), LIMITS)
-def test_lists_keep_their_values(indices, limit):
+@given(st.lists(FAR, min_size=1, max_size=5), st.sampled_from([1, -1, 3, 2**62]), LIMITS)
+def test_lists_and_ranges_keep_their_values(indices, step, limit):
     check(indices, limit)
     if all(-limit <= i <= limit for i in indices):
         assert as_array(indices, limit).dtype == np.int64
-
-
-@given(FAR, st.integers(1, 5), st.sampled_from([1, -1, 3, 2**62]), LIMITS)
-def test_ranges_keep_their_values(start, length, step, limit):
-    check(range(start, start + length * step, step), limit)
+    check(range(indices[0], indices[0] + len(indices) * step, step), limit)
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5), LIMITS)
@@ -38,16 +33,10 @@ def test_arrays_keep_their_values(indices, limit):
     check(np.array(indices, object), limit)
 
 
-def test_an_array_that_fits_is_not_copied():
+def test_kinds_of_indices():
     array = np.arange(5)
     assert as_array(array, 4) is array
-
-
-@pytest.mark.parametrize("indices", [range(3), [0, 1, 2], np.arange(3), np.array([0, 1, 2], object)])
-def test_user_code_gets_built_in_integers(indices):
-    assert list(as_ints(indices)) == [0, 1, 2]
-    assert {type(i) for i in as_ints(indices)} == {int}
-
-
-def test_the_largest_limit_takes_every_int64():
-    check(np.array([-(2**63), 2**63 - 1]), 2**63 - 1)
+    check(np.array([-(2**63), 2**63 - 1]), 2**63 - 1)  # the largest limit takes every int64
+    for indices in (range(3), [0, 1, 2], np.arange(3), np.array([0, 1, 2], object)):
+        assert list(as_ints(indices)) == [0, 1, 2]
+        assert {type(i) for i in as_ints(indices)} == {int}
