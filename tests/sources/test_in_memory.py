@@ -2,8 +2,6 @@ import copy
 import math
 import os
 import pickle
-import subprocess
-import sys
 import textwrap
 from multiprocessing.shared_memory import ShareableList, SharedMemory
 
@@ -12,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from programs import outcome
+from refusing import assert_raises
 
 from gristmill.sources import SharedMemoryDataSource
 from gristmill.testing import assert_source_conforms
@@ -32,15 +32,12 @@ def make():
             source.unlink()
 
 
-def run(*arguments):
-    """Runs Python to its end, its resource tracker's end included (which holds the same stderr); only a killed one speaks."""
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
+def run_program(folder, program, *arguments):
+    """Runs a program to its end, its resource tracker's end included (which holds the same stderr); only a killed one speaks."""
+    header = "import os, pickle, sys\nfrom gristmill.sources import *\n"
+    done = outcome(folder, header + textwrap.dedent(program), *arguments)
     assert done.stderr == "" or done.returncode == -9
-    return done.stdout.strip(), done.returncode
-
-
-def run_program(program, *arguments):
-    return run("-c", "import os, pickle, sys\nfrom gristmill.sources import *\n" + textwrap.dedent(program), *arguments)
+    return done.stdout.splitlines(), done.returncode
 
 
 def exists(name):
@@ -58,17 +55,28 @@ SHORT = st.binary(max_size=40) | st.text(max_size=40)
 def test_elements_come_back_as_they_were(values):
     source = SharedMemoryDataSource(values)
     try:
-        for handle in (source, pickle.loads(pickle.dumps(source))):
-            assert len(handle) == len(values)
-            assert [(type(value), value) for value in handle] == [(type(value), value) for value in values]
-            positions = list(range(len(values)))[::-1]
-            assert handle.__getitems__(positions) == values[::-1]
-            assert [handle[position - len(values)] for position in positions] == values[::-1]
+        assert len(source) == len(values)
+        assert [(type(value), value) for value in source] == [(type(value), value) for value in values]
+        positions = list(range(len(values)))[::-1]
+        assert source.__getitems__(positions) == values[::-1]
+        assert [source[position - len(values)] for position in positions] == values[::-1]
     finally:
         source.unlink()
 
 
-def test_values_that_the_standard_library_cuts_or_refuses(make):
+def test_any_iterable_odd_values_and_the_methods_of_shareable_list(make):
+    for values in (range(5), (0, 1, 2, 3, 4), (i for i in range(5)), np.arange(5).tolist()):
+        source = make(values)
+        assert list(source) == [0, 1, 2, 3, 4]
+        assert isinstance(source, ShareableList) and isinstance(source.shm, SharedMemory)
+    assert_source_conforms(make([f"{i}" * (i % 50) for i in range(500)]))
+    # The methods of lists, and values that the standard library's cuts or refuses.
+    source = make([0, "abc", None, 1.5, True, b"x" * 8, 0])
+    assert (source.count(0), source.index(1.5), source.format) == (2, 3, "q8sxxxxxx?xdxxxxxxx?16sq")
+    assert_raises(ValueError, "7 not in this container", source.index, 7)
+    source = make([])
+    assert (len(source), list(source), source.__getitems__([]), source.format) == (0, [], [], "")
+    assert_raises(IndexError, None, source.__getitem__, 0)
     values = ["ééééé", "日本語", "a\0", "\0\0", b"\0", b"a\0\0", "", b"", "\ud800", -0.0, math.inf, math.nan]
     values += [2**63 - 1, -(2**63), 2**64, -(10**40), True, 1, None, "x" * 20_000_000]
     for value in values:
@@ -76,61 +84,34 @@ def test_values_that_the_standard_library_cuts_or_refuses(make):
         assert (type(result), repr(result)) == (type(value), repr(value))
 
 
-def test_any_iterable_and_the_methods_of_shareable_list(make):
-    for values in (range(5), (0, 1, 2, 3, 4), (i for i in range(5)), np.arange(5).tolist()):
-        source = make(values)
-        assert list(source) == [0, 1, 2, 3, 4]
-        assert isinstance(source, ShareableList) and isinstance(source.shm, SharedMemory)
-    assert_source_conforms(make([f"{i}" * (i % 50) for i in range(500)]))
-    source = make([0, "abc", None, 1.5, True, b"x" * 8, 0])
-    assert source.count(0) == 2
-    assert source.index(1.5) == 3
-    with pytest.raises(ValueError, match="7 not in this container"):
-        source.index(7)
-    assert source.format == "q8sxxxxxx?xdxxxxxxx?16sq"
-    source = make([])
-    assert (len(source), list(source), source.__getitems__([]), source.format) == (0, [], [], "")
-    with pytest.raises(IndexError):
-        source[0]
-
-
-def test_indices_and_elements_of_other_types(make):
+def test_wrong_indices_and_elements(make):
     source = make(range(5))
-    assert source[np.int64(3)] == source[np.uint8(3)] == 3
-    assert source[True] == 1
+    assert (source[np.int64(3)], source[np.uint8(3)], source[True]) == (3, 3, 1)
     for index in (5, -6, 10**30, np.int64(5)):
-        with pytest.raises(IndexError, match=f"index {int(index)} is out of range for .*len=5"):
-            source[index]
-        with pytest.raises(IndexError):
-            source[index] = 1
+        assert_raises(IndexError, f"index {int(index)} is out of range for .*len=5", source.__getitem__, index)
+        assert_raises(IndexError, None, source.__setitem__, index, 1)
     for index in (slice(0, 2), 1.0, "1", None):
-        with pytest.raises(TypeError):
-            source[index]
+        assert_raises(TypeError, None, source.__getitem__, index)
     for value in (np.int64(1), np.str_("a"), np.float64(1), (1,), {}, [1], np.zeros(2), 1j):
-        with pytest.raises(TypeError, match=r"elements\[1\] must be exactly an int, float, bool, str, bytes or None, got"):
-            SharedMemoryDataSource([0, value])
-        with pytest.raises(TypeError, match="value must be exactly an int"):
-            source[0] = value
+        match = r"elements\[1\] must be exactly an int, float, bool, str, bytes or None, got"
+        assert_raises(TypeError, match, SharedMemoryDataSource, [0, value])
+        assert_raises(TypeError, "value must be exactly an int", source.__setitem__, 0, value)
 
 
 def test_names_and_blocks_of_another_kind(make):
-    with pytest.raises(ValueError, match="Elements or name must be provided"):
-        SharedMemoryDataSource()
+    assert_raises(ValueError, "Elements or name must be provided", SharedMemoryDataSource)
     name = f"gristmill-test-{os.getpid()}"
     source = make([1], name=name)
     assert source.shm.name == name
     assert str(source) == f"InMemoryDataSource(name={name}, len=1)"
-    with pytest.raises(FileExistsError):
-        SharedMemoryDataSource([2], name=name)
+    assert_raises(FileExistsError, None, SharedMemoryDataSource, [2], name=name)
     assert SharedMemoryDataSource(name=name)[0] == 1
     source.unlink()
-    with pytest.raises(FileNotFoundError):
-        SharedMemoryDataSource(name=name)
+    assert_raises(FileNotFoundError, None, SharedMemoryDataSource, name=name)
     other, small = ShareableList([1, 2, 3]).shm, SharedMemory(create=True, size=8)
     small.buf[:8] = b"grstmil1"
     for block in (other, small):
-        with pytest.raises(ValueError, match="was not made by SharedMemoryDataSource"):
-            SharedMemoryDataSource(name=block.name)
+        assert_raises(ValueError, "was not made by SharedMemoryDataSource", SharedMemoryDataSource, name=block.name)
         block.close()
         block.unlink()
 
@@ -152,16 +133,15 @@ def test_assignment_reaches_all_handles_and_has_room_for_eight_bytes(make):
             source[1] = value
             assert list(source) == [1, value, 2]
         for value in ("nine byte", "ééééé", 2**64):
-            with pytest.raises(ValueError, match=r"value exceeds available storage: it needs .* bytes, element 1 has 8"):
-                source[1] = value
+            match = r"value exceeds available storage: it needs .* bytes, element 1 has 8"
+            assert_raises(ValueError, match, source.__setitem__, 1, value)
             assert list(source) == [1, b"\0" * 8, 2]
 
 
 def test_repr_depends_on_the_content_alone_and_grains_is_known(make):
     source = make(range(5))
     before = repr(source)
-    assert before == repr(make([0, 1, 2, 3, 4])) == repr(pickle.loads(pickle.dumps(source)))
-    assert before == repr(make(range(5), name=f"gristmill-repr-{os.getpid()}"))
+    assert before == repr(make([0, 1, 2, 3, 4])) == repr(make(range(5), name=f"gristmill-repr-{os.getpid()}"))
     others = [make(values) for values in ([], [0, 1, 2, 3, 5], range(6), [0, 1, 2, 3, 4.0], ["a"], [b"a"])]
     assert len({before, *map(repr, others)}) == 7
     assert len(repr(make(["x" * 1000] * 100))) < 80
@@ -176,46 +156,43 @@ def test_repr_depends_on_the_content_alone_and_grains_is_known(make):
     assert not source.is_described_by(repr(make([0])))
 
 
-@pytest.mark.parametrize("close", [lambda source: source.close(), lambda source: source.shm.close()])
-def test_after_close_reading_is_a_type_error(make, close):
-    source = make(range(5))
-    attached = SharedMemoryDataSource(name=source.shm.name)
-    close(source)
-    close(source)
-    for action in (lambda: source[0], lambda: source.__getitems__([1, 2]), lambda: list(source), lambda: source.format):
-        with pytest.raises(TypeError, match="is closed"):
-            action()
-    with pytest.raises(TypeError, match="is closed"):
-        source[0] = 1
-    assert repr(source) == "SharedMemoryDataSource(len=5, content=closed)"
-    assert list(attached) == [0, 1, 2, 3, 4]
+def test_after_close_reading_is_a_type_error(make):
+    for close in (lambda source: source.close(), lambda source: source.shm.close()):
+        source = make(range(5))
+        attached = SharedMemoryDataSource(name=source.shm.name)
+        close(source)
+        close(source)
+        calls = [(source.__getitem__, 0), (source.__getitems__, [1, 2]), (list, source), (getattr, source, "format")]
+        for call, *arguments in [*calls, (source.__setitem__, 0, 1)]:
+            assert_raises(TypeError, "is closed", call, *arguments)
+        assert repr(source) == "SharedMemoryDataSource(len=5, content=closed)"
+        assert list(attached) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("unlink", [lambda source: source.unlink(), lambda source: source.shm.unlink()])
-def test_deleting_drops_a_handle_and_unlinking_leaves_what_is_attached(make, unlink):
-    source = SharedMemoryDataSource(range(5))
-    name = source.shm.name
-    del source
-    first, second = SharedMemoryDataSource(name=name), SharedMemoryDataSource(name=name)
-    unlink(first)
-    assert list(first) == list(second) == [0, 1, 2, 3, 4]
-    assert not exists(name)
-    with pytest.raises(FileNotFoundError):
+def test_deleting_drops_a_handle_and_unlinking_leaves_what_is_attached():
+    for unlink in (lambda source: source.unlink(), lambda source: source.shm.unlink()):
+        source = SharedMemoryDataSource(range(5))
+        name = source.shm.name
+        del source
+        first, second = SharedMemoryDataSource(name=name), SharedMemoryDataSource(name=name)
         unlink(first)
+        assert list(first) == list(second) == [0, 1, 2, 3, 4]
+        assert not exists(name)
+        assert_raises(FileNotFoundError, None, unlink, first)
 
 
 ENDS = ["", "del source", "source.close()", "source.unlink()", "handle.unlink()", "sys.exit(3)", "os.kill(os.getpid(), 9)"]
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_creator_leaves_nothing_behind_and_says_nothing(end):
+def test_the_creator_leaves_nothing_behind_and_says_nothing(tmp_path, end):
     create = "source = SharedMemoryDataSource(range(5))\nhandle = pickle.loads(pickle.dumps(source))\n"
-    name, code = run_program(f"{create}print(source.shm.name, flush=True)\n{end}")
+    (name,), code = run_program(tmp_path, f"{create}print(source.shm.name, flush=True)\n{end}")
     assert code == {"sys": 3, "os": -9}.get(end.partition(".")[0], 0)
     assert not exists(name)
 
 
-def test_a_process_that_attaches_leaves_everything_as_it_is(make):
+def test_a_process_that_attaches_leaves_everything_as_it_is(tmp_path, make):
     source, same = make(["é", 1]), make(["é", 1, None])
     program = """
     source = pickle.loads(bytes.fromhex(sys.argv[1]))
@@ -227,44 +204,9 @@ def test_a_process_that_attaches_leaves_everything_as_it_is(make):
         except Exception:
             print("refused")
     """
-    out, _ = run_program(program, pickle.dumps(source).hex())
-    assert out.splitlines() == [f"'\\xe9' {same!r}", *["refused"] * 5]
+    assert run_program(tmp_path, program, pickle.dumps(source).hex()) == ([f"'\\xe9' {same!r}", *["refused"] * 5], 0)
     assert exists(source.shm.name)
     assert source[1] == 7
-
-
-CHILDREN = """
-import multiprocessing, os, sys
-from gristmill.sources import SharedMemoryDataSource
-
-def read(source, unlink):
-    assert source[4] == 4
-    if unlink:
-        source.unlink()
-
-def create(queue):
-    source = SharedMemoryDataSource([1])
-    queue.put(source.shm.name)
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context(sys.argv[1])
-    source = SharedMemoryDataSource(range(5))
-    for unlink in (False, sys.argv[2] == "unlink in child"):
-        assert SharedMemoryDataSource(name=source.shm.name)[4] == 4
-        child = context.Process(target=read, args=(source, unlink))
-        child.start()
-        child.join()
-        assert child.exitcode == 0
-    queue = context.SimpleQueue()
-    child = context.Process(target=create, args=(queue,))
-    child.start()
-    name = queue.get()
-    child.join()
-    try:
-        SharedMemoryDataSource(name=name)
-    except FileNotFoundError:
-        print("gone with the child", source.shm.name)
-"""
 
 
 METHODS = [("spawn", "unlink in child"), ("forkserver", "no unlink"), ("fork", "unlink in child"), ("fork", "no unlink")]
@@ -272,26 +214,48 @@ METHODS = [("spawn", "unlink in child"), ("forkserver", "no unlink"), ("fork", "
 
 @pytest.mark.parametrize(("method", "unlink"), METHODS)
 def test_children_of_multiprocessing(tmp_path, method, unlink):
-    script = tmp_path / "script.py"
-    script.write_text(CHILDREN)
-    message, _, name = run(str(script), method, unlink)[0].rpartition(" ")
-    assert message == "gone with the child"
+    program = """
+    import multiprocessing
+
+    def read(source, unlink):
+        assert source[4] == 4
+        if unlink:
+            source.unlink()
+
+    def create(queue):
+        source = SharedMemoryDataSource([1])
+        queue.put(source.shm.name)
+
+    if __name__ == "__main__":
+        context = multiprocessing.get_context(sys.argv[1])
+        source = SharedMemoryDataSource(range(5))
+        for unlink in (False, sys.argv[2] == "unlink in child"):
+            assert SharedMemoryDataSource(name=source.shm.name)[4] == 4
+            child = context.Process(target=read, args=(source, unlink))
+            child.start()
+            child.join()
+            assert child.exitcode == 0
+        queue = context.SimpleQueue()
+        child = context.Process(target=create, args=(queue,))
+        child.start()
+        name = queue.get()
+        child.join()
+        try:
+            SharedMemoryDataSource(name=name)
+        except FileNotFoundError:
+            print("gone with the child", source.shm.name)
+    """
+    ((line,), code) = run_program(tmp_path, program, method, unlink)
+    message, _, name = line.rpartition(" ")
+    assert (message, code) == ("gone with the child", 0)
     assert not exists(name)
 
 
-def test_a_fork_that_ends_does_not_take_the_memory_along_but_may_unlink():
+def test_a_fork_that_ends_does_not_take_the_memory_along(tmp_path):
     program = """
     source = SharedMemoryDataSource(range(5))
     if os.fork() == 0:
         sys.exit(source[4])
     print(os.waitstatus_to_exitcode(os.wait()[1]), len(SharedMemoryDataSource(name=source.shm.name)))
-    if os.fork() == 0:
-        source.unlink()
-        os._exit(0)
-    os.wait()
-    try:
-        SharedMemoryDataSource(name=source.shm.name)
-    except FileNotFoundError:
-        print("unlinked")
     """
-    assert run_program(program) == ("4 5\nunlinked", 0)
+    assert run_program(tmp_path, program) == (["4 5"], 0)
