@@ -32,7 +32,7 @@ VALUES = [
     *({1, 2}, [1], (1,), Pair(1, 2), Pair(1, 3), {"a": 1}, {"a": 1, 2: None}),
     *(np.arange(3), np.arange(3.0), np.array([1, np.nan]), np.array(["2020-01-01", "NaT"], "datetime64[D]")),
     np.array([(1, np.nan)], [("a", int), ("b", float)]),
-    np.array([np.arange(2), None, "x"], object),
+    *[np.array([*map(np.arange, lengths), None, "x"], object) for lengths in ((2,), (3,), (2, 3), (2, 2))],
     *(Example(np.arange(3), 1), Example(np.arange(3), 2), Opaque([np.arange(3)]), Opaque([np.arange(4)])),
     *(np.random.default_rng(1), np.random.default_rng(2)),
 ]
