@@ -21,12 +21,10 @@ LISTS = {"batch_fn": list}
 
 class TestGenerators:
     @pytest.mark.parametrize("first", [DRAW, DrawOld()], ids=["random_map", "np_random_map"])
-    def test_one_record_has_one_stream(self, first):
+    def test_one_record_has_one_stream_and_a_batch_continues_that_of_its_last_record(self, first):
         assert run(3, EMPTY, first, DRAW) == [(862, 934), (317, 0), (206, 733)]
-
-    def test_a_batch_continues_the_stream_of_its_last_record(self):
         assert run(4, EMPTY, Batch(2, **LISTS), EMPTY, DRAW) == [(317,), (208,)]
-        batches = run(4, EMPTY, DRAW, Batch(2, **LISTS), EMPTY, DRAW)
+        batches = run(4, EMPTY, first, Batch(2, **LISTS), EMPTY, DRAW)
         rngs = [np.random.Generator(np.random.Philox(key=3 + i)) for i in (1, 3)]
         assert batches == [(int(rng.integers(1000, size=2)[1]),) for rng in rngs]
 
@@ -39,8 +37,6 @@ class TestGenerators:
         first = list(loader)
         assert list(loader) == first
         assert len(set(first)) == 12  # an epoch has other streams than the one before
-
-    def test_a_user_s_sampler_without_generators(self):
         it = iter(make(1, DRAW, sampler=[RecordMetadata(0, 0)], shard_options=NoSharding()))
         assert_raises(ValueError, "needs a sampler with a seed", next, it)
 
@@ -77,6 +73,7 @@ class TestDispatch:
         assert run(3, double, *before, plus_one) == [1, 3, 5]
         batches = [Batch(2), Batch(2, drop_remainder=True), Mapped(np.ndarray.tolist)]
         assert run(6, *before, *batches) == [[[0, 1], [2, 3]]]
+        assert run(6, *before, Batch(4, batch_fn=lambda xs: (type(xs), len(xs)))) == [(list, 4), (list, 2)]
         (batch,) = run(2, Mapped(lambda x: {"b": x, "a": (np.float32(x), [None])}), *before, Batch(9))
         assert type(batch["a"]) is tuple and batch["a"][1] == [None]
         assert batch["a"][0].dtype == np.float32 and batch["b"].tolist() == [0, 1]
@@ -87,18 +84,12 @@ class TestDispatch:
         assert seen == []
         assert next(it).tolist() == [1, 2] and seen == [0, 1]
 
-    def test_batch_fn_gets_a_list(self):
-        assert run(6, Batch(4, batch_fn=lambda xs: (type(xs), len(xs)))) == [(list, 4), (list, 2)]
-
 
 class TestReading:
-    @pytest.mark.parametrize("read_options", [ReadOptions(3, 4), ReadOptions()], ids=str)
-    def test_threads_change_nothing(self, read_options):
+    def test_threads_change_nothing_and_read_each_record_once(self):
         random = [TO_TUPLE, DRAW, Kept(lambda x: x[1] % 2), Batch(3, **LISTS)]
-        for operations in ([], [Batch(4)], random):
-            assert run(500, *operations, read_options=read_options) == run(500, *operations)
-
-    def test_threads_only_read_and_each_record_once(self):
+        for operations, options in (([Batch(4)], ReadOptions(3, 4)), (random, ReadOptions())):
+            assert run(500, *operations, read_options=options) == run(500, *operations)
         here, read = threading.current_thread(), Counter()
 
         def reader(key):
@@ -132,12 +123,6 @@ def legacy(*arguments, **keywords):
         return run(*arguments, **keywords)
 
 
-def pairs(records):
-    for record in records:
-        second = next(records, record)
-        yield Record(second.metadata, (record.data, second.data))
-
-
 class TestLegacyOperations:
     def test_the_four(self):
         assert legacy(3, MapOperation(lambda x: x + 1)) == [1, 2, 3]
@@ -148,10 +133,7 @@ class TestLegacyOperations:
         assert run(6, BatchOperation(4)) == [[0, 1, 2, 3], [4, 5]]
         assert run(6, BatchOperation(4, drop_remainder=True, batch_fn=len)) == [4]
 
-    def test_exactly_batch_operation_is_a_batch(self):
-        class Mine(BatchOperation):
-            pass
-
+        Mine = type("Mine", (BatchOperation,), {})
         unlike = Mapped(lambda x: [x] * (1 + x))
         with pytest.raises(TypeError, match="Record structures do not match"):  # no warning: it runs as a Batch
             run(6, unlike, BatchOperation(2))
@@ -174,6 +156,11 @@ class TestLegacyOperations:
             assert "derive a class from gristmill.transforms.Map" in caught.value.__notes__[0]
 
     def test_states_of_a_live_iterator_and_of_the_end(self):
+        def pairs(records):
+            for record in records:
+                second = next(records, record)
+                yield Record(second.metadata, (record.data, second.data))
+
         loader = make(5, pairs)
         it, other = iter(loader), iter(loader)
         states = [it.get_state()]
@@ -192,29 +179,18 @@ class TestLegacyOperations:
         assert list(it) == []
 
 
-class Reversed(IndexSampler):
-    """A subclass with a lookup of its own."""
-
-    def __getitem__(self, index):
-        metadata = super().__getitem__(index)
-        metadata.record_key = 9 - metadata.record_key
-        return metadata
-
-
-def with_length(kind, n):
-    return type("Other length", (kind,), {"__len__": lambda self: n})
-
-
-def test_samplers_that_are_not_quite_ours():
+def test_samplers_and_iterators_that_are_not_quite_ours():
     """A subclass is asked what it overrides, and what is not a sampler is named."""
-    assert run(10, sampler=Reversed(10, num_epochs=1)) == list(range(9, -1, -1))
-    assert run(10, sampler=with_length(IndexSampler, 4)(10, num_epochs=1)) == [0, 1, 2, 3]
-    assert run(10, sampler=with_length(SequentialSampler, 100)(10)) == list(range(10))
-    with pytest.raises(TypeError, match=r"must return RecordMetadata, got 0 from sampler\[0\]"):
-        run(3, sampler=range(3), shard_options=NoSharding())
 
+    def derived(kind, **methods):
+        return type("Derived", (kind,), {f"__{name}__": method for name, method in methods.items()})
 
-def test_iterators_are_neither_copied_nor_made_of_anything_else():
+    backwards = derived(IndexSampler, getitem=lambda self, index: RecordMetadata(index, 9 - index))
+    assert run(10, sampler=backwards(10, num_epochs=1)) == list(range(9, -1, -1))
+    assert run(10, sampler=derived(IndexSampler, len=lambda self: 4)(10, num_epochs=1)) == [0, 1, 2, 3]
+    assert run(10, sampler=derived(SequentialSampler, len=lambda self: 100)(10)) == list(range(10))
+    wrong = {"sampler": range(3), "shard_options": NoSharding()}
+    assert_raises(TypeError, r"must return RecordMetadata, got 0 from sampler\[0\]", run, 3, **wrong)
     with pytest.raises(TypeError, match="cannot be copied"):
         copy.copy(iter(make(3, read_options=DIRECT)))
     assert_raises(TypeError, "data_loader must be a DataLoader, got 5", DataLoaderIterator, 5, None)

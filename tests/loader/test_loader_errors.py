@@ -2,12 +2,12 @@
 
 import gc
 import itertools
-import threading
 
 import numpy as np
 import pytest
 from loaders import DRAW, TO_TUPLE, Faults, IndexMapped, Kept, Mapped, RandomMapped, Source, make, plain
 from refusing import assert_raises
+from waiting import running, wait_until
 
 from gristmill import DataLoaderIterator, ReadOptions, RecordMetadata
 from gristmill.python import MapOperation
@@ -25,17 +25,14 @@ class VectoredSource(Source):
         return [self.fn(key) for key in keys]
 
 
-class FaultySampler(Source):
-    def __getitem__(self, index):
-        if not 0 <= index < N:
-            raise IndexError
-        return RecordMetadata(index, self.fn(index), np.random.Generator(np.random.Philox(key=index)))
+def sampled(index, fault):
+    return RecordMetadata(range(N)[index], fault(index), np.random.Generator(np.random.Philox(key=index)))
 
 
 PLACES = {
     "source": lambda f: {"data_source": Source(N, f)},
     "vectored source": lambda f: {"data_source": VectoredSource(N, f)},
-    "sampler": lambda f: {"sampler": FaultySampler(N, f)},
+    "sampler": lambda f: {"sampler": Source(N, lambda index: sampled(index, f))},
     "map": lambda f: {"operations": [Mapped(f)]},
     "random map": lambda f: {"operations": [RandomMapped(lambda x, rng: 0 * rng.integers(10) + f(x))]},
     "map with index": lambda f: {"operations": [IndexMapped(lambda index, x: f(x))]},
@@ -102,7 +99,7 @@ class TestEverywhere:
         assert str(cause) == "bad 5"
 
 
-def test_legacy_classes_keep_their_place_after_an_error():
+def test_legacy_classes_and_interrupts_lose_nothing():
     faults = Faults(2)
     it = iter(make(4, MapOperation(faults)))
     with pytest.warns(DeprecationWarning):
@@ -111,9 +108,6 @@ def test_legacy_classes_keep_their_place_after_an_error():
     faults.bad = set()
     with pytest.warns(DeprecationWarning):
         assert list(it) == [2, 3]
-
-
-def test_keyboard_interrupt_loses_nothing():
     faults = Faults(3, error=KeyboardInterrupt)
     it = iter(faulty("map", faults, ReadOptions(2, 4), Batch(2)))
     next(it)
@@ -123,7 +117,7 @@ def test_keyboard_interrupt_loses_nothing():
 
 
 def reading_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "gristmill-read"]
+    return running("gristmill-read")
 
 
 class TestClosing:
@@ -131,15 +125,9 @@ class TestClosing:
 
     @pytest.fixture(autouse=True)
     def ends_without_threads(self):
-        def end():
-            gc.collect()
-            for thread in reading_threads():
-                thread.join(10)
-                assert not thread.is_alive()
-
-        end()
         yield
-        end()
+        gc.collect()
+        wait_until(lambda: not reading_threads())
 
     @staticmethod
     def check_closed(*iterators):
@@ -161,20 +149,13 @@ class TestClosing:
         assert it.get_state() == state
         it.start_prefetch()
 
-    def test_context_manager_and_dropping(self):
         with iter(self.loader) as it:
             assert next(it) == 0
-        self.check_closed(it)
-        with pytest.raises(KeyError), iter(self.loader) as it:
-            next(it)
-            raise KeyError
         self.check_closed(it)
         for element in self.loader:
             if element == 5:
                 break
-
-    def test_closing_the_loader_closes_its_iterators(self):
-        loader = make(9)
+        loader = make(9)  # closes its iterators, and goes on
         a, b = iter(loader), DataLoaderIterator(loader, None)
         next(a)
         loader.close()

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from loaders import AS_RECORDS, WITH_INDEX, Kept, Mapped, RandomMapped, make, plain
+from loaders import AS_RECORDS, WITH_INDEX, Faults, Kept, Mapped, RandomMapped, make, plain
 from operations import operation
 from refusing import assert_raises
 
@@ -83,14 +83,11 @@ def item_draw(seed, index, position):
     return int(rng.integers(10**6))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_item_has_a_random_stream_of_its_own(workers):
-    drawn = elements(FAN, DRAW, n=4, worker_count=workers)
-    assert sorted(drawn) == [(x * 10 + j, item_draw(7, x, j)) for x in range(4) for j in range(x)]
-    assert len({draw for _, draw in drawn}) == len(drawn)
-
-
-def test_random_streams_of_items_of_items_and_of_records():
+def test_every_item_has_a_random_stream_of_its_own():
+    for workers in (0, 2):
+        drawn = elements(FAN, DRAW, n=4, worker_count=workers)
+        assert sorted(drawn) == [(x * 10 + j, item_draw(7, x, j)) for x in range(4) for j in range(x)]
+        assert len({draw for _, draw in drawn}) == len(drawn)
     # Of items of items, the "record" is the item.
     expected = [(x * 10 + j, item_draw(7, x * 3 + j, k)) for x in range(3) for j in range(x) for k in range(2)]
     assert elements(FAN, TWICE, DRAW, n=3) == expected
@@ -103,30 +100,36 @@ def test_random_streams_of_items_of_items_and_of_records():
     assert first == elements(TWICE, spawn, n=4)
     assert len({draw for _, draw in first}) == 8
 
-
-@pytest.mark.parametrize("has_rng", [False, True])
-def test_other_samplers_give_items_no_generator(has_rng):
-    sampler = [RecordMetadata(i, i, np.random.default_rng(i) if has_rng else None) for i in range(3)]
-    args = {"sampler": sampler, "shard_options": grain.sharding.NoSharding(), "n": 3}
-    assert elements(FAN, WITH_INDEX, **args) == [(3, 10), (6, 20), (7, 21)]
-    with pytest.raises(ValueError, match="what a FlatMap makes has one only if the sampler is an IndexSampler"):
-        next(iter(make_loader(FAN, DRAW, **args)))
+    for rng in (None, np.random.default_rng(1)):  # other samplers give items no generator
+        sampler = [RecordMetadata(i, i, rng) for i in range(3)]
+        args = {"sampler": sampler, "shard_options": grain.sharding.NoSharding(), "n": 3}
+        assert elements(FAN, WITH_INDEX, **args) == [(3, 10), (6, 20), (7, 21)]
+        match = "what a FlatMap makes has one only if the sampler is an IndexSampler"
+        assert_raises(ValueError, match, next, iter(make_loader(FAN, DRAW, **args)))
+    without_seed = IndexSampler(2, num_epochs=1)
+    assert_raises(ValueError, "seed", make_loader, FAN, DRAW, sampler=without_seed)
+    assert elements(FAN, WITH_INDEX, n=2, sampler=without_seed) == [(3, 10)]
 
 
 def test_what_is_refused_at_construction():
     no_maximum = type("NoMaximum", (FlatMapTransform,), {"flat_map": list})
-    with pytest.raises(TypeError, match="NoMaximum must have an attribute max_fan_out"):
-        make_loader(no_maximum())
-    with pytest.raises(ValueError, match="max_fan_out must be a positive integer, got 0"):
-        make_loader(split(0, list))
-    assert_raises(TypeError, r"operations\[0\] must be a transformation", make_loader, no_maximum)
-    without_seed = IndexSampler(2, num_epochs=1)
-    with pytest.raises(ValueError, match="seed"):
-        make_loader(FAN, DRAW, sampler=without_seed)
-    assert elements(FAN, WITH_INDEX, n=2, sampler=without_seed) == [(3, 10)]
+    for wrong, error, match in [
+        (no_maximum(), TypeError, "NoMaximum must have an attribute max_fan_out"),
+        (split(0, list), ValueError, "max_fan_out must be a positive integer, got 0"),
+        (no_maximum, TypeError, r"operations\[0\] must be a transformation"),
+    ]:
+        assert_raises(error, match, make_loader, wrong)
 
 
-def test_max_fan_out_is_enforced():
+def test_errors_and_skipping():
+    faults = Faults(2)
+    it = iter(make_loader(split(3, lambda x: [faults(x)] * 2), n=4))
+    assert [next(it) for _ in range(4)] == [0, 0, 1, 1]
+    for _ in range(2):
+        assert_raises(OSError, "2", next, it)
+        assert json.loads(it.get_state())["next_index_in_buffer"] == 2
+    it.skip_failed()
+    assert list(it) == [3, 3]
     too_many = split(2, lambda x: [x] * (x + 1))
     for operations in ([too_many], [too_many, WITH_INDEX]):
         it = iter(make_loader(*operations))
@@ -141,17 +144,14 @@ def test_the_order_of_classes():
     def refuse(*args):
         raise AssertionError
 
-    methods = {"max_fan_out": 1, "map": lambda self, x: "map", "flat_map": refuse}
-    assert elements(type("MapAndFlatMap", (Map, FlatMapTransform), methods)(), n=1) == ["map"]
-    methods = {"max_fan_out": 1, "filter": refuse, "flat_map": lambda self, x: ["flat map"]}
-    assert elements(type("FlatMapAndFilter", (Filter, FlatMapTransform), methods)(), n=1) == ["flat map"]
+    for base, answer, methods in (
+        (Map, "map", {"map": lambda self, x: "map", "flat_map": refuse}),
+        (Filter, "flat map", {"filter": refuse, "flat_map": lambda self, x: ["flat map"]}),
+    ):
+        assert elements(type("Both", (base, FlatMapTransform), {"max_fan_out": 1, **methods})(), n=1) == [answer]
 
 
 ORIGIN = {"worker_count": 0, "sampler": repr(IndexSampler(9, num_epochs=1, seed=7)), "data_source": "range(0, 9)"}
-
-
-def native(next_index, position):
-    return {"parent": {"next_index": next_index}, "next_index_in_buffer": position}
 
 
 def without_origin(state):
@@ -162,7 +162,7 @@ def test_states_of_other_loaders_are_refused():
     it = iter(make_loader(FAN))
     next(it)
     before = it.get_state()
-    good = native(2, 1)
+    good = {"parent": {"next_index": 2}, "next_index_in_buffer": 1}
     for key, value in (("worker_count", 2), ("sampler", "Other()"), ("data_source", "range(0, 10)")):
         with pytest.raises(StateMismatchError, match=f"{key}.*{value if key == 'worker_count' else ''}"):
             it.set_state({**good, **ORIGIN, key: value})
@@ -176,22 +176,18 @@ def test_states_of_other_loaders_are_refused():
     two_workers = iter(make_loader(FAN, worker_count=2)).get_state()
     assert_raises(StateMismatchError, "worker_count=2, the DataLoader has worker_count=0", it.set_state, two_workers)
     assert_raises(StateKeyError, None, it.set_state, without_origin(two_workers))
-    with pytest.raises(StateMismatchError, match=r"2 workers .* has 3"):
-        iter(make_loader(FAN, worker_count=3)).set_state(without_origin(two_workers))
+    three_workers = iter(make_loader(FAN, worker_count=3))
+    assert_raises(StateMismatchError, r"2 workers .* has 3", three_workers.set_state, without_origin(two_workers))
     assert it.get_state() == before
 
 
-class Directory:
-    def __init__(self, path):
-        self.path = path
-
-    async def await_creation(self):
-        return self.path
-
-
 def test_checkpoints_say_the_fan_out(tmp_path):
+    class Directory:
+        async def await_creation(self):
+            return tmp_path
+
     async def save(it):
-        await (await it.save(Directory(tmp_path)))
+        await (await it.save(Directory()))
 
     async def load(it):
         await (await it.load(tmp_path))
@@ -203,18 +199,3 @@ def test_checkpoints_say_the_fan_out(tmp_path):
     assert list(again) == ITEMS[1:]
     with pytest.raises(StateMismatchError, match=r"max_fan_out of FlatMap .* was 3 .* is 4"):
         asyncio.run(load(iter(make_loader(split(4, fan)))))
-
-
-def test_errors_and_skipping():
-    def fail_at_2(x):
-        if x == 2:
-            raise OSError(x)
-        return [x] * 2
-
-    it = iter(make_loader(split(3, fail_at_2), n=4))
-    assert [next(it) for _ in range(4)] == [0, 0, 1, 1]
-    for _ in range(2):
-        assert_raises(OSError, "2", next, it)
-        assert json.loads(it.get_state())["next_index_in_buffer"] == 2
-    it.skip_failed()
-    assert list(it) == [3, 3]

@@ -48,27 +48,9 @@ def test_the_loader_s_sharding_overrides_the_sampler_s_and_warns_if_they_differ(
         elements(sampler, shard_options=ShardOptions(1, 2))
     sampler = IndexSampler(6, ShardOptions(1, 3), num_epochs=1)
     assert elements(sampler) == elements(sampler, shard_options=None) == [2, 3]
-
-
-def test_sharding_that_agrees_does_not_warn():
     none, whole, half = NoSharding(), ShardOptions(0, 1), ShardOptions(1, 2)
     for own, given in ((half, half), (none, half), (none, none), (whole, none), (ShardByJaxProcess(), whole)):
         elements(SequentialSampler(8, own), shard_options=given)  # pytest makes an error of a warning
-
-
-def test_a_user_s_sampler_may_carry_sharding():
-    sampler = Squares(4)
-    sampler._shard_options = (0, 1)
-    assert_raises(ValueError, "has no sharding of its own", elements, sampler)
-    sampler._shard_options = ShardOptions(1, 2)
-    assert elements(sampler) == [1, 9]
-
-
-def test_every_shard_has_its_piece_in_every_epoch():
-    everything = [elements(IndexSampler(7, ShardOptions(i, 3), True, 2, seed=1), 7) for i in range(3)]
-    assert sorted([x for own in everything for x in own]) == sorted([*range(7)] * 2)
-    for own in everything:
-        assert sorted(own[: len(own) // 2]) == sorted(own[len(own) // 2 :])
     mine = type("Mine", (ShardOptions,), {})  # counts as the sampler's
     assert elements(IndexSampler(8, ShardOptions(2, 3), num_epochs=2), shard_options=mine(2, 3)) == [6, 7, 6, 7]
 
@@ -86,6 +68,11 @@ class TestSamplersOfUsers:
             it.set_state(state.replace(f'"0": {length - 1}'.encode(), f'"0": {length}'.encode()))
 
     def test_shards(self):
+        sampler = Squares(4)  # may carry one of its own
+        sampler._shard_options = (0, 1)
+        assert_raises(ValueError, "has no sharding of its own", elements, sampler)
+        sampler._shard_options = ShardOptions(1, 2)
+        assert elements(sampler) == [1, 9]
         for index in range(3):
             sampler, shard = Squares(8), ShardOptions(index, 3)
             assert elements(sampler, shard_options=shard) == [i * i % 10 for i in range(index, 8, 3)]
@@ -101,35 +88,29 @@ class TestSamplersOfUsers:
             assert list(it) == [0, 1, 4]
             assert_raises(StopIteration, None, next, it)
         assert elements(with_length(2, 9), shard_options=NoSharding()) == [0, 1]
-
-    def test_a_list_of_metadata_is_a_sampler(self):
         sampler = [RecordMetadata(i, key) for i, key in enumerate("bca")]
         source = {"a": 1, "b": 2, "c": 3}
         assert list(DataLoader(data_source=source, sampler=sampler, shard_options=NoSharding())) == [2, 3, 1]
 
 
 class TestKeysPastTheEnd:
-    @pytest.mark.parametrize("sampler", [SequentialSampler(7), IndexSampler(7, num_epochs=1)])
-    def test_begin_anew_with_a_warning(self, sampler):
-        with pytest.warns(UserWarning, match="num_records=7, but the source only 3 records"):
-            loader = DataLoader(data_source=[10, 11, 12], sampler=sampler)
-        assert list(loader) == [10, 11, 12, 10, 11, 12, 10]
-
-    def test_other_keys(self):
+    def test_begin_anew_with_a_warning(self):
+        for sampler in (SequentialSampler(7), IndexSampler(7, num_epochs=1)):
+            with pytest.warns(UserWarning, match="num_records=7, but the source only 3 records"):
+                loader = DataLoader(data_source=[10, 11, 12], sampler=sampler)
+            assert list(loader) == [10, 11, 12, 10, 11, 12, 10]
         assert elements(SequentialSampler(3)) == [0, 1, 2]  # a shorter sampler is no mistake
         negative = [RecordMetadata(0, -1), RecordMetadata(1, -11)]
         assert elements(negative, shard_options=NoSharding()) == [9, 9]
         sampler = IndexSampler(50, shuffle=True, seed=1, num_epochs=2)
         assert set(elements(sampler, data_source=Source(50, type))) == {int}
 
-    def test_a_source_without_length_gets_the_keys_as_they_are(self):
+    def test_sources_without_length_or_records(self):
         class Squaring:
             def __getitem__(self, key):
                 return key * key
 
         for source in (Squaring(), Source(None, lambda key: key * key)):
             assert elements(SequentialSampler(4), data_source=source) == [0, 1, 4, 9]
-
-    def test_an_empty_source(self):
         it = iter(DataLoader(data_source=[], sampler=SequentialSampler(4)))
         assert_raises(IndexError, "the source list is empty", next, it)

@@ -11,12 +11,13 @@ import pytest
 from loaders import Source, make
 from programs import output
 from refusing import assert_raises
+from users_datasets import BareMap
 
 from gristmill import DataLoader, DataLoaderIterator, MapDataset, ReadOptions, RecordMetadata
 from gristmill.core.errors import StateMismatchError
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.sharding import NoSharding, ShardOptions
-from gristmill.sources import RangeDataSource, SharedMemoryDataSource
+from gristmill.sources import SharedMemoryDataSource
 
 
 def shuffled(n=10, **changes):
@@ -66,26 +67,19 @@ def test_the_text_is_what_json_writes(text):
         assert list(it) == []
 
 
-@pytest.mark.parametrize("source", [[0, 1], (0, 1), np.arange(2)], ids=["list", "tuple", "array"])
-def test_plain_containers_stand_by_their_type(source):
-    assert parsed(of(source, 2))["data_source"] == str(type(source))
-    mine = type("Mine", (type(source),), {})
-    source = source.view(mine) if isinstance(source, np.ndarray) else mine(source)
-    assert parsed(of(source, 2))["data_source"] == str(mine)
-
-
-def test_what_is_read_ahead_does_not_count():
-    it = iter(shuffled(read_options=ReadOptions(4, 100)))
-    it.start_prefetch()
-    next(it)
-    assert parsed(it)["last_seen_indices"] == {"0": 0}
+def test_plain_containers_stand_by_their_type():
+    for source in ([0, 1], (0, 1), np.arange(2)):
+        assert parsed(of(source, 2))["data_source"] == str(type(source))
+        mine = type("Mine", (type(source),), {})
+        source = source.view(mine) if isinstance(source, np.ndarray) else mine(source)
+        assert parsed(of(source, 2))["data_source"] == str(mine)
 
 
 def test_forms_of_a_state():
-    loader = shuffled()
+    loader = shuffled(read_options=ReadOptions(4, 100))  # what is read ahead does not count
     it, elements = iter(loader), list(loader)
-    for _ in range(4):
-        next(it)
+    for position in range(4):
+        assert next(it) == elements[position] and parsed(it)["last_seen_indices"] == {"0": position}
     text, state = it.get_state(), parsed(it)
     older = {**state, "last_worker_index": 0}  # it names the worker of the last element, where newer ones have -1
     more = {**state, "future": [1]}
@@ -97,14 +91,11 @@ def test_forms_of_a_state():
     state["last_seen_indices"]["0"] = 5
     assert parsed(it)["last_seen_indices"] == {"0": 3}  # the caller's mapping is not kept
     assert next(DataLoaderIterator(loader, None)) == elements[0]
+    # Without validation positions still have to fit.
     assert next(DataLoaderIterator(data_loader=loader, state=None, validate_state=False)) == elements[0]
-
-
-def test_without_validation_positions_still_have_to_fit():
     state = parsed(iter(shuffled(11)))
-    with pytest.raises(ValueError, match="sampler"):
-        DataLoaderIterator(shuffled(), state)
-    it = DataLoaderIterator(shuffled(), state, validate_state=False)
+    assert_raises(ValueError, "sampler", DataLoaderIterator, loader, state)
+    it = DataLoaderIterator(loader, state, validate_state=False)
     assert len(list(it)) == 20
     assert_raises(IndexError, None, it.set_state, {**state, "last_seen_indices": {"0": 20}})
     it.set_state(json.dumps({**state, "last_seen_indices": {"0": 18}}).encode())
@@ -172,28 +163,18 @@ def test_nothing_is_half_applied(name):
         assert list(it) == everything[position:]
 
 
-def test_states_of_another_shard_and_between_those_of_a_shard():
+def test_states_of_another_shard_or_source():
     shards = [iter(make(10, sampler=IndexSampler(10, ShardOptions(i, 2), num_epochs=1))) for i in (0, 1)]
     assert_raises(ValueError, "shard_index=0", shards[1].set_state, shards[0].get_state())
-    with pytest.raises(ValueError, match="must be an index of worker 0 of 1 in shard 1 of 2, got 2"):
-        shards[1].set_state(json.dumps({**parsed(shards[1]), "last_seen_indices": {"0": 2}}))
-
-
-class Unnamed(RangeDataSource):
-    """Of a user: its ``repr`` is for its author to change."""
-
-    def __repr__(self):
-        return f"Unnamed at {id(self)}"
-
-
-def test_reprs_are_cut_in_messages_and_their_authors_told():
+    between = {**parsed(shards[1]), "last_seen_indices": {"0": 2}}
+    assert_raises(ValueError, "must be an index of worker 0 of 1 in shard 1 of 2, got 2", shards[1].set_state, between)
     it = of(Source(6, text="x" * 10**6), 6)
     with pytest.raises(ValueError, match="data_source") as caught:
         it.set_state({**parsed(it), "data_source": "y" * 10**6})
     assert len(str(caught.value)) < 5000
-    one, other = of(Unnamed(0, 10, 1), 10), of(Unnamed(0, 10, 1), 10)
-    with pytest.raises(StateMismatchError, match=r"data_source Unnamed at .*Implement __repr__ so that it says the same"):
-        other.set_state(one.get_state())
+    one, other = [of(Source(10, text=f"Unnamed at {number}"), 10) for number in range(2)]
+    match = r"data_source Unnamed at .*Implement __repr__ so that it says the same"
+    assert_raises(StateMismatchError, match, other.set_state, one.get_state())
 
 
 PROGRAM = """
@@ -247,16 +228,8 @@ def test_datasets_as_sources():
     assert list(of(ds, 5)) == [0, 10, 20, 30, 40]
     with pytest.warns(UserWarning, match="num_records=7"):
         assert list(of(ds, 7)) == [0, 10, 20, 30, 40, 0, 10]
-
-    class Mine(MapDataset):
-        def __len__(self):
-            return 3
-
-        def __getitem__(self, index):
-            return index
-
-    it = of(Mine(), 3)
-    assert parsed(it)["data_source"] == "Mine(length=3)"
+    it = of(BareMap(3), 3)
+    assert parsed(it)["data_source"] == "BareMap(length=3)"
     assert list(it) == [0, 1, 2]
     sources = [ds, ds[1:], ds.shuffle(seed=1), ds.shuffle(seed=2), ds.repeat(2), ds.batch(2), ds.slice([1, 2]), ds.slice([2, 1])]
     for a, b in itertools.permutations([of(source, 1) for source in sources], 2):

@@ -51,22 +51,14 @@ class TestOutputs:
         expected = outputs(0)
         assert type(expected[0]) is tuple
         assert [outputs(1), outputs(2, read_options=ReadOptions(3, 9)), outputs(3)] == [expected] * 3
-
-    def test_shards_and_elements_that_are_none(self):
         sampler = SequentialSampler(11, ShardOptions(1, 2))
         assert list(loader(11, Mapped(lambda x: None if x == 3 else x), sampler=sampler)) == [1, None, 5, 7, 9]
         assert list(loader(3, worker_count=5)) == [0, 1, 2]
 
     def test_legacy_operations_and_samplers_and_sources_of_users(self):
-        class Squares:
-            def __getitem__(self, i):
-                return i * i
-
-            def __repr__(self):
-                return "Squares()"
-
         backwards = Source(6, lambda i: RecordMetadata([*range(6)][i], 5 - i, np.random.default_rng(i)))
-        options = {"data_source": Squares(), "shard_options": ShardOptions(0, 1), "worker_buffer_size": 3}
+        squares = Source(None, lambda i: i * i)  # which has no length
+        options = {"data_source": squares, "shard_options": ShardOptions(0, 1), "worker_buffer_size": 3}
         it = iter(loader(6, MapOperation(lambda x: x * 10), BatchOperation(2), sampler=backwards, **options))
         for _ in range(2):  # starts the workers of a fresh iterator, and changes nothing else
             it.start_prefetch()
@@ -86,15 +78,9 @@ class TestSharedMemory:
 
     @pytest.mark.parametrize("lowering", LOWERINGS)
     def test_batches_are_stacked_there(self, lowering):
-        made = loader(6, *LOWERINGS[lowering], Batch(3), worker_count=1)
-        granted = []
-
-        def allocate(shape, dtype):
-            granted.append(np.empty(shape, dtype))
-            return granted[-1]
-
+        made, granted = loader(6, *LOWERINGS[lowering], Batch(3), worker_count=1), []
         task = PipelineTask(made._dataset._parents[0], DatasetOptions(), None, False)
-        producer = task(0, 1, allocate)
+        producer = task(0, 1, lambda shape, dtype: granted.append(np.empty(shape, dtype)) or granted[-1])
         producer.start(None, skip=False)
         elements, _, _ = producer.take(1)
         assert elements[0] is granted[0] and len(granted) == 1
@@ -115,13 +101,16 @@ class TestSharedMemory:
 
 
 class TestWorkers:
-    def test_init_function_and_environment_are_passed_on(self):
+    def test_init_function_and_environment_are_passed_on_and_loaders_can_be_copied(self):
         def init(index, count):
             os.environ["WHO"] = f"{index} of {count}"
 
         who = Mapped(lambda x: os.environ["WHO"] + os.environ["GIVEN"])
         loaded = list(loader(4, who, worker_init_fn=init, worker_env={"GIVEN": "x"}))
         assert loaded == ["0 of 2x", "1 of 2x"] * 2
+        made = loader(5)
+        list(made)
+        assert list(pickle.loads(pickle.dumps(made))) == list(copy.deepcopy(made)) == [0, 1, 2, 3, 4]
 
     def test_the_next_epoch_has_the_same_processes_until_the_loader_is_closed(self, patient):
         made = loader(6, Mapped(lambda x: os.getpid()))
@@ -139,11 +128,6 @@ class TestWorkers:
             os.close(fd)
         for each in (it, other):
             assert_raises(ValueError, "is closed", next, each)
-
-    def test_a_loader_can_be_pickled_and_copied(self):
-        made = loader(5)
-        list(made)
-        assert list(pickle.loads(pickle.dumps(made))) == list(copy.deepcopy(made)) == [0, 1, 2, 3, 4]
 
 
 def test_errors_name_their_worker_and_stay_until_the_state_is_set_or_they_are_skipped():
