@@ -24,6 +24,7 @@ for many at once: 16 threads that all want the interpreter between quick reads t
 
 from __future__ import annotations
 
+import functools
 import heapq
 import os
 import threading
@@ -88,6 +89,7 @@ class ReadAhead:
         self._ready: dict[int, tuple[list[Any], BaseException | None]] = {}  # by the first index of the block
         self._block_size = BlockSize()
         self._num_alive = 0  # threads
+        self._numbers = [*range(self._num_threads)]  # of threads to come, a heap
         self._num_waits = 0
         self._waited_seconds = 0.0
         self._closed = False
@@ -130,14 +132,18 @@ class ReadAhead:
         with self._room:
             missing = min(_NUM_CPUS if num_threads is None else num_threads, self._num_threads) - self._num_alive
             missing = max(0, min(missing, self._stop - self._claimed + sum([stop - start for start, stop in self._returned])))
+            numbers = [heapq.heappop(self._numbers) for _ in range(missing)]
             self._num_alive += missing
         # Not under the lock: a new thread may collect garbage, and close this, before it tells the old one that it runs.
-        for left in range(missing, 0, -1):
+        for i, number in enumerate(numbers):
             try:
-                start_thread(self._work, "gristmill-read", self.close)
+                # Sources may tell threads apart by the number, as that of a Python executor: it is below ``num_threads``.
+                start_thread(functools.partial(self._work, number), f"gristmill-read_{number}", self.close)
             except BaseException as error:
                 with self._room:
-                    self._num_alive -= left
+                    self._num_alive -= missing - i
+                    for unused in numbers[i:]:
+                        heapq.heappush(self._numbers, unused)
                     if self._num_alive and isinstance(error, RuntimeError):
                         return  # the system gives no more, or the interpreter is about to exit: one is enough
                 raise
@@ -194,7 +200,7 @@ class ReadAhead:
             self._room.notify(len(self._returned))
             return bool(self._returned)
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         try:
             while (block := self._claim()) is not None:
                 self._run(block)
@@ -202,6 +208,7 @@ class ReadAhead:
         finally:
             with self._room:
                 self._num_alive -= 1
+                heapq.heappush(self._numbers, number)
 
     def _claim(self) -> _Block | None:
         """Waits for something to compute; ``None`` at the end."""

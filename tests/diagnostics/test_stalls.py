@@ -52,7 +52,7 @@ def messages():
 def test_a_step_that_does_not_come_back(messages):
     text = messages.text_of(NUMBERS.map(messages.wait_for_it).to_iter_dataset())
     assert "has waited 0." in text and "PrefetchDatasetIterator" in text
-    assert "Thread gristmill-read, in MapMapDataset(transform=" in text and "wait_for_it @ " in text
+    assert "Thread gristmill-read_0, in MapMapDataset(transform=" in text and "wait_for_it @ " in text
     assert "element 5" in text or "elements" in text
     assert "in wait_for_it" in text and "dataset/ahead/readahead.py" not in text
     in_own_thread = NUMBERS.to_iter_dataset().map(messages.wait_for_it)
