@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.core.shared_block import SharedBlock, answer_for, free
 
@@ -15,53 +16,34 @@ def name():
     return f"gristmill-{uuid.uuid4().hex[:12]}"
 
 
-def test_all_handles_see_the_same_bytes(name):
+def test_all_handles_see_the_same_bytes_and_closing_does_not_pull_away_what_is_used(name):
     block = SharedBlock(name, 100)
     assert isinstance(block, SharedMemory)
-    assert block.name == name
-    assert block.size >= 100
+    assert block.name == name and block.size >= 100
     attached, unpickled = SharedBlock(name), pickle.loads(pickle.dumps(block))
     block.buf[7] = 42
     assert attached.buf[7] == unpickled.buf[7] == 42
     assert attached.size == unpickled.size == block.size
+    view, array = block.buf[2:], np.ndarray((8,), "uint8", buffer=block.buf)
+    block.close()
+    array[2] = 43
+    assert view[0] == SharedBlock(name).buf[2] == 43
+    attached.close()
+    attached.close()
+    assert attached.buf is None
     block.unlink()
 
 
 @pytest.mark.parametrize("unlinker", [0, 1])
-def test_a_name_is_unlinked_once_by_whoever_comes_first(name, unlinker):
-    handles = [SharedBlock(name, 8), SharedBlock(name)]
-    handles[unlinker].unlink()
-    for handle in handles:
-        with pytest.raises(FileNotFoundError):
-            handle.unlink()
-        handle.buf[0] = 1  # still mapped
-    with pytest.raises(FileNotFoundError):
-        SharedBlock(name)
-
-
-def test_a_free_name_can_be_taken_again(name):
+def test_a_name_is_unlinked_once_by_whoever_comes_first_and_can_be_taken_again(name, unlinker):
     for _ in range(2):
-        block = SharedBlock(name, 8)
-        with pytest.raises(FileExistsError):
-            SharedBlock(name, 8)
-        block.unlink()
-
-
-def test_closing_twice_is_allowed(name):
-    block = SharedBlock(name, 8)
-    block.close()
-    block.close()
-    assert block.buf is None
-    block.unlink()
-
-
-def test_closing_does_not_pull_away_what_is_used(name):
-    block = SharedBlock(name, 8)
-    view, array = block.buf[2:], np.ndarray((8,), "uint8", buffer=block.buf)
-    block.close()
-    array[2] = 42
-    assert view[0] == SharedBlock(name).buf[2] == 42
-    block.unlink()
+        handles = [SharedBlock(name, 8), SharedBlock(name)]
+        assert_raises(FileExistsError, None, SharedBlock, name, 8)
+        handles[unlinker].unlink()
+        for handle in handles:
+            assert_raises(FileNotFoundError, None, handle.unlink)
+            handle.buf[0] = 1  # still mapped
+        assert_raises(FileNotFoundError, None, SharedBlock, name)
 
 
 def test_chosen_names_differ_and_fit_every_system():
@@ -77,8 +59,7 @@ def test_free_is_silent_and_only_for_names_answered_for(name):
     block, attached = SharedBlock(name, 8), SharedBlock(name)
     free(name)
     free(name)
-    with pytest.raises(FileNotFoundError):
-        attached.unlink()
+    assert_raises(FileNotFoundError, None, attached.unlink)
     block = SharedBlock(name, 8)
     block.unlink()
     again = SharedMemory(name, create=True, size=8)
@@ -86,14 +67,12 @@ def test_free_is_silent_and_only_for_names_answered_for(name):
     SharedBlock(name)
     answer_for(name)
     free(name)
-    with pytest.raises(FileNotFoundError):
-        SharedBlock(name)
+    assert_raises(FileNotFoundError, None, SharedBlock, name)
     again.close()
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="the size of the memory is only known on Linux")
 def test_too_little_memory_is_an_error_and_takes_no_name(name):
-    with pytest.raises(OSError, match=r"cannot allocate \d+ bytes of shared memory"):
-        SharedBlock(name, shutil.disk_usage("/dev/shm").total + (1 << 20))
-    with pytest.raises(FileNotFoundError):
-        SharedBlock(name)
+    size = shutil.disk_usage("/dev/shm").total + (1 << 20)
+    assert_raises(OSError, r"cannot allocate \d+ bytes of shared memory", SharedBlock, name, size)
+    assert_raises(FileNotFoundError, None, SharedBlock, name)

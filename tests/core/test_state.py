@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError, StateTextError
 from gristmill.core.state import (
@@ -21,43 +22,37 @@ from gristmill.core.state import (
 
 def test_state_field():
     assert state_field({"a": None}, "a", "owner") is None
-    with pytest.raises(StateKeyError, match=r"owner must have the key 'b', found only \['a', 1\]"):
-        state_field({"a": 0, 1: 0}, "b", "owner")
+    found = r"owner must have the key 'b', found only \['a', 1\]"
+    assert_raises(StateKeyError, found, state_field, {"a": 0, 1: 0}, "b", "owner")
     for wrong in (None, [("a", 1)], 5, "a", b"a"):
-        with pytest.raises(StateMismatchError, match="owner must be a mapping with the key 'a'"):
-            state_field(wrong, "a", "owner")
+        assert_raises(StateMismatchError, "owner must be a mapping with the key 'a'", state_field, wrong, "a", "owner")
+    with pytest.raises(StateMismatchError) as caught:
+        state_field("x" * 10_000, "a", "owner")
+    assert len(str(caught.value)) < 400
 
 
 def test_state_count():
-    for value in (0, 7, np.int64(7)):
+    for value in (0, 7, np.int64(7), sys.maxsize):
         assert state_count({"n": value}, "n", "owner") == value
         assert type(state_count({"n": value}, "n", "owner")) is int
+    match = "n in the state of owner must be a non-negative integer, got"
     for wrong in (-1, 1.0, "1", None, [1], True, np.bool_(True), np.float64(1), 10**30 * -1):
-        with pytest.raises(StateMismatchError, match="n in the state of owner must be a non-negative integer, got"):
-            state_count({"n": wrong}, "n", "owner")
-    with pytest.raises(StateKeyError):
-        state_count({}, "n", "owner")
-    assert state_count({"n": sys.maxsize}, "n", "owner") == sys.maxsize
-    with pytest.raises(StateIndexError, match="n in the state of owner must be at most 9223372036854775807, got 1000"):
-        state_count({"n": 10**4299}, "n", "owner")
+        assert_raises(StateMismatchError, match, state_count, {"n": wrong}, "n", "owner")
+    assert_raises(StateKeyError, None, state_count, {}, "n", "owner")
+    match = "n in the state of owner must be at most 9223372036854775807, got 1000"
+    assert_raises(StateIndexError, match, state_count, {"n": 10**4299}, "n", "owner")
 
 
-def test_state_flag():
+def test_state_flag_and_state_list_and_plain_counts():
     for value in (True, False, np.bool_(True)):
         assert state_flag({"x": value}, "x", "owner") is bool(value)
+    match = "x in the state of owner must be true or false, got"
     for wrong in (0, 1, 1.0, "true", None, []):
-        with pytest.raises(StateMismatchError, match="x in the state of owner must be true or false, got"):
-            state_flag({"x": wrong}, "x", "owner")
-
-
-def test_state_list():
+        assert_raises(StateMismatchError, match, state_flag, {"x": wrong}, "x", "owner")
     assert state_list({"x": (1, None)}, "x", "owner", 2, "the number of parents") == [1, None]
+    match = "x in the state of owner must be a list of 2, the number of parents, got"
     for wrong in ([1], [1, 2, 3], {"0": 1}, "ab", None, 2):
-        with pytest.raises(StateMismatchError, match="x in the state of owner must be a list of 2, the number of parents, got"):
-            state_list({"x": wrong}, "x", "owner", 2, "the number of parents")
-
-
-def test_plain_counts():
+        assert_raises(StateMismatchError, match, state_list, {"x": wrong}, "x", "owner", 2, "the number of parents")
     assert plain_counts([np.int32(3), 0, sys.maxsize]) == [3, 0, sys.maxsize]
     assert all(type(count) is int for count in plain_counts((np.uint8(3), 4)))
     for wrong in ([1, -1], [1, sys.maxsize + 1], [1.0], [True], ["1"], [None], 3, None, {1: 2}, "12"):
@@ -74,42 +69,25 @@ def test_text_that_is_no_json(text):
     assert str(caught.value)[:30] == str(again)[:30]
 
 
-def test_what_is_shown_is_short_and_never_fails():
-    deep = []
+def test_text_is_indented_json():
+    state = {"b": [1, None], "a": {"next_index": 2}}
+    assert state_to_text(state) == json.dumps(state, indent=4)
+    assert process_file_name() == "process_0-of-1.json"
+
+
+def test_what_is_shown_is_short_and_never_fails_nor_commands_a_terminal():
+    deep, endless = [], []
     for _ in range(5000):
         deep = [deep]
-    endless = []
     endless.append(endless)
     for value in (deep, endless, 10**5000, [10**5000], "x" * 10**6, b"x" * 10**6, {"x" * 10**6: "y"}, [*range(10**6)], None):
         assert len(shown(value)) <= 200 and len(shown(value, 20)) <= 20
+    for value in (1, -1.5, "a'b", b"a", None, True, [1, [2, "b"]], [], {}, {"a": {1: [None]}}, (1,), {2}, range(3)):
+        assert shown(value) == repr(value)
 
-
-@pytest.mark.parametrize(
-    "value", [1, -1.5, "a'b", b"a", None, True, [1, [2, "b"]], [], {}, {"a": {1: [None]}}, (1,), {2}, range(3)]
-)
-def test_what_is_short_is_shown_as_it_is(value):
-    assert shown(value) == repr(value)
-
-
-def test_what_is_shown_is_no_command_to_a_terminal():
     class Coloured:
         def __repr__(self):
             return "\x1b[31mred\x1b[0m,\n  \u202etxt.\ud800"
 
     assert shown(Coloured()) == r"\x1b[31mred\x1b[0m, \u202etxt.\ud800"
     assert shown({"\x1b[2J": "\r\x9b"}) == r"{'\x1b[2J': '\r\x9b'}"
-
-
-def test_a_long_state_does_not_flood_the_message():
-    with pytest.raises(StateMismatchError) as caught:
-        state_field("x" * 10_000, "a", "owner")
-    assert len(str(caught.value)) < 400
-
-
-def test_text_is_indented_json():
-    state = {"b": [1, None], "a": {"next_index": 2}}
-    assert state_to_text(state) == json.dumps(state, indent=4)
-
-
-def test_file_name():
-    assert process_file_name() == "process_0-of-1.json"

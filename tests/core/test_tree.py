@@ -1,8 +1,5 @@
 import contextlib
 import inspect
-import os
-import subprocess
-import sys
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import output
+from refusing import assert_raises
 
 from gristmill.core import tree
 
@@ -55,61 +54,31 @@ def own_traversal():
         yield
 
 
-@dataclass
-class Shown:
-    """What a container is, its order of keys and its default included."""
-
-    kind: type
-    keys: list
-    default: object
-    children: list
-
-
 def shown(value):
+    """What a container is, its order of keys and its default included."""
     if isinstance(value, dict):
-        children = [shown(child) for child in value.values()]
-        return Shown(type(value), list(value), getattr(value, "default_factory", None), children)
+        return type(value), [*value], getattr(value, "default_factory", None), [shown(child) for child in value.values()]
     if isinstance(value, list | tuple):
-        return Shown(type(value), [], None, [shown(child) for child in value])
+        return type(value), [shown(child) for child in value]
     return value
 
 
 @settings(deadline=None)
-@given(TREES)
-@own_traversal()
-def test_our_traversal_is_jax_s(value):
-    leaves, structure = tree.flatten(value)
-    assert leaves == jax.tree_util.tree_leaves(value)
-    marked = list(range(len(leaves)))
-    ours = tree.unflatten(structure, marked)
-    assert shown(ours) == shown(jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(value), marked))
-
-
-@settings(deadline=None)
 @given(TREES, TREES)
-@own_traversal()
-def test_structures_are_equal_where_jax_s_are(one, other):
-    ours = [tree.flatten(value)[1] for value in (one, other, one)]
-    jaxs = [jax.tree_util.tree_structure(value) for value in (one, other)]
-    assert ours[0] == ours[2] and hash(ours[0]) == hash(ours[2])
-    assert (ours[0] == ours[1]) == (jaxs[0] == jaxs[1])
-
-
-@settings(deadline=None)
-@given(TREES)
-@own_traversal()
-def test_paths_are_jax_s(value):
-    expected = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]]
-    assert tree.leaf_paths(value) == expected
-
-
-@settings(deadline=None)
-@given(TREES)
-def test_with_jax_imported_its_functions_are_used(value):
-    leaves, structure = tree.flatten(value)
-    assert leaves == jax.tree_util.tree_leaves(value)
-    assert structure == jax.tree_util.tree_structure(value)
-    assert shown(tree.unflatten(structure, leaves)) == shown(jax.tree_util.tree_unflatten(structure, leaves))
+def test_our_traversal_is_jax_s(value, other):
+    jaxs = [jax.tree_util.tree_structure(one) for one in (value, other)]
+    with own_traversal():
+        leaves, structure = tree.flatten(value)
+        assert leaves == jax.tree_util.tree_leaves(value)
+        marked = list(range(len(leaves)))
+        assert shown(tree.unflatten(structure, marked)) == shown(jax.tree_util.tree_unflatten(jaxs[0], marked))
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]]
+        assert tree.leaf_paths(value) == paths
+        assert structure == tree.flatten(value)[1] and hash(structure) == hash(tree.flatten(value)[1])
+        assert (structure == tree.flatten(other)[1]) == (jaxs[0] == jaxs[1])
+    # With JAX imported, its functions are used.
+    assert tree.flatten(value) == (leaves, jaxs[0])
+    assert shown(tree.unflatten(jaxs[0], leaves)) == shown(jax.tree_util.tree_unflatten(jaxs[0], leaves))
     assert len(tree.leaf_paths(value)) == len(leaves)
 
 
@@ -131,33 +100,18 @@ def test_types_registered_with_jax_are_traversed():
     assert tree.unflatten(structure, [3, 4])["p"].parts == (3, 4)
 
 
-def test_a_structure_remembers_who_made_it():
-    """JAX may be imported between flatten and unflatten."""
-    with own_traversal():
-        leaves, structure = tree.flatten({"a": [1, None]})
-    assert tree.unflatten(structure, leaves) == {"a": [1, None]}
-
-
-@own_traversal()
-def test_arrays_are_leaves():
+def test_without_jax():
     array = np.arange(3)
-    leaves, _ = tree.flatten({"b": array, "a": np.float32(1)})
-    assert leaves[1] is array and leaves[0] == 1
+    with own_traversal():
+        leaves, _ = tree.flatten({"b": array, "a": np.float32(1)})
+        assert leaves[1] is array and leaves[0] == 1
+        assert_raises(ValueError, r"keys of a dict must be sortable.*'a', 1", tree.flatten, {"a": 1, 1: 2})
+        leaves, structure = tree.flatten({"a": [1, (2, None)]})
+        assert repr(structure) == "dict['a': list[*, tuple[*, NoneType[]]]]"
+    assert tree.unflatten(structure, leaves) == {"a": [1, (2, None)]}  # JAX may be imported between the two
 
 
-@own_traversal()
-def test_keys_that_cannot_be_sorted():
-    with pytest.raises(ValueError, match=r"keys of a dict must be sortable.*'a', 1"):
-        tree.flatten({"a": 1, 1: 2})
-
-
-@own_traversal()
-def test_structures_read_well():
-    _, structure = tree.flatten({"a": [1, (2, None)]})
-    assert repr(structure) == "dict['a': list[*, tuple[*, NoneType[]]]]"
-
-
-def test_jax_is_not_imported_and_a_half_imported_one_is_no_trouble():
+def test_jax_is_not_imported_and_a_half_imported_one_is_no_trouble(tmp_path):
     script = f"""
 import sys
 from types import ModuleType
@@ -168,8 +122,7 @@ assert "jax" not in sys.modules
 sys.modules["jax"] = ModuleType("jax")  # what another thread that imports it has put there so far
 traverse(tree)
 """
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=os.environ)
-    assert process.returncode == 0, process.stderr
+    assert output(tmp_path, script) == []
 
 
 def traverse(tree):
