@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 from users_datasets import BareMap, BareStream
 
 import gristmill as gm
@@ -39,12 +40,8 @@ def test_a_map_dataset_is_read_from_the_source_down():
     assert repr(ds.repeat()).startswith("MapDataset, endless:\n") and repr(ds.repeat()).endswith(")  endless")
     assert "  1,000,000 elements\n" in repr(MapDataset.range(10**6).map(len))
     assert repr(MapDataset.range(1).map(len)).startswith("MapDataset of 1 element:")
-    nested = MapDataset.source(RANGE.map(len))
-    assert repr(nested.batch(2)).splitlines()[1:4] == [
-        FOUR,
-        "  MapMapDataset(transform=len)",
-        "  SourceMapDataset(source=MapMapDataset)",
-    ]
+    nested = repr(MapDataset.source(RANGE.map(len)).batch(2)).splitlines()
+    assert nested[1:4] == [FOUR, "  MapMapDataset(transform=len)", "  SourceMapDataset(source=MapMapDataset)"]
 
 
 def test_streams_and_iterators():
@@ -80,14 +77,6 @@ def test_branches_lead_to_what_stands_below_them_and_what_is_shared_is_shown_onc
     assert [repr(x).count("RangeMapDataset") for x in (interleaved, iter(interleaved))] == [3, 3]  # they belong to it
 
 
-class Talkative(gm.transforms.Map):
-    def __str__(self):
-        return "word\n" * 1000
-
-    def map(self, element):
-        return element
-
-
 def test_long_and_wide_pipelines_are_abbreviated_in_the_middle():
     ds = deep = bushy = RANGE
     for _ in range(2000):
@@ -102,7 +91,9 @@ def test_long_and_wide_pipelines_are_abbreviated_in_the_middle():
     for _ in range(4):
         bushy = ZipMapDataset([bushy, *[ZipMapDataset([MapDataset.range(4)] * 8) for _ in range(7)]])
     assert len(repr(bushy).splitlines()) <= 101
-    assert max(map(len, repr(MapDataset.source(range(3)).slice(range(2)).map(Talkative())).splitlines())) < 250
+    methods = {"__str__": lambda self: "word\n" * 1000, "map": None}
+    talkative = type("Talkative", (gm.transforms.Map,), methods)()
+    assert max(map(len, repr(MapDataset.source(range(3)).slice(range(2)).map(talkative)).splitlines())) < 250
 
 
 def refuse(*args):
@@ -133,16 +124,12 @@ class OwnText(BareMap):
         return f"OwnText({self._parents})"
 
 
-class TextOfRepr(BareMap):
-    def __str__(self):
-        return repr(self)
-
-
 def test_what_users_define_never_makes_it_fail_and_nothing_is_run():
     assert repr(Silent()) == "MapDataset:\n  Silent"
     assert repr(SilentStream(Silent())) == "IterDataset:\n  Silent\n  SilentStream"
     assert repr(SilentIterator()) == "DatasetIterator:\n  SilentIterator"
-    assert repr(TextOfRepr(3)).startswith("MapDataset of 3 elements:\n  TextOfRepr")
+    text_of_repr = type("TextOfRepr", (BareMap,), {"__str__": lambda self: repr(self)})
+    assert repr(text_of_repr(3)).startswith("MapDataset of 3 elements:\n  TextOfRepr")
     stages = BareMap(3), BareStream(3), iter(BareStream(3)), OwnText()
     assert [*map(str, stages)] == ["BareMap", "BareStream", "BareIterator", "OwnText(())"]
     own = OwnText(MapDataset.range(3))
@@ -156,28 +143,23 @@ def test_what_users_define_never_makes_it_fail_and_nothing_is_run():
 
 
 # In a state or a checkpoint, a dataset is the text that it was before there was a ``repr`` for people.
-SOURCES = [
-    (
-        MapDataset.source([1, 2]).shuffle(seed=3).map(len),
-        "MapMapDataset(ShuffleMapDataset(SourceMapDataset(length=2, source=<class 'list'>), length=2, seed=3), length=2)",
-    ),
-    (MapDataset.range(3), "RangeMapDataset(start=0, stop=3, step=1)"),
-    (
-        MapDataset.mix([MapDataset.range(2)] * 2),
-        "MixedMapDataset(parent_lengths=[2, 2], selection_map=SelectionWithProportionsMap(proportions=(1, 1), length=4))",
-    ),
-]
+SHUFFLED = "MapMapDataset(ShuffleMapDataset(SourceMapDataset(length=2, source=<class 'list'>), length=2, seed=3), length=2)"
+PROPORTIONS = "SelectionWithProportionsMap(proportions=(1, 1), length=4)"
+SOURCES = {
+    SHUFFLED: MapDataset.source([1, 2]).shuffle(seed=3).map(len),
+    "RangeMapDataset(start=0, stop=3, step=1)": MapDataset.range(3),
+    f"MixedMapDataset(parent_lengths=[2, 2], selection_map={PROPORTIONS})": MapDataset.mix([MapDataset.range(2)] * 2),
+}
 
 
-@pytest.mark.parametrize(("ds", "text"), SOURCES)
-def test_states_and_checkpoints_have_the_complete_text_on_one_line(ds, text):
-    assert complete_repr(ds) == source_text(ds) == text
+def test_states_and_checkpoints_have_the_complete_text_on_one_line():
     assert complete_repr(np.arange(2)) == "array([0, 1])"
-    loader = gm.DataLoader(data_source=ds, sampler=SAMPLER)
-    assert json.loads(iter(loader).get_state())["data_source"] == text
-    assert loader._description["source"] == text
-    assert f"data_source={text}"[:200] in repr(loader)
-    assert text.startswith("MapMap") or repr(ds) == text  # what is one stage anyway has Grain's
+    for text, ds in SOURCES.items():
+        assert complete_repr(ds) == source_text(ds) == text
+        loader = gm.DataLoader(data_source=ds, sampler=SAMPLER)
+        assert json.loads(iter(loader).get_state())["data_source"] == loader._description["source"] == text
+        assert f"data_source={text}"[:200] in repr(loader)
+        assert text == SHUFFLED or repr(ds) == text  # what is one stage anyway has Grain's
 
 
 DS = MapDataset.source([1, 2]).map(len)
@@ -205,8 +187,5 @@ MISUSES = [
 
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_error_messages_stay_on_one_line(misuse):
-    with pytest.raises((TypeError, NotImplementedError)) as refusal:
-        misuse()
-    message = str(refusal.value)
-    assert "\n" not in message and "0x" not in message, message
-    assert re.search(r"(Map|Iter)Dataset|DatasetIterator", message)
+    one_line = re.compile(r"\A(?!.*0x).*((Map|Iter)Dataset|DatasetIterator).*\Z")
+    assert_raises((TypeError, NotImplementedError), one_line, misuse)

@@ -101,8 +101,8 @@ def test_any_block_by_the_model(selection_map, model, numbers):
             assert flat(*selection_map.select(indices)) == expected
 
 
-def test_plans_are_those_of_their_phase_whatever_came_before():
-    """Plans are kept by phase and size: each is asked for twice, from several rounds, in mixed order."""
+def test_plans_are_kept_by_phase_and_size():
+    """Each is asked for twice, from several rounds, in mixed order."""
     selection._plan.cache_clear()
     for proportions in [(1, 1, 1), (233, 100), (100, 700, 50)]:
         period = sum(proportions) // math.gcd(*proportions)
@@ -138,19 +138,16 @@ WEIGHTS = [
 ]
 
 
-@pytest.mark.parametrize(("weights", "expected"), WEIGHTS, ids=repr)
-def test_weights(weights, expected):
-    found = integer_weights(weights, len(expected))
-    assert found == expected
-    assert all(type(weight) is int for weight in found)
-
-
-def test_wrong_weights():
+def test_weights():
+    for weights, expected in WEIGHTS:
+        found = integer_weights(weights, len(expected))
+        assert found == expected
+        assert all(type(weight) is int for weight in found)
     for bad in (0, 0.0, -0.0, -1, -0.5, math.nan, math.inf, -math.inf, np.float32(0), 10**400, -(10**400)):
         for position, weights in ((0, [bad, 1.0, 1.0]), (2, [1.0, 1.0, bad])):
             for form in (list, np.array) if not isinstance(bad, int) or abs(bad) < 2**63 else (list,):
-                with pytest.raises(ValueError, match=rf"positive and finite.*weights\[{position}\].*leave out"):
-                    integer_weights(form(weights), 3)
+                match = rf"positive and finite.*weights\[{position}\].*leave out"
+                assert_raises(ValueError, match, integer_weights, form(weights), 3)
     for weights in ([], [1], [1, 2, 3, 4], np.ones(2), ()):
         assert_raises(ValueError, f"for each of the 3 datasets, got {len(weights)}", integer_weights, weights, 3)
     no_numbers = "11", b"11", ["1", 2], [None, 1], [[1], [1, 2]], [1j, 1]
@@ -173,15 +170,12 @@ LENGTHS_OF_MIXTURES = [
 ]
 
 
-@pytest.mark.parametrize(("lengths", "proportions", "expected"), LENGTHS_OF_MIXTURES)
-def test_lengths(lengths, proportions, expected):
-    selection_map = SelectionWithProportionsMap.of_datasets(lengths, proportions)
-    assert len(selection_map) == expected
-    used = [selection_map[i][0] for i in range(min(expected, 1000))]
-    assert all(used.count(j) <= length for j, length in enumerate(lengths))
-
-
-def test_repr_and_pickling():
+def test_lengths_texts_and_pickling():
+    for lengths, proportions, expected in LENGTHS_OF_MIXTURES:
+        selection_map = SelectionWithProportionsMap.of_datasets(lengths, proportions)
+        assert len(selection_map) == expected
+        used = [selection_map[i][0] for i in range(min(expected, 1000))]
+        assert all(used.count(j) <= length for j, length in enumerate(lengths))
     for selection_map in (SelectionWithProportionsMap((233, 100), 7), ConcatenationMap([4, 0, 5])):
         assert isinstance(selection_map, DatasetSelectionMap)
         again = pickle.loads(pickle.dumps(selection_map))
