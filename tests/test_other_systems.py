@@ -11,11 +11,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
+import types
 from pathlib import Path
 
 import pytest
+from programs import output
+from refusing import assert_raises
 from test_doctests import modules
+from waiting import wait_until
 
 import gristmill
 from gristmill.diagnostics.cli.target import load_pipeline
@@ -139,47 +142,21 @@ def run(environments, tmp_path):
     """Runs a script; returns what it prints, as values."""
 
     def run(system, script):
-        path = tmp_path / "script.py"
-        path.write_text("import gristmill as grain\n" + textwrap.dedent(script))
-        process = subprocess.run(
-            [sys.executable, "-W", "error", path],
-            env=environments[system],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-        assert process.returncode == 0, process.stderr
-        assert process.stderr == ""
-        return [ast.literal_eval(line) for line in process.stdout.splitlines()]
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environments[system].items():
+                patch.setenv(name, value)
+            patch.setenv("PYTHONWARNINGS", "error")
+            lines = output(tmp_path, "import gristmill as grain\n" + textwrap.dedent(script))
+        return [ast.literal_eval(line) for line in lines]
 
     return run
 
 
-EVERYWHERE = pytest.mark.parametrize("system", SYSTEMS)
-
-
+@pytest.mark.parametrize("system", SYSTEMS)
 class TestEverywhere:
-    pytestmark = EVERYWHERE
-
-    def test_every_module_can_be_imported(self, run, system):
-        """But those for Orbax, which has no Windows."""
-        names = [name for name in modules() if name not in ("gristmill.checkpoint.arguments", "gristmill.checkpoint.handler")]
-        assert len(names) > 100
-        run(
-            system,
-            f"""
-            import importlib
-            for name in {names}:
-                importlib.import_module(name)
-            for name in dir(grain):
-                if "Checkpoint" not in name:
-                    getattr(grain, name)
-            """,
-        )
-
-    def test_chains(self, run, system):
+    def test_pipelines(self, run, system):
         script = """
+            import pickle
             import numpy as np
             ds = grain.MapDataset.range(40).seed(3).shuffle().map(lambda x: {"x": np.full(3, x)}).repeat(2).batch(4)
             print([batch["x"][:, 0].tolist() for batch in ds])
@@ -194,38 +171,17 @@ class TestEverywhere:
                 grain.MapDataset.range(20).map(lambda i: {"t": np.arange(i % 5 + 1)}).to_iter_dataset(),
                 length_struct={"t": 8}, num_packing_bins=2,
             )
-            print([row["t"].tolist() for row in packed][:2])
-            """
-        found = run(system, script)
-        ds = gristmill.MapDataset.range(40).seed(3).shuffle().repeat(2).batch(4)
-        assert found[0] == [batch.tolist() for batch in ds]
-        assert found[1:3] == [True, [x * x for x in range(9)]]
-        assert [len(row) for row in found[3]] == [8, 8]
+            print([len(row["t"]) for row in packed][:2])
 
-    def test_a_loader_without_workers(self, run, system):
-        found = run(
-            system,
-            """
             sampler = grain.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
             it = iter(grain.DataLoader(data_source=range(10), sampler=sampler, operations=[grain.transforms.Batch(3)]))
             first = next(it).tolist()
             state = it.get_state()
             rest = [batch.tolist() for batch in it]
             it.set_state(state)
-            print((first, rest))
+            print([first, *rest])
             print(rest == [batch.tolist() for batch in it])
-            """,
-        )
-        sampler = gristmill.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
-        first, *rest = gristmill.DataLoader(data_source=range(10), sampler=sampler, operations=[gristmill.transforms.Batch(3)])
-        assert found == [(first.tolist(), [batch.tolist() for batch in rest]), True]
 
-    def test_shared_memory(self, run, system):
-        found = run(
-            system,
-            """
-            import pickle
-            import numpy as np
             source = grain.sources.SharedMemoryDataSource(["zero", b"one", 2])
             again = pickle.loads(pickle.dumps(source))
             again[2] = 3
@@ -241,17 +197,30 @@ class TestEverywhere:
             try:
                 grain.sources.SharedMemoryDataSource(name=name)
             except FileNotFoundError:
-                print("gone")
-            """.replace('"gone"', "'\"gone\"'"),
-        )
-        assert found == [(["zero", b"one", 3],) * 2, [[0, 0, 0], [5, 5, 5]], "gone"]
+                print(repr("gone"))
+            print(grain.start_telemetry(port=0) is not None)
+            grain.stop_telemetry()
+            """
+        ds = gristmill.MapDataset.range(40).seed(3).shuffle().repeat(2).batch(4)
+        sampler = gristmill.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
+        loader = gristmill.DataLoader(data_source=range(10), sampler=sampler, operations=[gristmill.transforms.Batch(3)])
+        chains = [[batch.tolist() for batch in ds], True, [x * x for x in range(9)], [8, 8]]
+        shared = [(["zero", b"one", 3],) * 2, [[0, 0, 0], [5, 5, 5]], "gone"]
+        assert run(system, script) == [*chains, [batch.tolist() for batch in loader], True, *shared, True]
 
-    def test_looking_into_pipelines(self, run, system):
+    def test_all_modules_and_looking_into_pipelines(self, run, system):
+        """But the modules for Orbax, which has no Windows."""
+        names = [name for name in modules() if name not in ("gristmill.checkpoint.arguments", "gristmill.checkpoint.handler")]
+        assert len(names) > 100
         (found,) = run(
             system,
-            """
-            import os, sys
-            import gristmill.diagnostics.verdict
+            f"""
+            import importlib, os, sys
+            for name in {names}:
+                importlib.import_module(name)
+            for name in dir(grain):
+                if "Checkpoint" not in name:
+                    getattr(grain, name)
             from gristmill.core.cgroup import available_memory, usable_cpus
             from gristmill.diagnostics.load import cpu_demand_ns, free_memory
             from gristmill.diagnostics.stacks import show_stacks_when_asked, worker_stacks
@@ -281,19 +250,17 @@ class TestEverywhere:
         assert process.returncode == 0, process.stderr
         assert b"4" in process.stdout
 
-    def test_prometheus(self, run, system):
-        assert run(system, "print(grain.start_telemetry(port=0) is not None)\ngrain.stop_telemetry()") == [True]
-
 
 class TestMacOS:
     def test_workers(self, run, environments):
         """Small outputs, large ones in shared memory, and messages that do not fit into a socket."""
-        found = run(
+        *found, text = run(
             "macOS",
             """
+            import os, signal
             import numpy as np
             options = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=4)
-            def ds(make, num):
+            def ds(make, num, options=options):
                 return grain.MapDataset.range(num).map(make).to_iter_dataset().mp_prefetch(options)
             print(list(ds(lambda x: x * x, 3000)) == [x * x for x in range(3000)])
             print([len(text) for text in ds(lambda x: "a" * 14_000, 60)] == [14_000] * 60)
@@ -306,75 +273,53 @@ class TestMacOS:
             ]
             one, other = [[batch.tolist() for batch in loader] for loader in loaders]
             print(one == other and sorted(sum(one, [])) == list(range(40)))
-            """,
-        )
-        assert found == [True] * 4
-        assert list(Path(environments["macOS"]["TMPDIR"]).iterdir()) == []  # the memory has no name
 
-    def test_a_worker_that_cannot_send_is_started_anew(self, run):
-        """The consumer goes back while messages that do not fit into the socket are on their way."""
-        found = run(
-            "macOS",
-            """
-            options = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=50)
-            it = iter(grain.MapDataset.range(400).map(lambda x: (x, "a" * 9000)).to_iter_dataset().mp_prefetch(options))
+            # The consumer goes back while messages that do not fit into the socket are on their way: workers are started anew.
+            it = iter(ds(lambda x: (x, "a" * 9000), 400, grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=50)))
             state, seen = it.get_state(), []
-            for _ in range(20):
+            for _ in range(5):
                 seen.append([next(it)[0] for _ in range(7)])
                 it.set_state(state)
-            print(seen == [list(range(7))] * 20)
+            print(seen == [list(range(7))] * 5)
             print([x for x, _ in it] == list(range(400)))
-            """,
-        )
-        assert found == [True, True]
 
-    def test_a_worker_that_dies_is_reported(self, run):
-        (text,) = run(
-            "macOS",
-            """
-            import os, signal
             def die(x):
                 if x == 5:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return x
-            options = grain.MultiprocessingOptions(num_workers=2)
             try:
-                list(grain.MapDataset.range(9).map(die).to_iter_dataset().mp_prefetch(options))
+                list(ds(die, 9))
             except RuntimeError as error:
                 print(repr(str(error)))
             """,
         )
+        assert found == [True] * 6
         assert "Worker process 1 of 2 was terminated unexpectedly: it was killed by signal 9 (SIGKILL" in text
+        assert list(Path(environments["macOS"]["TMPDIR"]).iterdir()) == []  # the memory has no name
 
-    @pytest.mark.parametrize("situation", ["waits", "computes"])
-    def test_workers_end_with_the_program(self, environments, tmp_path, situation):
+    def test_workers_that_wait_or_compute_end_with_the_program(self, environments, tmp_path):
         """The kernel does not kill them there: a thread notices."""
+        program = """
+            import os, time
+            import gristmill as grain
+            def compute(x):
+                while x > 3:
+                    time.sleep(0.01)
+                return os.getpid()
+            options = grain.MultiprocessingOptions(num_workers=2)
+            datasets = [grain.MapDataset.range(100).map(work) for work in (lambda x: os.getpid(), compute)]
+            its = [iter(ds.to_iter_dataset().mp_prefetch(options)) for ds in datasets]
+            print(*(next(it) for it in its for _ in range(2)), flush=True)
+            time.sleep(1000)
+            """
         path = tmp_path / "script.py"
-        path.write_text(
-            textwrap.dedent(
-                f"""
-                import os, time
-                import gristmill as grain
-                def work(x):
-                    while x > 3 and {situation == "computes"}:
-                        time.sleep(0.01)
-                    return os.getpid()
-                options = grain.MultiprocessingOptions(num_workers=2)
-                it = iter(grain.MapDataset.range(100).map(work).to_iter_dataset().mp_prefetch(options))
-                print(next(it), next(it), flush=True)
-                time.sleep(1000)
-                """
-            )
-        )
+        path.write_text(textwrap.dedent(program))
         command = [sys.executable, path]
         with subprocess.Popen(command, env=environments["macOS"], stdout=subprocess.PIPE, text=True) as process:
             workers = [int(number) for number in process.stdout.readline().split()]
             process.kill()
-        assert len({*workers, process.pid}) == 3
-        deadline = time.monotonic() + 20
-        while left := [number for number in workers if is_running(number)]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.01)
+        assert len({*workers, process.pid}) == 5
+        wait_until(lambda: not any(is_running(number) for number in workers))
 
 
 def is_running(process_id):
@@ -384,80 +329,52 @@ def is_running(process_id):
 
 
 class TestWindows:
-    def test_workers_are_refused_and_threads_are_named(self, run):
-        texts = run(
+    def test_what_needs_processes_is_refused_and_the_rest_works(self, run):
+        refused, again, shown, _, workers, array_record = run(
             "Windows",
             """
-            sampler = grain.samplers.IndexSampler(4, num_epochs=1)
             options = grain.MultiprocessingOptions(num_workers=2)
-            for ds in (
-                grain.DataLoader(data_source=range(4), sampler=sampler, worker_count=2),
-                grain.MapDataset.range(4).to_iter_dataset().mp_prefetch(options),
-            ):
+            sampler = grain.samplers.IndexSampler(4, num_epochs=1)
+            ds = grain.MapDataset.range(4).to_iter_dataset().mp_prefetch(options)
+            def refusal(call, *arguments):
                 try:
-                    list(ds)
+                    call(*arguments)
                 except RuntimeError as error:
                     print(repr(str(error)))
-            """,
-        )
-        assert len(texts) == 2 and len({*texts}) == 1
-        assert texts[0] == (
-            "there are no worker processes on this platform (win32): it lacks os.pread and select.poll, which Linux and "
-            "macOS have. Use threads: worker_count=0 for a DataLoader; for a chain, multithread_prefetch(...) in place of "
-            "mp_prefetch(...)"
-        )
-
-    def test_a_pipeline_with_workers_can_be_looked_at(self, run):
-        texts = run(
-            "Windows",
-            """
-            ds = grain.MapDataset.range(4).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
+            refusal(list, grain.DataLoader(data_source=range(4), sampler=sampler, worker_count=2))
+            refusal(list, ds)
             print(repr(repr(ds)))
             print(repr(str(grain.experimental.get_element_spec(ds))))
-            """,
-        )
-        assert "MultiprocessPrefetchIterDataset" in texts[0]
-
-    def test_no_workers_are_recommended(self, run):
-        (text,) = run(
-            "Windows",
-            """
             ds = grain.MapDataset.range(100).map(float).to_iter_dataset()
             config = grain.experimental.pick_performance_config(ds, ram_budget_mb=64, max_workers=None, max_buffer_size=None)
             print(config.multiprocessing_options.num_workers)
+            refusal(grain.sources.ArrayRecordDataSource, "a.array_record")
             """,
         )
-        assert text == 0
-
-    def test_array_record_is_refused(self, run):
-        (text,) = run(
-            "Windows",
-            """
-            try:
-                grain.sources.ArrayRecordDataSource("a.array_record")
-            except RuntimeError as error:
-                print(repr(str(error)))
-            """,
+        assert (
+            refused
+            == again
+            == (
+                "there are no worker processes on this platform (win32): it lacks os.pread and select.poll, which Linux and "
+                "macOS have. Use threads: worker_count=0 for a DataLoader; for a chain, multithread_prefetch(...) in place of "
+                "mp_prefetch(...)"
+            )
         )
-        assert "array_record does not exist for Windows" in text
+        assert "MultiprocessPrefetchIterDataset" in shown
+        assert workers == 0
+        assert "array_record does not exist for Windows" in array_record
 
     def test_blocks_of_others_are_mapped_by_their_name(self, monkeypatch):
-        class Block:
-            name, size, buf = "wnsm_1", 4096, b""
-
-            def __init__(self):
-                self._fd = -1
-
+        block = types.SimpleNamespace(name="wnsm_1", size=4096, buf=b"", _fd=-1)
         mapped = []
         monkeypatch.setattr(shared_array.mmap, "mmap", lambda *args, **kwargs: mapped.append((args, kwargs)) or bytearray(4096))
-        array = shared_array.SharedMemoryArray.from_shared_memory(Block(), (2,), "int64")
+        array = shared_array.SharedMemoryArray.from_shared_memory(block, (2,), "int64")
         assert array.shape == (2,)
         assert mapped == [((-1, 4096), {"tagname": "wnsm_1"})]
 
-    @pytest.mark.parametrize("name", ["C:\\train.py", "C:/train.py:ds", "C:\\train.py:make.ds"])
-    def test_a_file_on_a_drive(self, name):
-        with pytest.raises(Exception, match=r"there is no file C:[\\/]train\.py;"):
-            load_pipeline(name)
+    def test_a_file_on_a_drive(self):
+        for name in ("C:\\train.py", "C:/train.py:ds", "C:\\train.py:make.ds"):
+            assert_raises(Exception, r"there is no file C:[\\/]train\.py;", load_pipeline, name)
 
 
 def test_the_simulation_bites():
