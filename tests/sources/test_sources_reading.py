@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusing import assert_raises
 
 from gristmill.sources.reading import read_keys, wrap_keys
 
@@ -22,88 +23,74 @@ class Plain:
         return key * 10
 
 
-class Vectored(Plain):
-    """As Hugging Face, PyTorch and TFDS sources are."""
-
-    def __getitem__(self, key):
-        return super().__getitem__(key)
-
-    def __getitems__(self, keys):
-        self.calls.append(list(keys))
-        return [key * 10 for key in keys]
+def read_block(self, keys):
+    self.calls.append(list(keys))
+    return [key * 10 for key in keys]
 
 
-class GrainVectored(Plain):
-    def _getitems(self, keys):
-        self.calls.append(list(keys))
-        return tuple(key * 10 for key in keys)
+def parse(self, key):
+    return f"parsed {Plain.__getitem__(self, key)}"
 
 
-class Parsing(Vectored):
-    """Overrides one of the two methods only."""
-
-    def __getitem__(self, key):
-        return f"parsed {super().__getitem__(key)}"
+def parse_block(self, keys):
+    return [f"parsed {record}" for record in read_block(self, keys)]
 
 
-class Mixin:
-    def __getitem__(self, key):
-        return f"mixed {super().__getitem__(key)}"
+def derived(*bases, **methods):
+    return type("Derived", bases, methods)
 
 
-class Mixed(Mixin, Vectored):
-    pass
+# As those of Hugging Face, PyTorch and TFDS are, and as Grain's; the others override one of the two methods, or both.
+Vectored = derived(Plain, __getitem__=Plain.__getitem__, __getitems__=read_block)
+GrainVectored = derived(Plain, _getitems=lambda self, keys: tuple(read_block(self, keys)))
+Parsing = derived(Vectored, __getitem__=parse)
+Mixed = derived(derived(__getitem__=parse), Vectored)
+Disabled = derived(Vectored, __getitems__=None)
+IN_BLOCKS = [Vectored, GrainVectored, derived(Parsing, __getitems__=parse_block)]
 
 
-class OnceMoreVectored(Parsing):
-    def __getitems__(self, keys):
-        return [f"parsed {record}" for record in super().__getitems__(keys)]
-
-
-class Disabled(Vectored):
-    __getitems__ = None
-
-
-@pytest.mark.parametrize("kind", [Plain, Vectored, GrainVectored, Parsing, Mixed, OnceMoreVectored, Disabled])
-def test_a_block_is_what_single_reads_are_and_is_read_at_once_where_the_more_derived_method_does(kind):
-    for keys in ([], [2], KEYS):
+@pytest.mark.parametrize("keys", [[], [2], KEYS])
+def test_a_block_is_what_single_reads_are_and_is_read_at_once_where_the_more_derived_method_does(keys):
+    for kind in (Plain, Parsing, Mixed, Disabled, *IN_BLOCKS):
         source = kind()
         assert read_keys(source, keys) == [kind()[key] for key in keys]
-        is_vectored = kind in (Vectored, GrainVectored, OnceMoreVectored) and len(keys) > 1
-        assert source.calls == ([keys] if is_vectored else keys)
+        assert source.calls == ([keys] if kind in IN_BLOCKS and len(keys) > 1 else keys)
 
 
-@given(st.lists(st.integers(0, 6)))
-def test_ordinary_sequences(keys):
-    data = list(range(100, 107))
-    expected = [data[key] for key in keys]
-    assert read_keys(data, keys) == read_keys(tuple(data), keys) == read_keys(np.array(data), keys) == expected
-    assert read_keys("abcdefg", keys) == ["abcdefg"[key] for key in keys]
+@given(st.lists(st.integers(-(10**20), 10**20)), st.integers(1, 50))
+def test_ordinary_sequences_and_keys_around_their_length(keys, length):
+    wrapped = wrap_keys(range(length), keys)
+    assert wrapped == [key % length for key in keys]
+    data = list(range(100, 100 + length))
+    expected = [data[key] for key in wrapped]
+    assert read_keys(data, wrapped) == read_keys(tuple(data), wrapped) == read_keys(np.array(data), wrapped) == expected
 
 
-def answering(answer, base=Vectored):
-    class Answering(base):
-        def __getitem__(self, key):
-            return answer(key)
+class Answering(Vectored):
+    """Gives the records that it is made with, or raises that error."""
 
-        def __getitems__(self, keys):
-            return answer(keys)
+    def __init__(self, answer):
+        self.answer = answer
 
-    return Answering()
+    def __getitem__(self, keys):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    __getitems__ = __getitem__
 
 
 def test_wrong_answers_and_errors():
     for n in (0, 4, 6):
-        with pytest.raises(ValueError, match=f"Answering.__getitems__ must return one record per key, got {n} for 5"):
-            read_keys(answering(lambda _, n=n: [0] * n), KEYS)
-    with pytest.raises(TypeError, match=r"Answering\.__getitems__ must return a sequence of records, got dict"):
-        read_keys(answering(lambda keys: {"x": keys, "y": keys}), [0, 1])
-    for keys, base in ([1], Plain), ([1], Vectored), (KEYS, Plain), (KEYS, Vectored):
+        match = f"Answering.__getitems__ must return one record per key, got {n} for 5"
+        assert_raises(ValueError, match, read_keys, Answering([0] * n), KEYS)
+    match = r"Answering\.__getitems__ must return a sequence of records, got dict"
+    assert_raises(TypeError, match, read_keys, Answering({"x": 0, "y": 1}), [0, 1])
+    for keys in ([1], KEYS):
         with pytest.raises(RuntimeError, match="the source Answering raised StopIteration") as caught:
-            read_keys(answering(lambda _: next(iter([])), base), keys)
+            read_keys(Answering(StopIteration()), keys)
         assert isinstance(caught.value.__cause__, StopIteration)
-    with pytest.raises(IndexError, match="list index out of range"):
-        read_keys([1, 2], [0, 5])
+    assert_raises(IndexError, "list index out of range", read_keys, [1, 2], [0, 5])
 
 
 def test_torch_datasets_are_sources():
@@ -118,58 +105,35 @@ def test_torch_datasets_are_sources():
     assert wrap_keys(subset, [-1, 4]) == [3, 0]
 
 
-@given(st.lists(st.integers(-(10**20), 10**20)), st.integers(1, 50))
-def test_keys_wrap_around_the_length(keys, length):
-    assert wrap_keys(range(length), keys) == [key % length for key in keys]
-
-
-class NoLength:
-    def __getitem__(self, key):
-        return key
-
-
-class NoneLength(NoLength):
-    __len__ = None
-
-
 def test_keys_that_stay_and_others():
     keys = wrap_keys(np.zeros(3), [np.int64(4), True, np.uint64(2)])
-    assert keys == [1, 1, 2]
-    assert {type(key) for key in keys} == {int}
-    for source in (NoLength(), NoneLength()):
+    assert keys == [1, 1, 2] and {type(key) for key in keys} == {int}
+    for source in (derived(__getitem__=parse)(), derived(__getitem__=parse, __len__=None)()):
         assert wrap_keys(source, [-1, 10**9, "a"]) == [-1, 10**9, "a"]
     others = ["a", "%d", None, (1, 2), 1.5]
     assert wrap_keys([1, 2, 3], [*others, 4]) == [*others, 1]
     assert wrap_keys({}, others) == others
     assert wrap_keys([], []) == []
     for keys in ([3], ["a", 3]):
-        with pytest.raises(IndexError, match="the source list is empty"):
-            wrap_keys([], keys)
+        assert_raises(IndexError, "the source list is empty", wrap_keys, [], keys)
     source = [0, 1]  # the length is looked at each time
     assert wrap_keys(source, [2]) == [0]
     source.append(2)
     assert wrap_keys(source, [2]) == [2]
 
 
-@pytest.mark.parametrize("kind", [None, "numpy"])
-def test_records_of_hugging_face_have_the_same_types_alone_and_in_blocks(kind):
-    datasets = pytest.importorskip("datasets")
-    columns = {"x": [0.1 * i for i in range(8)], "n": [1, 2, None, 4, 5, 6, 7, 8], "t": [[i] * (i % 3) for i in range(8)]}
-    rows = datasets.Dataset.from_dict(columns).with_format(kind)
-
-    def exact(records):
-        return [{name: (type(x), str(x), getattr(x, "dtype", None)) for name, x in record.items()} for record in records]
-
-    assert exact(read_keys(rows, range(8))) == exact([rows[i] for i in range(8)])
-
-
-def test_hugging_face_is_read_in_blocks_where_that_is_the_same(monkeypatch):
+def test_hugging_face_is_read_in_blocks_where_that_gives_the_same_types(monkeypatch):
     datasets = pytest.importorskip("datasets")
     calls = []
     read = datasets.Dataset.__getitems__
     monkeypatch.setattr(datasets.Dataset, "__getitems__", lambda self, keys: calls.append(list(keys)) or read(self, keys))
-    rows = datasets.Dataset.from_dict({"x": [1, 2, 3]})
-    assert read_keys(rows, [2, 0]) == [{"x": 3}, {"x": 1}]
-    assert calls == [[2, 0]]
-    read_keys(rows.with_format("numpy"), [2, 0])
-    assert calls == [[2, 0]]
+    columns = {"x": [0.1 * i for i in range(8)], "n": [1, 2, None, 4, 5, 6, 7, 8], "t": [[i] * (i % 3) for i in range(8)]}
+
+    def exact(records):
+        return [{name: (type(x), str(x), getattr(x, "dtype", None)) for name, x in record.items()} for record in records]
+
+    for kind, expected_calls in ((None, [list(range(8))]), ("numpy", [])):
+        rows = datasets.Dataset.from_dict(columns).with_format(kind)
+        assert exact(read_keys(rows, range(8))) == exact([rows[i] for i in range(8)])
+        assert calls == expected_calls
+        calls.clear()
