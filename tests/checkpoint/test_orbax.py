@@ -3,11 +3,9 @@
 import asyncio
 import itertools
 import json
-import os
-import select
 import sys
 from pathlib import Path
-from threading import enumerate as threads
+from types import SimpleNamespace
 
 import cloudpickle
 import jax.numpy as jnp
@@ -15,7 +13,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from operations import operation
-from programs import outcome
+from programs import output
+from refusing import assert_raises
+from waiting import running, wait_until
 
 import gristmill
 from gristmill import DataLoader, MapDataset, MultiprocessingOptions, ReadOptions, checkpoint, python
@@ -30,19 +30,17 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers wou
 
 
 class Source:
-    """Numbers; tells through a pipe, in whatever process, that one is read."""
+    """Numbers; makes a file, in whatever process, when one is read."""
 
-    def __init__(self, pipe=None):
-        self.pipe = pipe
+    def __init__(self, told=None):
+        self.told = told
 
     def __len__(self):
         return 23
 
     def __getitem__(self, index):
-        if self.pipe is not None:
-            writer = os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK)
-            os.write(writer, b".")
-            os.close(writer)
+        if self.told is not None:
+            self.told.touch()
         return index
 
     def __repr__(self):
@@ -59,24 +57,18 @@ def loader(source, *operations, num_workers=0):
     return DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=num_workers, read_options=options)
 
 
-def loader_with_flat_map(source):
-    return loader(source, TWICE)
-
-
-def loader_with_workers(source):
-    return loader(source, num_workers=2)
-
-
 def dataset(source):
     ds = MapDataset.source(source).shuffle(seed=3).filter(lambda x: x % 5).to_iter_dataset(ReadOptions(2, 10))
     return ds.map_with_index(lambda i, x: 100 * i + x).random_map(DRAW, seed=1).batch(3)
 
 
-def dataset_with_workers(source):
-    return dataset(source).mp_prefetch(MultiprocessingOptions(2))
-
-
-IN_PROCESS = [loader, loader_with_flat_map, dataset]
+MAKE = {
+    "loader": loader,
+    "flat_map": lambda source: loader(source, TWICE),
+    "dataset": dataset,
+    "loader_with_workers": lambda source: loader(source, num_workers=2),
+    "dataset_with_workers": lambda source: dataset(source).mp_prefetch(MultiprocessingOptions(2)),
+}
 
 
 def values(it, n=None):
@@ -89,17 +81,18 @@ def text_of(it):
 
 
 class Manager:
-    """How ``CheckpointManager`` saves and restores a step, alone or with a model."""
+    """How ``CheckpointManager`` saves and restores a step: alone, as ``data``, or so with a model."""
 
-    def __init__(self, *, is_async=True, is_alone=True, has_model=False):
-        self.is_async, self.is_alone, self.has_model = is_async, is_alone, has_model
+    def __init__(self, items=(), *, is_async=True):
+        self.items, self.is_async = items, is_async
 
     def open(self, folder):
         options = ocp.CheckpointManagerOptions(enable_async_checkpointing=self.is_async)
         return ocp.CheckpointManager(folder, options=options)
 
     def arguments(self, arguments, of_model):
-        return arguments if self.is_alone else Composite(data=arguments, **{"model": of_model(MODEL)} if self.has_model else {})
+        items = {"data": arguments, "model": of_model(MODEL)}
+        return Composite(**{name: items[name] for name in self.items}) if self.items else arguments
 
     def save(self, manager, step, it):
         assert manager.save(step, args=self.arguments(CheckpointSave(it), ocp.args.StandardSave))
@@ -107,9 +100,9 @@ class Manager:
 
     def restore(self, manager, step, it):
         found = manager.restore(step, args=self.arguments(CheckpointRestore(it), ocp.args.StandardRestore))
-        if self.has_model:
+        if "model" in self.items:
             np.testing.assert_array_equal(found.model["w"], MODEL["w"])
-        assert (found if self.is_alone else found.data) is it
+        assert (found.data if self.items else found) is it
 
 
 class New:
@@ -124,14 +117,15 @@ class New:
         checkpointer.load_checkpointables(step, {"data": it})
 
 
+WITH_MODEL = "data", "model"
 WAYS = {
     "manager": Manager(is_async=False),
     "asynchronous manager": Manager(),
-    "manager, with a model": Manager(is_async=False, is_alone=False, has_model=True),
-    "asynchronous manager, with a model": Manager(is_alone=False, has_model=True),
+    "manager, with a model": Manager(WITH_MODEL, is_async=False),
+    "asynchronous manager, with a model": Manager(WITH_MODEL),
     "new": New(),
 }
-SAVED_AND_RESTORED = [*WAYS.items(), ("new", Manager(is_alone=False)), ("asynchronous manager, with a model", New())]
+SAVED_AND_RESTORED = [*WAYS.items(), ("new", Manager(["data"])), ("asynchronous manager, with a model", New())]
 
 
 @pytest.mark.parametrize(
@@ -171,20 +165,19 @@ def test_the_handler_alone(kind, tmp_path):
         assert values(it, 1) == expected
 
 
-@pytest.mark.parametrize(
-    ("make", "way"),
-    [
-        (loader, "manager, with a model"),
-        (loader_with_flat_map, "new"),
-        (dataset, "asynchronous manager, with a model"),
-        (loader_with_workers, "asynchronous manager"),
-        (dataset_with_workers, "new"),
-    ],
-)
-def test_from_everywhere_to_everywhere(make, way, tmp_path):
+EVERYWHERE = {
+    "loader": "manager, with a model",
+    "flat_map": "new",
+    "dataset": "asynchronous manager, with a model",
+    "loader_with_workers": "asynchronous manager",
+    "dataset_with_workers": "new",
+}
+
+
+@pytest.mark.parametrize(("name", "way"), EVERYWHERE.items())
+def test_from_everywhere_to_everywhere(name, way, tmp_path):
     """Before the first element, after three, and after the end. Also twice in a row: nothing is left of the first time."""
-    pipeline, expected = make(Source()), []
-    way = WAYS[way]
+    pipeline, expected, way, has_workers = MAKE[name](Source()), [], WAYS[way], name.endswith("workers")
     with way.open(tmp_path) as saver, iter(pipeline) as first:
         for step, n in enumerate([0, 3, None]):
             elements = values(first, n)
@@ -192,8 +185,8 @@ def test_from_everywhere_to_everywhere(make, way, tmp_path):
             expected = [elements_after + elements for elements_after in expected] + [[]]
         assert [len(elements) > 1 for elements in expected] == [True, True, False]
         it = first
-        for step, n in itertools.product(range(3), (0, 2, None)) if make in IN_PROCESS else [(2, 0), (0, 2), (1, None)]:
-            it = iter(pipeline) if make in IN_PROCESS else it  # workers take long to start
+        for step, n in [(2, 0), (0, 2), (1, None)] if has_workers else itertools.product(range(3), (0, 2, None)):
+            it = it if has_workers else iter(pipeline)  # workers take long to start
             values(it, n)
             way.restore(saver, step, it)
             assert values(it, 2) == expected[step][:2]
@@ -206,67 +199,54 @@ def test_from_everywhere_to_everywhere(make, way, tmp_path):
             assert it.get_state() == state
 
 
-def reading_threads():
-    return {thread for thread in threads() if thread.name.startswith("gristmill-read")}
-
-
 def children():
     return {child for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()}
 
 
-@pytest.mark.parametrize("make", [*IN_PROCESS, loader_with_workers, dataset_with_workers])
-def test_loading_does_not_start_to_read_and_the_handler_does(make, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+@pytest.mark.parametrize("name", MAKE)
+def test_loading_does_not_start_to_read_and_the_handler_does(name, tmp_path):
+    make, told = MAKE[name], tmp_path / "told"
     v1.save_checkpointables(tmp_path / "c", {"data": iter(make(Source()))})
-    before = reading_threads(), children()
-    with iter(make(Source(tmp_path / "pipe"))) as it:
+    threads, processes = running("gristmill-read"), children()
+    with iter(make(Source(told))) as it:
         v1.load_checkpointables(tmp_path / "c", {"data": it})
-        assert reading_threads() <= before[0]
-        assert children() <= before[1]
-        assert select.select([reader], [], [], 0)[0] == []
+        assert {*running("gristmill-read")} <= {*threads} and children() <= processes and not told.exists()
         CheckpointHandler().restore(tmp_path / "c" / "data", it)
-        assert select.select([reader], [], [], 30)[0] == [reader]
+        wait_until(told.exists)
         assert len(values(it)) > 3
-    os.close(reader)
-
-
-def test_names():
-    for module, prefix in itertools.product((gristmill, python), ("Grain", "PyGrain")):
-        assert getattr(module, f"{prefix}CheckpointHandler") is CheckpointHandler
-        assert getattr(module, f"{prefix}CheckpointSave") is CheckpointSave
-        assert getattr(module, f"{prefix}CheckpointRestore") is CheckpointRestore
-    with pytest.raises(AttributeError, match="CheckpointManager"):
-        checkpoint.CheckpointManager  # noqa: B018
 
 
 def test_errors_of_restoring_come_through_and_change_nothing(tmp_path):
     it, other = iter(loader(Source())), iter(dataset(Source()))
     file = tmp_path / "0" / "default" / FILE
     with ocp.CheckpointManager(tmp_path) as manager:
+
+        def check_refused(iterator, error, match):
+            assert_raises(error, match, manager.restore, 0, args=CheckpointRestore(iterator))
+
         manager.save(0, args=CheckpointSave(it))
         manager.wait_until_finished()
         values(it, 1), values(other, 1)
         before = it.get_state(), other.get_state()
-        with pytest.raises(ValueError, match=r"belongs to another pipeline: .* of BatchDatasetIterator"):
-            manager.restore(0, args=CheckpointRestore(other))
+        check_refused(other, ValueError, r"belongs to another pipeline: .* of BatchDatasetIterator")
         file.with_name(PIPELINE_FILE).unlink()  # as Grain writes it
         file.write_text(file.read_text().replace("num_records=23", "num_records=24"))
-        with pytest.raises(ValueError, match="sampler"):
-            manager.restore(0, args=CheckpointRestore(it))
+        check_refused(it, ValueError, "sampler")
         file.write_text(file.read_text()[:40])
-        with pytest.raises(json.JSONDecodeError):
-            manager.restore(0, args=CheckpointRestore(it))
+        check_refused(it, json.JSONDecodeError, None)
         file.rename(file.with_name("process_0-of-2.json"))  # another number of processes
         for iterator in (it, other):
-            with pytest.raises(ValueError, match=f"File .*{FILE} does not exist"):
-                manager.restore(0, args=CheckpointRestore(iterator))
-            with pytest.raises(ValueError, match=f"File .*{FILE} does not exist"):
-                CheckpointHandler().restore(tmp_path / "nowhere", item=iterator)
+            missing = f"File .*{FILE} does not exist"
+            check_refused(iterator, ValueError, missing)
+            assert_raises(ValueError, missing, CheckpointHandler().restore, tmp_path / "nowhere", item=iterator)
     assert (it.get_state(), other.get_state()) == before
 
 
-def test_the_other_methods_of_the_handler(tmp_path):
+def test_names_other_methods_and_iterators_with_the_three_methods(tmp_path):
+    for module, prefix in itertools.product((gristmill, python), ("Grain", "PyGrain")):
+        for name in ("CheckpointHandler", "CheckpointSave", "CheckpointRestore"):
+            assert getattr(module, prefix + name) is getattr(checkpoint, name)
+    assert_raises(AttributeError, "CheckpointManager", getattr, checkpoint, "CheckpointManager")
     handler = CheckpointHandler()
     assert handler.structure(tmp_path) is handler.metadata(tmp_path) is None
     handler.finalize(tmp_path)
@@ -275,46 +255,25 @@ def test_the_other_methods_of_the_handler(tmp_path):
     assert CheckpointHandler.typestr().endswith(".CheckpointHandler")
     assert not issubclass(CheckpointHandler, ocp.CheckpointHandler)
     for call in (handler.save, handler.restore):
-        with pytest.raises(ValueError, match="there is no iterator to save or restore"):
-            call(tmp_path)
-
-
-class AnyIterator:
-    def get_state(self):
-        return "ü 3".encode()
-
-    def set_state(self, state):
-        self.calls = [state]
-
-    def start_prefetch(self):
-        self.calls.append("start")
-
-
-def test_iterators_with_the_three_methods(tmp_path):
-    item = AnyIterator()
-    CheckpointHandler().save(tmp_path, item)
-    assert (tmp_path / FILE).read_bytes() == "ü 3".encode()
-    assert CheckpointHandler().restore(tmp_path, item) is item
-    assert item.calls == ["ü 3".encode(), "start"]
-
-
-class LaterDirectory:
-    """What Orbax hands to ``save``: a directory that is there when awaited."""
-
-    def __init__(self, path):
-        self.path = path
-
-    async def await_creation(self):
-        self.path.mkdir()
-        return self.path
+        assert_raises(ValueError, "there is no iterator to save or restore", call, tmp_path)
+    calls, state = [], "ü 3".encode()
+    item = SimpleNamespace(get_state=lambda: state, set_state=calls.append, start_prefetch=lambda: calls.append("start"))
+    handler.save(tmp_path, item)
+    assert (tmp_path / FILE).read_bytes() == state
+    assert handler.restore(tmp_path, item) is item
+    assert calls == [state, "start"]
 
 
 @pytest.mark.parametrize("make", [loader, dataset])
 def test_the_protocol(make, tmp_path):
+    async def create():
+        (tmp_path / "c").mkdir()
+        return tmp_path / "c"
+
     async def run():
         it = iter(make(Source()))
         values(it, 2)
-        write, saved = await it.save(LaterDirectory(tmp_path / "c")), text_of(it)
+        write, saved = await it.save(SimpleNamespace(await_creation=create)), text_of(it)
         expected = values(it, 2)  # between taking the state and writing it
         assert not (tmp_path / "c").exists()
         await write
@@ -365,9 +324,7 @@ WITHOUT_JAX = """
 
 
 def test_states_do_not_need_jax(tmp_path):
-    done = outcome(tmp_path, WITHOUT_JAX, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"['{FILE}']"] * 2 + [
+    assert output(tmp_path, WITHOUT_JAX, tmp_path) == [f"['{FILE}']"] * 2 + [
         f"gristmill.checkpoint.{name} needs the package orbax-checkpoint, which is not installed; "
         "run: pip install 'gristmill[orbax]'"
         for name in ("CheckpointSave", "CheckpointRestore")
