@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 from gristmill.core.errors import StateIndexError
 from gristmill.sources import tfrecord
@@ -69,22 +70,20 @@ def test_reading_from_every_record_and_no_further(open_file, compression):
     for first in [*range(len(ENDS)), *reversed(range(len(ENDS)))]:
         assert read_all(file, ENDS[first]) == (RECORDS[first:], ENDS[first:], None)
     for _ in range(2):
-        with pytest.raises(StateIndexError, match=rf"at most {len(CONTENT)}, .*file\.tfrecord, got {len(CONTENT) + 1}"):
-            file.read(len(CONTENT) + 1)
+        match = rf"at most {len(CONTENT)}, .*file\.tfrecord, got {len(CONTENT) + 1}"
+        assert_raises(StateIndexError, match, file.read, len(CONTENT) + 1)
     assert read_all(file, ENDS[-2])[0] == RECORDS[-1:]
 
 
-def test_many_records_of_random_lengths_and_none(open_file):
+def test_many_records_and_none_and_a_damage_of_compressed_data(open_file):
     rng = np.random.default_rng(1)
     records = [rng.bytes(n) for n in rng.integers(0, 300, 500).tolist()]
-    assert read_all(open_file(b"".join(map(framed, records))))[0] == records
+    content = b"".join(map(framed, records))
+    assert read_all(open_file(content))[0] == records
     assert open_file(b"").read(0) == ([], [0])
-
-
-def test_an_offset_between_records(open_file):
-    for offset in sorted({*range(1, 60), *range(230, 260)}.difference(ENDS)):
-        with pytest.raises(ValueError, match=rf"file\.tfrecord .* byte {offset} "):
-            open_file(CONTENT).read(offset)
+    read, _, error = read_all(open_file(gzip.compress(content)[:-20], compression="gzip"))
+    assert len(read) > 450 and read == records[: len(read)]
+    assert "file.tfrecord cannot be read behind byte" in str(error) and "cut off" in str(error)
 
 
 @pytest.mark.parametrize("check_crc", [True, False])
@@ -96,17 +95,15 @@ def test_cut_off_anywhere(open_file, check_crc):
         if size in ENDS:
             assert error is None
             continue
-        left = CONTENT[ENDS[whole] : size]
-        if len(left) < 12:
-            expected = f"fewer than 12 bytes of its header: {left.hex()}"
-        else:
-            expected = f"fewer than {len(RECORDS[whole]) + 4} bytes of its data: {left[12:44].hex()}"
-        assert expected in str(error)
+        left, is_header = CONTENT[ENDS[whole] : size], size - ENDS[whole] < 12
+        missing = f"12 bytes of its header: {left.hex()}"
+        expected = missing if is_header else f"{len(RECORDS[whole]) + 4} bytes of its data: {left[12:44].hex()}"
+        assert f"fewer than {expected}" in str(error)
         assert f"file.tfrecord is damaged or not a valid TFRecord file: the record at byte {ENDS[whole]} is cut off" in str(error)
         assert open_file(CONTENT[:size], check_crc).skip(ENDS[whole]) == size
 
 
-def test_any_damaged_byte_is_noticed(open_file):
+def test_any_damaged_byte_and_any_place_between_records_is_noticed(open_file):
     for position in PLACES:
         content = bytearray(CONTENT)
         content[position] ^= 1 << position % 8
@@ -118,14 +115,12 @@ def test_any_damaged_byte_is_noticed(open_file):
         assert f"the record at byte {ENDS[damaged]} has a wrong checksum of its {part}" in str(error)
         assert "check_crc=False" in str(error)
         if part == "length":
-            with pytest.raises(ValueError, match="wrong checksum of its length"):
-                file.skip(ENDS[damaged])
+            assert_raises(ValueError, "wrong checksum of its length", file.skip, ENDS[damaged])
         else:
             assert file.skip(ENDS[damaged]) == ENDS[damaged + 1]
             assert read_all(file, ENDS[damaged + 1])[0] == RECORDS[damaged + 1 :]
-
-
-def test_no_checksums_compared(open_file):
+    for offset in sorted({*range(1, 60), *range(230, 260)}.difference(ENDS)):
+        assert_raises(ValueError, rf"file\.tfrecord .* byte {offset} ", open_file(CONTENT).read, offset)
     content = bytearray(CONTENT)
     for begin, end in itertools.pairwise(ENDS):
         content[begin + 8 : begin + 12] = content[end - 4 : end] = bytes(4)
@@ -133,32 +128,16 @@ def test_no_checksums_compared(open_file):
     assert read_all(open_file(bytes(content)))[0] == []
 
 
-def test_a_foreign_file_is_refused_without_reading_what_it_seems_to_announce(open_file):
-    text = b"This is no TFRecord file, but some text.\n" * 20
-    with pytest.raises(ValueError, match="byte 0 has a wrong checksum of its length"):
-        open_file(text).read(0)
-    announced = int.from_bytes(text[:8], "little") + 4
-    with pytest.raises(ValueError, match=f"byte 0 is cut off: fewer than {announced} bytes of its data"):
-        open_file(text, check_crc=False).read(0)
-
-
 @pytest.mark.parametrize("check_crc", [True, False])
-def test_a_compressed_file_is_recognised(open_file, check_crc):
+def test_a_foreign_or_compressed_file_is_refused_without_reading_what_it_seems_to_announce(open_file, check_crc):
+    text = b"This is no TFRecord file, but some text.\n" * 20
+    announced = int.from_bytes(text[:8], "little") + 4
+    what = "has a wrong checksum of its length" if check_crc else f"is cut off: fewer than {announced} bytes of its data"
+    assert_raises(ValueError, f"byte 0 {what}", open_file(text, check_crc).read, 0)
     for name in ("gzip", "zlib"):
-        with pytest.raises(ValueError, match=f"try compression='{name}'"):
-            open_file(COMPRESS[name](CONTENT), check_crc).read(0)
-        with pytest.raises(ValueError, match=r"file\.tfrecord cannot be read behind byte 0: the compressed data are damaged"):
-            open_file(CONTENT, check_crc, compression=name).read(0)
-
-
-def test_records_before_a_damage_of_the_compressed_data_are_read(open_file):
-    rng = np.random.default_rng(3)
-    records = [rng.bytes(50) for _ in range(2000)]
-    content = gzip.compress(b"".join(map(framed, records)))
-    records_read, _, error = read_all(open_file(content[:-20], compression="gzip"))
-    assert len(records_read) > 1900
-    assert records_read == records[: len(records_read)]
-    assert "file.tfrecord cannot be read behind byte" in str(error) and "cut off" in str(error)
+        assert_raises(ValueError, f"try compression='{name}'", open_file(COMPRESS[name](CONTENT), check_crc).read, 0)
+        match = r"file\.tfrecord cannot be read behind byte 0: the compressed data are damaged"
+        assert_raises(ValueError, match, open_file(CONTENT, check_crc, compression=name).read, 0)
 
 
 class Opens(io.RawIOBase):
@@ -188,11 +167,10 @@ def test_paths(tmp_path):
         assert read_all(file)[0] == RECORDS
         file.close()
         file.close()
-    with pytest.raises(FileNotFoundError, match=r"missing\.tfrecord"):
-        TFRecordFile(tmp_path / "missing.tfrecord", check_crc=True, compression=None)
+    missing = tmp_path / "missing.tfrecord"
+    assert_raises(FileNotFoundError, r"missing\.tfrecord", TFRecordFile, missing, check_crc=True, compression=None)
     with pytest.raises(OSError, match="Input/output error") as error:
         TFRecordFile(Opens(), check_crc=True, compression=None).read(12)
     assert error.value.__notes__ == ["some/path was to be read behind byte 12."]
     assert [check_compression(x) for x in (None, "gzip", "zlib")] == [None, "gzip", "zlib"]
-    with pytest.raises(ValueError, match=r"compression must be None or one of \('gzip', 'zlib'\), got 'GZIP'"):
-        check_compression("GZIP")
+    assert_raises(ValueError, r"compression must be None or one of \('gzip', 'zlib'\), got 'GZIP'", check_compression, "GZIP")
