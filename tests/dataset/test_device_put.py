@@ -1,5 +1,6 @@
 """Elements on devices: the same values, states and ends as without, on one device and spread over four."""
 
+import sys
 import threading
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from programs import output
 from refusing import assert_raises
+from waiting import wait_until
 
 from gristmill import MapDataset
 from gristmill.experimental import ShapeDtypeStruct, device_put, get_element_spec, get_next_index, set_next_index
@@ -14,7 +16,6 @@ from gristmill.testing import assert_equal_output_after_checkpoint
 
 EXPECTED = [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
 CPU = jax.devices("cpu")[0]
-each_size = pytest.mark.parametrize("buffers", [(4, 2), (0, 0), (0, 1), (3, 0), (1, 1)])
 
 
 def batches(n=10):
@@ -29,7 +30,7 @@ def plain(elements):
     return [x.tolist() for x in elements]
 
 
-@each_size
+@pytest.mark.parametrize("buffers", [(4, 2), (0, 0), (0, 1), (3, 0), (1, 1)])
 def test_elements_and_states(buffers):
     it, bare = iter(put(batches(), *buffers)), iter(batches())
     states = []
@@ -45,7 +46,7 @@ def test_elements_and_states(buffers):
     assert_equal_output_after_checkpoint(put(batches(), *buffers), at_end=True, in_place=True, through_json=True)
 
 
-def test_closing():
+def test_threads_run_ahead_until_it_is_closed():
     before = {*threading.enumerate()}
     for used, buffers in ((0, (4, 2)), (2, (4, 2)), (2, (0, 1)), (0, (3, 0))):
         it = iter(put(batches(1000), *buffers))
@@ -54,12 +55,7 @@ def test_closing():
         it.close()
         it.close()
         assert_raises(ValueError, "closed", next, it)
-    for thread in {*threading.enumerate()} - before:
-        thread.join(30)
-        assert not thread.is_alive()
-
-
-def test_threads_run_ahead():
+    wait_until(lambda: {*threading.enumerate()} <= before)
     computed = threading.Semaphore(0)
     with iter(put(MapDataset.range(100).to_iter_dataset().map(lambda x: computed.release() or x), 3, 2)) as it:
         it.start_prefetch()
@@ -90,7 +86,7 @@ def test_as_a_stage():
     assert list(put(ds).random_map(lambda x, rng: rng.random())) == list(same.random_map(lambda x, rng: rng.random()))
 
 
-def test_errors():
+def test_errors(monkeypatch):
     it = iter(put(MapDataset.range(5).to_iter_dataset().map(lambda x: x if x != 2 else 1 / 0)))
     assert [int(next(it)), int(next(it))] == [0, 1]
     for _ in range(2):
@@ -101,21 +97,9 @@ def test_errors():
     assert_raises(TypeError, "str", next, iter(put(MapDataset.source(["text"]).to_iter_dataset())))
     assert_raises(ValueError, r"^cpu_buffer_size must be a non-negative integer, got -1", put, batches(), -1, 2)
     assert_raises(TypeError, r"^device_buffer_size must be an integer", put, batches(), 1, 2.5)
-
-
-def test_without_jax(tmp_path):
-    code = """
-        import sys
-        sys.modules["jax"] = None
-        from gristmill import MapDataset
-        from gristmill.experimental import device_put
-        try:
-            device_put(MapDataset.range(3).to_iter_dataset(), None)
-        except ImportError as error:
-            print(error)
-    """
-    (line,) = output(tmp_path, code)
-    assert line == "device_put needs the package jax, which is not installed; run: pip install 'gristmill[jax]'"
+    monkeypatch.setitem(sys.modules, "jax", None)
+    match = r"^device_put needs the package jax, which is not installed; run: pip install 'gristmill\[jax\]'$"
+    assert_raises(ImportError, match, put, batches())
 
 
 FOUR_DEVICES = """

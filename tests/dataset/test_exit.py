@@ -79,16 +79,13 @@ def test_exit_is_silent(name, tmp_path):
         assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
 
 
-INTERRUPTED = {
-    "waiting": "list(MapDataset.range(9).map(lambda x: x if x < 5 else threading.Event().wait(ready())).to_iter_dataset())",
-    "busy": "for i, x in enumerate(plain.repeat().to_iter_dataset().map(lambda x: x)): i == 500 and ready()",
-}
+WAITING = "list(MapDataset.range(9).map(lambda x: x if x < 5 else threading.Event().wait(ready())).to_iter_dataset())"
+BUSY = "for i, x in enumerate(plain.repeat().to_iter_dataset().map(lambda x: x)): i == 500 and ready()"
 
 
-@pytest.mark.parametrize("name", INTERRUPTED)
-def test_interrupt(name):
-    script = PRELUDE + "def ready(): print('ready', flush=True)\n" + INTERRUPTED[name]
-    command = [sys.executable, "-c", script]
+@pytest.mark.parametrize("program", [WAITING, BUSY], ids=["waiting", "busy"])
+def test_interrupt(program):
+    command = [sys.executable, "-c", f"{PRELUDE}def ready(): print('ready', flush=True)\n{program}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "ready\n"
@@ -96,6 +93,5 @@ def test_interrupt(name):
             _, stderr = process.communicate(timeout=30)
         finally:
             process.kill()
-    assert process.returncode == -signal.SIGINT
-    assert stderr.count("Traceback") == 1
+    assert process.returncode == -signal.SIGINT and stderr.count("Traceback") == 1
     assert stderr.rstrip().endswith("KeyboardInterrupt")

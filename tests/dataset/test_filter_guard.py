@@ -60,7 +60,7 @@ def test_the_window_is_a_thousand_elements_sharp(place, mode, batch):
 
 
 @each_place
-def test_an_error_comes_at_its_element_and_reading_can_go_on(place):
+def test_an_error_comes_at_its_element_and_reading_can_go_on_or_skip_it(place):
     for mode in MODES:
         it = iter(pipeline(place, kept_at(5, *range(1000, 1010)), 1010, 0.9, mode))
         assert next(it) == 5
@@ -69,6 +69,12 @@ def test_an_error_comes_at_its_element_and_reading_can_go_on(place):
         assert it.get_state() == {"next_index": 6 if place == "iter" else 999}
         assert next(it) == 1000
         assert place == "iter" or list(it) == list(range(1001, 1010))
+    it = iter(pipeline(place, kept_at(1500), 2900, 0.9))
+    for behind in (1501, 2900):
+        assert_raises(ValueError, "beforehand", next, it)
+        it.skip_failed()
+        assert it.get_state() == {"next_index": behind}
+    assert_raises(StopIteration, None, next, it)
 
 
 @each_place
@@ -80,16 +86,6 @@ def test_blocks_judge_the_same_windows_as_single_elements(place, mode, batch):
         for group in pipeline(place, lambda x: x % 1000 >= 501, 5000, 0.501, mode).batch(batch, batch_fn=list):
             num_delivered += len(group)
     assert num_delivered == 498 // batch * batch  # the last of the 499 that are kept completes the window
-
-
-@each_place
-def test_an_error_can_be_skipped_up_to_the_next_element_or_the_end(place):
-    it = iter(pipeline(place, kept_at(1500), 2900, 0.9))
-    for behind in (1501, 2900):
-        assert_raises(ValueError, "beforehand", next, it)
-        it.skip_failed()
-        assert it.get_state() == {"next_index": behind}
-    assert_raises(StopIteration, None, next, it)
 
 
 def test_who_counts():
@@ -110,7 +106,7 @@ def test_who_counts():
 
 
 @each_place
-def test_warning(place, caplog):
+def test_when_it_warns(place, caplog):
     ds = PLACES[place](lambda x: x % 10 == 0, 5000, MODES["direct"])
     assert len(list(ds)) == len(list(ds)) == 500
     (record,) = caplog.records  # at most one a minute
@@ -120,18 +116,14 @@ def test_warning(place, caplog):
     assert "Filter" in text or place == "map_none"
     assert list(PLACES[place](kept_at(0), 1000, MODES["direct"])) == [0]
     assert len(caplog.records) == 1 + (place != "map_none")  # the warning of one stage does not swallow that of another
-
-
-@each_place
-def test_no_warning(place, caplog):
+    caplog.clear()
     for off in (None, 0):
         options = DatasetOptions(filter_warn_threshold_ratio=off, filter_raise_threshold_ratio=off)
         assert list(WithOptionsIterDataset(PLACES[place](kept_at(3), 5000, MODES["direct"]), options)) == [3]
     assert len(list(PLACES[place](lambda x: x % 1000 < 101, 3000, MODES["direct"]))) == 303  # below the threshold
     assert list(PLACES[place](kept_at(), 999, MODES["direct"])) == []
-    ds = PLACES[place](kept_at(3), 5000, MODES["direct"])
     with pytest.raises(ValueError) as caught:  # an error instead
-        list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.95)))
+        list(pipeline(place, kept_at(3), 5000, 0.95))
     assert caplog.records == []
     text = str(caught.value)
     assert "99.90%" in text and "filter_raise_threshold_ratio=None" in text and "1000" in text

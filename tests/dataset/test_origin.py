@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from users_datasets import BareMap
 
 import gristmill as gm
@@ -13,7 +12,6 @@ from gristmill.dataset.telling.origin import origin
 N = 10
 BASE = MapDataset.range(N)
 SHUFFLED = BASE.shuffle(seed=1)
-
 
 # Of all of them, an element is the keys of what it is made of.
 PIPELINES = {
@@ -47,14 +45,13 @@ def keys_of(records):
     return list(itertools.chain.from_iterable([part.keys for part in records]))
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_the_keys_are_those_of_the_element(name):
-    ds = PIPELINES[name]
-    for index in range(3 * len(ds) if name != "select" else len(ds)):
-        assert keys_of(origin(ds, [index])) == list(np.ravel(ds[index])), index
+def test_the_keys_are_those_of_the_element():
+    for name, ds in PIPELINES.items():
+        for index in range(3 * len(ds) if name != "select" else len(ds)):
+            assert keys_of(origin(ds, [index])) == list(np.ravel(ds[index])), (name, index)
 
 
-def test_the_epoch_is_that_of_the_source():
+def test_epochs_and_records_of_a_loader():
     for ds, index, epochs in [
         (SHUFFLED.repeat(), 25, [2]),
         (BASE.repeat(5, reseed_each_epoch=False), 25, [2]),
@@ -66,9 +63,6 @@ def test_the_epoch_is_that_of_the_source():
         (BASE.repeat(2).batch(15), 0, [0, 1]),
     ]:
         assert [part.epoch for part in origin(ds, [index])] == epochs
-
-
-def test_records_of_a_loader_are_those_of_its_sampler():
     sampler = gm.samplers.IndexSampler(N, gm.sharding.ShardOptions(1, 2), shuffle=True, seed=4, num_epochs=3)
     loader = gm.DataLoader(data_source=range(N), sampler=sampler, operations=[gm.transforms.Batch(2)])
     (ds,) = [node for node in loader._dataset._parent.parents if isinstance(node, MapDataset)]
@@ -77,16 +71,10 @@ def test_records_of_a_loader_are_those_of_its_sampler():
         assert (part.epoch, part.sampled, part.keys) == (index // 5, [2 * index + 1], [sampler[2 * index + 1].record_key])
 
 
-def source(**methods):
-    return type("Source", (), {"__getitem__": lambda self, key: key, **methods})()
-
-
-class OwnMap(type(PIPELINES["map"])):
-    pass
-
-
 def test_what_cannot_be_known_is_left_out():
-    sources = [MapDataset.source(source) for source in (source(), source(__len__=lambda self: 1 // 0), [])]
-    for ds in (BareMap(N), *sources, OwnMap(BASE, abs), MapDataset.range(1_000_000).batch(1_000_000)):
+    get, own_map = {"__getitem__": lambda self, key: key}, type("OwnMap", (type(PIPELINES["map"]),), {})
+    kinds = type("NoLength", (), get), type("Failing", (), {**get, "__len__": lambda self: 1 // 0}), list
+    sources = [MapDataset.source(kind()) for kind in kinds]
+    for ds in (BareMap(N), *sources, own_map(BASE, abs), MapDataset.range(1_000_000).batch(1_000_000)):
         assert origin(ds, [0]) == []
     assert keys_of(origin(BareMap(N).zip(BASE), [3])) == [3]

@@ -60,7 +60,13 @@ def test_what_fits(ds, budget, max_workers, max_buffer_size, expected):
     assert pick(ds, ram_budget_mb=budget, max_workers=max_workers, max_buffer_size=max_buffer_size) == expected
 
 
-def test_no_more_than_the_control_group_has_left(tmp_path):
+def test_sizes_and_no_more_than_the_control_group_has_left(tmp_path):
+    for element, size in [
+        ({"a": np.zeros(1000), "b": [np.zeros((2, 500), np.float32), (np.zeros(500),)]}, 16000),
+        (memoryview(bytes(10**6)), 10**6),
+        (bytes(10**6), 10**6 + 33),
+    ]:
+        assert pick(MapDataset.source([element] * 5), ram_budget_mb=size * 7.5 / MIB, max_workers=100) == (7, 7)
     for folder, text in {"proc/self/cgroup": "0::/\n", "memory.max": f"{55 * MIB}\n", "memory.current": "0\n"}.items():
         path = tmp_path / (folder if "/" in folder else f"sys/fs/cgroup/{folder}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,15 +91,6 @@ def test_warnings(caplog):
     assert pick(BIG, ram_budget_mb=9) == pick(BIG, ram_budget_mb=0) == (0, 0)
     assert "num_workers is 0: 9.0 MiB are too few for an element of 10.0 MiB" in caplog.text
     assert "prefetch_buffer_size is 0" in caplog.text
-
-
-def test_sizes():
-    for element, size in [
-        ({"a": np.zeros(1000), "b": [np.zeros((2, 500), np.float32), (np.zeros(500),)]}, 16000),
-        (memoryview(bytes(10**6)), 10**6),
-        (bytes(10**6), 10**6 + 33),
-    ]:
-        assert pick(MapDataset.source([element] * 5), ram_budget_mb=size * 7.5 / MIB, max_workers=100) == (7, 7)
 
 
 def test_only_the_samples_are_computed_and_in_this_thread():
@@ -125,9 +122,6 @@ def test_only_the_samples_are_computed_and_in_this_thread():
     assert computed == [0, 1, 2, 3, 4] * 2
     assert threads == {threading.current_thread()}
     assert {*threading.enumerate()} == before
-
-
-def test_iterators_are_closed():
     numbers, closed = itertools.count(), set()  # a set: a garbage collection closes once more, at any time
 
     class Closing(IterDataset):
@@ -137,7 +131,7 @@ def test_iterators_are_closed():
             return it
 
     pick(Closing())
-    assert closed == {0}
+    assert closed == {0}  # iterators are closed
     assert_raises(ZeroDivisionError, None, pick, Closing().map(lambda x: 1 / 0))
     assert closed == {0, 1}
 

@@ -60,14 +60,11 @@ def test_they_act_before_and_after_and_the_one_nearest_the_output_wins_field_by_
         assert iter(ds)._ctx.options == LENIENT.merge(inner)
     assert len(list(rare(ds))) == 40
     if stage == "workers":  # in processes too
-        with pytest.raises(ValueError, match="FilterDatasetIterator"):
-            list(with_options(rare(NUMBERS).mp_prefetch(MultiprocessingOptions(1)), STRICT))
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_across_branches_the_first_parent_wins(stage):
+        in_process = rare(NUMBERS).mp_prefetch(MultiprocessingOptions(1))
+        assert_raises(ValueError, "FilterDatasetIterator", list, with_options(in_process, STRICT))
+    # Across branches the first parent wins.
     join = IterDataset.mix if stage == "threads" else ZipIterDataset
-    run, branches = STAGES[stage], [with_options(NUMBERS, STRICT), with_options(NUMBERS, SMALL)]
+    branches = [with_options(NUMBERS, STRICT), with_options(NUMBERS, SMALL)]
     ds = run(join(branches))
     assert iter(ds)._ctx.options == DatasetOptions(filter_raise_threshold_ratio=0.5, min_shm_size=7)
     for strict in (rare(ds), run(rare(join(branches)))):
@@ -75,16 +72,13 @@ def test_across_branches_the_first_parent_wins(stage):
     assert len(list(run(rare(join(branches[::-1]))))) > 0
 
 
-def test_options_of_an_interleaved_dataset_stay_in_it():
+def test_options_of_an_interleaved_dataset_stay_in_it_and_others_reach_the_whole_pipeline():
     ds = InterleaveIterDataset([with_options(NUMBERS, STRICT), NUMBERS], cycle_length=2)
     for stage in STAGES.values():
         assert iter(stage(ds))._ctx.options == DatasetOptions()
     inside = InterleaveIterDataset([rare(with_options(NUMBERS, STRICT))], cycle_length=1)
     assert_raises(ValueError, "dropped", list, inside)
     assert len(list(with_options(inside, LENIENT))) == 40
-
-
-def test_they_reach_the_whole_pipeline_and_add_no_layer():
     inner = DatasetOptions(filter_warn_threshold_ratio=0.1, min_shm_size=1)
     outer = DatasetOptions(filter_warn_threshold_ratio=0.2, filter_raise_threshold_ratio=0.3)
     ds = with_options(with_options(NUMBERS.map(str), inner).map(str).batch(2), outer)
