@@ -11,23 +11,17 @@ from operator import itemgetter, methodcaller
 
 import numpy as np
 import pytest
-from computing_ahead import DIRECT, Boom
+from computing_ahead import DIRECT, Boom, ClosingDataset
 from local_workers import LocalWorkersIterDataset
+from operations import operation
 from refusing import assert_raises
 
 import gristmill as gm
 from gristmill import IterDataset, MapDataset
+from gristmill import experimental as gx
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
-from gristmill.dataset import DatasetIterator
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
-from gristmill.experimental import (
-    ConcatThenSplitIterDataset,
-    FirstFitPackIterDataset,
-    InterleaveIterDataset,
-    ThreadPrefetchIterDataset,
-    multithread_prefetch,
-)
 
 MODES = (DIRECT, ReadOptions(2, 8), ReadOptions(1, 64))
 N = 40
@@ -70,17 +64,6 @@ class PassesOn(MapDataset):
         return self._parent[index]
 
 
-class Made(IterDataset):
-    """A user's dataset whose iterators are what a function makes of its parent."""
-
-    def __init__(self, make, parent=()):
-        super().__init__(parent)
-        self.make = make
-
-    def __iter__(self):
-        return self.make(*self.parents)
-
-
 def raises(error):
     def fail(x):
         raise error
@@ -113,9 +96,9 @@ def alone(ds):
 
 first, not_4 = itemgetter(0), (4).__ne__
 same, lists, pairs = methodcaller("map", alone), methodcaller("batch", 5, batch_fn=list), methodcaller("batch", 2, batch_fn=list)
-prefetched = partial(ThreadPrefetchIterDataset, prefetch_buffer_size=3)
-prefetched_directly = partial(ThreadPrefetchIterDataset, prefetch_buffer_size=0)
-in_threads = partial(multithread_prefetch, num_threads=3, buffer_size=2)
+prefetched = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
+prefetched_directly = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=0)
+in_threads = partial(gx.multithread_prefetch, num_threads=3, buffer_size=2)
 # What may stand behind a stage without effect on what its errors say.
 AFTER = [
     *(alone, same, lists, prefetched, prefetched_directly, in_threads, LocalWorkersIterDataset),
@@ -124,7 +107,7 @@ AFTER = [
     lambda ds: prefetched(pairs(lists(ds))),
     lambda ds: lists(prefetched(ds)),
     lambda ds: ds.window_shuffle(7, seed=3),
-    lambda ds: InterleaveIterDataset([ds], cycle_length=1),
+    lambda ds: gx.InterleaveIterDataset([ds], cycle_length=1),
     lambda ds: ds.repeat(2),
     lambda ds: ds.cache(),
     lambda ds: ds.limit(30),
@@ -235,18 +218,11 @@ def test_several_sources_and_elements_and_gaps():
 
 
 def test_of_a_loader():
-    class FailsOn(gm.transforms.Map):
-        def map(self, x):
-            return fails_at_37(x)
-
-    class Draw(gm.transforms.RandomMap):
-        def random_map(self, x, rng):
-            return x
-
-    fails_at_37 = Fails(37)
+    fails_at_37 = operation(gm.transforms.Map, "map", Fails(37))
+    draw = operation(gm.transforms.RandomMap, "random_map", lambda x, rng: x)
     sampler = gm.samplers.IndexSampler(N, gm.sharding.ShardOptions(1, 2), shuffle=True, seed=4, num_epochs=2)
     index = next(i for i in range(1, N, 2) if sampler[i].record_key == 37)
-    for operations in ([FailsOn()], [Draw(), FailsOn(), gm.transforms.Batch(4)]):
+    for operations in ([fails_at_37], [draw, fails_at_37, gm.transforms.Batch(4)]):
         it = iter(gm.DataLoader(data_source=range(N), sampler=sampler, operations=operations))
         place = f"at element {index // 2} (epoch 0, sampler index {index}, record key 37)."
         assert place in note_of(it)
@@ -275,8 +251,8 @@ SHAPES = "BatchMapDataset(batch_size=2, drop_remainder=False) at element 0 (epoc
 @pytest.mark.parametrize(
     ("ds", "expected"),
     [
-        (FirstFitPackIterDataset(DIFFERENT, length_struct={"x": 6}, num_packing_bins=2), "BinPackDatasetIterator."),
-        (ConcatThenSplitIterDataset(DIFFERENT, length_struct={"x": 6}), "ConcatThenSplitDatasetIterator."),
+        (gx.FirstFitPackIterDataset(DIFFERENT, length_struct={"x": 6}, num_packing_bins=2), "BinPackDatasetIterator."),
+        (gx.ConcatThenSplitIterDataset(DIFFERENT, length_struct={"x": 6}), "ConcatThenSplitDatasetIterator."),
         (DIFFERENT.rebatch(4), "RebatchDatasetIterator(batch_size=4, drop_remainder=False)."),
         (THREE.to_iter_dataset(DIRECT).zip(STREAM), "ZipDatasetIterator([2 parents])."),
         (STREAM.filter(lambda x: False).repeat(), "RepeatDatasetIterator(num_epochs=None)."),
@@ -307,22 +283,12 @@ def test_one_exception_raised_at_several_elements_tells_the_last(after):
 
 
 def test_nested_pipelines_tell_the_innermost():
-    class Own(DatasetIterator):
-        def __next__(self):
-            return next(self._parent)
-
-        def get_state(self):
-            return self._parent.get_state()
-
-        def set_state(self, state):
-            self._parent.set_state(state)
-
     def inner(x):
         return next(iter(MapDataset.source([x]).map(fails).to_iter_dataset(DIRECT)))
 
     assert note_of(STREAM.map(inner)).endswith("at element 0 (epoch 0, source key 0).")
     for after in (alone, prefetched, lists, LocalWorkersIterDataset):
-        note = note_of(after(Made(lambda parent: Own(iter(parent)), STREAM.map(fails))))
+        note = note_of(after(ClosingDataset(STREAM.map(fails))))
         assert f"by MapDatasetIterator(transform=Fails) {AT_19}" in note
 
 
@@ -332,12 +298,20 @@ def test_a_plain_generator_is_named():
             yield 1
             raise Boom
 
+    class Other(IterDataset):
+        def __iter__(self):
+            return generate()
+
     def generate():
         yield fails(17)
 
     assert note_of(same(Stream())) == note_of(prefetched(Stream())) == "Raised by Stream."
     assert note_of(Stream().mp_prefetch(MultiprocessingOptions(1))) == "Raised in worker 0 of 1 by Stream, at the beginning."
-    assert note_of(same(Made(generate))) == "Raised by test_a_plain_generator_is_named.<locals>.generate."
+    assert note_of(same(Other())) == "Raised by test_a_plain_generator_is_named.<locals>.generate."
+    for ds in (BASE, same(IterDataset.mix([THREE.to_iter_dataset()])).mp_prefetch(MultiprocessingOptions(1))):
+        it = iter(ds)
+        it.close()
+        assert note_of(it) == ""  # closed ones say all themselves
 
 
 def test_what_users_objects_do_when_asked_replaces_nothing():
@@ -351,25 +325,18 @@ def test_what_users_objects_do_when_asked_replaces_nothing():
             type(self).is_rude = True
             raise Boom("mine")
 
-    class Nameless(gm.transforms.Map):
-        def map(self, x):
-            raise Boom("mine")
-
-        def __str__(self):
-            raise OSError("no name")
-
-        __repr__ = __str__
+    def refuse(*_):
+        raise OSError("no text")
 
     @dataclasses.dataclass(frozen=True)
     class Frozen(Exception):
         code: int
+        __str__ = refuse
 
-        def __str__(self):
-            raise OSError("no text")
-
+    nameless = operation(gm.transforms.Map, "map", raises(Boom("mine")), __str__=refuse, __repr__=refuse)
     error = error_of(MapDataset.source(Rude()).to_iter_dataset(DIRECT))
     assert error.args == ("mine",) and error.__notes__[0] == "Raised by SourceMapDataset(source=Rude) at element 0."
-    error = error_of(BASE.map(Nameless()).to_iter_dataset(DIRECT))
+    error = error_of(BASE.map(nameless).to_iter_dataset(DIRECT))
     assert error.args == ("mine",) and error.__context__ is None
     assert error.__notes__[0].startswith("Raised by MapMapDataset at element 0 (")
     error = error_of(BASE.map(raises(Frozen(3))).to_iter_dataset(DIRECT))
@@ -385,13 +352,6 @@ def test_interrupts_get_no_note_but_the_end_of_an_iterator_does(error):
         caught = error_of(after(STREAM.map(raises(StopIteration))))
         assert type(caught) is RuntimeError and type(caught.__cause__) is StopIteration
         assert "at element 0 (" in caught.__notes__[0]
-
-
-def test_closed_iterators_say_all_themselves():
-    for ds in (BASE, same(IterDataset.mix([THREE.to_iter_dataset()])).mp_prefetch(MultiprocessingOptions(1))):
-        it = iter(ds)
-        it.close()
-        assert note_of(it) == ""
 
 
 BEFORE = [lambda: BASE.map(fails).to_iter_dataset(), lambda: BASE.to_iter_dataset().map(fails)]
@@ -446,12 +406,12 @@ def test_only_the_outermost_filters():
             seen.append(frames(error))
             raise
 
-    class One(gm.transforms.Map):
-        def map(self, x):
-            return inner(x)
-
-    loader = gm.DataLoader(data_source=range(17, 18), sampler=gm.samplers.SequentialSampler(1), operations=[One()])
-    assert frames(error_of(loader)) == ["error_of", "map", "inner", "__call__"]
+    loader = gm.DataLoader(
+        data_source=range(17, 18),
+        sampler=gm.samplers.SequentialSampler(1),
+        operations=[operation(gm.transforms.Map, "map", inner)],
+    )
+    assert frames(error_of(loader)) == ["error_of", "inner", "__call__"]
     assert "_block" in seen[0]
     assert_raises(Boom, None, inner, 17)
     assert "_block" not in seen[-1]
