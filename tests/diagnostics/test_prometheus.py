@@ -293,30 +293,33 @@ def test_metrics_of_other_processes_are_served_and_cannot_break_ours(tmp_path, m
 # What the environment asks for.
 
 PROGRAM = """
-    import logging, sys, threading
+    import logging, os, sys, threading, urllib.request, warnings
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+    warnings.simplefilter("ignore", DeprecationWarning)  # of a fork where there are threads
     if "missing" in sys.argv:
         sys.modules["prometheus_client"] = None
     import gristmill as grain
     from gristmill.dataset import watching
-"""
-STATE = """
-    list(grain.MapDataset.range(3).to_iter_dataset())
-    print([t.name for t in threading.enumerate()], "prometheus_client" in sys.modules, len(watching.exporters))
-    print([name for name in sys.modules if name.startswith("gristmill.diagnostics.")])
-"""
-SHOW = """
-    import urllib.request
     list(grain.MapDataset.range(7).to_iter_dataset())
-    text = urllib.request.urlopen("http://127.0.0.1:%d/metrics").read().decode()
+    own = [thread for thread in threading.enumerate() if not thread.name.startswith(("MainThread", "gristmill-read"))]
+    print(bool(own), "prometheus_client" in sys.modules, len(watching.exporters))
+    if sys.argv[1] == "off":
+        print([name for name in sys.modules if name.startswith("gristmill.diagnostics.")])
+        sys.exit()
+    from gristmill.diagnostics.metrics import prometheus
+    if "missing" in sys.argv:
+        try:
+            prometheus.start_telemetry()
+        except ImportError as error:
+            sys.exit(str(error))
+    port = int(sys.argv[1])
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     print(*[line for line in text.splitlines() if line.startswith("grain_python_dataset_next_duration_ns_count")])
     with open("/proc/net/tcp") as table:
         sockets = [line.split()[1:4] for line in table]
-    print(*[local for local, _, state in sockets if local.endswith(":%04X") and state == "0A"])
-"""
-CHILDREN = """
-    import os, warnings
-    warnings.simplefilter("ignore", DeprecationWarning)  # of a fork where there are threads
+    print(*[local for local, _, state in sockets if local.endswith(f":{port:04X}") and state == "0A"])
+    if "children" not in sys.argv:
+        sys.exit()
     def state(_):
         from gristmill.dataset import watching
         from gristmill.diagnostics.metrics import prometheus
@@ -326,65 +329,51 @@ CHILDREN = """
     ds = grain.MapDataset.range(4).map(state).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(num_workers=2))
     print(list(ds))
     if not (child := os.fork()):
-        from gristmill.diagnostics.metrics import prometheus
         grain.MapDataset.range(4)[0]
         os._exit(watching.exporters != [] or prometheus._active is not None)
     print(os.waitpid(child, 0)[1])
 """
-MISSING = """
-    from gristmill.diagnostics.metrics.prometheus import start_telemetry
-    try:
-        start_telemetry()
-    except ImportError as error:
-        print(error)
-"""
 SWITCH, PORT = "ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "PYGRAIN_PROMETHEUS_PORT"
+OURS = "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY"
 
 
-def run(script, *args, **variables):
-    """The lines of a program, and what it says beside."""
+def run(*args, **variables):
+    """The lines of the program, and what it says beside."""
     environment = {**{k: v for k, v in os.environ.items() if "PROMETHEUS" not in k}, **variables}
-    command = [sys.executable, "-c", textwrap.dedent(PROGRAM) + textwrap.dedent(script), *args]
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM), *map(str, args)]
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert process.returncode == 0, process.stderr
+    assert process.returncode == ("missing" in args), process.stderr
     return process.stdout.splitlines(), process.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_the_environment_starts_it():
-    number = free_port()
-    ours = {"GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY": "TRUE", "GRISTMILL_PROMETHEUS_PORT": str(number)}
+    first, second = free_port(), free_port()
     cases = [
-        (number, {SWITCH: "True", PORT: str(number)}),
-        (number, {**ours, "GRISTMILL_PROMETHEUS_ADDRESS": "127.0.0.1", PORT: "1"}),
+        (first, {OURS: "TRUE", "GRISTMILL_PROMETHEUS_PORT": str(first), "GRISTMILL_PROMETHEUS_ADDRESS": "127.0.0.1", PORT: "1"}),
+        (second, {SWITCH: "True", PORT: str(second)}),
     ]
     with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 9431)):  # nobody uses it on this machine
         cases.append((9431, {SWITCH: "true"}))
     for number, variables in cases:
-        lines, said = run(SHOW % (number, number), **variables)
-        assert lines == [f"{NEXT}_count 7.0", f"0100007F:{number:04X}"]  # of this machine alone
+        children = ["children"] * (number == second)  # and workers serve nothing
+        lines, said = run(number, *children, **variables)
+        assert lines[:3] == ["True True 1", f"{NEXT}_count 7.0", f"0100007F:{number:04X}"]  # of this machine alone
+        assert lines[3:] == ["[True, True, True, True]", "0"] * len(children)
         assert said == f"INFO metrics are at http://127.0.0.1:{number}/metrics\n"
-    number = free_port()
-    lines, said = run(CHILDREN, **{SWITCH: "true", PORT: str(number)})  # workers and other children serve nothing
-    assert lines == ["[True, True, True, True]", "0"]
-    assert said == f"INFO metrics are at http://127.0.0.1:{number}/metrics\n"
 
 
 def test_off_is_off_and_what_is_wrong_does_not_stop_the_import():
-    off = "['MainThread'] False 0"
-    lines, said = run(STATE, **{PORT: "9431"})
-    assert (lines, said) == ([off, "[]"], "")
-    for variables in ({SWITCH: "true", "GRISTMILL_ENABLE_PROMETHEUS_TELEMETRY": "false"}, {SWITCH: "true", PORT: "0"}):
-        lines, said = run(STATE, **variables)
-        assert (lines[0], said) == (off, "")
+    for variables in ({PORT: "9431"}, {SWITCH: "true", OURS: "false"}, {SWITCH: "true", PORT: "0"}):
+        (state, modules), said = run("off", **variables)
+        assert (state, said) == ("False False 0", "") and (SWITCH in variables or modules == "[]")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        lines, said = run(STATE, **{SWITCH: "true", PORT: str(number)})
-    assert lines[0].startswith("['MainThread']") and lines[0].endswith(" 0")
-    assert said.count("\n") == 1 and f"port {number} is in use" in said
-    lines, said = run(STATE, **{SWITCH: "true", PORT: "http"})
-    assert lines[0].startswith("['MainThread']") and lines[0].endswith(" 0")
-    assert said.startswith("WARNING there are no metrics") and "'http'" in said
+        lines, said = run("off", **{SWITCH: "true", PORT: str(number)})
+    assert lines[0].endswith(" 0") and said.count("\n") == 1 and f"port {number} is in use" in said
+    lines, said = run("off", **{SWITCH: "true", PORT: "http"})
+    assert lines[0].endswith(" 0") and said.startswith("WARNING there are no metrics") and "'http'" in said
     missing = "start_telemetry needs the package prometheus-client, which is not installed; run: "
     missing += "pip install 'gristmill[prometheus]'"
-    assert run(MISSING, "missing", **{SWITCH: "true"}) == ([missing], f"INFO there are no metrics: {missing}\n")
+    _, said = run("on", "missing", **{SWITCH: "true"})
+    assert said == f"INFO there are no metrics: {missing}\n{missing}\n"
