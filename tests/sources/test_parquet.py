@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from parquet_rows import exact, plain_rows
 from pyarrow import fs
+from refusing import assert_raises
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.sources import parquet
@@ -51,6 +52,7 @@ def objects(*values):
 # Every type: the values of a group of rows, some of them missing, and one of a group without; what they are in NumPy, if others.
 DAY, NOON = datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1, 12)
 DAYS, NOONS = [DAY, None, DAY, DAY], [NOON, None, NOON, NOON]
+MAPS = [[("k", 1.0)], [("m", None)], [], [("l", 4)]]
 TYPES = [
     (pa.int64(), [1, None, 3, 4], [*map(np.float64, (1, "nan", 3)), np.int64(4)]),
     (pa.uint8(), [1, 2, 3, 4], [*map(np.uint8, (1, 2, 3, 4))]),
@@ -71,11 +73,7 @@ TYPES = [
     (pa.list_(pa.float32(), 2), [[1, 2]] * 4, [np.array([1, 2], np.float32)] * 4),
     (pa.struct([("a", pa.int64())]), [{"a": 1}, None, {"a": 3}, {"a": 4}], [{"a": 1.0}, None, {"a": 3.0}, {"a": 4}]),
     (pa.struct([("a", pa.string())]), [{"a": "x"}, None, {"a": None}, {"a": "y"}]),
-    (
-        pa.map_(pa.string(), pa.int64()),
-        [[("k", 1)], [("m", None)], [], [("l", 4)]],
-        [[("k", 1.0)], [("m", None)], [], [("l", 4)]],
-    ),
+    (pa.map_(pa.string(), pa.int64()), [[("k", 1)], [("m", None)], [], [("l", 4)]], MAPS),
     (pa.map_(pa.string(), pa.string()), [[("k", "a")], None, [("m", None)], []]),
     (pa.dictionary(pa.int32(), pa.string()), ["b", None, "a", "d"]),
     (pa.dictionary(pa.int32(), pa.int64()), [1, None, 3, 4], [*map(np.float64, (1, "nan", 3)), np.int64(4)]),
@@ -115,7 +113,7 @@ def test_the_block_size_decides_nothing(tmp_path):
 
 
 @pytest.mark.usefixtures("block_rows")
-def test_places_and_row_groups(path):
+def test_places_row_groups_and_columns(path):
     rows = ParquetRows(write(path, {"x": range(20), "y": [None, *range(19)]}, row_group_size=8))
     assert [rows.num_rows(group) for group in range(rows.num_groups)] == [8, 8, 4]
     for group, row in [(2, 0), (0, 5), (0, 0), (1, 8), (0, 7), (2, 4), (2, 3)]:
@@ -123,34 +121,38 @@ def test_places_and_row_groups(path):
         assert [x["x"] for x in read_group(rows, group, row)] == list(range(8 * group + row, stop))
         assert rows.read(group, stop - 8 * group) == []
     write(path, {"x": range(10)}, row_group_size=2)
-    for slices, groups in [
-        ((slice(1, None, 2),), [1, 3]),
-        ((slice(4, None, 5),), [4]),
-        ((slice(5, None, 6),), []),
-        ((slice(1, None, 2), slice(1, None, 2)), [3]),
+    every_other = slice(1, None, 2)
+    for *slices, groups in [
+        (every_other, [1, 3]),
+        (slice(4, None, 5), [4]),
+        (slice(5, None, 6), []),
+        (every_other, every_other, [3]),
     ]:
         expected = [[{"x": 2 * group}, {"x": 2 * group + 1}] for group in groups]
-        assert read_all(ParquetRows(path, slices=slices)) == expected
+        assert read_all(ParquetRows(path, slices=tuple(slices))) == expected
+    write(path, {"a": [1, 2], "a.b": [None, 4], "s": [{"b": 5}, {"b": None}], "c": ["x", "y"]})
+    assert list(read_all(ParquetRows(path))[0][0]) == ["a", "a.b", "s", "c"]
+    (rows,) = read_all(ParquetRows(path, columns=["c", "a"]))
+    assert [[*row.items()] for row in rows] == [[("c", "x"), ("a", 1)], [("c", "y"), ("a", 2)]]
+    assert read_all(ParquetRows(path, columns=["s"])) == [[{"s": {"b": 5.0}}, {"s": {"b": None}}]]
+    match = r"x\.parquet has no 'b', it has \['a', 'a\.b', 's', 'c'\]"
+    assert_raises(ValueError, match, ParquetRows, path, columns=["a", "b"])
+    pq.write_table(pa.table([pa.array([1, 2]), pa.array([3, 4])], names=["x", "x"]), path)
+    assert read_all(ParquetRows(path)) == [[{"x": 3}, {"x": 4}]]  # a name twice is the last column
 
 
-def test_blocks_are_small(path, monkeypatch):
+def test_small_blocks_and_arguments_of_pyarrow(path, monkeypatch):
     write(path, {"text": ["a" * 1000] * 10_000, "x": range(10_000)})
     assert len(ParquetRows(path, columns=["x"]).read(0, 0)) == parquet._BLOCK_ROWS
     monkeypatch.setattr(parquet, "_BLOCK_BYTES", 10)
     assert len(ParquetRows(path).read(0, 0)) < 10_000
-
-
-@pytest.mark.usefixtures("block_rows")
-def test_columns(path):
-    write(path, {"a": [1, 2], "a.b": [None, 4], "s": [{"b": 5}, {"b": None}], "c": ["x", "y"]})
-    assert list(read_all(ParquetRows(path))[0][0]) == ["a", "a.b", "s", "c"]
-    assert read_all(ParquetRows(path, columns=["c", "a"])) == [[{"c": "x", "a": 1}, {"c": "y", "a": 2}]]
-    assert [list(row) for row in read_all(ParquetRows(path, columns=["c", "a"]))[0]] == [["c", "a"]] * 2
-    assert read_all(ParquetRows(path, columns=["s"])) == [[{"s": {"b": 5.0}}, {"s": {"b": None}}]]
-    with pytest.raises(ValueError, match=r"x\.parquet has no 'b', it has \['a', 'a\.b', 's', 'c'\]"):
-        ParquetRows(path, columns=["a", "b"])
-    pq.write_table(pa.table([pa.array([1, 2]), pa.array([3, 4])], names=["x", "x"]), path)
-    assert read_all(ParquetRows(path)) == [[{"x": 3}, {"x": 4}]]  # a name twice is the last column
+    write(path, {"x": ["a", "b"]})
+    folder = fs.SubTreeFileSystem(str(path.parent), fs.LocalFileSystem())
+    for name, arguments in ((path, {"memory_map": True}), ("x.parquet", {"filesystem": folder})):
+        assert len(read_all(ParquetRows(name, read_kwargs=arguments))[0]) == 2
+    assert_raises(TypeError, "no_such_argument", ParquetRows, path, read_kwargs={"no_such_argument": 1})
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert_raises(ImportError, r"pip install 'gristmill\[parquet\]'", ParquetRows, path)
 
 
 def test_element_spec(path):
@@ -167,45 +169,24 @@ def test_element_spec(path):
     schema = pa.schema([pa.field("x", pa.int64(), nullable=False), pa.field("y", pa.int64())])
     pq.write_table(pa.table([[1], [2]], schema=schema), path, write_statistics=False)
     assert ParquetRows(path, columns=["x"]).element_spec() == {"x": ShapeDtypeStruct((), np.int64)}
-    with pytest.raises(NotImplementedError, match="column 'y'"):
-        ParquetRows(path).element_spec()
-
-
-def test_what_has_no_element_spec(path):
+    assert_raises(NotImplementedError, "column 'y'", ParquetRows(path).element_spec)
     others = [["a"], [{"a": 1}], [[[1]]], pa.array([[1]], pa.list_view(pa.int32()))]
     reasons = ["not NumPy numbers or dates"] * len(others) + ["missing values"] * 3
     for reason, values in zip(reasons, [*others, [1, None], [[1], None], [True, None]], strict=True):
         write(path, {"good": [1] * len(values), "bad": values})
-        with pytest.raises(NotImplementedError, match=rf"column 'bad' of .*x\.parquet .*{reason}.*columns="):
-            ParquetRows(path).element_spec()
+        match = rf"column 'bad' of .*x\.parquet .*{reason}.*columns="
+        assert_raises(NotImplementedError, match, ParquetRows(path).element_spec)
         assert list(ParquetRows(path, columns=["good"]).element_spec()) == ["good"]
 
 
-def test_read_kwargs(path, monkeypatch):
-    write(path, {"x": ["a", "b"]})
-    assert len(read_all(ParquetRows(path, read_kwargs={"memory_map": True}))[0]) == 2
-    folder = fs.SubTreeFileSystem(str(path.parent), fs.LocalFileSystem())
-    assert len(read_all(ParquetRows("x.parquet", read_kwargs={"filesystem": folder}))[0]) == 2
-    with pytest.raises(TypeError, match="no_such_argument"):
-        ParquetRows(path, read_kwargs={"no_such_argument": 1})
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ImportError, match=r"pip install 'gristmill\[parquet\]'"):
-        ParquetRows(path)
-
-
-def test_files_that_are_none(path):
+def test_files_that_are_none_or_damaged(path, monkeypatch):
     content = write(path, {"x": range(1000)}).read_bytes()
     for bad in (b"", b"PAR1", b"some text, and nothing else", content[: len(content) // 2], content[:-1], content[100:]):
         path.write_bytes(bad)
         with pytest.raises(ValueError, match=r"x\.parquet cannot be read as Parquet: .*[^.]\. Write the file again"):
             read_all(ParquetRows(path))
-    with pytest.raises(FileNotFoundError, match=r"missing\.parquet"):
-        ParquetRows(path.parent / "missing.parquet")
-    with pytest.raises(ValueError, match="is a directory"):
-        ParquetRows(path.parent)
-
-
-def test_damaged_row_groups(path):
+    assert_raises(FileNotFoundError, r"missing\.parquet", ParquetRows, path.parent / "missing.parquet")
+    assert_raises(ValueError, "is a directory", ParquetRows, path.parent)
     write(path, {"x": range(3000)}, row_group_size=1000, compression="none", use_dictionary=False)
     start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
     content = bytearray(path.read_bytes())
@@ -214,22 +195,17 @@ def test_damaged_row_groups(path):
     rows = ParquetRows(path)
     assert len(list(read_group(rows, 0))) == 1000
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"row group 1 of .*x\.parquet cannot be read"):
-            rows.read(1, 0)
+        assert_raises(ValueError, r"row group 1 of .*x\.parquet cannot be read", rows.read, 1, 0)
     assert [row["x"] for row in read_group(rows, 2)] == list(range(2000, 3000))
     # Checksums of pages are compared if that is asked for; otherwise another byte may be another value.
     write(path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True)
     path.write_bytes(path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1))
     assert [row["x"] for row in read_all(ParquetRows(path))[0]] == [*range(500), -500, *range(501, 1000)]
-    with pytest.raises(ValueError, match=r"row group 0 of .*x\.parquet cannot be read .*CRC"):
-        read_all(ParquetRows(path, read_kwargs={"page_checksum_verification": True}))
-
-
-def test_errors_name_the_file(path, monkeypatch):
+    rows = ParquetRows(path, read_kwargs={"page_checksum_verification": True})
+    assert_raises(ValueError, r"row group 0 of .*x\.parquet cannot be read .*CRC", read_all, rows)
     write(path, {"x": ["some text"] * 3}, compression="none", use_dictionary=False)
     path.write_bytes(path.read_bytes().replace(b"some", b"s\xffme"))
-    with pytest.raises(ValueError, match=r"row group 0 of .*x\.parquet cannot be read as Parquet: .* failed"):
-        read_all(ParquetRows(path))
+    assert_raises(ValueError, r"row group 0 of .*x\.parquet cannot be read as Parquet: .* failed", read_all, ParquetRows(path))
     for error in (OSError(5, "Input/output error"), MemoryError("too large")):
 
         def fail(*_, error=error, **kwargs):
@@ -241,33 +217,6 @@ def test_errors_name_the_file(path, monkeypatch):
             rows.read(0, 0)
         assert caught.value is error
         assert ("x.parquet" in str(getattr(error, "__notes__", ""))) == isinstance(error, OSError)
-
-
-@pytest.mark.parametrize("values", [[1, 2, None, 4], [[1], [2, 3], [4, None], [5]], [{"a": 1}, {"a": 2}, {"a": None}, {"a": 3}]])
-def test_statistics_are_not_believed(path, monkeypatch, values):
-    """Rows whose types would depend on the block that they are read in are an error."""
-
-    def null_counts():
-        with open_input(str(path)) as file:
-            return NullCounts(read_footer(file)).of_group(0)
-
-    monkeypatch.setattr(parquet, "_BLOCK_ROWS", 2)
-    write(path, {"x": values})
-    damage_footer(path, 2, lambda: null_counts() == [0])  # one, as Thrift writes it
-    rows = ParquetRows(path)
-    assert len(rows.read(0, 0)) == 2
-    with pytest.raises(ValueError, match=r"row group 0 of .*x\.parquet .* column 'x' has missing values, but its statistics say"):
-        rows.read(0, 2)
-
-
-def test_a_number_of_rows_below_zero(path):
-    write(path, {"x": ["a"] * 50}, row_group_size=30)
-    damage_footer(path, 40, lambda: pq.ParquetFile(path).metadata.row_group(1).num_rows < 0)  # 20, as Thrift writes it
-    rows = ParquetRows(path)
-    assert rows.num_rows(0) == 30
-    for use in (lambda: rows.num_rows(1), lambda: rows.read(1, 0)):
-        with pytest.raises(ValueError, match=r"row group 1 of .*x\.parquet cannot be read .* it has -\d+ rows"):
-            use()
 
 
 def damage_footer(path, byte, is_wanted):
@@ -282,12 +231,32 @@ def damage_footer(path, byte, is_wanted):
     raise AssertionError("no such byte")
 
 
-def test_an_error_is_not_the_end(path, monkeypatch):
+def test_footers_that_lie(path, monkeypatch):
+    """Rows whose types would depend on the block that they are read in are an error, and so are fewer rows."""
+
+    def null_counts():
+        with open_input(str(path)) as file:
+            return NullCounts(read_footer(file)).of_group(0)
+
+    write(path, {"x": ["a"] * 50}, row_group_size=30)
+    damage_footer(path, 40, lambda: pq.ParquetFile(path).metadata.row_group(1).num_rows < 0)  # 20, as Thrift writes it
+    rows = ParquetRows(path)
+    assert rows.num_rows(0) == 30
+    for use, *place in ((rows.num_rows, 1), (rows.read, 1, 0)):
+        assert_raises(ValueError, r"row group 1 of .*x\.parquet cannot be read .* it has -\d+ rows", use, *place)
+    monkeypatch.setattr(parquet, "_BLOCK_ROWS", 2)
+    for values in ([1, 2, None, 4], [[1], [2, 3], [4, None], [5]], [{"a": 1}, {"a": 2}, {"a": None}, {"a": 3}]):
+        write(path, {"x": values})
+        damage_footer(path, 2, lambda: null_counts() == [0])  # one, as Thrift writes it
+        rows = ParquetRows(path)
+        assert len(rows.read(0, 0)) == 2
+        match = r"row group 0 of .*x\.parquet .* column 'x' has missing values, but its statistics say"
+        assert_raises(ValueError, match, rows.read, 0, 2)
     monkeypatch.setattr(parquet, "_BLOCK_ROWS", 100)
     rows = ParquetRows(write(path, {"x": range(1000)}))
     rows._metadata = pq.ParquetFile(write(path.with_name("y.parquet"), {"x": range(1001)})).metadata
     read = []
-    for _ in range(2):
+    for _ in range(2):  # an error is not the end
         with pytest.raises(ValueError, match="fewer rows than its metadata say"):
             while block := rows.read(0, len(read)):
                 read += block
