@@ -22,7 +22,7 @@ from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.node import Node, as_parents
 from gristmill.dataset.bases.observing import Observable, Wrap, divert_next
 from gristmill.dataset.bases.origins import Place
-from gristmill.dataset.telling.failures import instead_of_stop, tell
+from gristmill.dataset.telling.failures import deliver, instead_of_stop, tell
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.transforms.batching import Allocate
 
@@ -302,6 +302,7 @@ class BlockIterator(DatasetIterator[T_co]):
                 block = self._take(1)
             except BaseException as error:
                 return_to(self, before)
+                deliver(error)
                 self._failed_state = snapshot(self)
                 if isinstance(error, StopIteration):
                     raise instead_of_stop(error, str(self)) from error

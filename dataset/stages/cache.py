@@ -8,7 +8,16 @@ from typing import Any, TypeAlias, TypeVar
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, pull, skip_one, snapshot
+from gristmill.dataset.bases.iterator import (
+    BlockIterator,
+    DatasetIterator,
+    iterate,
+    marked,
+    pull,
+    return_to,
+    skip_one,
+    snapshot,
+)
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside
@@ -89,8 +98,9 @@ class _Memory:
     def read_until(self, stop: int, skipped: tuple[int, ...]) -> None:
         """Reads until there are ``stop`` elements, or all; ``skipped`` are the gaps, those that are there already included."""
         while len(self.elements) < stop and not self.is_all:
-            before = snapshot(self.source)
-            self._note_start(before)
+            before = marked(self.source)
+            if self.start is None:
+                self._note_start(snapshot(self.source))
             n = min(stop - len(self.elements), _BLOCK)
             if len(skipped) > len(self.gaps):
                 n = min(n, skipped[len(self.gaps)] - len(self.elements))
@@ -98,7 +108,7 @@ class _Memory:
                 elements = pull(self.source, n) if n else []
                 is_gap = not n and skip_one(self.source)
             except BaseException:
-                go_to(self.source, before)
+                return_to(self.source, before)
                 raise
             if is_gap:
                 self.gaps.append(len(self.elements))

@@ -260,6 +260,13 @@ class _StepsIterator(BlockIterator[Any]):
         self._parents[0].set_state(state_field(state, "parent", self))
         self._num_steps = state_count(state, "num_steps", self)
 
+    def _mark(self) -> Any:
+        return self._parents[0]._mark(), self._num_steps, self._guard.counts
+
+    def _return_to(self, mark: Any) -> None:
+        parent, self._num_steps, self._guard.counts = mark
+        self._parents[0]._return_to(parent)
+
     @property
     def position(self) -> int:
         """The index in the dataset after the last step."""

@@ -82,20 +82,21 @@ class FilterDatasetIterator(PassingIterator[T]):
         self._guard = FilterGuard(str(self))
 
     def _take(self, n: int) -> list[Any]:
-        counts = self._guard.counts
         kept: list[Any] = []
-        try:
-            while len(kept) < n:
-                elements = self._source._take(n - len(kept))
-                if not elements:
-                    break
-                keep = self._decisions(elements)
-                kept += [x for x, k in zip(elements, keep, strict=True) if k]
-        except BaseException:
-            if n > 1:
-                self._guard.counts = counts  # the block is taken, and counted, again
-            raise
+        while len(kept) < n:
+            elements = self._source._take(n - len(kept))
+            if not elements:
+                break
+            keep = self._decisions(elements)
+            kept += [x for x, k in zip(elements, keep, strict=True) if k]
         return kept
+
+    def _mark(self) -> Any:
+        return self._source._mark(), self._guard.counts
+
+    def _return_to(self, mark: Any) -> None:
+        source, self._guard.counts = mark
+        self._source._return_to(source)
 
     def _decisions(self, elements: list[Any]) -> list[bool]:
         """Which of ``elements`` are kept, counted."""

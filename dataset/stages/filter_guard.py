@@ -6,6 +6,8 @@ import logging
 import time
 from typing import Any, ClassVar
 
+from gristmill.dataset.telling.failures import on_delivery
+
 _log = logging.getLogger("gristmill")
 
 _WINDOW = 1000
@@ -15,8 +17,9 @@ _WARN_INTERVAL_SECONDS = 60.0
 class FilterGuard:
     """Counts kept and dropped elements in windows of 1000 and judges each full window by the pipeline's options.
 
-    ``observe(kept)`` raises ``ValueError`` at the element that completes a window with too many drops; for a block of
-    several elements it raises before counting any of it, so that taking them singly raises at the right one.
+    ``observe(kept)`` raises ``ValueError`` at the element that completes a window with too many drops, before counting any of
+    the block, so that taking its elements singly raises at the right one. Whoever is taken back to an earlier place takes
+    ``counts`` back as well: the error comes again then. When it has reached the user, counting begins anew.
     """
 
     _last_warned: ClassVar[dict[str, float]] = {}  # when, by the name of the stage: for all its iterators in this process
@@ -33,9 +36,9 @@ class FilterGuard:
             ratio = (_WINDOW - num_kept - sum(kept[:end])) / _WINDOW
             threshold = options.filter_raise_threshold_ratio
             if threshold and ratio >= threshold:
-                if end == 1:
-                    self.counts = (0, 0)
-                raise ValueError(self._message(ratio, "filter_raise_threshold_ratio"))
+                error = ValueError(self._message(ratio, "filter_raise_threshold_ratio"))
+                on_delivery(error, self._begin_anew)
+                raise error
             threshold = options.filter_warn_threshold_ratio
             if threshold and ratio >= threshold:
                 warn = True
@@ -47,6 +50,9 @@ class FilterGuard:
         if warn and now - self._last_warned.get(self._name, -_WARN_INTERVAL_SECONDS) >= _WARN_INTERVAL_SECONDS:
             self._last_warned[self._name] = now
             _log.warning("%s", self._message(worst, "filter_warn_threshold_ratio"))
+
+    def _begin_anew(self) -> None:
+        self.counts = (0, 0)
 
     def _message(self, ratio: float, option: str) -> str:
         return (

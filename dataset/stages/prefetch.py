@@ -111,7 +111,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if n > 1 and self._is_careful:
             raise OneByOne
         taken: list[Any] = []
-        index, length, counts = self._next_index, self._length, self._guard.counts
+        index, length = self._next_index, self._length
         try:
             while len(taken) < n and index < length:
                 elements = self._read(index, min(n - len(taken), length - index))
@@ -125,9 +125,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                 if not taken:
                     self._next_index = index  # past elements that are not there, whatever comes next
         except BaseException:
-            self._stop_reading()  # what was read and not delivered is read again,
-            if n > 1:
-                self._guard.counts = counts  # and counted again
+            self._stop_reading()  # what was read and not delivered is read again
             raise
         self._next_index = index
         return taken
@@ -225,11 +223,12 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._stop_reading()
         self._next_index = position
 
-    def _mark(self) -> int:
-        return self._next_index
+    def _mark(self) -> tuple[int, tuple[int, int]]:
+        return self._next_index, self._guard.counts
 
-    def _return_to(self, mark: int) -> None:
-        go_to(self, {"next_index": mark})
+    def _return_to(self, mark: tuple[int, tuple[int, int]]) -> None:
+        index, self._guard.counts = mark
+        go_to(self, {"next_index": index})
 
     def _place(self) -> Place:
         return Place(self._ds, self._next_index - 1, is_exact=not self._has_gaps())

@@ -19,6 +19,7 @@ from gristmill.dataset.bases.node import ancestors, is_of_library
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.telling.origin import Records, origin
 
+_ON_DELIVERY = "_gristmill_on_delivery"
 _MAX_NAME = 200  # characters
 _MAX_SHOWN = 8  # numbers of a list
 
@@ -146,6 +147,18 @@ def instead_of_stop(error: BaseException, stage: str) -> RuntimeError:
     if told is not None:
         note(new, told)
     return new
+
+
+def on_delivery(error: BaseException, call: Callable[[], object]) -> None:
+    """Lets ``call`` be called when a user gets ``error``, and not as often as it is raised for steps that ask again."""
+    vars(error)[_ON_DELIVERY] = call
+
+
+def deliver(error: BaseException) -> None:
+    """Called when a user gets ``error``."""
+    call = vars(error).pop(_ON_DELIVERY, None)
+    if call is not None:
+        call()
 
 
 def note_at(error: BaseException) -> Note | None:
