@@ -1,7 +1,6 @@
 """A zoo of pipelines: every checkpoint of one is restored in other ones, which refuse it, or continue as the one saved."""
 
 import contextlib
-import functools
 import itertools
 import json
 import random
@@ -24,38 +23,20 @@ NUM_COMPARED = 4  # elements
 NUM_OTHERS = 12  # pipelines whose checkpoint is restored
 PROCESSES = ("mp_prefetch", "parquet_workers")
 TEXT_NAME, PIPELINE_NAME = "process_0-of-1.json", "pipeline_0-of-1.json"
+AddOne = operation(gristmill.transforms.Map, "map", lambda x: x + 1)
+Draw = operation(gristmill.transforms.RandomMap, "random_map", lambda x, rng: (x, int(rng.integers(1000))))
+Odd = operation(gristmill.transforms.Filter, "filter", lambda x: x % 2)
 
 
-AddOne = functools.partial(operation, gristmill.transforms.Map, "map", lambda x: x + 1)
-Draw = functools.partial(operation, gristmill.transforms.RandomMap, "random_map", lambda x, rng: (x, int(rng.integers(1000))))
-Odd = functools.partial(operation, gristmill.transforms.Filter, "filter", lambda x: x % 2)
+def fan(n=3):
+    return operation(FlatMapTransform, "flat_map", lambda x: [x] * (x % n), max_fan_out=n)
 
 
-class Fan(FlatMapTransform):
-    def __init__(self, max_fan_out=3):
-        self.max_fan_out = max_fan_out
-
-    def flat_map(self, element):
-        return [element] * (element % self.max_fan_out)
-
-
-def index_sampler(n=17, *, shuffle=True, seed=1, num_epochs=2, shard=None):
-    shard = shard or gristmill.sharding.NoSharding()
-    return gristmill.samplers.IndexSampler(n, shard_options=shard, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
-
-
-def loader(*operations, sampler=None, source=None, workers=0, shard=None, **changes):
-    return gristmill.DataLoader(
-        data_source=range(17) if source is None else source,
-        sampler=sampler or index_sampler(**changes),
-        operations=operations,
-        worker_count=workers,
-        shard_options=shard,
-    )
-
-
-def of(*operations, **arguments):
-    return lambda: loader(*operations, **arguments)
+def of(*operations, sampler=None, source=range(17), workers=0, shard=None, n=17, **changes):
+    """A function that makes a loader; ``changes`` are of its sampler."""
+    sampler = sampler or gristmill.samplers.IndexSampler(n, **{"shuffle": True, "seed": 1, "num_epochs": 2, **changes})
+    arguments = {"data_source": source, "sampler": sampler, "operations": operations, "shard_options": shard}
+    return lambda: gristmill.DataLoader(**arguments, worker_count=workers)
 
 
 Batch, Shard, Range = gristmill.transforms.Batch, gristmill.sharding.ShardOptions, gristmill.sources.RangeDataSource
@@ -68,31 +49,31 @@ LOADERS = {
     "loader_endless": of(num_epochs=None),
     "loader_shorter": of(n=16),
     "loader_sequential": of(sampler=Sequential(17)),
-    "loader_sequential_seed": of(Draw(), sampler=Sequential(17, seed=5)),
-    "loader_sequential_seed_6": of(Draw(), sampler=Sequential(17, seed=6)),
+    "loader_sequential_seed": of(Draw, sampler=Sequential(17, seed=5)),
+    "loader_sequential_seed_6": of(Draw, sampler=Sequential(17, seed=6)),
     "loader_range_20": of(source=range(20)),
     "loader_range_source": of(source=Range(0, 17, 1)),
     "loader_range_source_by_2": of(source=Range(0, 34, 2)),
     "loader_list": of(source=[*range(17)]),
     "loader_tuple": of(source=(*range(17),)),
     "loader_array": of(source=np.arange(17)),
-    "loader_map": of(AddOne()),
-    "loader_map_map": of(AddOne(), AddOne()),
-    "loader_random": of(Draw()),
-    "loader_filter": of(Odd()),
-    "loader_filter_map": of(Odd(), AddOne()),
+    "loader_map": of(AddOne),
+    "loader_map_map": of(AddOne, AddOne),
+    "loader_random": of(Draw),
+    "loader_filter": of(Odd),
+    "loader_filter_map": of(Odd, AddOne),
     "loader_batch": of(Batch(2)),
     "loader_batch_3": of(Batch(3)),
     "loader_batch_drop": of(Batch(2, drop_remainder=True)),
-    "loader_map_batch": of(AddOne(), Batch(2)),
-    "loader_batch_map": of(Batch(2), AddOne()),
-    "loader_fan": of(Fan()),
-    "loader_fan_4": of(Fan(4)),
-    "loader_fan_map": of(Fan(), AddOne()),
-    "loader_fan_seed": of(Fan(), seed=2),
-    "loader_sampler_shard_0": lambda: loader(sampler=index_sampler(shard=Shard(0, 2))),
-    "loader_sampler_shard_1": lambda: loader(sampler=index_sampler(shard=Shard(1, 2))),
-    "loader_sampler_shard_drop": lambda: loader(sampler=index_sampler(shard=Shard(0, 2, True))),
+    "loader_map_batch": of(AddOne, Batch(2)),
+    "loader_batch_map": of(Batch(2), AddOne),
+    "loader_fan": of(fan()),
+    "loader_fan_4": of(fan(4)),
+    "loader_fan_map": of(fan(), AddOne),
+    "loader_fan_seed": of(fan(), seed=2),
+    "loader_sampler_shard_0": of(shard_options=Shard(0, 2)),
+    "loader_sampler_shard_1": of(shard_options=Shard(1, 2)),
+    "loader_sampler_shard_drop": of(shard_options=Shard(0, 2, True)),
     "loader_shard_0": of(shard=Shard(0, 2)),
     "loader_shard_1": of(shard=Shard(1, 2)),
     "loader_shard_0_of_3": of(shard=Shard(0, 3)),
@@ -102,7 +83,7 @@ WORKERS = {
     "loader_1_worker": of(workers=1),
     "loader_2_workers": of(workers=2),
     "loader_2_workers_batch": of(Batch(2), workers=2),
-    "loader_2_workers_fan": of(Fan(), workers=2),
+    "loader_2_workers_fan": of(fan(), workers=2),
 }
 SAME_BUT_FOR_FUNCTIONS = {"default_options", "map_with_nones", "flat_map_with_nones", "flat_map_to_nothing"}  # of users
 ALL = {name: make for name, make in {**PIPELINES, **LOADERS}.items() if name not in SAME_BUT_FOR_FUNCTIONS}
@@ -143,10 +124,6 @@ def saved(tmp_path_factory):
     return root, save_all(ALL, root)
 
 
-def description(folder):
-    return json.loads((folder / PIPELINE_NAME).read_text())["pipeline"]
-
-
 def has_the_layout_of(state, own):
     """Whether all that ``own`` has is in ``state``, too."""
     if isinstance(own, dict):
@@ -168,7 +145,8 @@ def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(na
     happens than that elements come, or a refusal.
     """
     root, expected = saved
-    same = [other for other in ALL if description(root / other) == description(root / name)]
+    descriptions = {other: json.loads((root / other / PIPELINE_NAME).read_text())["pipeline"] for other in ALL}
+    same = [other for other in ALL if descriptions[other] == descriptions[name]]
     different = random.Random(name).sample([other for other in ALL if other not in same], 2 * NUM_OTHERS)
     it = opened(ALL[name], 1)
     before = it.get_state()
@@ -206,7 +184,7 @@ SHARDS = [(0, 2), (1, 2), (0, 3), (2, 3), (0, 1)]
 
 def test_shards_that_only_the_loader_knows(tmp_path, opened):
     """They are not in the state; a number that is none of the shard's tells some of them apart, the description all."""
-    sampler = index_sampler(12, num_epochs=1)
+    sampler = gristmill.samplers.IndexSampler(12, shuffle=True, seed=1, num_epochs=1)
     for saver, taker in itertools.product(SHARDS, SHARDS):
         it = opened(of(sampler=sampler, shard=Shard(*saver)), 2)
         other = opened(of(sampler=sampler, shard=Shard(*taker)), 1)
