@@ -292,7 +292,7 @@ def test_nested_pipelines_tell_the_innermost():
         assert f"by MapDatasetIterator(transform=Fails) {AT_19}" in note
 
 
-def test_a_plain_generator_is_named():
+def test_plain_generators_and_closed_iterators():
     class Stream(IterDataset):
         def __iter__(self):
             yield 1
@@ -307,7 +307,7 @@ def test_a_plain_generator_is_named():
 
     assert note_of(same(Stream())) == note_of(prefetched(Stream())) == "Raised by Stream."
     assert note_of(Stream().mp_prefetch(MultiprocessingOptions(1))) == "Raised in worker 0 of 1 by Stream, at the beginning."
-    assert note_of(same(Other())) == "Raised by test_a_plain_generator_is_named.<locals>.generate."
+    assert note_of(same(Other())) == "Raised by test_plain_generators_and_closed_iterators.<locals>.generate."
     for ds in (BASE, same(IterDataset.mix([THREE.to_iter_dataset()])).mp_prefetch(MultiprocessingOptions(1))):
         it = iter(ds)
         it.close()

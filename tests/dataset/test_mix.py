@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from functools import partial
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -14,7 +15,7 @@ from users_datasets import BareIterator, BareStream, Plain
 
 from gristmill import DatasetSelectionMap, IterDataset, MapDataset, ReadOptions
 from gristmill.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
-from gristmill.core.errors import StateKeyError, StateMismatchError
+from gristmill.core.errors import StateMismatchError
 from gristmill.experimental import DatasetOptions, ThreadPrefetchIterDataset, WithOptionsIterDataset, multithread_prefetch
 
 NOTE = "It happened in the component with dataset_index=1 of MixedMapDataset[2 parents]."
@@ -49,7 +50,6 @@ class Given(IterDataset):
     """A user's dataset with one iterator."""
 
     def __init__(self, it):
-        super().__init__()
         self.it = it
 
     def __iter__(self):
@@ -151,16 +151,14 @@ def test_texts_and_seeds():
     assert ds.random_map(lambda x, rng: x)._default_seed == 397260373
 
 
-def test_mixtures_of_one_dataset_and_their_indices():
+def test_mixtures_of_one_dataset_and_of_endless_ones():
     (ds,) = components(4)
     assert list(MapDataset.mix([ds, ds])) == [(0, i) for i in range(4) for _ in range(2)]
     for weights in ([0.3], np.array([7])):
         assert [*MapDataset.mix([ds], weights)[-2:], *MapDataset.mix([ds], weights)] == [(0, i) for i in (2, 3, 0, 1, 2, 3)]
     ds = MapDataset.mix(components(3, 3))
     assert ds[np.int64(3)] == ds[True + 2] == (1, 1) and list(ds[1:4]) == [(1, 0), (0, 1), (1, 1)]
-
-
-def test_endless_components():
+    # Endless components.
     ds = MapDataset.mix([MapDataset.range(3).repeat(), MapDataset.range(10, 15).shuffle(seed=2).repeat()], [2, 1])
     assert len(ds) == sys.maxsize
     assert ds[sys.maxsize - 1] in range(15)
@@ -268,18 +266,15 @@ def test_wrong_states_change_nothing():
     it = iter(mixture(numbers(5), numbers(5, start=10)))
     assert [next(it), next(it), next(it)] == [0, 10, 1]
     before = it.get_state()
-    good = {"parents": [{"next_index": 3}, {"next_index": 3}], "index": 6, "stop": False}
-    for key in good:
-        with pytest.raises(StateKeyError, match=key):
-            it.set_state({k: v for k, v in good.items() if k != key})
-    parents = [[{"next_index": 3}], [{"next_index": 3}] * 3, [{"next_index": 3}, {"next_index": 99}], [{"next_index": 3}, {}]]
+    at_3 = {"next_index": 3}
+    good = {"parents": [at_3, at_3], "index": 6, "stop": False}
+    parents = ([at_3], [at_3] * 3, [at_3, {"next_index": 99}], [at_3, {}])
     for change in [{"parents": x} for x in parents] + [{"index": -1}, {"stop": "no"}, {"stop": 2}]:
         assert_raises(StateMismatchError, None, it.set_state, {**good, **change})
         assert it.get_state() == before
     by_name = iter(IterDataset.mix(TWO))
     assert_raises(StateMismatchError, "mapping of names", by_name.set_state, good)
-    with pytest.raises(StateMismatchError, match="list of 2"):
-        it.set_state(by_name.get_state())
+    assert_raises(StateMismatchError, "list of 2", it.set_state, by_name.get_state())
     assert list(it) == [11, 2, 12, 3, 13, 4, 14]
     it.set_state({**good, "index": np.int64(6), "stop": np.False_, "more": 1})
     assert list(it) == [3, 13, 4, 14]
@@ -315,17 +310,16 @@ def test_the_error_of_a_block_is_the_first_in_order():
     assert list(it) == [[14, 5, 15], [6, 16, 7], [17, 8, 18]]
 
 
-class FailsAtItsEnd(BareIterator):
-    has_failed = False
-
-    def __next__(self):
-        if self.position == self.n and not self.has_failed:
-            self.has_failed = True
-            raise Boom
-        return super().__next__()
-
-
 def test_an_error_where_a_component_should_have_said_that_it_has_ended():
+    class FailsAtItsEnd(BareIterator):
+        has_failed = False
+
+        def __next__(self):
+            if self.position == self.n and not self.has_failed:
+                self.has_failed = True
+                raise Boom
+            return super().__next__()
+
     it = iter(mixture(Given(FailsAtItsEnd(2)), numbers(9)))
     assert [next(it) for _ in range(4)] == [0, 0, 1, 1]
     assert_raises(Boom, None, next, it)
@@ -359,26 +353,21 @@ def test_orbax_checkpoints(tmp_path):
             return checkpointer.restore(tmp_path / name, args=CheckpointRestore(iter(ds)))
 
     it = iter(IterDataset.mix(named(a=9, b=9), {"a": 1, "b": 2}))
-    num_b = len([x for x in it._take(5) if x >= 100])
+    it._take(5)
     save(it, "named")
     assert list(restore(IterDataset.mix(named(b=9, a=9), {"a": 1, "b": 2}), "named")) == list(it)
-    # A component is new, one is gone, and what is left is weighed anew.
-    changed = restore(IterDataset.mix(named(b=9, c=9), {"b": 1, "c": 5}), "named")
-    assert [x for x in changed if x < 200][:2] == [100 + num_b, 101 + num_b]
-    # But a component under the name of another one is not that one.
-    with pytest.raises(StateMismatchError, match="component 'b'"):
-        restore(IterDataset.mix({"a": numbers(9), "b": numbers(9, start=100).filter(bool)}), "named")
+    # A component under the name of another one is not that one.
+    other = IterDataset.mix({"a": numbers(9), "b": numbers(9, start=100).filter(bool)})
+    assert_raises(StateMismatchError, "component 'b'", restore, other, "named")
     save(iter(mixture(numbers(9), numbers(9), weights=[1, 2])), "list")
     for weights in ([1, 3], [1, 2, 3]):
-        with pytest.raises(StateMismatchError, match="proportions"):
-            restore(mixture(*[numbers(9)] * len(weights), weights=weights), "list")
+        assert_raises(StateMismatchError, "proportions", restore, mixture(*[numbers(9)] * len(weights), weights=weights), "list")
     restore(mixture(numbers(9), numbers(9), weights=[0.5, 1]), "list")
 
 
 def test_options_of_components():
     ds = mixture(numbers(5000), numbers(5000).filter(lambda x: x % 1000 == 0))
-    with pytest.raises(ValueError, match="dropped"):
-        list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.9)))
+    assert_raises(ValueError, "dropped", list, WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.9)))
     assert len(list(WithOptionsIterDataset(ds, DatasetOptions(filter_warn_threshold_ratio=None)))) == 11
     # Those of the first one win.
     a = WithOptionsIterDataset(STREAM, DatasetOptions(min_shm_size=1))
@@ -392,6 +381,6 @@ def test_components_of_different_workers_and_parts_of_sources_are_refused():
     elsewhere._ctx.worker_index, elsewhere._ctx.worker_count = 1, 2
     assert_raises(ValueError, "same worker", iter, mixture(STREAM, Given(elsewhere)))
     for ds in (MapDataset.mix(components(4, 4)), MapDataset.concatenate(components(4, 4))):
-        with pytest.raises(ValueError, match="combines several datasets"):
-            multithread_prefetch(ds.to_iter_dataset(), 2, 2, sequential_slice=True)
-        assert sorted(multithread_prefetch(ds.to_iter_dataset(), 2, 2)) == sorted(ds)
+        shared = partial(multithread_prefetch, ds.to_iter_dataset(), 2, 2)
+        assert_raises(ValueError, "combines several datasets", shared, sequential_slice=True)
+        assert sorted(shared()) == sorted(ds)
