@@ -2,7 +2,6 @@ import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from gristmill.sources.arrow_files import open_input
 from gristmill.sources.parquet_footer import NullCounts, read_footer
@@ -19,11 +18,6 @@ TYPES = [
 ]
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "x.parquet"
-
-
 def footer_of(path):
     with open_input(str(path)) as file:
         return read_footer(file)
@@ -38,25 +32,22 @@ def as_pyarrow_says(path):
 
 def write_random(path, rng):
     num_rows = rng.randrange(60)
-    columns = []
-    for _ in range(rng.randrange(1, 40)):
-        arrow_type, values = rng.choice(TYPES)
-        columns.append(pa.array(rng.choices(values[: rng.randrange(1, 4)], k=num_rows), arrow_type))
+    types = rng.choices(TYPES, k=rng.randrange(1, 40))
+    columns = [pa.array(rng.choices(values[: rng.randrange(1, 4)], k=num_rows), kind) for kind, values in types]
     names = [f"column {i}" * rng.choice([1, 30]) for i in range(len(columns))]
-    pq.write_table(
-        pa.table(columns, names=names),
-        path,
-        row_group_size=rng.randrange(1, 30),
-        write_statistics=rng.choice([True, True, False, names[:3]]),
-        store_schema=rng.random() < 0.5,
-        write_page_index=rng.random() < 0.5,
-        compression=rng.choice(["none", "snappy"]),
-        data_page_version=rng.choice(["1.0", "2.0"]),
-        bloom_filter_options=None,
-    )
+    options = {
+        "write_statistics": [True, True, False, names[:3]],
+        "store_schema": [True, False],
+        "write_page_index": [True, False],
+        "compression": ["none", "snappy"],
+        "data_page_version": ["1.0", "2.0"],
+    }
+    chosen = {name: rng.choice(values) for name, values in options.items()}
+    pq.write_table(pa.table(columns, names=names), path, row_group_size=rng.randrange(1, 30), **chosen)
 
 
-def test_null_counts(path):
+def test_null_counts(tmp_path):
+    path = tmp_path / "x.parquet"
     for seed in range(20):
         rng = random.Random(seed)
         write_random(path, rng)
@@ -67,25 +58,19 @@ def test_null_counts(path):
         assert counts.of_group(len(expected)) == []
 
 
-def test_a_large_footer(path):
-    table = pa.table({f"column {i}": [None, i] for i in range(1500)})
-    pq.write_table(table, path, row_group_size=1)
+def test_large_cut_off_and_missing_footers(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({f"column {i}": [None, i] for i in range(1500)}), path, row_group_size=1)
     footer = footer_of(path)
     assert len(footer) > 1 << 17
     assert [NullCounts(footer).of_group(i) for i in range(2)] == [[1] * 1500, [0] * 1500]
-
-
-def test_a_footer_that_is_cut_off_says_less_and_nothing_else(path):
     pq.write_table(pa.table({"x": [None, 1, None], "y": [1, 2, 3]}), path, row_group_size=2)
     footer, whole = footer_of(path), as_pyarrow_says(path)
     for size in range(len(footer)):
         counts = NullCounts(footer[:size])
         for group in range(2):
             told = counts.of_group(group)
-            assert all(one in (None, other) for one, other in zip(told, whole[group], strict=False))
-
-
-def test_a_file_without_a_footer(path):
+            assert all(one in (None, other) for one, other in zip(told, whole[group], strict=False))  # less, and nothing else
     for content in (b"", b"PAR1", b"PAR1PAR1", b"PAR1\xff\xff\xff\xffPAR1", b"PAR1\4\0\0\0PAR1", b"x" * 100):
         path.write_bytes(content)
         assert NullCounts(footer_of(path)).of_group(0) == []
