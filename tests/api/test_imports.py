@@ -2,53 +2,36 @@
 
 import ast
 import configparser
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
+from programs import output
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def run(script: str) -> list[str]:
-    process = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    assert process.stderr == ""
-    return process.stdout.splitlines()
-
-
 HEAVY = {
     *("absl", "array_record", "etils", "jax", "jaxlib", "orbax", "pandas", "prometheus_client", "pyarrow"),
     *("tensorflow", "tensorflow_datasets", "torch"),
 }
-TOUCH = {
-    "nothing": "",
-    "DataLoader": "gristmill.DataLoader",
-    "MapDataset": "gristmill.MapDataset",
-    "everything that loads nothing": """
-for name in dir(gristmill):
-    if 'Checkpoint' not in name:  # they register with Orbax
-        getattr(gristmill, name)
-""",
-    "a loader at work": """
-list(gristmill.load([1, 2, 3], num_epochs=1, shuffle=True, seed=0, batch_size=2))
-list(gristmill.MapDataset.range(9).shuffle(seed=1).map(lambda x: {'x': [x]}).batch(2))
-""",
-}
 
 
-@pytest.mark.parametrize("touch", TOUCH)
-def test_no_optional_package_is_imported(touch):
-    script = f"import sys, gristmill\n{TOUCH[touch]}\nprint(sorted({HEAVY} & sys.modules.keys()))"
-    assert run(script) == ["[]"]
-
-
-def test_importing_alone_imports_no_machinery():
+def test_importing_alone_imports_no_machinery_and_using_it_no_optional_package(tmp_path):
     """The facade is lazy: what a program does not use costs it nothing."""
-    (loaded,) = run("import sys, gristmill; print(*sorted(m for m in sys.modules if m.startswith('gristmill')))")
-    assert loaded.split() == ["gristmill"]
+    script = f"""
+        import sys, gristmill
+        print(*sorted(m for m in sys.modules if m.startswith('gristmill')))
+        heavy = lambda: {HEAVY} & sys.modules.keys()
+        assert not heavy()
+        gristmill.DataLoader, gristmill.MapDataset
+        assert not heavy(), heavy()
+        list(gristmill.load([1, 2, 3], num_epochs=1, shuffle=True, seed=0, batch_size=2))
+        list(gristmill.MapDataset.range(9).shuffle(seed=1).map(lambda x: {{'x': [x]}}).batch(2))
+        assert not heavy(), heavy()
+        for name in dir(gristmill):
+            if 'Checkpoint' not in name:  # they register with Orbax
+                getattr(gristmill, name)
+        assert not heavy(), heavy()
+    """
+    assert output(tmp_path, script) == ["gristmill"]
 
 
 BLOCK = """
@@ -63,10 +46,8 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def test_a_missing_orbax_is_named_with_its_extra():
-    lines = run(
-        BLOCK.format(names=["orbax"])
-        + """
+def test_a_missing_orbax_is_named_with_its_extra(tmp_path):
+    script = """
 import gristmill
 handler = gristmill.checkpoint.CheckpointHandler
 for place, name in (
@@ -80,17 +61,14 @@ for place, name in (
     except ImportError as error:
         print(error)
 """
-    )
-    assert len(lines) == 4
+    lines = output(tmp_path, BLOCK.format(names=["orbax"]) + script)
     for line, name in zip(lines, ("Save", "Restore", "Save", "Restore"), strict=True):
         assert f"gristmill.checkpoint.Checkpoint{name} needs the package orbax-checkpoint" in line
         assert "pip install 'gristmill[orbax]'" in line
 
 
-def test_the_main_job_needs_numpy_and_cloudpickle_only():
-    lines = run(
-        BLOCK.format(names=["jax", "orbax", "absl", "etils", "pyarrow", "array_record", "tensorflow", "torch", "google"])
-        + """
+def test_the_main_job_needs_numpy_and_cloudpickle_only(tmp_path):
+    script = """
 import gristmill as grain
 import gristmill.python, gristmill.experimental, gristmill.checkpoint
 loader = grain.load(range(7), shuffle=True, seed=1, num_epochs=1, batch_size=3)
@@ -98,8 +76,7 @@ it = iter(loader)
 print(next(it).tolist(), grain.sharding.ShardByJaxProcess())
 print([x.tolist() for x in it])
 """
-    )
-    assert lines == [
+    assert output(tmp_path, BLOCK.format(names=[*sorted(HEAVY), "google"]) + script) == [
         "[5, 2, 6] ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)",
         "[[0, 4, 1], [3]]",
     ]
@@ -114,21 +91,23 @@ LEVELS = [
     {"diagnostics", "testing"},
     {"api"},
 ]
+TOP = set().union(*LEVELS)
 
 
-def package_folders() -> dict[str, Path]:
-    """The folder of every package in the distribution."""
+@pytest.fixture(scope="module")
+def folders() -> set[Path]:
+    """The folders of all packages in the distribution."""
     options = configparser.ConfigParser()
     options.read(REPOSITORY / "setup.cfg")
     lines = options["options"]["package_dir"].split("\n")
     mapped = dict([part.strip() for part in line.split("=")] for line in lines if line.strip())
-    folders = {}
+    folders = set()
     for package in options["options"]["packages"].split():
         root, rest = package, ""
         while root not in mapped:
             root, _, last = root.rpartition(".")
             rest = f"{last}/{rest}"
-        folders[package] = REPOSITORY / mapped[root] / rest
+        folders.add(REPOSITORY / mapped[root] / rest)
     return folders
 
 
@@ -149,20 +128,15 @@ def level_of(package: str) -> int:
     return next(level for level, packages in enumerate(LEVELS) if package in packages)
 
 
-def test_imports_go_one_way():
+def test_imports_go_one_way(folders):
     seen = set()
-    for package, folder in package_folders().items():
-        home = folder.relative_to(REPOSITORY).parts[0]
-        for path in folder.glob("*.py"):
-            for name in imported(path):
-                parts = name.split(".")
-                other = parts[1] if len(parts) > 1 else ""
-                known = set().union(*LEVELS) - {"api"}
-                other = other if other in known else "api"
-                if name == "gristmill":
-                    continue  # its names are looked at one by one
-                seen.add((home, other))
-                assert other == home or level_of(other) < level_of(home), f"{path} imports {name} ({package})"
+    for path in (path for folder in folders for path in folder.glob("*.py")):
+        home = path.relative_to(REPOSITORY).parts[0]
+        for name in imported(path) - {"gristmill"}:  # its names are looked at one by one
+            other = name.split(".")[1]
+            other = other if other in TOP else "api"
+            seen.add((home, other))
+            assert other == home or level_of(other) < level_of(home), f"{path} imports {name}"
     assert {("core", "core"), ("dataset", "core"), ("loader", "dataset"), ("api", "loader")} <= seen
 
 
@@ -172,23 +146,12 @@ def test_an_upward_import_would_be_seen(tmp_path):
     assert level_of("loader") > level_of("dataset") > level_of("core")
 
 
-def test_the_wheel_holds_every_package():
-    listed = {folder.resolve() for folder in package_folders().values()}
-    top = {"api", *set().union(*LEVELS)}
-    there = {
-        path.parent.resolve() for name in top if (REPOSITORY / name).is_dir() for path in (REPOSITORY / name).rglob("__init__.py")
-    }
-    assert listed == there
-    for name in top:
-        for path in (REPOSITORY / name).rglob("*.py"):
-            assert path.parent.resolve() in listed, f"{path} is in no package"
+def test_the_wheel_holds_every_package(folders):
+    listed = {folder.resolve() for folder in folders}
+    files = [path for name in TOP if (REPOSITORY / name).is_dir() for path in (REPOSITORY / name).rglob("*.py")]
+    assert listed == {path.parent.resolve() for path in files if path.name == "__init__.py"}
+    assert [path for path in files if path.parent.resolve() not in listed] == []
     assert (REPOSITORY / "api" / "py.typed").is_file()
-
-
-def test_only_known_folders_hold_packages():
-    """A new top-level package must be placed in the order of imports."""
-    top = {"api", *set().union(*LEVELS)}
+    # A new top-level package must be placed in the order of imports.
     others = {"tests", "examples", "benchmarks", "docs", "build", "dist", "out"}
-    for path in REPOSITORY.glob("*/*.py"):
-        name = path.parent.name
-        assert name in top | others or name.startswith("."), name
+    assert [path for path in REPOSITORY.glob("[!.]*/*.py") if path.parent.name not in TOP | others] == []
