@@ -267,6 +267,8 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         return index
 
     def _set_next_index(self, index: int) -> None:
+        if self._after is not None and self._state() is None:  # what is ready cannot be read again
+            super()._set_next_index(index)
         self._discard()
         move_to_index(self._source, index)
         self._after = self._index = None
