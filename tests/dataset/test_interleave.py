@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from computing_ahead import Boom, Failing, Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
 from local_workers import LocalWorkersIterDataset
+from refusing import assert_raises
+from users_datasets import BareIterator
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions
 from gristmill.core.errors import StateMismatchError
-from gristmill.dataset import DatasetIterator
 from gristmill.dataset.ahead import readahead
 from gristmill.experimental import (
     DatasetOptions,
@@ -47,46 +48,29 @@ class Log:
     def num_open(self):
         return len(self.opened) - len(self.closed)
 
-    def open(self, name):
-        self.opened.append(name)
-        self.most_open = max(self.most_open, self.num_open)
-
 
 class File(IterDataset):
     """A user's dataset over a file of ``n`` elements, which is open as long as its iterator is."""
 
     def __init__(self, name, n, log=None, check=lambda x: x):
-        super().__init__()
         self.name, self.n, self.log, self.check = name, n, log or Log(), check
 
     def __iter__(self):
         return Reader(self)
 
 
-class Reader(DatasetIterator):
+class Reader(BareIterator):
     def __init__(self, file):
-        super().__init__()
-        self.file = file
-        self.position = 0
-        self.is_open = True
-        file.log.open(file.name)
+        super().__init__(file.n)
+        self.file, self.is_open = file, True
+        file.log.opened.append(file.name)
+        file.log.most_open = max(file.log.most_open, file.log.num_open)
 
     def __next__(self):
         assert self.is_open
-        if self.position == self.file.n:
-            raise StopIteration
-        x = self.file.check((self.file.name, self.position))
-        self.file.log.reads.append(x)
-        self.position += 1
-        return x
-
-    def get_state(self):
-        return {"position": self.position}
-
-    def set_state(self, state):
-        if state["position"] > self.file.n:
-            raise Boom(state)
-        self.position = state["position"]
+        if self.position < self.n:
+            self.file.log.reads.append(self.file.check((self.file.name, self.position)))
+        return self.file.name, super().__next__()
 
     def _skip(self):
         self.position += 1
@@ -97,12 +81,8 @@ class Reader(DatasetIterator):
             self.file.log.closed.append(self.file.name)
 
 
-def files(lengths, log=None, check=lambda x: x):
-    return [File(name, n, log, check) for name, n in enumerate(lengths)]
-
-
-def draw(x, rng):
-    return (x, int(rng.integers(10**6)))
+def files(lengths, log=None):
+    return [File(name, n, log) for name, n in enumerate(lengths)]
 
 
 def interleave(datasets, cycle_length, **way):
@@ -111,18 +91,15 @@ def interleave(datasets, cycle_length, **way):
 
 def interleaved(lists, cycle_length):
     """The order in the words of the specification."""
-    queues = [list(x) for x in lists]
-    slots, out, p, d = [None] * min(cycle_length, len(queues)), [], 0, 0
-    while d < len(queues) or slots.count(None) < len(slots):
-        if slots[p] is None and d < len(queues):
-            slots[p] = queues[d]
-            d += 1
-            continue
-        if slots[p]:
-            out.append(slots[p].pop(0))
-        else:
-            slots[p] = None
-        p = (p + 1) % len(slots)
+    waiting, slots, out = [[*x] for x in lists], [None] * cycle_length, []
+    while waiting or any(slot is not None for slot in slots):
+        for i in range(cycle_length):
+            if slots[i] is None and waiting:
+                slots[i] = waiting.pop(0)
+            if slots[i]:
+                out.append(slots[i].pop(0))
+            else:
+                slots[i] = None
     return out
 
 
@@ -130,13 +107,13 @@ def of_files(lengths, cycle_length):
     return interleaved([[(name, i) for i in range(n)] for name, n in enumerate(lengths)], cycle_length)
 
 
-def stored(slot, num_opened, indices, positions, exhausted):
-    """A state of map datasets, as they are at ``positions``."""
+def stored(slot, num_opened, indices, states, exhausted):
+    """A state; of map datasets, by their positions."""
     return {
         "next_index_in_cycle": slot,
         "next_index_in_datasets": num_opened,
         "iterators_in_use_indices": indices,
-        "iterators_in_use_states": [{"next_index": i} for i in positions],
+        "iterators_in_use_states": [{"next_index": x} if type(x) is int else x for x in states],
         "exhausted": exhausted,
         "future_states": {},
     }
@@ -146,37 +123,28 @@ def through_json(state):
     return json.loads(json.dumps(state))
 
 
-def record(it):
-    """The elements, and the states before, between and after them."""
-    elements, states = [], [it.get_state()]
-    for x in it:
-        elements.append(x)
-        states.append(it.get_state())
-    return elements, states
-
-
-class TestOrder:
+class TestOrderAndArguments:
     @each_way
-    def test_plain_iterators(self, way):
+    def test_plain_iterators_and_a_lazy_list_of_something_else(self, way):
         ds = interleave([Plain("abc"), numbers(0, 2), Plain("xy")], 2, **way)
         expected = interleaved(["abc", range(2), "xy"], 2)
         assert list(ds) == expected
         assert list(ds.batch(4, batch_fn=list)) == [expected[:4], expected[4:]]
         it = iter(ds)
         next(it)
-        with pytest.raises(NotImplementedError, match="plain Python iterator"):
-            it.get_state()
+        assert_raises(NotImplementedError, "plain Python iterator", it.get_state)
         assert list(it) == expected[1:]
+        it = iter(interleave(MapDataset.source([numbers(0, 1), "b.txt", numbers(5, 6)]), 1, **way))
+        assert next(it) == 0
+        fails(it, TypeError, match=r"datasets\[1\] must be a MapDataset or IterDataset, got 'b.txt'")
+        it.skip_failed()
+        assert list(it) == [5]
 
     def test_endless_reshuffled_lists(self):
         opened = []
-
-        def make(name):
-            opened.append(name)
-            return numbers(10 * name, 10 * name + 2)
-
         names = MapDataset.range(3).shuffle(seed=5).repeat()
-        it, again = [iter(interleave(names.map(make), 2)) for _ in range(2)]
+        ds = interleave(names.map(lambda name: opened.append(name) or numbers(10 * name, 10 * name + 2)), 2)
+        it, again = iter(ds), iter(ds)
         order = [names[i] for i in range(12)]
         assert it._take(18) == interleaved([[10 * x, 10 * x + 1] for x in order], 2)[:18]
         assert len(opened) <= 10 + 1 and opened == order[: len(opened)]
@@ -185,47 +153,30 @@ class TestOrder:
         again.set_state(state)
         assert again._take(20) == it._take(20)
 
-
-class TestArguments:
-    @pytest.mark.parametrize("name", ["cycle_length", "num_make_iter_threads", "make_iter_buffer_size", "iter_buffer_size"])
-    def test_numbers(self, name):
-        given = {"cycle_length": 2, name: np.int64(1)}
-        assert list(InterleaveIterDataset(files([1]), **given)) == [(0, 0)]
-        wrong = [(1.0, TypeError), ("1", TypeError), (None, TypeError), (-1, ValueError)]
-        for value, error in [*wrong, (0, ValueError)] if name == "cycle_length" else wrong:
-            with pytest.raises(error, match=name):
-                InterleaveIterDataset(files([1]), **{**given, name: value})
-
-    def test_texts_and_what_is_no_list_of_datasets(self):
+    def test_arguments_and_texts(self):
         given = files([1, 2, 3])
         ds = interleave(given, 2)
         given.append(File("late", 2))
         assert str(ds) == "InterleaveIterDataset([3 datasets], cycle_length=2)"
         assert str(iter(ds)) == "InterleaveDatasetIterator([3 datasets], cycle_length=2)"
         assert list(ds) == of_files([1, 2, 3], 2)
+        for use in (get_next_index, lambda it: set_next_index(it, 1)):
+            assert_raises(NotImplementedError, "single dataset", use, iter(interleave([], 1)))
+        for name in ("cycle_length", *WAYS[0]):
+            assert list(interleave(files([1]), **{"cycle_length": 2, name: np.int64(1)})) == [(0, 0)]
+            wrong = [(1.0, TypeError), ("1", TypeError), (None, TypeError), (-1, ValueError), (0, ValueError)]
+            for value, error in wrong if name == "cycle_length" else wrong[:-1]:
+                assert_raises(error, name, interleave, files([1]), **{"cycle_length": 2, name: value})
         for wrong in (None, 3, "ab", {"a": numbers(0, 1)}, {numbers(0, 1)}, iter([numbers(0, 1)]), numbers(0, 1)):
-            with pytest.raises(TypeError, match=r"datasets(\[0\])? must be"):
-                interleave(wrong, 2)
+            assert_raises(TypeError, r"datasets(\[0\])? must be", interleave, wrong, 2)
         for wrong in (3, [1, 2], None, iter(numbers(0, 1))):
-            with pytest.raises(TypeError, match=r"datasets\[1\] must be a MapDataset or IterDataset"):
-                interleave([numbers(0, 1), wrong], 2)
-        for datasets in (files([2, 2]), []):
-            for use in (get_next_index, lambda it: set_next_index(it, 1)):
-                with pytest.raises(NotImplementedError, match="single dataset"):
-                    use(iter(interleave(datasets, 1)))
-
-    @each_way
-    def test_a_lazy_list_of_something_else(self, way):
-        it = iter(interleave(MapDataset.source([numbers(0, 1), "b.txt", numbers(5, 6)]), 1, **way))
-        assert next(it) == 0
-        fails(it, TypeError, match=r"datasets\[1\] must be a MapDataset or IterDataset, got 'b.txt'")
-        it.skip_failed()
-        assert list(it) == [5]
+            match = r"datasets\[1\] must be a MapDataset or IterDataset"
+            assert_raises(TypeError, match, interleave, [numbers(0, 1), wrong], 2)
 
 
 class TestStates:
     def test_datasets_that_grain_says_have_ended(self):
-        """With no dataset left to take its place, one that is said to have ended is asked all the same."""
+        """Each is asked all the same: with no dataset left to take its place, and with some."""
         it = iter(interleave([numbers(0, 4), numbers(10, 13)], 2))
         for flags in ([0, 0], [0, 1], [1, 0], [1, 1]):
             for positions, rest in (([1, 1], [1, 11, 2, 12, 3]), ([1, 1], [1, 11, 2, 12, 3]), ([4, 1], [11, 12])):
@@ -234,32 +185,23 @@ class TestStates:
                 assert it.get_state() == state
                 assert list(it) == rest
                 assert it.get_state()["exhausted"] == [1, 1]
-
-    @pytest.mark.parametrize(
-        ("slot", "num_opened", "indices", "positions", "exhausted", "first"),
-        [  # as Grain 0.2.18 wrote them in the second epoch of a RepeatIterDataset, where flags of the first one stay
-            (1, 2, [0, 1], [1, 0], [1, 1], [10, 1, 11, 12, 20, 13, 21, 14]),
-            (0, 2, [0, 1], [1, 1], [1, 1], [1, 11, 12, 20, 13, 21, 14]),
-            (0, 2, [0, 1], [2, 3], [1, 1], [20, 13, 21, 14]),
-            (1, 3, [2, 1], [1, 3], [0, 1], [13, 21, 14]),
-            (1, 3, [2, 1], [2, 4], [0, 1], [14]),
-        ],
-    )
-    def test_a_dataset_that_is_wrongly_said_to_have_ended_goes_on(self, slot, num_opened, indices, positions, exhausted, first):
-        datasets = [MapDataset.range(10 * i, 10 * i + n) for i, n in enumerate((2, 5, 4, 3, 2))]
-        it = iter(interleave(datasets, 2))
-        it.set_state(stored(slot, num_opened, indices, positions, exhausted))
-        assert it.get_state()["exhausted"] == exhausted
-        assert list(it) == [*first, 22, 23, 30, 31, 40, 32, 41]
-
-    def test_an_error_loses_nothing_of_a_dataset_that_is_said_to_have_ended(self):
-        """The flag stands in the state again when the block that found the truth failed; the truth stays known no longer."""
+        it = iter(interleave([MapDataset.range(10 * i, 10 * i + n) for i, n in enumerate((2, 5, 4, 3, 2))], 2))
+        for state, first in [  # as Grain 0.2.18 wrote them in the second epoch of a RepeatIterDataset, with flags of the first
+            (stored(1, 2, [0, 1], [1, 0], [1, 1]), [10, 1, 11, 12, 20, 13, 21, 14]),
+            (stored(0, 2, [0, 1], [1, 1], [1, 1]), [1, 11, 12, 20, 13, 21, 14]),
+            (stored(0, 2, [0, 1], [2, 3], [1, 1]), [20, 13, 21, 14]),
+            (stored(1, 3, [2, 1], [1, 3], [0, 1]), [13, 21, 14]),
+            (stored(1, 3, [2, 1], [2, 4], [0, 1]), [14]),
+        ]:
+            it.set_state(state)
+            assert it.get_state() == state
+            assert list(it) == [*first, 22, 23, 30, 31, 40, 32, 41]
+        # The flag stands in the state again when the block that found the truth failed; the truth stays known no longer.
         failing = numbers(10, 15, fn=Failing(14, times=4))  # in the block, alone, and in both once more
         it = iter(interleave([MapDataset.range(0, 3), failing], 2, iter_buffer_size=0))
         it.set_state(stored(0, 2, [0, 1], [1, 1], [1, 0]))
         for _ in range(2):
-            with pytest.raises(Boom):
-                it._take(20)
+            assert_raises(Boom, None, it._take, 20)
         assert it._take(20) == [1, 11, 2, 12, 13, 14]
 
     @pytest.mark.parametrize("key_type", [int, str, np.int64])
@@ -293,13 +235,12 @@ class TestStates:
             "future_states": ([1], {"a": {}}, {1.5: {}}),
         }
         for key, value in [(key, value) for key, values in wrong.items() for value in values]:
-            with pytest.raises(StateMismatchError):
-                it.set_state({**before, key: value})
+            assert_raises(StateMismatchError, None, it.set_state, {**before, key: value})
             assert it.get_state() == before
-        with pytest.raises(StateMismatchError, match="cycle length"):
-            it.set_state(iter(interleave(files([2, 2, 2]), 3)).get_state())
-        with pytest.raises(Boom):  # which a file refuses
-            it.set_state({**before, "iterators_in_use_states": [{"position": 2}, {"position": 4}]})
+        other = iter(interleave(files([2, 2, 2]), 3)).get_state()
+        assert_raises(StateMismatchError, "cycle length", it.set_state, other)
+        refused = {**before, "iterators_in_use_states": [{"position": 2}, {}]}  # by a file
+        assert_raises(KeyError, "position", it.set_state, refused)
         assert it.get_state() == before
         assert list(it) == rest
 
@@ -309,8 +250,7 @@ class TestStates:
         ds = interleave(files([3, 3, 3, 3], log), 2, **way)
         it = iter(ds)
         assert log.opened == []
-        positions = [{"position": 0}, {"position": 0}]
-        assert it.get_state() == {**stored(0, 2, [0, 1], [], [0, 0]), "iterators_in_use_states": positions}
+        assert it.get_state() == stored(0, 2, [0, 1], 2 * [{"position": 0}], [0, 0])
         assert log.opened == [0, 1] and log.reads == []
         assert it._take(3) == of_files([3, 3, 3, 3], 2)[:3]
         state = it.get_state()
@@ -346,30 +286,23 @@ class TestOptions:
         ds = stage(interleave([self.dropping(), self.dropping()], 2))
         it = iter(WithOptionsIterDataset(ds, quiet.merge(DatasetOptions(filter_raise_threshold_ratio=0.95))))
         it.get_state()
-        with pytest.raises(ValueError, match="filter_raise_threshold_ratio"):
-            list(it)
+        assert_raises(ValueError, "filter_raise_threshold_ratio", list, it)
         it.close()
         assert next(iter(WithOptionsIterDataset(ds, quiet))) is not None
 
     @each_way
-    def test_those_of_a_dataset_hold_where_those_downstream_say_nothing_and_do_not_get_out(self, way, caplog):
-        quiet, error = {"filter_warn_threshold_ratio": None}, "filter_raise_threshold_ratio"
-        strict = WithOptionsIterDataset(numbers(0, 3000), DatasetOptions(filter_raise_threshold_ratio=0.5))
-        ds = interleave([strict, self.dropping()], 2, **way)
+    def test_those_of_a_dataset_hold_where_those_downstream_say_nothing(self, way, caplog):
+        quiet, strict = {"filter_warn_threshold_ratio": None}, {"filter_raise_threshold_ratio": 0.95}
+        ds = interleave([WithOptionsIterDataset(numbers(0, 3000), DatasetOptions(**strict)), self.dropping()], 2, **way)
         it = iter(WithOptionsIterDataset(ds, DatasetOptions(**quiet)).filter(lambda x: x % 1000 == 0))
-        assert sorted(it) == [0, 0, 1000, 2000]
-        assert it._ctx.options.filter_raise_threshold_ratio is None
-        assert not caplog.records
-        ds = interleave([self.dropping(filter_raise_threshold_ratio=0.95, **quiet), numbers(0, 3)], 2, **way)
+        assert sorted(it) == [0, 0, 1000, 2000] and not caplog.records  # they do not get out
+        ds = interleave([self.dropping(**strict, **quiet), numbers(0, 3)], 2, **way)
         for same in (ds, WithOptionsIterDataset(ds, DatasetOptions(min_shm_size=1))):
-            with pytest.raises(ValueError, match=error):
-                list(same)
+            assert_raises(ValueError, "filter_raise_threshold_ratio", list, same)
         assert len(list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=None)))) == 13
 
 
-@pytest.mark.parametrize(
-    "share", [LocalWorkersIterDataset, lambda ds, n: multithread_prefetch(ds, n, 2)], ids=["workers", "threads"]
-)
+@pytest.mark.parametrize("share", [LocalWorkersIterDataset, lambda ds, n: multithread_prefetch(ds, n, 2)])
 def test_every_worker_has_files_of_its_own(share):
     """What is drawn does not depend on how many there are, as it does not in Grain. Lists of users know no slices."""
 
@@ -378,8 +311,8 @@ def test_every_worker_has_files_of_its_own(share):
             return 5
 
         def __getitem__(self, index):
-            start = 10 * (index % 5)
-            return numbers(start, start + 2).random_map(draw, seed=1).map_with_index(lambda i, x: (i, *x))
+            drawn = numbers(10 * (index % 5), 10 * (index % 5) + 2).random_map(lambda x, rng: (x, rng.integers(10**6)), seed=1)
+            return drawn.map_with_index(lambda i, x: (i, *x))
 
     lists = [list(ds) for ds in Names()]
     assert [x[:2] for x in lists[3]] == [(0, 30), (1, 31)]
@@ -390,37 +323,21 @@ def test_every_worker_has_files_of_its_own(share):
 
 def test_processes_in_one_of_the_files():
     """Alone, and in a worker, which then has workers of its own; none is left."""
-
-    def make(start):
-        return numbers(start, start + 3).mp_prefetch(MultiprocessingOptions(num_workers=1))
-
-    ds = interleave(MapDataset.source([0, 10]).map(make), 2)
+    starts = MapDataset.source([0, 10])
+    ds = interleave(starts.map(lambda i: numbers(i, i + 3).mp_prefetch(MultiprocessingOptions(num_workers=1))), 2)
     assert list(ds) == [0, 10, 1, 11, 2, 12]
     with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) as it:
         assert list(it) == [0, 10, 1, 11, 2, 12]
 
 
-class Opening:
-    """Makes the files of a lazy list; some cannot be opened, for a time or for ever."""
-
-    def __init__(self, lengths, *bad, **failing):
-        self.lengths = lengths
-        self.check = Failing(*bad, **failing)
-
-    def __call__(self, name):
-        self.check(name)
-        return File(name, self.lengths[name])
-
-    def dataset(self, cycle_length, **way):
-        return interleave(MapDataset.range(len(self.lengths)).map(self), cycle_length, **way)
-
-
-def boom(x):
-    return ("boom", x)
+def opening(can_open, lengths, cycle_length, way, **file):
+    """Files of a lazy list; ``can_open`` fails where one cannot be opened, for a time or for ever."""
+    names = MapDataset.range(len(lengths)).map(can_open)
+    return interleave(names.map(lambda name: File(name, lengths[name], **file)), cycle_length, **way)
 
 
 def outcomes(it, limit=100):
-    """Elements, and errors as ``boom``: so many in all."""
+    """Elements and errors: so many in all."""
     found = []
     for _ in range(limit):
         try:
@@ -428,8 +345,12 @@ def outcomes(it, limit=100):
         except StopIteration:
             break
         except Boom as error:
-            found.append(boom(*error.args))
+            found.append(error)
     return found
+
+
+def elements(found):
+    return [x for x in found if type(x) is not Boom]
 
 
 class TestErrors:
@@ -439,73 +360,65 @@ class TestErrors:
         for bad in range(4):
             cycle_length = 1 + (bad + WAYS.index(way)) % 4  # in turn
             expected = of_files([0 if name == bad else n for name, n in enumerate(lengths)], cycle_length)  # as if it were empty
-            ds = Opening(lengths, bad).dataset(cycle_length, **way)
+            ds = opening(Failing(bad), lengths, cycle_length, way)
             it = iter(ds)
             it.start_prefetch()  # leaves the error to its turn
             found = outcomes(it, limit=len(expected) + 3)
-            k = found.index(boom(bad))
-            assert found == expected[:k] + [boom(bad)] * (len(expected) + 3 - k)
+            k = len(elements(found))
+            assert found[:k] == expected[:k] and {error.args for error in found[k:]} == {(bad,)}
             before = it.get_state()
             fails(it, Boom)
             assert it.get_state() == before
             it.skip_failed()
-            rest, states = record(it)
-            assert rest == expected[k:]
-            for i, state in enumerate(states):  # also behind it the file is not opened
+            assert_raises(ValueError, "nothing to skip", it.skip_failed)
+            states = [it.get_state()]
+            for x in expected[k:]:
+                assert next(it) == x
+                states.append(it.get_state())
+            assert next(it, "end") == "end"
+            for i, state in enumerate(states, k):  # also behind it the file is not opened
                 for again in (it, iter(ds)):
                     again.set_state(through_json(state))
-                    assert list(again) == rest[i:]
-            with pytest.raises(ValueError, match="nothing to skip"):
-                it.skip_failed()
+                    assert list(again) == expected[i:]
 
     @each_way
-    def test_skipping_while_another_file_heals(self, way):
+    def test_a_file_that_heals(self, way):
         """What can be opened between an error and ``skip_failed`` does not hide that there was an error."""
-        opening = Opening([2, 2, 2], 1, times=3)
-        make = opening.dataset(3, **way)._datasets.map(lambda file: File(file.name, file.n, check=Failing((0, 0))))
-        it = iter(interleave(make, 3, **way))
-        assert outcomes(it, limit=4) == 4 * [boom((0, 0))]
+        it = iter(opening(Failing(1, times=3), [2, 2, 2], 3, way, check=Failing((0, 0))))
+        assert [error.args for error in outcomes(it, limit=4)] == 4 * [((0, 0),)]
         it.skip_failed()
-        assert [x for x in outcomes(it) if x[0] != "boom"] == of_files([2, 2, 2], 3)[1:]
-
-    def test_a_file_that_cannot_be_opened_is_tried_once_for_every_next(self):
-        opening = Opening([2, 2], 1)
-        it = iter(opening.dataset(2, **WAYS[0]))
-        left = opening.check.left
+        assert elements(outcomes(it)) == of_files([2, 2, 2], 3)[1:]
+        can_open = Failing(1, times=100)
+        it = iter(opening(can_open, [2, 2], 2, WAYS[0]))
         assert next(it) == (0, 0)
-        for _ in range(3):
-            before = left[1]
+        for _ in range(3):  # it is tried once for every ``next``
+            before = can_open.left[1]
             fails(it, Boom)
             it.get_state()
             it.start_prefetch()
-            assert left[1] == before - 1
+            assert can_open.left[1] == before - 1
 
     @each_way
     def test_going_back_after_an_error_opens_nothing(self, way):
         """A batch that failed has to be begun again; files that cannot be opened again just then must not make that fail."""
         opened = Counter()
-        check = Failing((1, 3), times=2)
 
-        def make(name):
+        def can_open(name):
             opened[name] += 1
             if 2 <= opened[name] <= 4:
                 raise Boom("opening again")
-            return File(name, 6, check=check)
+            return name
 
-        it = iter(interleave(MapDataset.range(2).map(make), 2, **way).batch(5, batch_fn=list))
+        it = iter(opening(can_open, [6, 6], 2, way, check=Failing((1, 3), times=2)).batch(5, batch_fn=list))
         expected = of_files([6, 6], 2)
-        assert [x for x in outcomes(it) if x[0] != "boom"] == [expected[:5], expected[5:10], expected[10:]]
+        assert elements(outcomes(it)) == [expected[:5], expected[5:10], expected[10:]]
 
-
-def test_an_interrupt_of_get_state_and_start_prefetch():
-    opening = Opening([2, 2, 2], 1, times=2, error=KeyboardInterrupt)
-    it = iter(opening.dataset(2))
-    for use in (it.get_state, it.start_prefetch):
-        with pytest.raises(KeyboardInterrupt):
-            use()
-    state = it.get_state()
-    assert state["iterators_in_use_indices"] == [0, 1] and state["next_index_in_datasets"] == 2
-    assert list(it) == of_files([2, 2, 2], 2)
+    def test_an_interrupt_of_get_state_and_start_prefetch(self):
+        it = iter(opening(Failing(1, times=2, error=KeyboardInterrupt), [2, 2, 2], 2, {}))
+        for use in (it.get_state, it.start_prefetch):
+            assert_raises(KeyboardInterrupt, None, use)
+        assert it.get_state() == stored(0, 2, [0, 1], 2 * [{"position": 0}], [0, 0])
+        assert list(it) == of_files([2, 2, 2], 2)
 
 
 class TestResources:
@@ -522,6 +435,11 @@ class TestResources:
             assert log.most_open <= 3 + way.get("make_iter_buffer_size", 1)
             wait_until(lambda log=log: log.num_open == 0)
             assert sorted(log.closed) == list(range(12))
+        log = Log()
+        assert list(RepeatIterDataset(interleave(files([1, 2, 1], log), 2, **way), 3)) == 3 * of_files([1, 2, 1], 2)
+        wait_until(lambda: log.num_open == 0)
+        assert Counter(log.opened) == {0: 3, 1: 3, 2: 3}  # those of each epoch once
+        assert log.most_open <= 2 + way.get("make_iter_buffer_size", 1)
 
     def test_files_are_closed_when_they_have_ended(self):
         log, readers = Log(), []
@@ -531,13 +449,13 @@ class TestResources:
                 readers.append(Reader(self))  # so that nothing but ``close`` closes it
                 return readers[-1]
 
-        datasets = [Kept(name, n, log) for name, n in enumerate([1, 3, 1])]
-        it = iter(interleave(datasets, 2, **WAYS[0]))
+        ds = interleave([Kept(name, n, log) for name, n in enumerate([1, 3, 1])], 2, **WAYS[0])
+        it = iter(ds)
         assert [next(it), next(it)] == [(0, 0), (1, 0)] and log.closed == []
         assert next(it) == (1, 1) and log.closed == [0]  # the slot of an ended one is filled at the next visit
         assert next(it) == (2, 0) and log.num_open == 2
         assert list(it) == [(1, 2)] and log.closed == [0, 2, 1]
-        it = iter(interleave(datasets, 2, **WAYS[0]))
+        it = iter(ds)
         it._take(2)
         it.close()
         assert sorted(log.closed[3:]) == [0, 1]
@@ -569,7 +487,7 @@ class TestResources:
     def test_closing_in_the_middle_of_opening(self):
         """The pool's thread is in user code when the iterator is closed: what it opens then is closed too."""
         log, gate = Log(), Gate(2)
-        it = iter(interleave(MapDataset.range(9).map(lambda name: File(gate(name), 2, log)), 2))
+        it = iter(opening(gate, [2] * 9, 2, {}, log=log))
         assert [next(it), next(it)] == [(0, 0), (1, 0)]
         wait_until(lambda: gate.num_busy)
         it.close()
@@ -579,8 +497,7 @@ class TestResources:
     def test_files_work_ahead_of_their_turn(self):
         """After ``start_prefetch`` all of the cycle, and after a restore, as soon as there is something to do."""
         log = Log()
-        ds = interleave(files([4] * 9, log), 3, iter_buffer_size=2)
-        it = iter(ds)
+        it = iter(interleave(files([4] * 9, log), 3, iter_buffer_size=2))
         for _ in range(2):
             it.start_prefetch()
             assert log.opened == [0, 1, 2]
@@ -600,12 +517,7 @@ class TestResources:
     def test_the_next_file_is_opened_before_it_is_needed(self, monkeypatch):
         monkeypatch.setattr(readahead, "_ANEW_SECONDS", 3600.0)  # whoever misses something finds that out too late
         opened = threading.Semaphore(0)
-
-        def make(name):
-            opened.release()
-            return File(name, 2)
-
-        it = iter(interleave(MapDataset.range(9).map(make), 1))
+        it = iter(opening(lambda name: opened.release() or name, [2] * 9, 1, {}))
         for num in range(1, 5):
             assert next(it) == (num - 1, 0)
             for _ in range(2 if num == 1 else 1):
@@ -613,11 +525,3 @@ class TestResources:
             assert next(it) == (num - 1, 1)
             assert not opened.acquire(blocking=False)  # but no more than one
         it.close()
-
-    def test_a_repetition_opens_the_files_of_each_epoch_once(self):
-        log = Log()
-        ds = RepeatIterDataset(interleave(files([1, 2, 1], log), 2), 3)
-        assert list(ds) == 3 * of_files([1, 2, 1], 2)
-        wait_until(lambda: log.num_open == 0)
-        assert Counter(log.opened) == {0: 3, 1: 3, 2: 3}
-        assert log.most_open <= 3
