@@ -96,8 +96,7 @@ def test_leaf_by_leaf_as_numpy_stacks(name, first, second, with_jax):
     elements = [STRUCTURES[name](*leaves) for leaves in zip(first, second, strict=False)]
     before = copy.deepcopy(elements)
     with pytest.MonkeyPatch.context() as patch:
-        if not with_jax:
-            patch.setattr(tree, "_jax_tree_util", lambda: None)
+        patch.setattr(tree, "_jax_tree_util", tree._jax_tree_util if with_jax else lambda: None)
         batch = stack(elements)
     expected = jax.tree_util.tree_map(numpys, *elements)
     assert repr(batch) == repr(expected)  # containers keep their types
@@ -109,12 +108,12 @@ def test_leaf_by_leaf_as_numpy_stacks(name, first, second, with_jax):
     assert repr(elements) == repr(before)
 
 
-_texts = st.lists(st.text("a\0", max_size=3), min_size=1, max_size=4)
-
-
 def with_legacy_operation(leaves):
     (record,) = BatchOperation(len(leaves))(iter([Record(RecordMetadata(i), leaf) for i, leaf in enumerate(leaves)]))
     return record.data
+
+
+_texts = st.lists(st.text("a\0", max_size=3), min_size=1, max_size=4)
 
 
 @settings(deadline=None, max_examples=150)
@@ -141,15 +140,10 @@ def test_text_and_bytes_are_kept_or_refused(leaves, as_scalars):
             assert_raises(ValueError, re.escape(f"but {place}element {bad} ends in ") + ".*batch_fn=list", way, leaves)
 
 
-class Thing:
-    pass
-
-
 class Tensor:
     """Like PyTorch's: its ``__array__`` takes no ``copy=``, which NumPy 2 warns of where it is given one."""
 
-    def __init__(self, values):
-        self.values = values
+    values = np.ones(2)
 
     def __array__(self, dtype=None):
         return self.values if dtype is None else self.values.astype(dtype)
@@ -160,13 +154,12 @@ def test_anything_is_an_element():
     assert (stack([{}, {}]), stack([(), ()]), stack([[None, {"a": None}]] * 3)) == ({}, (), [None, {"a": None}])
     assert stack((1, 2)).tolist() == [1, 2]
     assert stack(np.arange(6).reshape(3, 2)).tolist() == [[0, 1], [2, 3], [4, 5]]
-    things = [Thing(), Thing()]
-    assert stack(things).dtype == stack([Thing]).dtype == object and stack(things).tolist() == things
-    values = np.ones(2)
-    batch = stack([Tensor(values)])
+    things = [object(), object()]
+    assert stack(things).dtype == stack([object]).dtype == object and stack(things).tolist() == things
+    batch = stack([Tensor()])
     assert batch.tolist() == [[1, 1]]
     batch[:] = 5
-    assert values[0] == 1  # the batch is a copy
+    assert Tensor.values[0] == 1  # the batch is a copy
 
 
 A3, A2 = np.zeros(3), np.zeros(2, np.int8)
@@ -191,10 +184,9 @@ DIFFERENCES = [
 ]
 
 
-@pytest.mark.parametrize("with_jax", [False, True])
-def test_errors_name_what_differs(with_jax, monkeypatch):
-    if not with_jax:
-        monkeypatch.setattr(tree, "_jax_tree_util", lambda: None)
+@pytest.mark.parametrize("jax_or_none", [tree._jax_tree_util, lambda: None])
+def test_errors_name_what_differs(jax_or_none, monkeypatch):
+    monkeypatch.setattr(tree, "_jax_tree_util", jax_or_none)
     for elements, parts in DIFFERENCES:
         with pytest.raises(ValueError, match="same structure") as caught:
             stack(elements)
@@ -206,11 +198,11 @@ def test_errors_name_what_differs(with_jax, monkeypatch):
     assert_raises(ValueError, "zero elements", stack, [])
 
 
+SHAPE, FLOAT = (4, MEGABYTE // 4), np.dtype(np.float32)
+
+
 def address(array):
     return array.__array_interface__["data"][0]
-
-
-SHAPE, FLOAT = (4, MEGABYTE // 4), np.dtype(np.float32)
 
 
 def test_a_dropped_batch_is_used_again():
@@ -223,6 +215,14 @@ def test_a_dropped_batch_is_used_again():
     assert address(pool(SHAPE[::-1], np.dtype(np.int32))) == place  # as many bytes
     for other in (pickle.loads(pickle.dumps(pool)), copy.deepcopy(pool)):
         assert type(other) is BufferPool and other._buffers == []
+    pool = BufferPool()  # what is small, of objects or too much is not kept
+    for shape, dtype in (((10,), np.int8), ((MEGABYTE - 1,), np.int8), ((MEGABYTE,), object), ((0, 5), float)):
+        array = pool(shape, np.dtype(dtype))
+        assert array.base is None and (array.shape, array.dtype) == (shape, dtype)
+    assert pool._buffers == []
+    kept = [pool((MEGABYTE + i,), np.dtype(np.uint8)) for i in range(30)]  # it does not grow for ever
+    assert len(pool._buffers) < 10
+    assert len({address(batch) for batch in kept}) == 30
 
 
 VIEWS = [
@@ -251,18 +251,7 @@ def test_what_is_still_seen_is_not(view):
     np.testing.assert_array_equal(np.array(kept), expected)
 
 
-def test_what_is_not_kept_for_reuse():
-    pool = BufferPool()
-    for shape, dtype in (((10,), np.int8), ((MEGABYTE - 1,), np.int8), ((MEGABYTE,), object), ((0, 5), float)):
-        array = pool(shape, np.dtype(dtype))
-        assert array.base is None and (array.shape, array.dtype) == (shape, dtype)
-    assert pool._buffers == []
-    kept = [pool((MEGABYTE + i,), np.dtype(np.uint8)) for i in range(30)]  # it does not grow for ever
-    assert len(pool._buffers) < 10
-    assert len({address(batch) for batch in kept}) == 30
-
-
-def test_a_pool_of_many_threads():
+def test_a_pool_of_many_threads_and_of_stacks():
     pool = BufferPool()
 
     def work(number):
@@ -279,10 +268,7 @@ def test_a_pool_of_many_threads():
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))
-
-
-def test_stacking_asks_for_memory_where_shape_and_dtype_are_known():
-    asked = []
+    asked = []  # when elements are stacked, where shape and dtype are known
     stack([{"x": np.zeros((2, 3), np.float32), "y": 1}] * 4, lambda *array: asked.append(array) or np.empty(*array))
     assert asked == [((4, 2, 3), np.float32)]
     pool, elements = BufferPool(), [np.full(MEGABYTE, i, np.uint8) for i in range(2)]

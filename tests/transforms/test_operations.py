@@ -37,9 +37,6 @@ def test_elements_and_metadata():
         assert all(r.metadata.record_key is not None for r in given)
     assert [r.data for r in run(OPERATIONS["RandomMap"])] == DRAWN
     assert [r.data for r in run(FilterOperation(lambda x: [x] if x > 1 else []))] == [2, 3]  # tests for truth
-
-
-def test_batch_operation():
     given = records()
     out = run(BatchOperation(3), given)
     assert [(b.metadata.index, b.metadata.record_key, b.data.tolist()) for b in out] == [(2, None, [0, 1, 2]), (3, None, [3])]
@@ -69,21 +66,19 @@ def test_errors():
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_deprecation_is_told_when_iteration_starts_and_once(name, caplog):
+def test_operations_are_values_and_tell_that_they_are_deprecated_once_and_when_iteration_starts(caplog):
     caplog.set_level(logging.ERROR, "gristmill")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        out = OPERATIONS[name](iter(records()))
-    assert caplog.records == []
-    with pytest.warns(DeprecationWarning, match=rf"{name}Operation is deprecated.*{name}$") as caught:
-        list(out)
-    assert len(caught) == 1
-    (record,) = caplog.records
-    assert record.levelname == "ERROR" and f"{name}Operation is deprecated" in record.getMessage()
-
-
-def test_operations_are_values():
+    for name, operation in OPERATIONS.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            out = operation(iter(records()))
+        assert caplog.records == []
+        with pytest.warns(DeprecationWarning, match=rf"{name}Operation is deprecated.*{name}$") as caught:
+            list(out)
+        (record,) = caplog.records
+        assert len(caught) == 1 and record.levelname == "ERROR"
+        assert f"{name}Operation is deprecated" in record.getMessage()
+        caplog.clear()
     assert MapOperation(len) == MapOperation(len) != MapOperation(max)
     for operation, text in [
         (MapOperation(len), "MapOperation(map_function=<built-in function len>)"),

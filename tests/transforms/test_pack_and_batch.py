@@ -30,10 +30,14 @@ def test_it_is_deprecated_and_a_value(caplog):
     assert pickle.loads(pickle.dumps(one)) == one
 
 
-def test_metadata_are_those_of_the_last_element_in_the_batch():
+def test_metadata_are_those_of_the_last_element_and_nothing_is_kept_between_calls():
     batches = list(operation(4, 1)(records([np.arange(2), np.arange(2), np.arange(3)])))
     assert [batch.metadata for batch in batches] == [RecordMetadata(1), RecordMetadata(2)]
     assert [batch.data[0].tolist() for batch in batches] == [[[0, 1, 0, 1]], [[0, 1, 2, 0]]]
+    packs = operation(3, 2)
+    assert list(packs(records([]))) == []
+    next(packs(records([np.full(3, i) for i in range(5)])))
+    assert [b.data[0].tolist() for b in packs(records([np.array([9])]))] == [[[9, 0, 0], [0, 0, 0]]]
 
 
 def test_any_pytree_and_scalars():
@@ -45,13 +49,6 @@ def test_any_pytree_and_scalars():
     assert segment_ids[0][0].tolist() == [[1, 1, 2], [0, 0, 0]]
     assert positions[1]["y"].tolist() == [[0, 0], [0, 0]]
     assert positions[0][1].dtype == np.int32
-
-
-def test_nothing_of_nothing_and_no_state_between_calls():
-    packs = operation(3, 2)
-    assert list(packs(records([]))) == []
-    next(packs(records([np.full(3, i) for i in range(5)])))
-    assert [b.data[0].tolist() for b in packs(records([np.array([9])]))] == [[[9, 0, 0], [0, 0, 0]]]
 
 
 def test_errors():

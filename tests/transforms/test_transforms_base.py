@@ -23,15 +23,18 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("kind", METHODS)
-def test_abstract_classes(kind):
-    name, parameters = METHODS[kind]
-    assert isinstance(kind, abc.ABCMeta) and kind.__abstractmethods__ == {name}
-    assert list(inspect.signature(getattr(kind, name)).parameters) == parameters
-    assert kind.__init__ is object.__init__ and kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
-    assert_raises(TypeError, name, kind)
-    complete = type("Complete", (kind,), {name: lambda self, *args: args})
-    assert getattr(complete(), name)(1, 2) == (1, 2)
+def test_abstract_classes():
+    for kind, (name, parameters) in METHODS.items():
+        assert isinstance(kind, abc.ABCMeta) and kind.__abstractmethods__ == {name}
+        assert list(inspect.signature(getattr(kind, name)).parameters) == parameters
+        assert kind.__init__ is object.__init__ and kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+        assert_raises(TypeError, name, kind)
+        complete = type("Complete", (kind,), {name: lambda self, *args: args})
+        assert getattr(complete(), name)(1, 2) == (1, 2)
+    assert set(typing.get_args(transforms.Transformation)) == {transforms.Batch, *METHODS}
+    assert typing.get_origin(transforms.Transformations) is Sequence
+    assert typing.get_args(transforms.Transformations) == (transforms.Transformation,)
+    assert transforms.DatasetSelectionMap.__abstractmethods__ == {"__len__", "__getitem__"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,50 +56,30 @@ def test_transformations_are_values():
         assert pickle.loads(pickle.dumps(value)) == value
 
 
-@pytest.mark.parametrize(
-    ("size", "error", "message"),
-    [
+def test_batch_size_is_checked_where_it_is_applied():
+    ds = MapDataset.range(5)
+    for size, error, message in (
         (0, ValueError, "batch_size must be a positive integer, got 0"),
         ("2", TypeError, "batch_size must be an integer, got '2'"),
         (None, TypeError, "batch_size must be an integer, got None"),
-    ],
-)
-def test_batch_size_is_checked_where_it_is_applied(size, error, message):
-    batch, ds = transforms.Batch(size), MapDataset.range(5)
-    for apply in (
-        lambda: ds.apply(batch),
-        lambda: ds.batch(size),
-        lambda: ds.to_iter_dataset().apply([batch]),
-        lambda: ds.to_iter_dataset().batch(size),
-        lambda: DataLoader(data_source=[1, 2], sampler=SequentialSampler(2), operations=[batch]),
     ):
-        assert_raises(error, message, apply)
+        for each in (ds, ds.to_iter_dataset()):
+            assert_raises(error, message, each.batch, size)
+            assert_raises(error, message, each.apply, [transforms.Batch(size)])
+        arguments = {"data_source": [1, 2], "sampler": SequentialSampler(2), "operations": [transforms.Batch(size)]}
+        assert_raises(error, message, DataLoader, **arguments)
     assert [len(x) for x in ds.batch(np.int64(2))] == [2, 2, 1]
 
 
-def test_types():
-    assert set(typing.get_args(transforms.Transformation)) == {transforms.Batch, *METHODS}
-    assert typing.get_origin(transforms.Transformations) is Sequence
-    assert typing.get_args(transforms.Transformations) == (transforms.Transformation,)
-    assert transforms.DatasetSelectionMap.__abstractmethods__ == {"__len__", "__getitem__"}
-
-
-class Both(transforms.Map):
-    def map(self, element):
-        return "the method"
-
-    def __call__(self, element):
-        return "the call"
-
-
 def test_the_function_of_a_transformation():
-    assert transform_function(Both(), transforms.Map, "map")(1) == "the method"
-    assert transform_function(Both(), transforms.Filter, "filter")(1) == "the call"
+    methods = {"map": lambda self, element: "the method", "__call__": lambda self, element: "the call"}
+    both = type("Both", (transforms.Map,), methods)()
+    assert transform_function(both, transforms.Map, "map")(1) == "the method"
+    assert transform_function(both, transforms.Filter, "filter")(1) == "the call"
     assert transform_function(len, transforms.Map, "map") is len
+    match = "transform must be callable or an instance of Filter, got"
     for wrong in (5, None, "map", Scale(2)):
-        with pytest.raises(TypeError, match="transform must be callable or an instance of Filter, got"):
-            transform_function(wrong, transforms.Filter, "filter")
+        assert_raises(TypeError, match, transform_function, wrong, transforms.Filter, "filter")
     for method in ("map", "filter", "map_with_index", "random_map"):
         for ds in (MapDataset.range(3).seed(0), MapDataset.range(3).seed(0).to_iter_dataset()):
-            with pytest.raises(TypeError, match="transform must be callable"):
-                getattr(ds, method)(5)
+            assert_raises(TypeError, "transform must be callable", getattr(ds, method), 5)
