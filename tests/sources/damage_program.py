@@ -39,24 +39,21 @@ def damage(content, places, seed):
         return rng.randrange(*rng.choice([*places, *places, (0, len(content))]))
 
     kind, begin = rng.choice(KINDS), place()
-    end = min(begin + int(2 ** rng.uniform(0, 11)), len(content))
     if kind in ("bits", "bytes"):
         for _ in range(rng.choice([1, 1, 1, 2, 4])):
             data[place()] ^= 1 << rng.randrange(8) if kind == "bits" else rng.randrange(1, 256)
-    elif kind == "length":
-        length = rng.choice(LENGTHS)
-        data[begin : begin + len(length)] = length
-    elif kind == "cut":
-        del data[begin:]
-    elif kind == "zeros":
-        data[begin:end] = bytes(end - begin)
-    elif kind == "repeat":
-        data[begin:begin] = data[begin:end]
-    elif kind == "remove":
-        del data[begin:end]
-    else:
-        source = rng.randrange(len(content) - (end - begin) + 1)
-        data[begin:end] = data[source : source + end - begin]
+        return bytes(data)
+    end = min(begin + int(2 ** rng.uniform(0, 11)), len(content))
+    length, source = rng.choice(LENGTHS), rng.randrange(len(content) - (end - begin) + 1)
+    begin, end, new = {
+        "length": (begin, begin + len(length), length),
+        "cut": (begin, len(content), b""),
+        "zeros": (begin, end, bytes(end - begin)),
+        "repeat": (begin, begin, data[begin:end]),
+        "remove": (begin, end, b""),
+        "copy": (begin, end, data[source : source + end - begin]),
+    }[kind]
+    data[begin:end] = new
     return bytes(data)
 
 
@@ -118,20 +115,15 @@ class Parquet(Format):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        rows = range(120)
-        columns = {
-            "n": pa.array([None if i % 17 == 3 else i for i in rows]),
-            "must": pa.array(rows, pa.int32()),
-            "text": pa.array([f"text {i % 7}" for i in rows]),
-            "some": pa.array([[*range(i % 5)] if i % 11 else None for i in rows], pa.list_(pa.int32())),
-            "pair": pa.array([[i, i + 1] for i in rows], pa.list_(pa.int16())),
-            "both": pa.array([{"a": i, "b": str(i)} for i in rows]),
-            "half": pa.array([i / 2 for i in rows], pa.float32()),
-            "odd": pa.array([bool(i % 2) for i in rows]),
-        }
-        schema = pa.schema([pa.field(name, column.type, nullable=name != "must") for name, column in columns.items()])
+        schema = {"n": pa.int64(), "must": pa.int32(), "text": pa.string(), "some": pa.list_(pa.int32()), "half": pa.float32()}
+        schema |= {"pair": pa.list_(pa.int16()), "both": pa.struct([("a", pa.int64()), ("b", pa.string())]), "odd": pa.bool_()}
+        schema = pa.schema([pa.field(name, kind, nullable=name != "must") for name, kind in schema.items()])
+        rows = [{"n": None if i % 17 == 3 else i, "must": i, "text": f"text {i % 7}", "half": i / 2} for i in range(120)]
+        for i, row in enumerate(rows):
+            row |= {"some": [*range(i % 5)] if i % 11 else None, "pair": [i, i + 1]}
+            row |= {"both": {"a": i, "b": str(i)}, "odd": i % 2 > 0}
         for options in self.OPTIONS:
-            pq.write_table(pa.table(columns, schema=schema), folder / "good", row_group_size=50, **options)
+            pq.write_table(pa.Table.from_pylist(rows, schema), folder / "good", row_group_size=50, **options)
             content = (folder / "good").read_bytes()
             end = len(content) - 8
             footer = (end - int.from_bytes(content[end : end + 4], "little"), end)

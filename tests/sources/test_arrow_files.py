@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 from pyarrow import fs
+from refusing import assert_raises
 
 from gristmill.sources.arrow_files import open_input
 
@@ -17,20 +18,12 @@ def path(tmp_path, monkeypatch):
 
 
 def test_everything_that_names_a_file(path):
-    in_memory = fsspec.filesystem("memory")
+    in_memory, local = fsspec.filesystem("memory"), fs.LocalFileSystem()
     in_memory.pipe("/there/file", b"content")
-    folder = fs.SubTreeFileSystem(str(path.parent), fs.LocalFileSystem())
-    for name, filesystem in [
-        (str(path), None),
-        ("file", None),
-        (path.as_uri(), None),
-        (str(path), fs.LocalFileSystem()),
-        ("file", folder),
-        ("file", path.parent.as_uri()),
-        (str(path), "file:///"),
-        (str(path), fsspec.filesystem("file")),
-        ("/there/file", in_memory),
-    ]:
+    whole = [None, local, "file:///", fsspec.filesystem("file")]
+    folders = [None, fs.SubTreeFileSystem(str(path.parent), local), path.parent.as_uri()]
+    names = [(str(path), filesystem) for filesystem in whole] + [("file", filesystem) for filesystem in folders]
+    for name, filesystem in [*names, (path.as_uri(), None), ("/there/file", in_memory)]:
         with open_input(name, filesystem) as file:
             assert (file.read(), file.read_at(3, 2), file.size()) == (b"content", b"nte", 7)
 
@@ -44,11 +37,10 @@ def test_local_files_are_mapped_into_memory(path):
 
 
 def test_what_cannot_be_opened(path):
-    with pytest.raises(FileNotFoundError, match="missing"):
-        open_input(str(path.parent / "missing"))
-    with pytest.raises(FileNotFoundError, match="missing"):
-        open_input("missing", path.parent.as_uri())
-    with pytest.raises(ValueError, match="nowhere"):
-        open_input("nowhere://file")
-    with pytest.raises(TypeError, match="filesystem must be one of pyarrow or fsspec, or a URI, got 3"):
-        open_input("file", 3)
+    for error, match, *arguments in [
+        (FileNotFoundError, "missing", str(path.parent / "missing")),
+        (FileNotFoundError, "missing", "missing", path.parent.as_uri()),
+        (ValueError, "nowhere", "nowhere://file"),
+        (TypeError, "filesystem must be one of pyarrow or fsspec, or a URI, got 3", "file", 3),
+    ]:
+        assert_raises(error, match, open_input, *arguments)
