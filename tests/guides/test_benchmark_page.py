@@ -3,7 +3,6 @@
 import importlib
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def publish():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("publish")
-    sys.path.remove(str(ROOT / "benchmarks"))
+@pytest.fixture
+def publish(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("publish")
 
 
 @pytest.fixture(scope="module")
@@ -46,24 +44,18 @@ def test_every_workload_was_measured_by_all_and_is_in_a_table(publish, report):
     assert not report["code_changed"]
 
 
-@pytest.mark.parametrize(("verdict", "is_missed"), [("reached", False), ("MISSED", True)])
-def test_goals_that_were_not_reached_are_marked_and_listed(publish, report, verdict, is_missed):
-    results = [{**result, "goals": dict.fromkeys(result["goals"], verdict)} for result in report["results"]]
-    num_goals = sum(len(result["goals"]) for result in results)
-    text = publish.with_figures((ROOT / "docs/benchmarks.md").read_text(), {**report, "results": results})
-    tables, missed = text.split("<!-- missed -->")
-    assert tables.count("**missed**") == missed.count("\n- ") == num_goals * is_missed
-
-
-def test_the_page_says_how_steady_the_machine_was(publish, report):
+def test_missed_goals_the_steadiness_and_parts_of_runs(publish, report):
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    for verdict, is_missed in (("reached", False), ("MISSED", True)):
+        results = [{**result, "goals": dict.fromkeys(result["goals"], verdict)} for result in report["results"]]
+        tables, missed = publish.with_figures(page, {**report, "results": results}).split("<!-- missed -->")
+        num_goals = sum(len(result["goals"]) for result in results)
+        assert tables.count("**missed**") == missed.count("\n- ") == num_goals * is_missed
     text = publish.machine_text({**report, "machine": {**report["machine"], "load": 0.25}})
     assert f"Measured on {report['date']}" in text and "a load of 0.25" in text
     assert f"medians of {report['rounds']} rounds" in text
     steady = [{**result, "samples": {"gristmill": [3.0, 3.3]}} for result in report["results"]]
     assert "more than 1.10 times its quickest" in publish.machine_text({**report, "results": steady})
-
-
-def test_a_part_of_a_run_is_not_published(publish, report):
     part = {**report, "results": report["results"][:3]}
     with pytest.raises(ValueError, match="publish whole runs"):
-        publish.with_figures((ROOT / "docs/benchmarks.md").read_text(), part)
+        publish.with_figures(page, part)

@@ -29,17 +29,16 @@ def test_notebooks_are_valid_and_hold_the_page(page):
 def test_a_notebook_runs(tmp_path, monkeypatch):
     """One: as scripts they all run (``test_guides.py``)."""
     (page,) = [page for page in WITH_CODE if page.stem == "start"]
-    kernel = tmp_path / "kernels/here"
+    kernel, folder = tmp_path / "kernels/here", tmp_path / "work"
     kernel.mkdir(parents=True)
+    folder.mkdir()
     arguments = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     (kernel / "kernel.json").write_text(json.dumps({"argv": arguments, "display_name": "here", "language": "python"}))
     monkeypatch.setattr(KernelSpecManager, "kernel_dirs", [str(kernel.parent)])
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     notebook = notebook_of(page)
-    folder = tmp_path / "work"
-    folder.mkdir()
     NotebookClient(notebook, kernel_name="here", timeout=100, resources={"metadata": {"path": str(folder)}}).execute()
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and not cell.source.startswith("%%bash"):
+    for cell in [cell for cell in notebook.cells if cell.cell_type == "code"]:
+        if not cell.source.startswith("%%bash"):
             streams = [output.text for output in cell.outputs if output.get("name") == "stdout"]
             assert "".join(streams).splitlines() == expected_output(cell.source), cell.source
