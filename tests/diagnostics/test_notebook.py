@@ -1,5 +1,7 @@
 """What notebooks show: complete pieces of HTML in which nothing of the user's is markup."""
 
+import functools
+
 from html_page import Page
 
 import gristmill as gm
@@ -9,32 +11,19 @@ from gristmill.diagnostics import diagnose, observe
 HOSTILE = "<script>alert(\"x\")</script><img src=x onerror='y'>&amp;\ud800"
 
 
-class SaysHostileThings:
-    def __repr__(self):
-        return HOSTILE
+class Hostile:
+    """A source of a user's, or what makes a transformation or a dataset hostile."""
 
-    __str__ = __repr__
-
-
-class Hostile(SaysHostileThings):
     def __len__(self):
         return 6
 
     def __getitem__(self, key):
         return {HOSTILE: key}
 
+    def __repr__(self):
+        return HOSTILE
 
-class HostileMap(SaysHostileThings, gm.transforms.Map):
-    def map(self, element):
-        return element
-
-
-class HostileDataset(SaysHostileThings, MapDataset):
-    def __len__(self):
-        return len(self._parent)
-
-    def __getitem__(self, index):
-        return self._parent[index]
+    __str__ = __repr__
 
 
 class Broken(MapDataset):
@@ -46,7 +35,8 @@ class Broken(MapDataset):
     __len__ = __getitem__ = __str__ = fail
 
 
-HostileMap.__name__ = HostileMap.__qualname__ = HostileDataset.__name__ = HOSTILE[:-1]
+HostileMap = type(HOSTILE[:-1], (Hostile, gm.transforms.Map), {"map": lambda self, x: x})
+HostileDataset = type(HOSTILE[:-1], (Hostile, MapDataset), {"__getitem__": lambda self, index: self._parent[index]})
 
 
 def shown(value):
@@ -56,11 +46,7 @@ def shown(value):
     return page.text
 
 
-def hostile():
-    return HostileDataset(MapDataset.source(Hostile())).map(HostileMap())
-
-
-def test_datasets_from_the_sources_down():
+def test_datasets_from_the_sources_down_and_loaders():
     text = shown(MapDataset.range(1000).map(lambda x: x).to_iter_dataset().batch(4))
     stages = ("RangeMapDataset(start=0", "MapMapDataset", "PrefetchIterDataset", "BatchIterDataset")
     assert (places := [text.index(stage) for stage in stages]) == sorted(places)
@@ -68,28 +54,23 @@ def test_datasets_from_the_sources_down():
     base = MapDataset.range(5).shuffle(seed=1)  # several draw from it
     text = shown(MapDataset.mix([base.map(str), base.map(len)]))
     assert text.count("ShuffleMapDataset") == 2 and text.count("(as above)") == 1 and "┌─ " in text and "├─ " in text
-    ds = MapDataset.range(5)
-    for _ in range(500):
-        ds = ds.map(str)
-    assert "more stages" in shown(ds)
-
-
-def test_loaders():
-    def loader(source, *operations):
-        return gm.DataLoader(data_source=source, sampler=gm.samplers.IndexSampler(len(source)), operations=operations)
-
-    text = shown(loader(range(9), gm.transforms.Batch(4)))
-    assert "DataLoader(data_source=range(0, 9)" in text and "BatchIterDataset(batch_size=4" in text
-    assert "<script>" in shown(loader(Hostile(), HostileMap()))  # as text
+    assert "more stages" in shown(functools.reduce(lambda ds, _: ds.map(str), range(500), base))
+    for source, operation, *parts in (
+        (range(6), gm.transforms.Batch(4), "DataLoader(data_source=range(0, 6)", "BatchIterDataset(batch_size=4"),
+        (Hostile(), HostileMap(), "<script>"),  # as text
+    ):
+        text = shown(gm.DataLoader(data_source=source, sampler=gm.samplers.IndexSampler(6), operations=[operation]))
+        assert all([part in text for part in parts])
 
 
 def test_hostile_and_broken_objects_of_users():
-    for ds in (hostile(), hostile().to_iter_dataset(), MapDataset.mix([hostile()] * 200), Broken()):
-        shown(ds)
-    found = diagnose(hostile(), 0.1)
+    ds = HostileDataset(MapDataset.source(Hostile())).map(HostileMap())
+    for each in (ds, ds.to_iter_dataset(), MapDataset.mix([ds] * 200), Broken()):
+        shown(each)
+    found = diagnose(ds, 0.1)
     text = shown(found)
     assert found.sentence.partition(":")[0][:20] in text and "Share of waiting" in text and "<script>" in text
-    it = iter(hostile())
+    it = iter(ds)
     with observe(it) as view:
         shown(view)
         assert next(it) == {HOSTILE: 0}
