@@ -6,18 +6,13 @@ import numpy as np
 import pytest
 from computing_ahead import Failing
 from local_workers import LocalWorkersIterDataset
+from operations import operation
 from refusing import assert_raises
 from users_datasets import BareIterator, BareStream, Plain
 
 from gristmill import DataLoader, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
-from gristmill.experimental import (
-    InterleaveIterDataset,
-    ThreadPrefetchDatasetIterator,
-    ThreadPrefetchIterDataset,
-    get_next_index,
-    multithread_prefetch,
-    set_next_index,
-)
+from gristmill import experimental as gx
+from gristmill.experimental import get_next_index, set_next_index
 from gristmill.samplers import IndexSampler
 from gristmill.sources import RangeDataSource
 from gristmill.transforms import Batch, Filter, Map
@@ -42,31 +37,15 @@ def odd(x):
 
 
 lists = partial(IterDataset.batch, batch_size=2, batch_fn=list)
-threaded = partial(ThreadPrefetchIterDataset, prefetch_buffer_size=3)
-in_threads = partial(multithread_prefetch, num_threads=2, buffer_size=1)
+threaded = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
+in_threads = partial(gx.multithread_prefetch, num_threads=2, buffer_size=1)
 workers = LocalWorkersIterDataset
+double = operation(Map, "map", lambda x: 2 * x)
 
 
-class Double(Map):
-    def map(self, element):
-        return 2 * element
-
-
-class Odd(Filter):
-    def filter(self, element):
-        return element % 2 == 1
-
-
-class Loader(IterDataset):
-    """A data loader, which is no dataset."""
-
-    def __init__(self, *operations, worker_count=0):
-        super().__init__()
-        sampler, source = IndexSampler(10, shuffle=True, seed=1, num_epochs=2), RangeDataSource(0, 10, 1)
-        self.loader = DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=worker_count)
-
-    def __iter__(self):
-        return iter(self.loader)
+def loader(*operations, worker_count=0):
+    sampler, source = IndexSampler(10, shuffle=True, seed=1, num_epochs=2), RangeDataSource(0, 10, 1)
+    return DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=worker_count)
 
 
 PIPELINES = {
@@ -76,46 +55,36 @@ PIPELINES = {
     "allow_nones": lists(MapDataset.range(N).filter(odd).to_iter_dataset(allow_nones=True).map_with_index(pair)),
     "map": numbers().map(lambda x: -x),
     "random_map": numbers().seed(3).random_map(draw),
-    "batch": numbers().batch(4),
-    "batch_exact": numbers(12).batch(4),
-    "batch_drop": numbers().batch(4, drop_remainder=True),
+    "batch": lists(numbers(), batch_size=4),
+    "batch_exact": lists(numbers(12), batch_size=4),
+    "batch_drop": lists(numbers(), batch_size=4, drop_remainder=True),
     "batch_batch": lists(lists(numbers(23), batch_size=3), batch_size=3),
     "thread_prefetch_0": threaded(numbers(), prefetch_buffer_size=0),
-    "thread_prefetch_batch": threaded(threaded(numbers()).batch(3)).random_map(draw, seed=1),
-    "worker": workers(numbers().batch(2)),
+    "thread_prefetch_batch": threaded(lists(threaded(numbers()))).random_map(draw, seed=1),
+    "worker": workers(lists(numbers())),
     "workers": workers(lists(numbers().random_map(draw, seed=2)), 2).map_with_index(pair),
-    "workers_batch": workers(numbers(), 2).batch(4),
+    "workers_batch": lists(workers(numbers(), 2), batch_size=4),
     "processes": numbers().mp_prefetch(MultiprocessingOptions(2)),
     "limit": numbers().limit(5),
     "limit_threads": in_threads(numbers().limit(2)),
-    "limit_batch": numbers().limit(5).batch(2).limit(7),
-    "interleave_one": InterleaveIterDataset([numbers().batch(3)], cycle_length=2).random_map(draw, seed=1),
+    "limit_batch": lists(numbers().limit(5)).limit(7),
+    "interleave_one": gx.InterleaveIterDataset([lists(numbers())], cycle_length=2).random_map(draw, seed=1),
     "in_threads": in_threads(numbers().map_with_index(pair), num_threads=4),
     "in_more_threads_than_elements": in_threads(numbers(2), num_threads=4),
     "in_threads_sequential": in_threads(numbers(), num_threads=3, sequential_slice=True),
-    "loader": Loader(Double(), Batch(3)),
-    "loader_with_workers": Loader(Double(), Batch(3), worker_count=2),
+    "loader": loader(double, Batch(3, batch_fn=list)),
+    "loader_with_workers": loader(double, Batch(3, batch_fn=list), worker_count=2),
 }
-
-
-def plain(x):
-    return x.tolist() if isinstance(x, np.ndarray) else [plain(y) for y in x] if isinstance(x, list | tuple) else x
-
-
-def rest(it):
-    return [plain(x) for x in it]
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_where_it_is_and_jumping(name):
-    it, states, expected = iter(PIPELINES[name]), [], []
-    while True:
-        assert get_next_index(it) == len(expected)
+    it, expected = iter(PIPELINES[name]), []
+    states = [it.get_state()]
+    for x in it:
+        expected.append(x)
         states.append(it.get_state())
-        try:
-            expected.append(plain(next(it)))
-        except StopIteration:
-            break
+        assert get_next_index(it) == len(expected)
     last = len(expected)
     assert get_next_index(it) == last
     # Jumping is like having delivered what comes before.
@@ -125,27 +94,26 @@ def test_where_it_is_and_jumping(name):
         for _ in range(index):
             next(delivering)
         assert get_next_index(delivering) == index  # asked only now, after elements have been read ahead
-        assert rest(delivering) == expected[index:]
+        assert list(delivering) == expected[index:]
         for jumping in (it, iter(PIPELINES[name])):
             set_next_index(jumping, index)
             assert get_next_index(jumping) == index
             assert index == last or jumping.get_state() == states[index]
             state = jumping.get_state()
-            assert rest(jumping) == expected[index:]
+            assert list(jumping) == expected[index:]
             jumping.set_state(state)
             assert get_next_index(jumping) == index
-            assert rest(jumping) == expected[index:]
+            assert list(jumping) == expected[index:]
     # Outside the data nothing changes.
     start = min(2, last)
     set_next_index(it, start)
     for wrong in (-1, last + 1, last + 7, 10**6):
         reason = f"index {wrong} is out of range: " if wrong > 0 else "index must not be negative, got -1"
-        with pytest.raises(IndexError, match=reason) as caught:
-            set_next_index(it, wrong)
-        assert isinstance(caught.value, ValueError)
+        for error in (IndexError, ValueError):
+            assert_raises(error, reason, set_next_index, it, wrong)
     assert_raises(TypeError, "index must be an integer", set_next_index, it, 1.5)
     assert get_next_index(it) == start
-    assert rest(it) == expected[start:]
+    assert list(it) == expected[start:]
 
 
 def test_integers_of_numpy_and_closed_iterators():
@@ -188,63 +156,59 @@ def test_with_gaps_the_index_is_that_of_the_map_dataset(ds):
     assert_raises(IndexError, None, set_next_index, it, 13)
 
 
-class Indexed(BareStream):
-    def __iter__(self):
-        return IndexedIterator(self.n)
-
-
-class IndexedIterator(BareIterator):
-    def _get_next_index(self):
-        return self.position
-
-    def _set_next_index(self, index):
-        self.position = index
-
-
 FILTERED = numbers().filter(odd)
-COUNTED = InterleaveIterDataset([SPARSE], cycle_length=1)
+COUNTED = gx.InterleaveIterDataset([SPARSE], cycle_length=1)
 # Grain sets both the count and the position in the map dataset, which loses elements or repeats them.
-GAPS = [SPARSE.batch(2), SPARSE.map_with_index(pair), SPARSE.random_map(draw, seed=1), SPARSE.limit(3), COUNTED.batch(2)]
-GAPS += [workers(SPARSE, 2), in_threads(SPARSE), threaded(SPARSE).batch(2), workers(SPARSE).batch(2)]
+GAPS = [lists(SPARSE), SPARSE.map_with_index(pair), SPARSE.random_map(draw, seed=1), SPARSE.limit(3), lists(COUNTED)]
+GAPS += [workers(SPARSE, 2), in_threads(SPARSE), lists(threaded(SPARSE)), lists(workers(SPARSE))]
 NO_INDEX = [
     *[(ds, None, "get_state") for ds in GAPS],
-    *[(ds, "Filter", r"Filter.*would have to compute all elements before it") for ds in (FILTERED, FILTERED.batch(2))],
-    *[(ds, "Filter", r"Filter.*compute") for ds in (threaded(FILTERED), workers(FILTERED), workers(FILTERED, 2), Loader(Odd()))],
-    (InterleaveIterDataset([numbers(), numbers()], cycle_length=2), "single dataset", "single dataset"),
-    (BareStream(9).batch(2), "BareIterator", "BareIterator"),
+    *[(ds, "Filter", r"Filter.*would have to compute all elements before it") for ds in (FILTERED, lists(FILTERED))],
+    *[
+        (ds, "Filter", r"Filter.*compute")
+        for ds in (
+            threaded(FILTERED),
+            workers(FILTERED),
+            workers(FILTERED, 2),
+            loader(operation(Filter, "filter", lambda x: x % 2 == 1)),
+        )
+    ],
+    (gx.InterleaveIterDataset([numbers(), numbers()], cycle_length=2), "single dataset", "single dataset"),
+    (lists(BareStream(9)), "BareIterator", "BareIterator"),
     (threaded(Plain(5)), "ThreadPrefetch", None),
 ]
 
 
 @pytest.mark.parametrize(("ds", "reason_to_ask", "reason_to_jump"), NO_INDEX)
 def test_what_has_no_index_loses_nothing(ds, reason_to_ask, reason_to_jump):
-    expected = rest(ds)
+    expected = list(ds)
     it = iter(ds)
-    assert plain(next(it)) == expected[0]
+    assert next(it) == expected[0]
     if reason_to_ask is not None:
         assert_raises(NotImplementedError, reason_to_ask, get_next_index, it)
     for index in (0, 1) if reason_to_jump else ():
         assert_raises(NotImplementedError, reason_to_jump, set_next_index, it, index)
-    assert rest(it) == expected[1:]
+    assert list(it) == expected[1:]
 
 
 def test_iterators_of_users_and_others():
-    it = iter(threaded(Indexed(20)).batch(2))
-    assert next(it).tolist() == [0, 1] and get_next_index(it) == 1
+    class IndexedIterator(BareIterator):
+        def _get_next_index(self):
+            return self.position
+
+        def _set_next_index(self, index):
+            self.position = index
+
+    class Indexed(BareStream):
+        def __iter__(self):
+            return IndexedIterator(self.n)
+
+    it = iter(lists(threaded(Indexed(20))))
+    assert next(it) == [0, 1] and get_next_index(it) == 1
     set_next_index(it, 5)
-    assert next(it).tolist() == [10, 11]
-
-    class Foreign:
-        def __next__(self):
-            return 1
-
-        def get_state(self):
-            return 1
-
-        def set_state(self, state):
-            pass
-
-    it = ThreadPrefetchDatasetIterator(Foreign(), 2)
+    assert next(it) == [10, 11]
+    methods = {"__next__": lambda self: 1, "get_state": lambda self: 1, "set_state": lambda self, state: None}
+    it = gx.ThreadPrefetchDatasetIterator(type("Foreign", (), methods)(), 2)
     attempts = [get_next_index, lambda it: set_next_index(it, 1)]
     for attempt in attempts:
         assert_raises(ValueError, "Foreign knows no index", attempt, it)
