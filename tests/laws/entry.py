@@ -13,6 +13,7 @@ from gristmill.core.options import ReadOptions
 from gristmill.core.permutation import index_shuffle
 from gristmill.core.record import Record
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
+from gristmill.transforms import FlatMap
 
 DIRECT = ReadOptions(num_threads=0)
 THREADED = ReadOptions(num_threads=3, prefetch_buffer_size=5)
@@ -71,11 +72,18 @@ def stream(seed: int, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(counter=np.array([0, 0, 0, index % 2**64], np.uint64), key=key))
 
 
-def doubled_pairs(records: Iterator[Record[Any]]) -> Iterator[Record[Any]]:
-    """A legacy operation: a plain function of iterators, here one that drops and changes."""
-    for record in records:
-        if record % 2:
-            yield record * 2
+class Fan(FlatMap):
+    """``x % 4`` items of ``x``, by a generator."""
+
+    max_fan_out = 3
+
+    def flat_map(self, element: int) -> Any:
+        for j in range(element % 4):
+            yield (element, j)
+
+
+def fan(x: int) -> list[tuple[int, int]]:
+    return list(Fan().flat_map(x))
 
 
 class Vectored:
@@ -98,46 +106,6 @@ class Vectored:
 def shuffled(i: int, length: int, seed: int) -> int:
     epoch, position = divmod(i, length)
     return index_shuffle(position, length - 1, (seed + epoch) % 2**32, 4) + epoch * length
-
-
-def sliced(i: int, length: int, sl: slice) -> int:
-    start, _, step = sl.indices(length)
-    epoch, position = divmod(i, len(range(*sl.indices(length))))
-    return start + position * step + epoch * length
-
-
-def batched(i: int, length: int, size: int, drop: bool) -> list[int]:
-    epoch, b = divmod(i, length // size if drop else -(-length // size))
-    return list(range(epoch * length + b * size, epoch * length + min(length, (b + 1) * size)))
-
-
-def ten(i: int) -> int:
-    return i % 10
-
-
-def tens() -> MapDataset[int]:
-    return MapDataset.range(10)
-
-
-def indexed() -> MapDataset[Any]:
-    return tens().map_with_index(pair)
-
-
-def holey() -> MapDataset[Any]:
-    return tens().map(drop_threes)
-
-
-def unless_three(i: int, x: Any) -> Any:
-    """What is made of element ``i`` of ``holey()``."""
-    return None if ten(i) % 3 == 0 else x
-
-
-def numbers(options: ReadOptions = DIRECT, n: int = 11) -> IterDataset[int]:
-    return MapDataset.range(n).to_iter_dataset(options)
-
-
-def sparse(options: ReadOptions = DIRECT) -> IterDataset[int | None]:
-    return MapDataset.range(11).map(drop_threes).to_iter_dataset(options, allow_nones=True)
 
 
 def plain(x: Any) -> Any:

@@ -6,25 +6,16 @@ import importlib
 import inspect
 import pkgutil
 
-import entries_basic
-import entries_files
-import entries_packing
-import entries_reshape
-import entries_select
-import entries_stream
 import pytest
 from entry import IterEntry, MapEntry
+from iter_entries import ITER_ENTRIES
+from map_entries import MAP_ENTRIES
 
 from gristmill import loader
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, stages
 from gristmill.dataset.bases.iterator import BlockIterator, iterate
 from gristmill.dataset.bases.map import BlockMapDataset
-
-_FAMILIES = (entries_basic, entries_files, entries_packing, entries_reshape, entries_select, entries_stream)
-
-MAP_ENTRIES = [entry for family in _FAMILIES for entry in family.MAP_ENTRIES]
-ITER_ENTRIES = [entry for family in _FAMILIES for entry in family.ITER_ENTRIES]
 
 
 def _streamed(entry: MapEntry) -> IterEntry:
