@@ -30,11 +30,9 @@ def observed(ds, num_elements):
 
 def html_of(snapshot, title="My pipeline", **changes):
     own = {name: getattr(snapshot, name) for name in ("elements_per_second", "starved_ratio", "delay_ns")}
-    texts = {"sentence": "It is bound by a transform.", "recommendations": ["Use more threads.", "Use fewer & larger batches."]}
-    found = Diagnosis(
-        **{**own, **texts, "bound_by": "transform", "stage": None, "ceiling_per_second": 1234.0, **changes}, snapshot=snapshot
-    )
-    return report_html(found, title=title)
+    own |= {"sentence": "It is bound by a transform.", "recommendations": ["Use more threads.", "Use fewer & larger batches."]}
+    own |= {"bound_by": "transform", "stage": None, "ceiling_per_second": 1234.0, **changes}
+    return report_html(Diagnosis(**own, snapshot=snapshot), title=title)
 
 
 def decode(x):
@@ -43,34 +41,23 @@ def decode(x):
 
 
 @pytest.fixture(scope="module")
-def threads():
+def snapshot():
     ds = MapDataset.range(10_000).shuffle(seed=1).map(decode).filter(lambda x: x["label"] % 2 == 0)
-    return observed(ds.to_iter_dataset(ReadOptions(2, 8)).batch(8), 10)
-
-
-@pytest.fixture(scope="module")
-def workers():
-    ds = MapDataset.range(10_000).map(decode).to_iter_dataset(ReadOptions(2, 8)).batch(8)
-    return observed(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)), 10)
+    return observed(ds.to_iter_dataset(ReadOptions(2, 8)).batch(8).mp_prefetch(MultiprocessingOptions(num_workers=2)), 10)
 
 
 def stage(number, inputs=(), **changes):
-    times = {"wait_time_ratio": 0.0, "total_processing_time_ns": 1000 * (number + 1)}
-    times |= {"min_processing_time_ns": 1, "max_processing_time_ns": 1000}
-    counts = {"num_produced_elements": 10, "bytes_consumed": 10, "bytes_produced": 10, "output_spec": "int[]"}
-    kinds = {"is_output": number == 0, "is_prefetch": False, "category": "preprocessing", "place": "threads"}
-    name = f"MapMapDataset(transform=f{number} @ here.py:{number})"
-    return StageSummary(**{"id": number, "inputs": tuple(inputs), "name": name, **times, **counts, **kinds, **changes})
+    name, kind = f"MapMapDataset(transform=f{number} @ here.py:{number})", ("preprocessing", "threads")
+    times = 0.0, 1000 * (number + 1), 1, 1000
+    return replace(StageSummary(number, name, (*inputs,), *times, 10, "int[]", number == 0, False, 10, 10, *kind), **changes)
 
 
 def synthetic(stages, *threads, **changes):
     """The page of stages, and of threads given by their names and marks, of which each has the sums of the stages' seconds."""
-    timelines = [
-        ThreadTimeline(
-            *name.split(": "), 0, [(int(at * 1e9), {i: int(x * 1e9) for i, x in own.items()}) for at, own in marks], []
-        )
-        for name, marks in threads
-    ]
+    timelines = []
+    for name, marks in threads:
+        marks = [(int(at * 1e9), {i: int(x * 1e9) for i, x in own.items()}) for at, own in marks]
+        timelines.append(ThreadTimeline(*name.split(": "), 0, marks, []))
     summary = ExecutionSummary({x.id: x for x in stages}, 4_000_000_000, 1_000_000_000)
     html = html_of(Snapshot(summary, 100, {50: 1e6, 95: 2e6, 99: 3e6}, timelines, []), **changes)
     assert len(html) < 1_000_000
@@ -91,9 +78,7 @@ def paths(page):
     return {x["class"]: x["d"] for x in page.named("path") if "class" in x}
 
 
-@pytest.mark.parametrize("name", ["threads", "workers"])
-def test_is_one_page_that_needs_nothing_else_and_shows_everything(name, request):
-    snapshot = request.getfixturevalue(name)
+def test_is_one_page_that_needs_nothing_else_and_shows_everything(snapshot):
     html = html_of(snapshot)
     page = Page(html)
     assert html.startswith("<!DOCTYPE html>") and page.titles[0] == "My pipeline"
@@ -111,8 +96,8 @@ def test_is_one_page_that_needs_nothing_else_and_shows_everything(name, request)
     variables = [re.findall(r"--(\w+):#", text) for text in (light, rest.partition("}")[0])]
     assert variables[0] == variables[1] != [] and "@media print" in page.styles
     # All stages and threads.
-    boxes = {int(x["data-id"]) for x in page.named("g") if "data-id" in x}
     rows = of_stages(page)
+    boxes = {int(x["data-id"]) for x in page.named("g") if "data-id" in x}
     assert boxes == {int(re.match(r"\d+", row[0])[0]) for row in rows} == set(snapshot.summary)
     for node, row in zip(sorted(snapshot.summary.values(), key=lambda x: -x.wait_time_ratio), rows, strict=True):
         assert float(row[1].strip("–%") or 0) == pytest.approx(100 * node.wait_time_ratio, abs=0.06)
@@ -122,20 +107,18 @@ def test_is_one_page_that_needs_nothing_else_and_shows_everything(name, request)
     processes = [name.partition(":")[0] for name in shown]
     assert sorted(processes) == processes and set(processes) == {thread.process for thread in snapshot.threads}
     workers = [row[1] for row in page.rows if "MultiprocessPrefetchIterator" in row[0] and len(row) == 6]
-    assert workers == (["2"] if name == "workers" else []) and ("Worker processes" in page.text) == (name == "workers")
+    assert workers == ["2"] and "Worker processes" in page.text
+    assert "Worker processes" not in Page(html_of(replace(snapshot, workers=[]))).text
 
 
-def test_says_the_verdict(threads):
+def test_says_the_verdict_and_marks_the_stage_that_binds(snapshot):
     delays = {50: 1_230_000, 95: 45_600_000, 99: 7_890_000_000}
-    text = Page(html_of(threads, delay_ns=delays, starved_ratio=0.375, elements_per_second=12345)).text
+    text = Page(html_of(snapshot, delay_ns=delays, starved_ratio=0.375, elements_per_second=12345)).text
     recommendations = "Use more threads.", "Use fewer & larger batches."
     numbers = "12,345", "1,234", "1.23 ms", "45.6 ms", "7.89 s", "38%"
     assert [part for part in ("It is bound by a transform.", *recommendations, *numbers) if part not in text] == []
-    unknown = Page(html_of(threads, bound_by="unknown", ceiling_per_second=None, recommendations=[])).text
+    unknown = Page(html_of(snapshot, bound_by="unknown", ceiling_per_second=None, recommendations=[])).text
     assert "not known" in unknown and "Recommendations" not in unknown
-
-
-def test_marks_the_stage_that_binds():
     nodes = [stage(0, [1], wait_time_ratio=0.7), stage(1, [2], wait_time_ratio=0.2), stage(2, wait_time_ratio=0.1)]
     for expected, changes in (("0", {}), ("1", {"stage": nodes[1].name}), (None, {"bound_by": "consumer"})):
         page = synthetic(nodes, **changes)
@@ -158,22 +141,20 @@ def test_a_stage_has_the_same_colour_everywhere():
     assert {f"c{i}" for i in range(8)} <= set(paths(page))
 
 
-def test_every_text_of_a_user_is_escaped(threads):
-    nodes = [replace(node, name=f"Map({NASTY})", output_spec=NASTY, place=NASTY) for node in threads.summary.values()]
-    timelines = [replace(thread, thread=NASTY, process=f"worker {NASTY}") for thread in threads.threads]
-    snapshot = replace(threads, summary=replace(threads.summary, nodes={x.id: x for x in nodes}), threads=timelines)
-    page = Page(html_of(snapshot, title=NASTY, sentence=NASTY, recommendations=[NASTY], bound_by=NASTY))
+def test_every_text_of_a_user_is_escaped(snapshot):
+    nodes = [replace(node, name=f"Map({NASTY})", output_spec=NASTY, place=NASTY) for node in snapshot.summary.values()]
+    threads = [replace(thread, thread=NASTY, process=f"worker {NASTY}") for thread in snapshot.threads]
+    nasty = replace(snapshot, summary=replace(snapshot.summary, nodes={x.id: x for x in nodes}), threads=threads)
+    page = Page(html_of(nasty, title=NASTY, sentence=NASTY, recommendations=[NASTY], bound_by=NASTY))
     assert not [tag for tag, attributes in page.tags if tag == "nasty" or "onclick" in attributes]
     shown = NASTY.replace("\ud800", "\ufffd").replace("\x00", "\ufffd")
     assert page.titles[0] == shown and all(shown in place for place in (page.text, *[row[-1] for row in of_stages(page)]))
-    snapshot = observed(MapDataset.range(10).map(lambda x: x).to_iter_dataset(ReadOptions(0, 0)), 5)
-    assert "transform=<lambda>" in Page(html_of(snapshot)).text
+    assert "transform=<lambda>" in Page(html_of(observed(MapDataset.range(10).map(lambda x: x).to_iter_dataset(), 5))).text
 
 
-def test_draws_shares_of_the_time():
-    page = synthetic(
-        [stage(0, [1]), stage(1)], ("main: MainThread", [(1, {0: 0.5, 1: 0.25}), (4, {0: 0.5, 1: 3.25})]), ("main: read", [])
-    )
+def test_draws_shares_of_the_time_of_threads_in_order():
+    nodes = [stage(0, [1]), stage(1)]
+    page = synthetic(nodes, ("main: MainThread", [(1, {0: 0.5, 1: 0.25}), (4, {0: 0.5, 1: 3.25})]), ("main: read", []))
     assert of_threads(page) == [["main: MainThread", "94%", "0%"], ["main: read", "0%", "0%"]]
     title = next(title for title in page.titles if "MainThread" in title)
     assert "0 MapMapDataset f0: 12.5%" in title and "1 MapMapDataset f1: 81.2%" in title
@@ -186,20 +167,17 @@ def test_draws_shares_of_the_time():
     ):
         assert paths(synthetic([stage(0)], ("main: thread", marks)))["c1"].startswith(expected)
     # The time of a prefetching stage is all that it took: waiting is what is left without what it computed here.
-    nodes = [stage(0, [1], is_prefetch=True), stage(1, [2]), stage(2)]
-    page = synthetic(nodes, ("main: a", [(4, {0: 3, 1: 1, 2: 0.5})]), ("main: b", [(4, {0: 2})]))
+    ahead = [stage(0, [1], is_prefetch=True), stage(1, [2]), stage(2)]
+    page = synthetic(ahead, ("main: a", [(4, {0: 3, 1: 1, 2: 0.5})]), ("main: b", [(4, {0: 2})]))
     assert of_threads(page) == [["main: a", "38%", "38%"], ["main: b", "0%", "50%"]]
-
-
-def test_threads_are_in_order():
     names = ["worker 10: MainThread", "worker 2: MainThread", "worker 2: read", "worker 2: read", "main: read"]
     threads = [(name, [(1, {0: 0, 1: 1e-8})]) for name in names]
-    page = synthetic([stage(0, [1]), stage(1)], *threads, ("main: MainThread", [(1, {0: 1e-8})]))
+    page = synthetic(nodes, *threads, ("main: MainThread", [(1, {0: 1e-8})]))
     expected = ["main: MainThread", "main: read", "worker 2: MainThread", "worker 2: read 1", "worker 2: read 2"]
     assert [row[0] for row in of_threads(page)] == [*expected, "worker 10: MainThread"]
 
 
-def test_is_small_however_much_there_is():
+def test_is_small_however_much_or_little_there_is():
     rng, long = random.Random(1), {"name": f"Map({'y' * 5000}", "output_spec": "x" * 2000}
     nodes = [stage(i, [i + 1] if i < 149 else [], **long, wait_time_ratio=0.005) for i in range(150)]
     marks, own = [], dict.fromkeys(range(140, 150), 0)
@@ -208,13 +186,9 @@ def test_is_small_however_much_there_is():
         marks.append((t, own))
     page = synthetic(nodes, *[(f"worker {i % 100}: read", marks) for i in range(200)])
     assert len(of_threads(page)) == 60 and of_threads(page)[-1][:2] == ["… and 141 more threads", "50%"]
-    nodes = [stage(0, range(1, 1000), wait_time_ratio=0.5), *[stage(i, **long) for i in range(1, 1000)]]
-    page = synthetic(nodes)
+    page = synthetic([stage(0, range(1, 1000), wait_time_ratio=0.5), *[stage(i, **long) for i in range(1, 1000)]])
     assert "and 900 more stages" in page.text and "1000 stages are too many" in page.text
-
-
-def test_before_the_first_element():
     page = Page(html_of(Snapshot(ExecutionSummary({}), 0, {50: 0.0}, [], []), bound_by="unknown"))
     assert page.rows == [] and "before the first element" in page.text
-    snapshot = observed(MapDataset.range(3).to_iter_dataset().batch(2), 0)
-    assert len(of_stages(Page(html_of(snapshot, bound_by="unknown")))) == 3
+    page = Page(html_of(observed(MapDataset.range(3).to_iter_dataset().batch(2), 0), bound_by="unknown"))
+    assert len(of_stages(page)) == 3
