@@ -1,6 +1,7 @@
 """The guarantees of ``workers/arena.py``, one by one."""
 
 import gc
+import itertools
 import os
 import random
 import sys
@@ -25,11 +26,6 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 def ends():
     with Ends() as ends:
         yield ends
-
-
-@pytest.fixture
-def arena(ends):
-    return ends.arena
 
 
 class TestMemory:
@@ -65,13 +61,13 @@ class TestMemory:
 
 
 class TestSlots:
-    @pytest.mark.parametrize("num_bytes", [1, 2, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 2**20, 2**20 + 1])
-    def test_are_aligned_and_do_not_overlap(self, arena, num_bytes):
-        slots = [arena.allocate(num_bytes) for _ in range(10)]
-        assert all(slot.offset % PAGE == 0 and slot.num_bytes == num_bytes for slot in slots)
-        assert min(np.diff(sorted(slot.offset for slot in slots))) >= num_bytes
-
-    def test_are_seen_by_both_sides(self, ends):
+    def test_are_aligned_and_do_not_overlap_and_are_seen_by_both_sides(self, ends):
+        slots = []
+        for num_bytes in (1, 2, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE, 2**20, 2**20 + 1):
+            slots += [ends.arena.allocate(num_bytes) for _ in range(10)]
+            assert all(slot.offset % PAGE == 0 and slot.num_bytes == num_bytes for slot in slots[-10:])
+        slots.sort()
+        assert all(slot.offset + slot.num_bytes <= after.offset for slot, after in itertools.pairwise(slots))
         slot = ends.arena.allocate(10000)
         ours, theirs = ends.arena.view(slot), ends.reader.take(slot)
         ours[:] = 5
@@ -134,7 +130,8 @@ class TestSlots:
 
 
 class TestGivingBack:
-    def test_what_was_returned_is_what_was_longest_unused(self, arena):
+    def test_what_was_returned_is_what_was_longest_unused(self, ends):
+        arena = ends.arena
         slots = [arena.allocate(2**16) for _ in range(10)]
         for k, slot in enumerate(slots):
             arena.view(slot)[:] = k + 1
@@ -169,18 +166,19 @@ class TestGivingBack:
 
 
 class TestChunks:
-    def test_arithmetic(self, arena):
+    def test_arithmetic(self, ends):
         starts = [chunk_start(k) for k in range(40)]
         assert starts[:4] == [0, _FIRST_CHUNK, 3 * _FIRST_CHUNK, 7 * _FIRST_CHUNK]
         for k, start in enumerate(starts[:-1]):
             assert starts[k + 1] - start == chunk_size(k)
             assert chunk_of(start) == chunk_of(starts[k + 1] - 1) == k
         size = 2**24  # slots fill a chunk to its end, 4 in the first one, 8 in the second
-        assert [arena.allocate(size).offset for _ in range(12)] == [k * size for k in range(12)]
+        assert [ends.arena.allocate(size).offset for _ in range(12)] == [k * size for k in range(12)]
 
     @pytest.mark.parametrize("num_bytes", [2**26, 2**26 + 1, 2**32 + 5])
-    def test_a_slot_may_be_larger_than_a_chunk(self, ends, arena, num_bytes):
+    def test_a_slot_may_be_larger_than_a_chunk(self, ends, num_bytes):
         """It takes the room of a later one; the file is sparse, so nothing is used but what is written."""
+        arena = ends.arena
         small, slot, after = map(arena.allocate, (10, num_bytes, 10))
         assert chunk_of(slot.offset) == chunk_of(slot.offset + num_bytes - 1)
         view = arena.view(slot)

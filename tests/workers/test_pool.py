@@ -34,8 +34,8 @@ def task_of(function):
     """A task that produces ``function(index, count)`` once."""
 
     class Once:
-        def __init__(self, index, count):
-            self.index, self.count, self.position = index, count, 0
+        def __init__(self, *arguments):
+            self.arguments, self.position = arguments, 0
 
         def start(self, state, *, skip):
             self.position = state or 0
@@ -45,7 +45,7 @@ def task_of(function):
             if self.position:
                 return [], [], StopIteration()
             self.position = 1
-            return [function(self.index, self.count)], [1], StopIteration()
+            return [function(*self.arguments)], [1], StopIteration()
 
         def annotate(self, error, state):
             pass

@@ -32,21 +32,16 @@ def logged(folder, setup=PLAIN, *, workers=2, init="pass"):
     return sorted(output(folder, LOGS.format(setup=setup, init=init, workers=workers)))
 
 
-@pytest.mark.parametrize(
-    ("setup", "first"),
-    [
-        ("logging.basicConfig(format='%(levelname)s %(name)s: %(message)s')", "[worker 0] INFO train.data: element 0"),
-        ("logging.basicConfig(format='{name}: {message}', style='{')", "[worker 0] train.data: element 0"),
-        ("logging.basicConfig(format='$name: $message', style='$')", "[worker 0] train.data: element 0"),
-    ],
-)
-def test_format_and_levels_are_those_of_the_program(tmp_path, setup, first):
-    lines = logged(tmp_path, setup)
-    assert lines[0] == first and len(lines) == 4
-    assert [line.split("]")[0] for line in lines] == ["[worker 0", "[worker 0", "[worker 1", "[worker 1"]
-
-
-def test_one_worker_has_no_number_and_what_users_set_up_there_stays(tmp_path):
+def test_format_and_levels_are_those_of_the_program(tmp_path):
+    for arguments, first in (
+        ("format='%(levelname)s %(name)s: %(message)s'", "INFO train.data: element 0"),
+        ("format='{name}: {message}', style='{'", "train.data: element 0"),
+        ("format='$name: $message', style='$'", "train.data: element 0"),
+    ):
+        lines = logged(tmp_path, f"logging.basicConfig({arguments})")
+        assert lines[0] == f"[worker 0] {first}"
+        assert [line.split("]")[0] for line in lines] == ["[worker 0", "[worker 0", "[worker 1", "[worker 1"]
+    # One worker has no number, and what users set up there stays.
     assert logged(tmp_path, workers=1)[0] == "[worker] element 0"
     init = "logging.basicConfig(level=logging.INFO, format='mine: %(message)s')"
     assert logged(tmp_path, init=init)[0] == "mine: element 0"
