@@ -16,28 +16,30 @@ import numpy as np
 import pytest
 from computing_ahead import DIRECT, Boom, Failing, Plain, fails, numbers
 from local_workers import LocalWorkersIterDataset
+from refusing import assert_raises
 from waiting import wait_until
+from worker_pools import parked_for_long
 
 from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
-from gristmill.workers import pool as pool_module
-from gristmill.workers.pool import unpark
+
+patient = pytest.fixture(parked_for_long, name="patient")
 
 
 def workers(n, **options):
     return MultiprocessingOptions(n, **options)
 
 
-def failing(*bad, error=lambda x: OSError(5, f"bad record {x}", "file")):
+def failing(bad, error=lambda x: OSError(5, f"bad record {x}", "file")):
     def fail(x):
-        if x in bad:
+        if x == bad:
             raise error(x)
         return x
 
     return fail
 
 
-def plain(n, fn=lambda x: x):
+def plain(n, fn):
     """A dataset without states; local, so that it travels by value."""
 
     class Stream(IterDataset):
@@ -76,16 +78,6 @@ def children():
 def memory(it):
     """Bytes in use in the shared memory of the workers of an iterator."""
     return max([os.fstat(worker._reader._mapping._fd).st_blocks * 512 for worker in it._pool.workers])
-
-
-@pytest.fixture
-def patient(monkeypatch):
-    """Processes wait for the next who needs them for as long as a busy machine may take."""
-    monkeypatch.setattr(pool_module, "_PARKED_SECONDS", 60.0)
-    yield
-    for pool in [*pool_module._parked]:
-        if unpark(pool):
-            pool.close()
 
 
 @pytest.fixture
@@ -130,23 +122,10 @@ class TestArguments:
             (unsliced.map(str), (workers(2),), ValueError, "source of class Plain cannot be sliced among 2 workers"),
             (Root().to_iter_dataset(), (workers(2), None, True), ValueError, "sequential_slice=True can cut only"),
         ]:
-            with pytest.raises(error, match=match):
-                ds.mp_prefetch(*given)
-
-    def test_nothing_starts_or_is_computed_before_the_first_element(self, started, tmp_path):
-        trace = tmp_path / "trace"
-        it = iter(numbers(5).map(lambda x: trace.touch() or x).mp_prefetch(workers(2)))
-        state = it.get_state()
-        it.set_state(state)
-        assert it.get_state() == state
-        assert started() == set() and not trace.exists()
-        assert next(it) == 0
-        assert len(started()) == 2
-        it.close()
-        assert started() == set()
+            assert_raises(error, match, ds.mp_prefetch, *given)
 
 
-class TestOrder:
+class TestElements:
     def test_buffer_sizes_threads_and_slices(self):
         ds = numbers(12, options=ReadOptions(4, 8)).filter(lambda x: x % 3 != 1 or x > 8)
         assert list(ds.mp_prefetch(workers(3, per_worker_buffer_size=7))) == [0, 10, 2, 3, 5, 6, 8, 9, 11]
@@ -161,18 +140,10 @@ class TestOrder:
             taken[x % 2].append(x)
             if k % 1000 == 500:
                 for w, state in enumerate(it.get_state()["iterators_in_use_states"]):
-                    last = taken[w][-1]
-                    assert state == {"parent": {"next_index": last // 2 + 1}, "index_for_rng": len(taken[w])}
+                    assert state == {"parent": {"next_index": taken[w][-1] // 2 + 1}, "index_for_rng": len(taken[w])}
         assert taken == [[x for x in range(w, 30000, 2) if x % 7 != 3] for w in range(2)]
 
-    def test_plain_iterators(self):
-        it = iter(plain(5000).mp_prefetch(workers(2)))
-        assert [next(it), next(it)] == [0, 1]
-        with pytest.raises(NotImplementedError, match="plain Python iterators"):
-            it.get_state()
-        assert list(it) == [*range(2, 5000)]
-
-    def test_interrupts(self):
+    def test_plain_iterators_and_interrupts(self):
         def interrupt_once(shard):
             def interrupted(fetch=shard.fetch):
                 shard.fetch = fetch
@@ -180,13 +151,16 @@ class TestOrder:
 
             shard.fetch = interrupted
 
-        it = iter(plain(9000).mp_prefetch(workers(1)))
+        ds = plain(9000, int).mp_prefetch(workers(2))
+        it = iter(ds)
+        assert [next(it), next(it)] == [0, 1]
+        assert_raises(NotImplementedError, "plain Python iterators", it.get_state)
+        assert list(it) == [*range(2, 9000)]
+        it = iter(ds)
         next(it)
         interrupt_once(it._members[0])
-        with pytest.raises(KeyboardInterrupt):
-            list(it)
-        with pytest.raises(NotImplementedError, match="no state"):  # nobody knows where to go on: it is not the end of the data
-            next(it)
+        assert_raises(KeyboardInterrupt, None, list, it)
+        fails(it, NotImplementedError, match="no state")  # nobody knows where to go on: it is not the end of the data
         it = iter(numbers(20_000).mp_prefetch(workers(2)).batch(500))
         batches = [next(it) for _ in range(4)]
         interrupt_once(it._parent._members[1])  # of worker 0, some have been taken and more are ready
@@ -197,9 +171,7 @@ class TestOrder:
                 batches.append(next(it))
         assert np.concatenate(batches).tolist() == [*range(20_000)]
 
-
-class TestWorkers:
-    def test_init_function_is_called_once_in_each_process_before_the_pipeline(self, patient):
+    def test_the_init_function_is_called_once_in_each_process_before_the_pipeline(self, patient):
         def init(index, count):
             os.environ["CALLS"] = os.environ.get("CALLS", "") + f"{index} of {count}."
 
@@ -208,26 +180,7 @@ class TestWorkers:
             assert list(ds) == ["0 of 2.", "1 of 2."] * 2
         assert "CALLS" not in os.environ
 
-    def test_init_function_that_raises(self):
-        def init(index, count):
-            if index == 1:
-                raise LookupError("no device", index)
-
-        it = iter(numbers(4).mp_prefetch(workers(2), init))
-        assert next(it) == 0
-        for _ in range(3):
-            with pytest.raises(LookupError) as caught:
-                next(it)
-            assert caught.value.args == ("no device", 1)
-            assert caught.value.__notes__[0] == "Raised in worker 1 of 2, when it was started."
-            it.set_state(it.get_state())
-
     def test_options_given_after_it_reach_the_workers(self):
-        ds = numbers(4000).filter(lambda x: x < 100).mp_prefetch(workers(2))
-        it = iter(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.9)))
-        assert [next(it) for _ in range(100)] == [*range(100)]
-        fails(it, ValueError, match="filter")
-
         def is_mapped(array):
             while isinstance(array.base, np.ndarray):
                 array = array.base
@@ -238,22 +191,19 @@ class TestWorkers:
             assert [is_mapped(x) for x in WithOptionsIterDataset(ds, options)] == [expected] * 3
 
 
-@pytest.fixture(scope="module")
-def seven():
-    return LocalWorkersIterDataset(numbers(7), 2)
-
-
-@pytest.fixture(scope="module")
-def state(seven):
-    """After three elements."""
-    it = iter(seven)
-    assert list(islice(it, 3)) == [0, 1, 2]
-    return it.get_state()
+SEVEN = LocalWorkersIterDataset(numbers(7), 2)
+AFTER_THREE = {
+    "next_index_in_cycle": 1,
+    "next_index_in_datasets": 2,
+    "iterators_in_use_indices": [0, 1],
+    "iterators_in_use_states": [{"next_index": 2}, {"next_index": 1}],
+    "exhausted": [0, 0],
+}
 
 
 class TestStates:
-    def test_forms_of_a_state(self, seven, state):
-        without = {key: value for key, value in state.items() if key != "future_states"}
+    def test_forms_of_a_state(self):
+        state = {**AFTER_THREE, "future_states": {}}
         as_numpy = {
             **state,
             "next_index_in_cycle": np.int64(1),
@@ -261,14 +211,13 @@ class TestStates:
             "iterators_in_use_states": ({"next_index": np.int64(2)}, {"next_index": np.uint8(1)}),
             "exhausted": [np.int64(0), np.bool_(False)],
         }
-        it = iter(seven)
-        for form in (state, without, as_numpy, {**state, "exhausted": [False, False]}, json.loads(json.dumps(state))):
+        it = iter(SEVEN)
+        assert list(islice(it, 3)) == [0, 1, 2]
+        assert it.get_state() == state
+        for form in (state, AFTER_THREE, as_numpy, {**state, "exhausted": [False, False]}, json.loads(json.dumps(state))):
             it.set_state(copy.deepcopy(form))
             assert list(it) == [3, 4, 5, 6]
-
-    def test_exhausted_is_not_believed_and_null_states_have_nothing_to_run(self, seven, state):
-        """Grain may set the flag wrongly: the worker is asked all the same, and it stays until the worker delivers something."""
-        it = iter(seven)
+        # Grain may set the flag wrongly: the worker is asked all the same, and it stays until the worker delivers something.
         for flags in ([1, 0], [True, False], [True, True]):
             it.set_state({**state, "exhausted": flags})
             assert it.get_state()["exhausted"] == [int(flag) for flag in flags]
@@ -276,11 +225,34 @@ class TestStates:
             assert it.get_state()["exhausted"] == [1, 0]
             assert list(it) == [4, 5, 6]
             assert it.get_state()["exhausted"] == [1, 1]
+        # Null states have nothing to run.
         it.set_state({**state, "iterators_in_use_states": [None, {"next_index": 1}], "exhausted": [1, 0]})
         assert it.get_state()["iterators_in_use_states"] == [None, {"next_index": 1}]
         assert list(it) == [3, 5]
         it.set_state({**state, "iterators_in_use_states": [None, None]})
         assert list(it) == []
+
+    def test_what_does_not_fit_is_refused_and_nothing_changes(self):
+        it = iter(SEVEN)
+        assert next(it) == 0
+        before = it.get_state()
+        for key, value, message in [
+            ("next_index_in_cycle", 2, "next_index_in_cycle .*must be below 2"),
+            ("next_index_in_cycle", -1, "next_index_in_cycle"),
+            ("next_index_in_datasets", 3, r"taken with 3 workers .* has 2"),
+            ("exhausted", [0], "exhausted .*must be a list of 2"),
+            ("exhausted", 3, "exhausted .*must be a list of 2"),
+            ("exhausted", [0, 2], "exhausted .*must have only 0 and 1"),
+            ("iterators_in_use_indices", [1, 0], "iterators_in_use_indices .*must be"),
+            ("future_states", {"2": {}}, "future_states .*must be empty"),
+            ("iterators_in_use_states", {}, "iterators_in_use_states .*must be a list of 2"),
+            ("iterators_in_use_states", [{"next_index": 0}, {"next_index": 4}], r"next_index .* \[0, 3\].* got 4"),
+            ("iterators_in_use_states", [{"next_index": 0}, {"parent": {}}], "must have the key 'next_index'"),
+            ("iterators_in_use_states", [{"next_index": 0}, 3], "must be a mapping"),
+        ]:
+            assert_raises(ValueError, message, it.set_state, {**AFTER_THREE, key: value})
+            assert it.get_state() == before
+        assert list(it) == [1, 2, 3, 4, 5, 6]
 
     def test_set_state_throws_away_what_was_computed_ahead(self):
         """Also large elements, whose memory must be used again."""
@@ -294,32 +266,6 @@ class TestStates:
                 it.set_state(states[k])
                 assert next(it)[-1] == k
         assert memory(it) < 12 * 2**20  # of which 0.24 MB are in use for each of at most 7 elements; 40 new starts would add 40
-
-    @pytest.mark.parametrize(
-        ("key", "value", "message"),
-        [
-            ("next_index_in_cycle", 2, "next_index_in_cycle .*must be below 2"),
-            ("next_index_in_cycle", -1, "next_index_in_cycle"),
-            ("next_index_in_datasets", 3, r"taken with 3 workers .* has 2"),
-            ("exhausted", [0], "exhausted .*must be a list of 2"),
-            ("exhausted", 3, "exhausted .*must be a list of 2"),
-            ("exhausted", [0, 2], "exhausted .*must have only 0 and 1"),
-            ("iterators_in_use_indices", [1, 0], "iterators_in_use_indices .*must be"),
-            ("future_states", {"2": {}}, "future_states .*must be empty"),
-            ("iterators_in_use_states", {}, "iterators_in_use_states .*must be a list of 2"),
-            ("iterators_in_use_states", [{"next_index": 0}, {"next_index": 4}], r"next_index .* \[0, 3\].* got 4"),
-            ("iterators_in_use_states", [{"next_index": 0}, {"parent": {}}], "must have the key 'next_index'"),
-            ("iterators_in_use_states", [{"next_index": 0}, 3], "must be a mapping"),
-        ],
-    )
-    def test_what_does_not_fit_is_refused_and_nothing_changes(self, seven, state, key, value, message):
-        it = iter(seven)
-        assert next(it) == 0
-        before = it.get_state()
-        with pytest.raises(ValueError, match=message):
-            it.set_state({**state, key: value})
-        assert it.get_state() == before
-        assert list(it) == [1, 2, 3, 4, 5, 6]
 
     def test_user_states(self):
         """Iterators of users save and restore themselves, whatever their states look like; in the worker only."""
@@ -345,25 +291,27 @@ class TestStates:
         for k in range(10):
             seen.append(it.get_state())
             assert next(it) == k
-        assert seen[0]["iterators_in_use_states"] == ["start", "start"]
-        assert seen[3]["iterators_in_use_states"] == [[2], [1]]
+        assert [seen[k]["iterators_in_use_states"] for k in (0, 3)] == [["start", "start"], [[2], [1]]]
         for k in (9, 3, 0):
             it.set_state(seen[k])
             assert list(it) == [*range(k, 10)]
         give = lambda position: threading.Lock()  # noqa: E731
-        with pytest.raises(TypeError, match="cannot pickle"):
-            next(iter(Stream(numbers(10)).mp_prefetch(workers(1))))
+        fails(iter(Stream(numbers(10)).mp_prefetch(workers(1))), TypeError, match="cannot pickle")
 
-    def test_start_prefetch(self, tmp_path, started):
+    def test_nothing_starts_before_the_first_element_but_with_start_prefetch(self, tmp_path, started):
         def init(index, count):
             (tmp_path / str(index)).touch()
 
         it = iter(numbers(4).mp_prefetch(workers(2), init))
+        state = it.get_state()
+        it.set_state(state)
+        assert it.get_state() == state
+        assert (started(), [*tmp_path.iterdir()]) == (set(), [])
         for _ in range(2):
             it.start_prefetch()
             assert len(started()) == 2
         wait_until(lambda: len([*tmp_path.iterdir()]) == 2)  # both are at work although no element was asked for
-        state = it.get_state()
+        assert it.get_state() == state
         assert list(it) == [0, 1, 2, 3]
         it.set_state(state)
         it.start_prefetch()
@@ -377,10 +325,8 @@ class TestErrors:
     def check(self, ds, before, error, match, after):
         """Elements up to an error, which stays; ``set_state`` tries again; ``skip_failed`` leaves out what failed."""
         it = iter(ds)
-        for expected in before:
-            assert next(it) == expected
-        with pytest.raises(ValueError, match="nothing to skip"):
-            it.skip_failed()
+        assert [next(it) for _ in before] == [*before]
+        assert_raises(ValueError, "nothing to skip", it.skip_failed)
         state = it.get_state()
         for trial in range(3):
             with pytest.raises(error, match=match) as caught:
@@ -396,9 +342,8 @@ class TestErrors:
         ds = numbers(10).map(failing(5)).mp_prefetch(workers(2, per_worker_buffer_size=9))
         error = self.check(ds, range(5), OSError, "bad", [6, 7, 8, 9])
         assert (error.errno, error.filename) == (5, "file")
-        assert any(
-            "worker 1 of 2" in note and "at element 5" in note and "MapDatasetIterator" in note for note in error.__notes__
-        )
+        parts = ("worker 1 of 2", "at element 5", "MapDatasetIterator")
+        assert any(all(part in note for part in parts) for note in error.__notes__)
         fail = Failing(3)
         it = iter(LocalWorkersIterDataset(numbers(8, fn=fail), 2))
         assert [next(it) for _ in range(3)] == [0, 1, 2]
@@ -407,17 +352,7 @@ class TestErrors:
         fails(it, Boom)
         it.set_state(it.get_state())
         assert list(it) == [3, 4, 5, 6, 7]
-
-    def test_that_refuse_changes(self):
-        @dataclasses.dataclass(frozen=True)
-        class Frozen(Exception):
-            code: int
-
-        error = self.check(numbers(4).map(failing(2, error=Frozen)).mp_prefetch(workers(2)), [0, 1], Exception, "2", [3])
-        assert error.code == 2 and "Raised in worker 0 of 2" in error.__notes__[0]
-
-    def test_after_a_worker_has_ended(self):
-        """What had ended is still known to have ended, and so the state says, also when the error is left out."""
+        # What had ended is still known to have ended, and so the state says, also when the error is left out.
         it = iter(LocalWorkersIterDataset(numbers(10).filter(lambda x: x % 2 or x < 4).map(failing(5)), 2))
         assert [next(it) for _ in range(4)] == [0, 1, 2, 3]
         fails(it, OSError, match="bad")
@@ -427,8 +362,26 @@ class TestErrors:
         assert list(it) == [7, 9]
         assert it.get_state()["exhausted"] == [1, 1]
 
-    def test_exit_of_user_code(self):
-        it = iter(numbers(6).map(failing(3, error=lambda x: sys.exit(0))).mp_prefetch(workers(2)))
+    def test_of_the_init_function_that_refuse_changes_and_exits(self):
+        def init(index, count):
+            if index == 1:
+                raise LookupError("no device", index)
+
+        @dataclasses.dataclass(frozen=True)
+        class Frozen(Exception):
+            code: int
+
+        it = iter(numbers(4).mp_prefetch(workers(2), init))
+        assert next(it) == 0
+        for _ in range(3):
+            with pytest.raises(LookupError) as caught:
+                next(it)
+            assert caught.value.args == ("no device", 1)
+            assert caught.value.__notes__[0] == "Raised in worker 1 of 2, when it was started."
+            it.set_state(it.get_state())
+        error = self.check(numbers(4).map(failing(2, Frozen)).mp_prefetch(workers(2)), [0, 1], Exception, "2", [3])
+        assert error.code == 2 and "Raised in worker 0 of 2" in error.__notes__[0]
+        it = iter(numbers(6).map(failing(3, lambda x: sys.exit(0))).mp_prefetch(workers(2)))
         assert [next(it) for _ in range(3)] == [0, 1, 2]
         fails(it, RuntimeError, match=r"Worker process 1 of 2 .* exited with code 0", times=2)
 
@@ -442,13 +395,11 @@ class TestErrors:
         assert "An element of type tuple could not be sent from a worker process." in notes
         assert "worker 1 of 2" in notes and "at element 401" in notes
 
-    def test_large_elements_that_cannot_be_pickled_leave_nothing_behind(self):
-        """Neither do their arrays keep memory, nor does a batch that was stacked where it could not be sent from."""
-
-        def lock(x):
+        def large(x):
             return {"array": np.full(100000, x), "other": [threading.Lock() if x % 2 else None]}
 
-        it = iter(numbers(200).map(lock).mp_prefetch(workers(1)))
+        # Neither do their arrays keep memory, nor does a batch that was stacked where it could not be sent from.
+        it = iter(numbers(200).map(large).mp_prefetch(workers(1)))
         for x in range(200):
             if x % 2:
                 fails(it, TypeError, match="cannot pickle")
@@ -524,15 +475,9 @@ class TestProcesses:
 
     def test_an_epoch_sees_of_the_last_one_what_it_would_see_in_this_process(self, patient):
         """Objects of the pipeline are the same as long as the processes are; iterators begin anew."""
-
-        class Count:
-            calls = 0
-
-            def __call__(self, x):
-                self.calls += 1
-                return x, self.calls
-
-        ds = numbers(3).map(Count()).random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=2)
+        calls = []
+        counted = numbers(3).map(lambda x: calls.append(x) or (x, len(calls)))
+        ds = counted.random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=2)
         ours = [list(ds.mp_prefetch(workers(1))) for _ in range(2)]
         assert ours == [list(ds), list(ds)]
 
