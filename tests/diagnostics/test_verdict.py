@@ -68,7 +68,7 @@ def test_what_binds_it(bound_by, stage, ds):
     assert (diagnosis.starved_ratio < 0.5) == (bound_by == "consumer")
 
 
-def test_how_it_is_run():
+def test_how_it_is_run_and_wrong_arguments():
     it = iter(MapDataset.range(100).map(compute).to_iter_dataset())
     assert [next(it) for _ in range(3)] == [0, 1, 2]
     assert diagnose(it, 0.05).bound_by == "transform"
@@ -80,13 +80,9 @@ def test_how_it_is_run():
     with pytest.raises(Boom, match="0") as caught:
         diagnose(MapDataset.range(3).map(Failing(0)), 0.1)
     assert "Raised by MapMapDataset" in caught.value.__notes__[0]
-    assert_raises(Boom, "1", diagnose, MapDataset.range(3), 0.1, consumer=Failing(1))
-    assert not running("gristmill-consumer")
-
-
-def test_wrong_arguments_and_too_little_to_tell():
     ds = MapDataset.range(3)
     for error, match, *args, options in (
+        (Boom, "1", ds, 0.1, {"consumer": Failing(1)}),
         (ValueError, r"seconds must be a finite number of seconds, at least 0\.001, got 0", ds, 0, {}),
         (TypeError, "seconds must be a number", ds, "5", {}),
         (ValueError, "stall_seconds must be a finite number of seconds", ds, {"stall_seconds": -1}),
@@ -95,18 +91,17 @@ def test_wrong_arguments_and_too_little_to_tell():
         (ValueError, "no elements", ds.filter(lambda x: False), 0.1, {}),
     ):
         assert_raises(error, match, diagnose, *args, **options)
-    it = iter(ds)
-    with observe(it) as view:
+    assert not running("gristmill-consumer")
+    with observe(iter(ds)) as view:
         assert view.diagnosis().bound_by == "unknown"
-        next(it)
+        next(view.iterator)
         assert "Too little to tell" in view.report()
         assert len(repr(view.snapshot())) < 200 and len(repr(view.summary())) < 200 and len(repr(view)) < 400
 
 
 def stage(number, category, place, own, ratio, inputs=(), num_bytes=0):
-    is_ahead, name = category == "prefetch", f"stage{number}"
-    out = 0, num_bytes * 1000
-    return StageSummary(number, name, inputs, ratio, own, 1, own, 1000, "", number == 0, is_ahead, *out, category, place)
+    fixed = own, 1, own, 1000, "", number == 0, category == "prefetch", 0, num_bytes * 1000
+    return StageSummary(number, f"stage{number}", inputs, ratio, *fixed, category, place)
 
 
 def snapshot_of(*stages, waited=SECOND, workers=()):
@@ -193,28 +188,22 @@ def measured(source, step, threads, *, waiting=0.0, marks=()):
     return Snapshot(summary, num, {50: 1, 95: 2, 99: 3}, [], [], list(marks))
 
 
-@pytest.mark.parametrize(
-    ("source", "step", "threads", "bound_by", "ceiling", "advice_begins"),
-    [
-        (10, 6, 1, "source", 167, "Let more threads read: to_iter_dataset(ReadOptions(num_threads=16,"),
-        (12, 6, 1, "source", 167, "Let more threads read: to_iter_dataset(ReadOptions(num_threads=16,"),
+def test_what_each_part_would_gain_is_compared(measure):
+    more, early = "Let more threads read: to_iter_dataset(ReadOptions(num_threads=16,", "Let threads read ahead"
+    for source, step, threads, bound_by, ceiling, advice in (
+        (10, 6, 1, "source", 167, more),
+        (12, 6, 1, "source", 167, more),
         (10, 6, 4, "consumer", 400, "The data is there in time"),
         (6, 10, 1, "consumer", 167, "The data is there in time"),
-        (10, 2, 0, "source", 500, "Let threads read ahead"),
-        (2, 10, 0, "consumer", 500, "Let threads read ahead"),
-    ],
-)
-def test_what_each_part_would_gain_is_compared(source, step, threads, bound_by, ceiling, advice_begins, measure):
-    for waiting in (0.0, 0.1, 0.3):  # a noisy measurement changes nothing
-        found = measure(source, step, threads, waiting=waiting)
-        assert (found.bound_by, found.is_certain) == (bound_by, True), found
-        assert found.ceiling_per_second == pytest.approx(ceiling, rel=0.2), found
-        assert found.recommendations[0].startswith(advice_begins), found
-        assert found.parts[0].ceiling_per_second == found.ceiling_per_second
-        assert "certain" not in found.sentence
-
-
-def test_gains_and_certainty(measure):
+        (10, 2, 0, "source", 500, early),
+        (2, 10, 0, "consumer", 500, early),
+    ):
+        for waiting in (0.0, 0.1, 0.3):  # a noisy measurement changes nothing
+            found = measure(source, step, threads, waiting=waiting)
+            assert (found.bound_by, found.is_certain) == (bound_by, True), found
+            assert found.ceiling_per_second == pytest.approx(ceiling, rel=0.2), found
+            assert found.recommendations[0].startswith(advice) and "certain" not in found.sentence, found
+            assert found.parts[0].ceiling_per_second == found.ceiling_per_second
     texts = measure(10, 6).recommendations
     assert all("About 167 elements/s." in text for text in texts) and len(texts) == 2
     assert "About 33" in measure(48, 1).recommendations[0]
