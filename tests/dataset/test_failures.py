@@ -280,6 +280,9 @@ def test_one_exception_raised_at_several_elements_tells_the_last(after):
         mine, where, filtered = error.__notes__
         assert mine == "mine" and f"at element {i} (" in where and filtered.startswith("Frames")
         it.skip_failed()
+    with pytest.raises(Boom) as caught:
+        BASE.map(raises(error))[1]
+    assert caught.value is error
 
 
 def test_nested_pipelines_tell_the_innermost():

@@ -1,34 +1,29 @@
 """What ``RebatchIterDataset`` does beyond the laws of all stages."""
 
+import itertools
+
 import numpy as np
 import pytest
+from computing_ahead import DIRECT, Boom, Failing
 from local_workers import LocalWorkersIterDataset
 from refusing import assert_raises
 
-from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import MapDataset, MultiprocessingOptions
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateIndexError
 from gristmill.dataset.bases.element_spec import get_element_spec
 from gristmill.dataset.telling.description import describe
 from gristmill.experimental import RebatchIterDataset
 
-DIRECT = ReadOptions(num_threads=0)
-
 
 def batches(*elements):
     return MapDataset.source(elements).to_iter_dataset(DIRECT, allow_nones=True)
 
 
-def ragged(sizes, seen=None):
+def ragged(sizes):
     """Batches of these sizes."""
     starts = np.cumsum([0, *sizes])
-
-    def make(i):
-        if seen is not None:
-            seen.append(i)
-        return {"a": np.arange(starts[i], starts[i + 1])}
-
-    return MapDataset.range(len(sizes)).map(make).to_iter_dataset(DIRECT)
+    return MapDataset.range(len(sizes)).map(lambda i: {"a": np.arange(starts[i], starts[i + 1])}).to_iter_dataset(DIRECT)
 
 
 def plain(got):
@@ -57,25 +52,20 @@ def test_large_joined_batches_that_are_kept_are_not_overwritten():
     kept = list(ds)
     assert all([x.nbytes > 1 << 20 for x in kept])
     assert [sorted(set(x[:, 0].tolist())) for x in kept] == [[3 * i // 2, 3 * i // 2 + 1] for i in range(8)]
-    for x, before in zip(iter(ds), kept[:2], strict=False):
-        assert np.array_equal(x, before)
+    assert all(map(np.array_equal, ds, kept[:2]))
 
 
 def test_the_batch_that_is_cut_is_read_once():
     seen = []
-    it = iter(RebatchIterDataset(ragged([4, 4, 4], seen), 3))
-    next(it)
-    states = [it.get_state()]
-    for _ in range(2):
-        next(it)
-        states.append(it.get_state())
+    ds = MapDataset.range(3).map(lambda i: (seen.append(i), np.arange(4 * i, 4 * i + 4))[1])
+    it = iter(RebatchIterDataset(ds.to_iter_dataset(DIRECT), 3))
+    states = [it.get_state() for _ in itertools.islice(it, 3)]
     assert seen == [0, 1, 2]
     it.set_state(states[2])
-    assert next(it)["a"].tolist() == [9, 10, 11]
-    assert seen == [0, 1, 2]
+    assert next(it).tolist() == [9, 10, 11]
     it.set_state(states[0])
     assert seen == [0, 1, 2]  # nothing is read before it is needed
-    assert next(it)["a"].tolist() == [3, 4, 5]
+    assert next(it).tolist() == [3, 4, 5]
     assert seen == [0, 1, 2, 0, 1]
 
 
@@ -85,39 +75,31 @@ def test_rows_that_were_handed_out_and_changed_are_read_again():
     next(it)["a"].fill(-1)
     it.set_state(state)
     assert next(it)["a"].tolist() == [0, 1]
-    failures = [OSError("try again"), OSError("try again")]  # in a block, and singly
+    failing = Failing(4, times=2)  # in a block, and singly
 
     def double(batch):
         batch *= 2
-        if batch[0] == 4 and failures:
-            raise failures.pop()
+        failing(batch[0])
         return batch
 
     it = iter(RebatchIterDataset(MapDataset.range(4).to_iter_dataset().batch(4), 2).map(double).batch(2))
-    assert_raises(OSError, "try again", next, it)
+    assert_raises(Boom, "4", next, it)
     assert next(it).tolist() == [[0, 2], [4, 6]]
 
 
 @pytest.mark.parametrize("worker", [False, True])
 def test_an_error_does_not_make_the_batch_be_read_again(worker):
     """But a failed worker is asked again when the state is set."""
-    seen, failures = [], [OSError("try again"), OSError("try again")]
-
-    def read(i):
-        seen.append(i)
-        if i == 1 and failures:
-            raise failures.pop() if not worker else failures[0]
-        return np.arange(2) + 2 * i
-
-    ds = MapDataset.range(3).map(read).to_iter_dataset(DIRECT)
+    seen, failing = [], Failing(1, times=99 if worker else 2)
+    ds = MapDataset.range(3).map(lambda i: (seen.append(i), failing(i), np.arange(2) + 2 * i)[2]).to_iter_dataset(DIRECT)
     it = iter(RebatchIterDataset(LocalWorkersIterDataset(ds) if worker else ds, 1))
     assert plain([next(it), next(it)]) == [[0], [1]]
     for _ in range(2):
         before = it.get_state()
-        assert_raises(OSError, "try again", next, it)
+        assert_raises(Boom, "1", next, it)
         assert it.get_state() == before and before["batch_idx"] == 2
     if worker:
-        failures.clear()
+        failing.left.clear()
         it.set_state(it.get_state())
     assert plain(it) == [[2], [3], [4], [5]]
     assert worker or seen == [0, 1, 1, 1, 2]
@@ -175,17 +157,14 @@ def test_a_row_behind_the_batch_is_refused_when_it_is_read():
 
 def test_arguments_texts_and_specs():
     for wrong in (0, -3):
-        with pytest.raises(ValueError, match=f"batch_size must be a positive integer, got {wrong}"):
-            RebatchIterDataset(ragged([2]), wrong)
-    with pytest.raises(TypeError, match="batch_size must be an integer"):
-        RebatchIterDataset(ragged([2]), 1.5)
+        assert_raises(ValueError, f"batch_size must be a positive integer, got {wrong}", ragged([2]).rebatch, wrong)
+    assert_raises(TypeError, "batch_size must be an integer", RebatchIterDataset, ragged([2]), 1.5)
     ds = RebatchIterDataset(MapDataset.range(9).to_iter_dataset().batch(2), 3, drop_remainder=True)
     assert str(ds) == "RebatchIterDataset(batch_size=3, drop_remainder=True)"
     assert str(iter(ds)) == "RebatchDatasetIterator(batch_size=3, drop_remainder=True)"
     assert get_element_spec(ds) == get_element_spec(ds.rebatch(3)) == ShapeDtypeStruct((3,), np.int64)
     description = describe(iter(ds))
     assert (description["batch_size"], description["drop_remainder"]) == (3, True)
-    with pytest.raises(NotImplementedError):
-        iter(ds)._get_next_index()
+    assert_raises(NotImplementedError, None, iter(ds)._get_next_index)
     ds = MapDataset.range(30).to_iter_dataset().batch(4)
     assert sorted(np.concatenate(list(ds.mp_prefetch(MultiprocessingOptions(2)).rebatch(7))).tolist()) == list(range(30))
