@@ -34,74 +34,54 @@ def over_new_block(size, shape, dtype):
     return SharedMemoryArray.from_shared_memory(SharedMemory(create=True, size=size), shape, dtype)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        ((2, 3), np.int32),
-        ([2, 3], "float16"),
-        ((), "complex128"),
-        ((0,), "int8"),
-        ((2,), "<U3"),
-        ((2,), [("a", "i4"), ("b", "f8", (2,))]),
-        ((2,), ("i4", (3,))),
-        ((2,), "U"),  # NumPy makes it U1
-        (range(3), "int8"),
-        (np.array([2, 3]), "int8"),
-    ],
-)
-def test_it_is_what_zeros_gives_and_travels_by_name(shape, dtype):
-    array = SharedMemoryArray(shape, dtype)
-    array.unlink_on_del()
-    zeros = np.zeros(tuple(shape), dtype)
-    assert array.flags.writeable and array.flags.c_contiguous
-    assert array.metadata == SharedMemoryArrayMetadata(array.shm.name, zeros.shape, zeros.dtype)
-    for each in (array, SharedMemoryArray.from_metadata(array.metadata), pickle.loads(pickle.dumps(array))):
-        assert type(each) is SharedMemoryArray
-        np.testing.assert_array_equal(each, zeros, strict=True)
-        assert each.metadata == array.metadata
+KINDS = [((2, 3), np.int32), ([2, 3], "float16"), ((), "complex128"), ((0,), "int8"), ((2,), "<U3"), ((2,), ("i4", (3,)))]
+KINDS += [((2,), "U"), (range(3), "int8"), (np.array([2, 3]), "int8"), ((2,), [("a", "i4"), ("b", "f8", (2,))])]
 
 
-def from_closed_block():
-    shm = SharedMemory(create=True, size=32)
-    shm.unlink()
-    shm.close()
-    SharedMemoryArray.from_shared_memory(shm, (1,), np.int8)
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        *[
-            (lambda n=n: SharedMemoryArray(n), TypeError, r"shape must be a sequence of integers, as in \(5,\), got")
-            for n in (5, np.int64(5), np.array(5), None)
-        ],
-        (lambda: SharedMemoryArray((2.0,)), TypeError, r"shape\[0\] must be an integer, got 2.0"),
-        (lambda: SharedMemoryArray((2, -1)), ValueError, r"shape\[1\] must be a non-negative integer, got -1"),
-        (lambda: SharedMemoryArray((2**40, 2**40)), ValueError, "too large"),
-        (lambda: SharedMemoryArray((2**70,)), ValueError, "dimension"),
-        (lambda: SharedMemoryArray((2,), object), TypeError, "dtype must not have Python objects"),
-        (lambda: SharedMemoryArray((2,), [("a", "i4"), ("b", "O")]), TypeError, "dtype must not have Python objects"),
-        (lambda: SharedMemoryArray((2,), "no such dtype"), TypeError, "not understood"),
-        (lambda: SharedMemoryArray.from_shared_memory(filled().shm, (1,), object), TypeError, "Python objects"),
-        (lambda: SharedMemoryArray.from_shared_memory(filled().shm, (13,), "int32"), TypeError, "buffer is too small"),
-        (from_closed_block, ValueError, "shm must be open"),
-        (lambda: SharedMemoryArray.enable_async_del(0), ValueError, "num_threads"),
-        (lambda: SharedMemoryArray.enable_async_del(1.5), TypeError, "num_threads"),
-        (lambda: SharedMemoryArray.enable_async_del(1, -1), ValueError, "max_outstanding_requests"),
-        (lambda: SharedMemoryArray.enable_async_del(1, "2"), TypeError, "max_outstanding_requests"),
-    ],
-)
-def test_what_is_refused(make, error, message):
-    threads = threading.active_count()
-    assert_raises(error, message, make)
-    assert threading.active_count() == threads
-
-
-def test_defaults_and_metadata():
+def test_it_is_what_zeros_gives_and_travels_by_name():
+    for shape, dtype in KINDS:
+        array = SharedMemoryArray(shape, dtype)
+        array.unlink_on_del()
+        zeros = np.zeros(tuple(shape), dtype)
+        assert array.flags.writeable and array.flags.c_contiguous
+        assert array.metadata == SharedMemoryArrayMetadata(array.shm.name, zeros.shape, zeros.dtype)
+        for each in (array, SharedMemoryArray.from_metadata(array.metadata), pickle.loads(pickle.dumps(array))):
+            assert type(each) is SharedMemoryArray
+            np.testing.assert_array_equal(each, zeros, strict=True)
+            assert each.metadata == array.metadata
     array = SharedMemoryArray(shape=iter((2, 1)))
     array.unlink_on_del()
     assert (array.shape, array.dtype) == ((2, 1), np.dtype(float))
 
+
+def test_what_is_refused():
+    threads, over, start = threading.active_count(), SharedMemoryArray.from_shared_memory, SharedMemoryArray.enable_async_del
+    for n in (5, np.int64(5), np.array(5), None):
+        assert_raises(TypeError, r"shape must be a sequence of integers, as in \(5,\), got", SharedMemoryArray, n)
+    for arguments, error, message in [
+        ([(2.0,)], TypeError, r"shape\[0\] must be an integer, got 2.0"),
+        ([(2, -1)], ValueError, r"shape\[1\] must be a non-negative integer, got -1"),
+        ([(2**40, 2**40)], ValueError, "too large"),
+        ([(2**70,)], ValueError, "dimension"),
+        ([(2,), object], TypeError, "dtype must not have Python objects"),
+        ([(2,), [("a", "i4"), ("b", "O")]], TypeError, "dtype must not have Python objects"),
+        ([(2,), "no such dtype"], TypeError, "not understood"),
+    ]:
+        assert_raises(error, message, SharedMemoryArray, *arguments)
+    assert_raises(TypeError, "Python objects", over, filled().shm, (1,), object)
+    assert_raises(TypeError, "buffer is too small", over, filled().shm, (13,), "int32")
+    shm = SharedMemory(create=True, size=32)
+    shm.unlink()
+    shm.close()
+    assert_raises(ValueError, "shm must be open", over, shm, (1,), np.int8)
+    assert_raises(ValueError, "num_threads", start, 0)
+    assert_raises(TypeError, "num_threads", start, 1.5)
+    assert_raises(ValueError, "max_outstanding_requests", start, 1, -1)
+    assert_raises(TypeError, "max_outstanding_requests", start, 1, "2")
+    assert threading.active_count() == threads
+
+
+def test_metadata():
     metadata = SharedMemoryArrayMetadata("name", [2, np.int64(3)], np.int32)
     assert dataclasses.astuple(metadata) == ("name", (2, 3), np.dtype("int32"))
     assert metadata == SharedMemoryArrayMetadata(name="name", shape=(2, 3), dtype="int32")
