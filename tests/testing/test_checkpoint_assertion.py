@@ -149,11 +149,7 @@ FOUND_BY_AN_OPTION = [
     ),
     (
         "unchanged",
-        *wrong(
-            "at step 0 the restored state .* was changed to {'position': 4}",
-            **LIVE,
-            get_state=lambda it: {**it.state},
-        ),
+        *wrong("at step 0 the restored state .* was changed to {'position': 4}", **LIVE, get_state=lambda it: {**it.state}),
     ),
 ]
 

@@ -227,25 +227,24 @@ WRONG = [
         set_state=setting(position=position, more=lambda state: state["more"]),
     ),
     wrong(  # elements depend on a number that states do not have
-        "continues exactly where...element 1 must be 1, got 0",
-        element=lambda it, i: next(vars(it).setdefault("calls", itertools.count())),
+        "exactly where...element 1 must be 1, got 0", element=lambda it, i: next(vars(it).setdefault("calls", itertools.count()))
     ),
     wrong("exactly where...at step 7 state", set_state=setting(position=lambda state: position(state) - (position(state) == 7))),
     wrong(
-        "continues exactly where...the state at step 1 is like",
+        "exactly where...the state at step 1 is like",
         get_state=lambda it: {**Right.get_state(it), "more": {"list": [0] * it.position}},
     ),
     wrong(
-        "continues exactly where...TypeError: unhashable",
+        "exactly where...TypeError: unhashable",
         get_state=lambda it: {"position": (it.position,)},
         set_state=setting(position=lambda state: sum({position(state)}.pop())),
     ),
     wrong(
-        "does not fit is refused...set_state(None) raised nothing; right is a state like {'position': 5",
+        "is refused...set_state(None) raised nothing; right is a state like {'position': 5",
         set_state=setting(position=lambda state: dict(state or {}).get("position", 0)),
     ),
     wrong(
-        "does not fit is refused...after the state {'position': 0} was refused, must be ... got {'position': 0",
+        "is refused...after the state {'position': 0} was refused, must be ... got {'position': 0",
         set_state=setting(position=position, more=lambda state: copy.deepcopy(state["more"])),
     ),
     wrong(
@@ -254,18 +253,18 @@ WRONG = [
         __del__=lambda it: None,
     ),
     wrong(
-        "nothing is lost unnoticed...raised StopIteration, although element 5 was not there yet",
+        "lost unnoticed...raised StopIteration, although element 5 was not there yet",
         __next__=lambda it: next(iter(())) if it._closed else Right.__next__(it),
     ),
     wrong("lost unnoticed...must be array([5, 5]), got array([6, 6])", element=lambda it, i: np.full(2, i + it._closed)),
-    wrong("nothing is lost unnoticed...get_state() after close() must be", close=lambda it: vars(it).update(position=0)),
-    wrong("start_prefetch changes...get_state() after start_prefetch() must be", start_prefetch=lambda it: next(it)),
+    wrong("lost unnoticed...get_state() after close() must be", close=lambda it: vars(it).update(position=0)),
+    wrong("start_prefetch...get_state() after start_prefetch() must be", start_prefetch=lambda it: next(it)),
     wrong(
-        "start_prefetch changes...element 0 after start_prefetch() must be",
+        "start_prefetch...element 0 after start_prefetch() must be",
         start_prefetch=lambda it: vars(it).update(taken=1),
         element=lambda it, i: np.full(2, i + getattr(it, "taken", 0)),
     ),
-    wrong("start_prefetch changes...ZeroDivisionError", start_prefetch=lambda it: 1 // 0),
+    wrong("start_prefetch...ZeroDivisionError", start_prefetch=lambda it: 1 // 0),
     wrong("a batch has...ds.batch(2, batch_fn=list) must be", _take=lambda it, n: Right._take(it, n)[::-1]),
     wrong("a batch has...ds.batch(3, batch_fn=list) must be", _take=lambda it, n: Right._take(it, min(n, 2))),
 ]
