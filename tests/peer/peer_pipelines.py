@@ -124,14 +124,12 @@ class Pipelines(random.Random):
             weights = self.weights(nodes)
             return self.joined(f"M.mix([{codes}], {weights})", nodes, length=mixed_length(lengths, weights or [1] * len(nodes)))
         if name == "concatenate":
-            length = 0 if ENDLESS in lengths else sum(lengths)
-            return self.joined(f"M.concatenate([{codes}])", nodes, length=length)
+            return self.joined(f"M.concatenate([{codes}])", nodes, length=0 if ENDLESS in lengths else sum(lengths))
         if name == "select":
-            if self.chance(0.5):
-                length = self.randint(1, 30)
-                return self.joined(f"M.select_from_datasets([{codes}], Turns({len(nodes)}, {length}))", nodes, length=length)
-            pairs = [(self.randrange(len(nodes)), self.randint(0, 20)) for _ in range(self.randint(1, 20))]
-            return self.joined(f"M.select_from_datasets([{codes}], {pairs})", nodes, "failing", length=len(pairs))
+            length = self.randint(1, 30)
+            pairs = [(self.randrange(len(nodes)), self.randint(0, 20)) for _ in range(length)]
+            turns, fact = self.one_of((f"Turns({len(nodes)}, {length})", []), (pairs, ["failing"]))
+            return self.joined(f"M.select_from_datasets([{codes}], {turns})", nodes, *fact, length=length)
         if self.chance(0.95):
             length = min(lengths)
             nodes = [node if node.length == length else node.then(f"[:{length}]", length=length) for node in nodes]
@@ -170,24 +168,16 @@ class Pipelines(random.Random):
         return node.within(f"x.WindowShuffleMapDataset(<0>, window_size={self.choice(sizes)}, seed={seed})", "random")
 
     def maybe_seed(self, node):
-        if "threads" not in node.facts:  # "seeds_before_threads"
-            if "seeded" in node.facts and self.chance(0.7):
-                return ""
-            if self.chance(0.03):
-                return ""
-        return f"seed={self.seed_number()}"
+        # "seeds_before_threads"
+        is_left_out = "threads" not in node.facts and self.chance(0.7 if "seeded" in node.facts else 0.03)
+        return "" if is_left_out else f"seed={self.seed_number()}"
 
     def element_step(self, node, name):
         """A step of one element after the other, that both kinds of dataset have."""
         if name == "map":
-            fn = self.one_of("plus_one", "plus_one", "PlusOne()", "Described()", "none_of_three", "fail_sometimes")
-            if self.described:
-                fn = "Described()"
-            if fn == "none_of_three":
-                if node.is_endless:
-                    return node
-                return node.then(".map(none_of_three)", "sparse")
-            return node.then(f".map({fn})", *(["failing"] if fn == "fail_sometimes" else []))
+            facts = {"fail_sometimes": ["failing"], "none_of_three": ["sparse"]}
+            fn = "Described()" if self.described else self.one_of("plus_one", "plus_one", "PlusOne()", "Described()", *facts)
+            return node if fn == "none_of_three" and node.is_endless else node.then(f".map({fn})", *facts.get(fn, ()))
         if name == "map_with_index":
             return node.then(f".map_with_index({self.one_of('plus_index', 'PlusIndex()')})", "counting")
         if name == "random_map":
@@ -200,30 +190,20 @@ class Pipelines(random.Random):
             fn = self.one_of("keep_odd", "keep_most", "KeepMost()", "keep_few")
             return node.then(f".filter({fn})", "filtered", "empty", *(["sparse"] if node.is_map else []))
         assert name == "apply", name
-        parts, facts = [], set()
-        for _ in range(self.randint(0, 3)):
-            part = self.one_of("PlusOne()", "PlusIndex()", "KeepMost()", "PlusRandom()", "MapAndFilter()", "RandomAndFilter()")
-            if part == "KeepMost()" and node.is_endless:
-                continue
-            if "Random" in part and ("seeded" not in node.facts or "threads" in node.facts):
-                continue
-            parts.append(part)
-            if part == "KeepMost()":
-                facts |= {"filtered", "empty", *(["sparse"] if node.is_map else [])}
-            elif part == "PlusIndex()":
-                facts.add("counting")
-            elif "Random" in part:
-                facts.add("random")
+        kinds = {"PlusOne()": (), "PlusIndex()": ("counting",), "MapAndFilter()": ()}
+        if not node.is_endless:
+            kinds["KeepMost()"] = ("filtered", "empty", *(["sparse"] if node.is_map else []))
+        if "seeded" in node.facts and "threads" not in node.facts:
+            kinds |= dict.fromkeys(["PlusRandom()", "RandomAndFilter()"], ("random",))
+        parts = self.choices([*kinds], k=self.randint(0, 3))
+        facts = {fact for part in parts for fact in kinds[part]}
         return node.then(f".apply([{', '.join(parts)}])" if len(parts) != 1 else f".apply({parts[0]})", *facts)
 
     def map_slice(self, node):
-        if node.is_endless:
-            bounds = self.one_of((0, 20, 1), (5, 60, 7), (None, 9, None), (3, 3, 1))
-        else:
-            bounds = self.one_of(
-                *[(0, None, 2), (1, None, 3), (None, None, -1), (3, -1, 1), (None, 20, None), (-9, None, 2), (2, 9, 1)],
-                *[(8, None, -2), (None, -1, None), (self.randint(-30, 30), self.randint(-30, 30), self.one_of(-2, -1, 1, 2, 3))],
-            )
+        bounds = self.one_of((0, 20, 1), (5, 60, 7), (None, 9, None), (3, 3, 1))
+        if not node.is_endless and self.chance(0.8):
+            others = [(0, None, 2), (1, None, 3), (None, None, -1), (3, -1, 1), (-9, None, 2), (8, None, -2), (None, -1, None)]
+            bounds = self.one_of((self.randint(-30, 30), self.randint(-30, 30), self.one_of(-2, -1, 1, 2, 3)), *others)
         length = len(range(*slice(*bounds).indices(node.length)))
         text = self.one_of(f".slice(slice{bounds})", "[" + ":".join("" if b is None else str(b) for b in bounds) + "]")
         return node.then(text, length=length)
@@ -234,10 +214,8 @@ class Pipelines(random.Random):
         if self.chance(0.25) and not node.facts & {"sparse", "failing"}:
             length = ENDLESS if node.length else 0
             return node.then(self.one_of(".repeat()", ".repeat(None, reseed_each_epoch=False)"), length=length)
-        count = self.one_of(1, 2, 3)
-        return node.then(
-            f".repeat({count}{self.one_of('', ', reseed_each_epoch=False')})", length=min(ENDLESS, count * node.length)
-        )
+        count, reseed = self.one_of(1, 2, 3), self.one_of("", ", reseed_each_epoch=False")
+        return node.then(f".repeat({count}{reseed})", length=min(ENDLESS, count * node.length))
 
     def map_flat_map(self, node):
         fan = self.one_of(1, 2, 3, 4)
@@ -281,8 +259,8 @@ class Pipelines(random.Random):
         empty += ["gaps"] * ("sparse" in node.facts)
         without = {"sparse", "filtered", "counting", "random"}
         if "sparse" in node.facts and self.chance(0.3):
-            nones = f"{read}{', ' * bool(read)}allow_nones=True"
-            return node.then(f".to_iter_dataset({nones})", without=without - {"sparse"}, **changes)
+            read += ", " * bool(read) + "allow_nones=True"
+            return node.then(f".to_iter_dataset({read})", without=without - {"sparse"}, **changes)
         return node.then(f".to_iter_dataset({read})", *empty, without=without, **changes)
 
     def iter_dataset(self, depth=2, kind=None, most=4):
@@ -322,9 +300,8 @@ class Pipelines(random.Random):
 
         nodes = self.several(make, depth, kind, most=4)
         options = [f"cycle_length={self.randint(1, 5)}"]
-        options += [f"num_make_iter_threads={self.one_of(0, 2)}"] * self.chance(0.2)
-        options += [f"make_iter_buffer_size={self.one_of(0, 2)}"] * self.chance(0.2)
-        options += [f"iter_buffer_size={self.one_of(0, 0, 2)}"] * self.chance(0.4)
+        for option in ("num_make_iter_threads", "make_iter_buffer_size", "iter_buffer_size"):
+            options += [f"{option}={self.one_of(0, 2)}"] * self.chance(0.25)
         num_datasets = len(nodes)
         if self.chance(0.6):
             datasets = f"[{', '.join(f'<{i}>' for i in range(len(nodes)))}]"
@@ -419,28 +396,21 @@ class Pipelines(random.Random):
     def iter_pack(self, node):
         if node.form not in _SEQUENCES or "sparse" in node.facts:
             return node
-        features = {"a": self.one_of(9, 9, 10, 16, 20)}
+        features = {"a": self.one_of(*[9, 9, 10, 16, 20] * 4, 7)}  # the last is too short for some
         options = {}
         if node.form == "sequences":
-            if self.chance(0.7):
-                features["b"] = self.one_of(5, 6, 11)
-            if self.chance(0.3):
-                features["m"] = self.one_of(3, 8)
-            metas = self.one_of((), ("m",), ("b", "m")) if self.chance(0.6) else ()
-            options["meta_features"] = metas
-        if self.chance(0.05):
-            features["a"] = 7  # too short for some
+            features |= {"b": self.one_of(5, 6, 11)} if self.chance(0.7) else {}
+            features |= {"m": self.one_of(3, 8)} if self.chance(0.3) else {}
+            options["meta_features"] = self.one_of((), (), ("m",), ("b", "m"))
         options["shuffle_bins"] = self.chance(0.6)
-        if self.chance(0.3):
-            options["shuffle_bins_group_by_feature"] = self.choice(sorted(features))
-        if self.chance(0.5):
-            options["seed"] = self.seed_number()
-        if self.chance(0.3):
-            options["pack_alignment_struct"] = {name: self.one_of(1, 2, 3) for name in features}
-        if self.chance(0.3):
-            options["padding_struct"] = {name: self.one_of(None, 7, -1) for name in features}
-        if self.chance(0.3):
-            options["max_sequences_per_bin"] = self.randint(1, 4)
+        others = {
+            "shuffle_bins_group_by_feature": self.choice(sorted(features)),
+            "seed": self.seed_number(),
+            "pack_alignment_struct": {name: self.one_of(1, 2, 3) for name in features},
+            "padding_struct": {name: self.one_of(None, 7, -1) for name in features},
+            "max_sequences_per_bin": self.randint(1, 4),
+        }
+        options |= {name: value for name, value in others.items() if self.chance(0.35)}
         text = "".join(f", {key}={value!r}" for key, value in options.items())
         # "full_bins_of_nothing"
         kind = "FirstFit" if node.form == "holes" and "max_sequences_per_bin" in options else self.one_of("FirstFit", "BestFit")
@@ -472,9 +442,8 @@ class Pipelines(random.Random):
         long = self.long = self.chance(0.15)
         node = self.map_dataset(depth=2, most=5)
         self.long, length = False, node.length
-        if node.is_endless:
-            indices = [0, 1, 5, 49, 1000]
-        else:
+        indices = [0, 1, 5, 49, 1000]
+        if not node.is_endless:
             indices = [0, 1, length - 1, length, 2 * length + 1, -1, -1 - length]
             indices += [self.randrange(3 * length) for _ in range(3 if length else 0)]
         # Iteration has 16 threads by default.
@@ -493,17 +462,12 @@ class Pipelines(random.Random):
     def threshold_spec(self):
         """Filters that drop almost everything, of more than a thousand elements."""
         length = self.randint(1500, 4000)
-        rare = f".filter(lambda v: total(v) % 997 == {self.randint(1, 600)})"
-        step = self.one_of(".filter(keep_few)", ".filter(keep_odd)", rare)
+        rare = f"lambda v: total(v) % 997 == {self.randint(1, 600)}"
+        step = f".filter({self.one_of('keep_few', 'keep_odd', rare)})"
         node = Node(f"M.range({length})", length=length)
-        if self.chance(0.5):
-            node = self.converted(node.then(step, "sparse"))
-        else:
-            node = self.converted(node).then(step)
-        if self.chance(0.3):
-            node = self.joined("I.mix([<0>, <1>], [3, 1])", [node, self.converted(self.source("range"))])
-        elif self.chance(0.3):
-            node = self.iter_batch(node)
+        node = self.converted(node.then(step, "sparse")) if self.chance(0.5) else self.converted(node).then(step)
+        mixed = self.joined("I.mix([<0>, <1>], [3, 1])", [node, self.converted(self.source("range"))])
+        node = self.one_of(node, mixed, self.iter_batch(node))
         ratio = self.one_of(0.5, 0.9, 0.96, 0.999, 1, 0, None)
         node = node.within(f"x.WithOptionsIterDataset(<0>, x.DatasetOptions(filter_raise_threshold_ratio={ratio}))")
         node = node.then(".map(plus_one)") if self.chance(0.3) else node
