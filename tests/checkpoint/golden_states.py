@@ -1,5 +1,6 @@
 """What the tests of golden states share."""
 
+import contextlib
 import itertools
 import json
 import sys
@@ -24,11 +25,12 @@ def written_by(library):
     return {release: json.loads(paths[release].read_text()) for release in releases}
 
 
-def made(name, monkeypatch):
-    """The pipeline, where the files are that some read; for a fixture."""
-    monkeypatch.chdir(GOLDEN)
-    built = PIPELINES[name]()
-    yield built
+@contextlib.contextmanager
+def made(name):
+    """The pipeline, where the files are that some read."""
+    with contextlib.chdir(GOLDEN):
+        built = PIPELINES[name]()
+        yield built
     source = getattr(built, "_source", None)
     if isinstance(source, gristmill.sources.SharedMemoryDataSource):
         source.unlink()

@@ -14,6 +14,7 @@ from golden_states import (
     plain,
     written_by,
 )
+from refusing import assert_raises
 
 import gristmill
 from gristmill.checkpoint import CheckpointHandler
@@ -33,11 +34,6 @@ REFUSED = {
     "grain_0.2.15": INTERLEAVED,
 }
 CASES = [(name, release) for release, found in WRITTEN.items() for name in found if name != "written_by"]
-
-
-@pytest.fixture
-def pipeline(request, monkeypatch):
-    yield from made(request.param, monkeypatch)
 
 
 def file_content(state):
@@ -69,40 +65,34 @@ def test_all_is_there():
     assert max(len(json.dumps(state)) for state in states) < 1024
 
 
-@pytest.mark.parametrize(
-    ("pipeline", "release"), CASES, indirect=["pipeline"], ids=[f"{release}-{name}" for name, release in CASES]
-)
-def test_states_restore(pipeline, release, request, tmp_path):
+@pytest.mark.parametrize(("name", "release"), CASES, ids=[f"{release}-{name}" for name, release in CASES])
+def test_states_restore(name, release, tmp_path):
     """By the handler in an iterator that was used, and in new ones, except that worker processes are kept."""
-    name = request.node.callspec.params["pipeline"]
     golden, library = WRITTEN[release][name], WRITTEN[release]["written_by"]
-    used = iter(pipeline)
-    before = used.get_state()
-    for position, state, *crc32 in reversed(golden["states"]):
-        if name in REFUSED.get(release, ()):  # they cannot be continued
-            with pytest.raises(StateMismatchError):
-                used.set_state(state)
-            assert used.get_state() == before
-            continue
-        expected = golden["elements"][position:]
-        (tmp_path / PROCESS_FILE).write_bytes(file_content(state))
-        if crc32:
-            (tmp_path / PIPELINE_FILE).write_bytes(pipeline_file(library, golden, *crc32))
-        assert HANDLER.restore(tmp_path, item=used) is used
-        elements = following(used, name, expected)
-        assert is_same(name, state, elements, expected), f"{elements} follow state {position}, not {expected}"
-        if "worker" not in name:
-            with iter(PIPELINES[name]() if name.startswith("elastic") else pipeline) as it:
-                HANDLER.restore(tmp_path, item=it) if crc32 else set_state(it, state)
-                assert is_same(name, state, following(it, name, expected), expected)
-    used.close()
+    with made(name) as pipeline, iter(pipeline) as used:
+        before = used.get_state()
+        for position, state, *crc32 in reversed(golden["states"]):
+            if name in REFUSED.get(release, ()):  # they cannot be continued
+                assert_raises(StateMismatchError, None, used.set_state, state)
+                assert used.get_state() == before
+                continue
+            expected = golden["elements"][position:]
+            (tmp_path / PROCESS_FILE).write_bytes(file_content(state))
+            if crc32:
+                (tmp_path / PIPELINE_FILE).write_bytes(pipeline_file(library, golden, *crc32))
+            assert HANDLER.restore(tmp_path, item=used) is used
+            elements = following(used, name, expected)
+            assert is_same(name, state, elements, expected), f"{elements} follow state {position}, not {expected}"
+            if "worker" not in name:
+                with iter(PIPELINES[name]() if name.startswith("elastic") else pipeline) as it:
+                    HANDLER.restore(tmp_path, item=it) if crc32 else set_state(it, state)
+                    assert is_same(name, state, following(it, name, expected), expected)
 
 
-@pytest.mark.parametrize("pipeline", GRAINS_PIPELINES, indirect=True)
-def test_what_we_write_is_what_grain_writes(pipeline, request, tmp_path):
+@pytest.mark.parametrize("name", GRAINS_PIPELINES)
+def test_what_we_write_is_what_grain_writes(name, tmp_path):
     """Apart from the source in shared memory, that in Grain shows all its data, and from what tells flat maps apart."""
-    name = request.node.callspec.params["pipeline"]
-    with iter(pipeline) as it:
+    with made(name) as pipeline, iter(pipeline) as it:
         for _, state in GRAIN[name]["states"]:
             set_state(it, state)
             HANDLER.save(tmp_path, item=it)
@@ -118,16 +108,14 @@ def test_what_we_write_is_what_grain_writes(pipeline, request, tmp_path):
             assert content == file_content(state)
 
 
-@pytest.mark.parametrize("pipeline", OWN_PIPELINES, indirect=True)
-def test_what_we_write_is_the_same(pipeline, request, tmp_path):
+@pytest.mark.parametrize("name", OWN_PIPELINES)
+def test_what_we_write_is_the_same(name, tmp_path):
     """Another layout needs golden states of its own (``make_golden.py own``), beside these, which must still restore."""
-    name = request.node.callspec.params["pipeline"]
-    golden, num_taken = NEWEST[name], 0
-    with iter(pipeline) as it:
+    golden, found = NEWEST[name], []
+    with made(name) as pipeline, iter(pipeline) as it:
         for i, (position, state, crc32) in enumerate(golden["states"], 1):
-            while num_taken < position:
-                assert plain(next(it)) == golden["elements"][num_taken]
-                num_taken += 1
+            found += [plain(next(it)) for _ in range(position - len(found))]
+            assert found == golden["elements"][:position]
             if i == len(golden["states"]) and "endless" not in name:
                 assert next(it, "the end") == "the end"
             HANDLER.save(tmp_path, item=it)
@@ -136,12 +124,11 @@ def test_what_we_write_is_the_same(pipeline, request, tmp_path):
             assert (tmp_path / PIPELINE_FILE).read_bytes() == expected
 
 
-@pytest.mark.parametrize("pipeline", ["map_dataset", "loader_list"], indirect=True)
-def test_states_of_other_pipelines_do_not_restore(pipeline):
-    with iter(pipeline) as it:
+@pytest.mark.parametrize("name", ["map_dataset", "loader_list"])
+def test_states_of_other_pipelines_do_not_restore(name):
+    with made(name) as pipeline, iter(pipeline) as it:
         before = it.get_state()
-        for name in ("nested", "loader", "workers_2", "tfrecord"):
-            for _, state in GRAIN[name]["states"]:
-                with pytest.raises(StateMismatchError):
-                    set_state(it, state)
+        for other in ("nested", "loader", "workers_2", "tfrecord"):
+            for _, state in GRAIN[other]["states"]:
+                assert_raises(StateMismatchError, None, set_state, it, state)
         assert it.get_state() == before

@@ -7,32 +7,32 @@ import time
 import numpy as np
 
 
+def step(name, base, method, function, **attributes):
+    return type(name, (base,), {method: staticmethod(function), **attributes})()
+
+
+def describe(element):
+    return {"number": np.float32(element) / 4, "row": np.arange(element, element + 3, dtype=np.int16)}
+
+
+def copies(element):
+    return [(int(element), i) for i in range(int(element) % 4)]
+
+
+def with_index(index, element):
+    return index, int(element)
+
+
 def pipelines(m):
     """Functions that make the pipelines, by name. Files are looked for in ``data``, beside this file."""
     x = m.experimental
     t = m.transforms
 
-    class Draw(t.RandomMap):
-        def random_map(self, element, rng):
-            return int(element) * 1000 + int(rng.integers(1000))
-
-    class Plus(t.Map):
-        def map(self, element):
-            return element + 1
-
-    class Describe(t.Map):
-        def map(self, element):
-            return {"number": np.float32(element) / 4, "row": np.arange(element, element + 3, dtype=np.int16)}
-
-    class KeepMost(t.Filter):
-        def filter(self, element):
-            return element % 3 != 0
-
-    class Copies(x.FlatMapTransform):
-        max_fan_out = 3
-
-        def flat_map(self, element):
-            return [(int(element), i) for i in range(int(element) % 4)]
+    Plus = functools.partial(step, "Plus", t.Map, "map", lambda v: v + 1)
+    Draw = functools.partial(step, "Draw", t.RandomMap, "random_map", lambda v, rng: int(v) * 1000 + int(rng.integers(1000)))
+    Describe = functools.partial(step, "Describe", t.Map, "map", describe)
+    KeepMost = functools.partial(step, "KeepMost", t.Filter, "filter", lambda v: v % 3 != 0)
+    Copies = functools.partial(step, "Copies", x.FlatMapTransform, "flat_map", copies, max_fan_out=3)
 
     def loader(source, sampler, *operations, workers=0):
         return m.DataLoader(data_source=source, sampler=sampler, operations=list(operations), worker_count=workers)
@@ -168,13 +168,8 @@ def own_pipelines(m):
     numbers = m.MapDataset.range(11).seed(7).shuffle()
     letters = m.MapDataset.source(list("abcdefghijk"))
     rows = numbers.to_iter_dataset().batch(4)
-    shard = m.sharding.ShardOptions(1, 3)
-
-    def copies(element):
-        return [(int(element), i) for i in range(int(element) % 4)]
-
-    def with_index(index, element):
-        return index, int(element)
+    shard, half = m.ShardOptions(1, 3), m.ShardOptions(1, 2)
+    elastic, interleave = m.experimental.ElasticIterator, m.experimental.InterleaveIterDataset
 
     def group(i):
         return m.MapDataset.range(10 * i, 10 * i + (0, 1, 4, 3, 2)[i % 5])
@@ -186,9 +181,6 @@ def own_pipelines(m):
         sampler = m.samplers.IndexSampler(11, shard, True, 3, 5)
         source = m.sources.RangeDataSource(0, 11, 1)
         return m.DataLoader(data_source=source, sampler=sampler, operations=operations, worker_count=workers)
-
-    def elastic(ds, batch_size, index):
-        return m.experimental.ElasticIterator(ds, batch_size, m.sharding.ShardOptions(index, 2))
 
     # Of those with worker processes, which take long to start, not all.
     left_out = {"loader_workers_1", "loader_endless_workers", "workers_1", "workers_mix", "workers_noted", "workers_repeated"}
@@ -209,13 +201,9 @@ def own_pipelines(m):
         ),
         "threads_numbered": lambda: numbers.to_iter_dataset().map_with_index(with_index).multithread_prefetch(3, 1),
         "workers_numbered": lambda: numbers.to_iter_dataset().map_with_index(with_index).mp_prefetch(m.MultiprocessingOptions(3)),
-        "elastic_filter": lambda: elastic(numbers.filter(lambda v: v % 5), 4, 1),
-        "elastic_files": lambda: elastic(
-            m.experimental.InterleaveIterDataset([group(i) for i in range(7)], cycle_length=2), 4, 1
-        ),
-        "elastic_single": lambda: elastic(
-            m.experimental.InterleaveIterDataset([group(i) for i in range(7)], cycle_length=9), 0, 0
-        ),
+        "elastic_filter": lambda: elastic(numbers.filter(lambda v: v % 5), 4, half),
+        "elastic_files": lambda: elastic(interleave([group(i) for i in range(7)], cycle_length=2), 4, half),
+        "elastic_single": lambda: elastic(interleave([group(i) for i in range(7)], cycle_length=9), 0, m.ShardOptions(0, 2)),
     }
 
 

@@ -3,7 +3,7 @@
     python make_golden.py states [pipeline ...]    grain_<release>.json, with that release of Grain, JAX and pyarrow
     python make_golden.py orbax                    the directory orbax, with Grain 0.2.18, JAX and orbax-checkpoint
     python make_golden.py own                      gristmill_<version>.json, for a version that writes something else than before
-    python make_golden.py data                     the files in data that pipelines read, with pyarrow
+    python make_golden.py data                     the files in data that pipelines read, with pyarrow and the tests in PYTHONPATH
 
 ``GOLDEN_SECONDS=0.7`` lets one of the pipelines take longer than the 3 seconds after which releases of Grain before 0.2.16 noted
 the states of workers anew. What another release than the newest one cannot make is left out. Files of our versions that were
@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import shutil
-import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -102,7 +101,6 @@ def make_states(*names):
     for name in names or (made if is_newest else OF_OTHERS.split()):
         try:
             found[name] = follow(name, made[name](), state_of_grain, is_newest=is_newest)
-            print(name, len(found[name]["elements"]), flush=True)
         except Exception as error:
             if is_newest:
                 raise
@@ -150,9 +148,8 @@ def make_own():
         """The state and its checksum, as they are in the files of a checkpoint."""
         with tempfile.TemporaryDirectory() as directory:
             gristmill.checkpoint.CheckpointHandler().save(directory, item=it)
-            state, pipeline = [
-                json.loads((Path(directory) / f"{kind}_0-of-1.json").read_text()) for kind in ("process", "pipeline")
-            ]
+            paths = [Path(directory) / f"{kind}_0-of-1.json" for kind in ("process", "pipeline")]
+            state, pipeline = [json.loads(path.read_text()) for path in paths]
         descriptions.append(pipeline["pipeline"])
         return [state, pipeline["state_crc32"]]
 
@@ -164,28 +161,17 @@ def make_own():
     write_file(HERE / f"gristmill_{gristmill.__version__}.json", found, {"written_by": f"gristmill {gristmill.__version__}"})
 
 
-def masked_crc(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
-
-
 def make_data():
     import pyarrow as pa
     import pyarrow.parquet as pq
+    from tfrecords import framed
 
     DATA.mkdir(exist_ok=True)
     for name, numbers in (("one", range(8)), ("two", range(20, 25))):
         table = pa.table({"x": pa.array(numbers, pa.int64()), "name": pa.array([f"é{i}" for i in numbers])})
         pq.write_table(table, DATA / f"{name}.parquet", row_group_size=3, compression="none")
-    with (DATA / "records.tfrecord").open("wb") as file:
-        for record in [b"one", b"", b"three\xff", b"4" * 40, b"five"]:
-            length = struct.pack("<Q", len(record))
-            file.write(length + masked_crc(length) + record + masked_crc(record))
+    records = [b"one", b"", b"three\xff", b"4" * 40, b"five"]
+    (DATA / "records.tfrecord").write_bytes(b"".join(map(framed, records)))
 
 
 if __name__ == "__main__":
