@@ -92,20 +92,5 @@ def test_factories_and_methods_of_one_of_them():
     assert list(M.mix([ds1, ds2]).parents) == [ds1, ds2]
     assert M.range(6).seed(77).shuffle(seed=3).random_map(draw, seed=9)[0] == (M.range(6).shuffle(seed=3)[0], 29)
     assert not hasattr(stream(5), "shuffle") and not hasattr(stream(5), "slice")  # which need an index
-
-
-def test_mp_prefetch():
-    def prepare(worker_index, worker_count):
-        import builtins
-
-        builtins.gristmill_test_worker = (worker_index, worker_count)
-
-    def who(x):
-        import builtins
-
-        return (x, *builtins.gristmill_test_worker)
-
-    outputs = list(stream(4).map(who).mp_prefetch(grain.MultiprocessingOptions(num_workers=2), worker_init_fn=prepare))
-    assert outputs == [(0, 0, 2), (1, 1, 2), (2, 0, 2), (3, 1, 2)]
     with pytest.warns(DeprecationWarning, match="mp_prefetch"):
         assert list(stream(4).prefetch(grain.MultiprocessingOptions(num_workers=1))) == [0, 1, 2, 3]
