@@ -3,14 +3,14 @@
 import gc
 import random
 import signal
-import subprocess
 import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from computing_ahead import Gate, Plain, interrupted, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
+from computing_ahead import Gate, Plain, interrupted, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
+from programs import output
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, ReadOptions
@@ -26,318 +26,281 @@ def prefetching(n, fn, size):
     return ThreadPrefetchIterDataset(numbers(n, fn=fn), prefetch_buffer_size=size)
 
 
+def prefetching_plain(n, fn, size):
+    return ThreadPrefetchIterDataset(Plain(range(n)), prefetch_buffer_size=size)
+
+
 def sharing(n, fn, size):
     return multithread_prefetch(numbers(n, fn=fn), 3, size)
 
 
-class Element:
-    pass
+def each_size(reads, *others):
+    """Kinds with sizes of their buffers; reads have numbers of threads, too."""
+    cases = [(reading, size, threads) for size, *threads in reads]
+    cases += [(make, size, ()) for make, *sizes in others for size in sizes]
+    return pytest.mark.parametrize(("make", "size", "args"), cases)
 
 
 each_kind = pytest.mark.parametrize("make", [reading, prefetching, sharing])
-
-READS = [(16, 1), (17, 2), (100, 5), (16, 16), (5000, 16), (2, 1), (1, 16), (15, 16)]
-ORDERS = [
-    *[(reading, *read) for read in READS],
-    *[(prefetching, size) for size in (0, 1, 2, 3, 64, 1000)],
-    *[(sharing, size) for size in (0, 1, 50)],
-]
-
-
-@pytest.mark.parametrize(("make", "args"), [(make, args) for make, *args in ORDERS])
-def test_order(make, args):
-    ds = make(500, str, *args)
-    expected = [str(i) for i in range(500)]
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        for n in (1, 2, 7, 128):
-            it, got = iter(ds), []
-            while block := it._take(n):
-                got += block
-            assert got == expected
-        assert list(ds) == expected
-    finally:
-        sys.setswitchinterval(switch)
-
-
-BUFFERS = [
-    *[(reading, *read) for read in ((1, 1), (8, 1), (8, 4), (3, 16), (500, 16))],
-    *[(prefetching, size) for size in (1, 2, 3, 100)],
-    *[(sharing, size) for size in (1, 2, 5)],
-]
-each_buffer = pytest.mark.parametrize(("make", "size", "args"), [(make, size, args) for make, size, *args in BUFFERS])
-
-
-@each_buffer
-def test_no_more_elements_ahead_than_the_buffer_holds(make, size, args, monkeypatch):
-    monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
-    num_asked, seen, too_far = 0, [], []
-
-    def look(x):
-        seen.append(x)
-        # With three threads, of ``num_asked`` elements these are those of the thread of ``x``.
-        if x // 3 >= -(-(num_asked - x % 3) // 3) + size if make is sharing else x >= num_asked + size:
-            too_far.append(x)
-        return x
-
-    it = iter(make(1000, look, size, *args))
-    it.start_prefetch()
-    rng = random.Random(size)
-    while num_asked < 1000:
-        n = min(rng.choice([1, 1, 1, 2, 5]), 1000 - num_asked)
-        first, num_asked = num_asked, num_asked + n
-        assert it._take(n) == list(range(first, first + n))
-    assert too_far == []
-    assert sorted(seen) == list(range(1000))  # and each is computed once
-
-
-@each_buffer
-def test_start_prefetch_fills_the_buffer_and_waits(make, size, args, monkeypatch):
-    monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
-    gate, num = Gate(), 3 * size if make is sharing else size
-    it = iter(make(10_000, gate, size, *args))
-    before = it.get_state()
-    it.start_prefetch()  # does not wait for an element
-    num_threads = len(working())
-    assert num_threads == {prefetching: 1, sharing: 3}.get(make) or min(size, *args)
-    wait_until(lambda: gate.num_busy == num_threads)
-    assert it.get_state() == before
-    gate.open.set()
-    wait_until(lambda: len(gate.seen) == num)
-    it.start_prefetch()
-    assert len(working()) == num_threads
-    assert it.get_state() == before
-    for i in range(min(num, 9)):
-        assert next(it) == i
-        # Without being asked for more, the threads fill the place: up to half of it may be left empty for a block.
-        wait_until(lambda i=i: len(gate.seen) >= i + 1 + num - num // 2)
-    assert len(gate.seen) <= 2 * num
-    assert make is sharing or sorted(gate.seen) == list(range(len(gate.seen)))
-    it.close()
-
-
-@pytest.mark.parametrize("make", [reading, partial(reading, num_threads=0), prefetching, sharing])
-def test_a_buffer_of_0_uses_no_threads(make):
-    gate = Gate(is_open=True)
-    it = iter(make(9, gate, 0))
-    it.start_prefetch()
-    for i in range(9):
-        assert gate.seen == list(range(i))
-        assert next(it) == i
-        assert working() == []
-    assert next(it, "end") == "end"
-
-
-@each_kind
-def test_threads_start_with_the_first_element_and_end_with_the_data(make):
-    gate = Gate(is_open=True)
-    it = iter(make(50, gate, 4))
-    it.set_state(it.get_state())
-    assert (gate.seen, working()) == ([], [])
-    assert it._take(49) == list(range(49))
-    state = it.get_state()
-    assert list(it) == [49]
-    wait_for_no_threads()
-    for _ in range(3):
-        assert next(it, "end") == "end"
-        it.start_prefetch()
-    assert working() == []  # the end is the end until the state is set
-    it.set_state(state)
-    assert list(it) == [49]
-
-
-@each_kind
-def test_an_iterator_may_move_from_thread_to_thread(make):
-    it = iter(make(40, int, 8))
-    with ThreadPoolExecutor(1) as pool:
-        assert [pool.submit(next, it).result() if i % 2 else next(it) for i in range(40)] == list(range(40))
-
-
-@pytest.mark.parametrize("after", [lambda ds: ds, lambda ds: ds.batch(4)])
-@each_kind
-def test_a_consumer_that_waits_learns_that_the_iterator_was_closed(make, after):
-    gate = Gate()
-    it = iter(after(make(9, gate, 2)))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(next, it)
-        wait_until(lambda: gate.num_busy)
-        it.close()
-        with pytest.raises(ValueError, match="closed"):
-            waiting.result(PATIENCE_SECONDS)
-    gate.open.set()
-
-
-@pytest.mark.parametrize("ending", ["close", "drop"])
-@each_kind
-def test_nobody_waits_for_user_code_that_is_stuck(make, ending):
-    gate = Gate()
-    it = iter(make(99, gate, 8))
-    it.start_prefetch()
-    num = len(working())
-    wait_until(lambda: gate.num_busy == num)
-    if ending == "close":
-        it.close()
-        it.close()
-    gone = weakref.ref(it)
-    del it
-    assert gone() is None
-    assert gate.num_busy == num >= 1
-    gate.open.set()
-    wait_for_no_threads()
-    assert sorted(gate.seen) == list(range(num))  # and nothing else is computed
-
-
-@each_kind
-def test_100_abandoned_iterators_leave_no_threads(make):
-    for i in range(100):
-        it = iter(make(1000, str, 8).batch(3, batch_fn=list))
-        assert next(it) == ["0", "1", "2"]
-        if i % 2:
-            it.circle = [it]  # for the garbage collector
-
-
-@each_kind
-@pytest.mark.usefixtures("without_collector")
-def test_a_loop_that_is_left_leaves_no_threads(make):
-    for _ in make(1000, str, 5):
-        break
-    wait_for_no_threads()
+each_buffer = each_size([(1, 1), (8, 1), (8, 4), (3, 16), (500, 16)], (prefetching, 1, 2, 3, 100), (sharing, 1, 2, 5))
 
 
 @pytest.fixture
-def frozen():
-    """What is there already need not be looked at by the garbage collector."""
+def without_collector():
+    """What is there already need not be looked at by the garbage collector, and reference counts must do."""
     before = gc.get_threshold()
     gc.freeze()
+    gc.disable()
     yield
+    gc.enable()
     gc.set_threshold(*before)
     gc.unfreeze()
 
 
-@each_kind
-def test_garbage_collection_inside_the_thread_and_at_every_allocation(make, frozen):
-    def collect(x):
-        gc.collect()
-        return x
+class TestBuffers:
+    @each_size(
+        [(16, 1), (17, 2), (100, 5), (16, 16), (5000, 16), (2, 1), (1, 16), (15, 16)],
+        (prefetching, 0, 1, 2, 3, 64, 1000),
+        (sharing, 0, 1, 50),
+    )
+    def test_order(self, make, size, args):
+        ds, expected = make(500, str, size, *args), [str(i) for i in range(500)]
+        switch = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            for n in (1, 2, 7, 128):
+                it, got = iter(ds), []
+                while block := it._take(n):
+                    got += block
+                assert got == expected
+            assert list(ds) == expected
+        finally:
+            sys.setswitchinterval(switch)
 
-    for i in range(6):
-        it = iter(make(10_000, collect, 4))
-        it.circle = it
-        assert it._take(i) == list(range(i))
-        del it
-        assert list(make(10, collect, 3)) == list(range(10))
-    gc.set_threshold(1)
-    for i in range(20):
-        it = iter(make(100, lambda x: [x], 6))
-        it.circle = it
-        assert [next(it) for _ in range(i)] == [[k] for k in range(i)]
-        del it
+    @each_buffer
+    def test_no_more_elements_ahead_than_the_buffer_holds(self, make, size, args, monkeypatch):
+        monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
+        num_asked, seen, too_far = 0, [], []
 
+        def look(x):
+            seen.append(x)
+            # With three threads, of ``num_asked`` elements these are those of the thread of ``x``.
+            if x // 3 >= -(-(num_asked - x % 3) // 3) + size if make is sharing else x >= num_asked + size:
+                too_far.append(x)
+            return x
 
-@each_kind
-def test_delivered_elements_are_not_kept_alive(make):
-    for size in (1, 2, 50):
-        it, made = iter(make(40, lambda x: Element(), size)), []
-        for _ in range(40):
-            made.append(weakref.ref(next(it)))
-            wait_until(lambda made=made: made[-1]() is None)
+        it = iter(make(1000, look, size, *args))
+        it.start_prefetch()
+        rng = random.Random(size)
+        while num_asked < 1000:
+            n = min(rng.choice([1, 1, 1, 2, 5]), 1000 - num_asked)
+            first, num_asked = num_asked, num_asked + n
+            assert it._take(n) == list(range(first, first + n))
+        assert too_far == []
+        assert sorted(seen) == list(range(1000))  # and each is computed once
+
+    @each_buffer
+    def test_start_prefetch_fills_the_buffer_and_waits(self, make, size, args, monkeypatch):
+        monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
+        gate, num = Gate(), 3 * size if make is sharing else size
+        it = iter(make(10_000, gate, size, *args))
+        before = it.get_state()
+        it.start_prefetch()  # does not wait for an element
+        num_threads = len(working())
+        assert num_threads == {prefetching: 1, sharing: 3}.get(make) or min(size, *args)
+        wait_until(lambda: gate.num_busy == num_threads)
+        assert it.get_state() == before
+        gate.open.set()
+        wait_until(lambda: len(gate.seen) == num)
+        it.start_prefetch()
+        assert len(working()) == num_threads
+        assert it.get_state() == before
+        for i in range(min(num, 9)):
+            assert next(it) == i
+            # Without being asked for more, the threads fill the place: up to half of it may be left empty for a block.
+            wait_until(lambda i=i: len(gate.seen) >= i + 1 + num - num // 2)
+        assert len(gate.seen) <= 2 * num
+        assert make is sharing or sorted(gate.seen) == list(range(len(gate.seen)))
+        it.close()
+
+    @pytest.mark.parametrize("make", [reading, partial(reading, num_threads=0), prefetching, sharing])
+    def test_a_buffer_of_0_uses_no_threads(self, make):
+        gate = Gate(is_open=True)
+        it = iter(make(9, gate, 0))
+        it.start_prefetch()
+        for i in range(9):
+            assert gate.seen == list(range(i))
+            assert next(it) == i
+            assert working() == []
         assert next(it, "end") == "end"
 
 
-@each_kind
-@pytest.mark.usefixtures("without_collector")
-def test_an_error_keeps_no_elements_and_no_iterator_alive(make):
-    made = []
+class TestEnds:
+    @each_kind
+    def test_threads_start_with_the_first_element_and_end_with_the_data(self, make):
+        gate = Gate(is_open=True)
+        it = iter(make(50, gate, 4))
+        it.set_state(it.get_state())
+        assert (gate.seen, working()) == ([], [])
+        assert it._take(49) == list(range(49))
+        state = it.get_state()
+        assert list(it) == [49]
+        wait_for_no_threads()
+        for _ in range(3):
+            assert next(it, "end") == "end"
+            it.start_prefetch()
+        assert working() == []  # the end is the end until the state is set
+        it.set_state(state)
+        assert list(it) == [49]
 
-    def element(i):
-        if i == 40:
-            raise KeyError(i)
-        x = Element()
-        made.append(weakref.ref(x))
-        return x
+    @pytest.mark.parametrize("after", [lambda ds: ds, lambda ds: ds.batch(4)])
+    @each_kind
+    def test_a_consumer_that_waits_learns_that_the_iterator_was_closed(self, make, after):
+        gate = Gate()
+        it = iter(after(make(9, gate, 2)))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(next, it)
+            wait_until(lambda: gate.num_busy)
+            it.close()
+            with pytest.raises(ValueError, match="closed"):
+                waiting.result(PATIENCE_SECONDS)
+        gate.open.set()
 
-    it = iter(make(200, element, 100))
-    with pytest.raises(KeyError):
-        list(it)
-    if make is not sharing:  # there the others stay ahead
+    @pytest.mark.parametrize("ending", ["close", "drop"])
+    @each_kind
+    def test_nobody_waits_for_user_code_that_is_stuck(self, make, ending):
+        gate = Gate()
+        it = iter(make(99, gate, 8))
+        it.start_prefetch()
+        num = len(working())
+        wait_until(lambda: gate.num_busy == num)
+        if ending == "close":
+            it.close()
+            it.close()
+        gone = weakref.ref(it)
+        del it
+        assert gone() is None
+        assert gate.num_busy == num >= 1
+        gate.open.set()
+        wait_for_no_threads()
+        assert sorted(gate.seen) == list(range(num))  # and nothing else is computed
+
+    @each_kind
+    def test_abandoned_iterators_leave_no_threads(self, make, without_collector):
+        for _ in make(1000, str, 5):
+            break
+        wait_for_no_threads()
+        gc.enable()
+        for i in range(100):
+            it = iter(make(1000, str, 8).batch(3, batch_fn=list))
+            assert next(it) == ["0", "1", "2"]
+            if i % 2:
+                it.circle = [it]  # for the garbage collector
+
+    @each_kind
+    def test_garbage_collection_inside_the_thread_and_at_every_allocation(self, make, without_collector):
+        def collect(x):
+            gc.collect()
+            return x
+
+        gc.enable()
+        for i in range(6):
+            it = iter(make(10_000, collect, 4))
+            it.circle = it
+            assert it._take(i) == list(range(i))
+            del it
+            assert list(make(10, collect, 3)) == list(range(10))
+        gc.set_threshold(1)
+        for i in range(20):
+            it = iter(make(100, lambda x: [x], 6))
+            it.circle = it
+            assert it._take(i) == [[k] for k in range(i)]
+            del it
+
+    @each_kind
+    def test_an_error_keeps_no_elements_and_no_iterator_alive(self, make, without_collector):
+        made = []
+
+        def element(i):
+            if i == 40:
+                raise KeyError(i)
+            x = {i}
+            made.append(weakref.ref(x))
+            return x
+
+        it = iter(make(200, element, 100))
+        with pytest.raises(KeyError):
+            list(it)
+        if make is not sharing:  # there the others stay ahead
+            wait_until(lambda: not any(ref() for ref in made))
+        gone = weakref.ref(it)
+        del it
+        assert gone() is None
         wait_until(lambda: not any(ref() for ref in made))
-    gone = weakref.ref(it)
-    del it
-    assert gone() is None
-    wait_until(lambda: not any(ref() for ref in made))
 
 
-@each_kind
-def test_an_interrupted_wait_loses_nothing(make):
-    """A ``KeyboardInterrupt`` in the middle of waiting for a thread."""
-    gate = Gate()
-    it = iter(make(9, gate, 3))
-    before = it.get_state()
-    with interrupted(lambda: gate.num_busy >= (3 if make is sharing else 1)):
-        next(it)
-    assert it.get_state() == before
-    gate.open.set()
-    assert list(it) == list(range(9))
-    if make is prefetching:
-        assert gate.seen == list(range(9))  # each was computed once
+class Interrupt(BaseException):
+    pass
 
 
-INTERRUPTED = [
-    *[(prefetching, size) for size in (1, 5, 60)],
-    *[(lambda n, fn, size: ThreadPrefetchIterDataset(Plain(range(n)), prefetch_buffer_size=size), size) for size in (1, 5, 60)],
-    *[(sharing, size) for size in (0, 1, 3, 30)],
-]
+class TestInterrupts:
+    @each_kind
+    def test_an_interrupted_wait_loses_nothing(self, make):
+        """A ``KeyboardInterrupt`` in the middle of waiting for a thread."""
+        gate = Gate()
+        it = iter(make(9, gate, 3))
+        before = it.get_state()
+        with interrupted(lambda: gate.num_busy >= (3 if make is sharing else 1)):
+            next(it)
+        assert it.get_state() == before
+        gate.open.set()
+        assert list(it) == list(range(9))
+        if make is prefetching:
+            assert gate.seen == list(range(9))  # each was computed once
 
+    # An interrupt may come in a callback of somebody else's, where Python can only print it.
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+    @each_size([], (prefetching, 1, 5, 60), (prefetching_plain, 1, 5, 60), (sharing, 0, 1, 3, 30))
+    def test_interrupts_at_any_moment_lose_nothing(self, make, size, args):
+        """A timer interrupts the consumer again and again, wherever it is. What is in its list has been delivered."""
+        is_armed = []
 
-# An interrupt may come in a callback of somebody else's, where Python can only print it.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize(("make", "size"), INTERRUPTED)
-def test_interrupts_at_any_moment_lose_nothing(make, size):
-    """A timer interrupts the consumer again and again, wherever it is. What is in its list has been delivered."""
+        def interrupt(number, frame):
+            if is_armed:
+                is_armed.clear()
+                raise Interrupt
 
-    class Interrupt(BaseException):
-        pass
-
-    is_armed = []
-
-    def interrupt(number, frame):
-        if is_armed:
-            is_armed.clear()
-            raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    rng = random.Random(size)
-    num_interrupts = 0
-    try:
-        for _ in range(8):
-            it, got, is_over = iter(make(200, int, size)), [], False
-            while not is_over:
-                try:
-                    is_armed.append(True)
-                    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 2e-3))
-                    while not is_over:
-                        # ``extend`` stores the element in the same moment in which it is delivered.
-                        num = len(got)
-                        got.extend(it._take(1))
-                        is_over = len(got) == num
-                    is_armed.clear()
-                except Interrupt:
-                    num_interrupts += 1
-                except RuntimeError as error:  # the start of a Python thread is not made for interrupts
-                    assert isinstance(error.__context__, Interrupt)
-            assert got == list(range(200))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert num_interrupts
+        before = signal.signal(signal.SIGALRM, interrupt)
+        rng = random.Random(size)
+        num_interrupts = 0
+        try:
+            for _ in range(8):
+                it, got, is_over = iter(make(200, int, size)), [], False
+                while not is_over:
+                    try:
+                        is_armed.append(True)
+                        signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-6, 2e-3))
+                        while not is_over:
+                            # ``extend`` stores the element in the same moment in which it is delivered.
+                            num = len(got)
+                            got.extend(it._take(1))
+                            is_over = len(got) == num
+                        is_armed.clear()
+                    except Interrupt:
+                        num_interrupts += 1
+                    except RuntimeError as error:  # the start of a Python thread is not made for interrupts
+                        assert isinstance(error.__context__, Interrupt)
+                assert got == list(range(200))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert num_interrupts
 
 
 PRELUDE = """
 import os, signal, sys, threading, warnings
 from gristmill import MapDataset, ReadOptions
 from gristmill.dataset import IterDataset
-from gristmill.dataset.ahead import readahead
 from gristmill.experimental import InterleaveIterDataset, ThreadPrefetchIterDataset, multithread_prefetch
 
 warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks of programs with threads
@@ -429,7 +392,7 @@ it = iter(multithread_prefetch(slow, 2, 1)); it.start_prefetch(); stuck.wait()
 
 
 @pytest.mark.parametrize("script", [FORK, LIVE, STUCK], ids=["fork", "exit", "exit_when_stuck"])
-def test_programs_are_silent(script):
+def test_programs_are_silent(script, tmp_path, monkeypatch):
     """A forked process goes on from the state, or says that it cannot; leaving the interpreter prints nothing."""
-    done = subprocess.run([sys.executable, "-X", "dev", "-c", PRELUDE + script], capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
+    monkeypatch.setenv("PYTHONDEVMODE", "1")
+    assert output(tmp_path, PRELUDE + script) == []

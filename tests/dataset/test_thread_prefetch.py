@@ -23,6 +23,7 @@ from computing_ahead import (
     wait_for_no_threads,
     working,
 )
+from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
@@ -30,13 +31,6 @@ from gristmill.dataset.ahead import pullahead
 from gristmill.dataset.stages import thread_prefetch
 from gristmill.dataset.telling.description import describe
 from gristmill.experimental import ThreadPrefetchDatasetIterator, ThreadPrefetchIterDataset
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    fake = Clock()
-    monkeypatch.setattr(pullahead, "time", fake)
-    return fake
 
 
 def ahead(ds, size=2):
@@ -64,288 +58,96 @@ class Count:
         self.state = state
 
 
-# Elements, blocks and the bound
+class TestElementsAndStates:
+    def test_blocks_of_small_elements_grow_and_shrink(self, monkeypatch):
+        clock = Clock()
+        monkeypatch.setattr(pullahead, "time", clock)
+        sizes, seconds = [], [0.0]
 
+        class Watched:
+            def __len__(self):
+                return 2000
 
-def test_blocks_of_small_elements_grow_and_shrink(clock):
-    sizes, seconds = [], [0.0]
+            def __getitem__(self, key):
+                return self.__getitems__([key])[0]
 
-    class Watched:
-        def __len__(self):
-            return 2000
+            def __getitems__(self, keys):
+                sizes.append(len(keys))
+                clock.now += seconds[0]
+                return keys
 
-        def __getitem__(self, key):
-            return self.__getitems__([key])[0]
+        it = ahead(MapDataset.source(Watched()).to_iter_dataset(DIRECT), 64)
+        assert [next(it) for _ in range(1000)] == list(range(1000))
+        assert sizes[:6] == [1, 2, 4, 8, 16, 32]
+        assert max(sizes) == 32
+        seconds[0] = 0.01
+        num = len(sizes) + 1  # one may be under way
+        assert list(it) == list(range(1000, 2000))
+        assert set(sizes[num + 5 :]) == {1}
 
-        def __getitems__(self, keys):
-            sizes.append(len(keys))
-            clock.now += seconds[0]
-            return keys
-
-    it = ahead(MapDataset.source(Watched()).to_iter_dataset(DIRECT), 64)
-    assert [next(it) for _ in range(1000)] == list(range(1000))
-    assert sizes[:6] == [1, 2, 4, 8, 16, 32]
-    assert max(sizes) == 32
-    seconds[0] = 0.01
-    num = len(sizes) + 1  # one may be under way
-    assert list(it) == list(range(1000, 2000))
-    assert set(sizes[num + 5 :]) == {1}
-
-
-@pytest.mark.parametrize(
-    "stage", [lambda ds: ds, lambda ds: ds.batch(3, batch_fn=list), lambda ds: ds.map_with_index(lambda i, x: (i, x))]
-)
-def test_states_are_those_without_a_thread(stage, clock):
-    """The clock stands still: blocks grow as far as they may. What is dropped at the end does not count."""
-    ds = stage(numbers(300).filter(lambda x: x % 5 < 3 and x < 298))
-    it, plain = ahead(ds, 100), iter(ds)
-    states = [it.get_state()]
-    for expected in plain:
-        assert next(it) == expected
-        assert it.get_state() == plain.get_state()
-        states.append(it.get_state())
-    assert next(it, "end") == "end"
-    assert it.get_state() == states[-1]
-    for k in (0, 17, len(states) - 1, 40):
-        it.set_state(states[k])
-        assert it.get_state() == states[k]
-        plain.set_state(states[k])
-        assert list(it) == list(plain)
-
-
-def test_states_compute_nothing_and_wait_for_nobody_and_set_state_for_the_thread():
-    gate = Gate(is_open=True)
-    it = ahead(ClosingDataset(numbers(20), gate))  # which is used by one thread at a time
-    it.set_state({"next_index": 4})
-    assert it.get_state() == {"next_index": 4}
-    assert (gate.seen, working()) == ([], [])
-    assert next(it) == 4
-    wait_until(lambda: len(gate.seen) == 3)
-    gate.open.clear()
-    assert next(it) == 5
-    wait_until(lambda: gate.num_busy)
-    assert it.get_state() == {"next_index": 6}
-    before = weakref.ref(it._ahead)
-    with ThreadPoolExecutor(1) as pool:
-        setting = pool.submit(it.set_state, {"next_index": 10})
-        assert not setting.done()
-        gate.open.set()
-        setting.result(PATIENCE_SECONDS)
-    wait_until(lambda: before() is None)  # what was computed is not kept
-    assert list(it) == list(range(10, 20))
-
-
-# Errors
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration])
-def test_any_exception_of_user_code_arrives(error):
-    def fail(x):
-        if x == 3:
-            raise error
-        return x
-
-    it = ahead(numbers(5, fn=fail))
-    assert [next(it) for _ in range(3)] == [0, 1, 2]
-    for _ in range(2):
-        with pytest.raises(RuntimeError if error is StopIteration else error) as caught:
-            next(it)
-        assert any(entry.name == "fail" for entry in caught.traceback) or isinstance(caught.value.__cause__, error)
-    it.set_state({"next_index": 4})
-    assert list(it) == [4]
-
-
-def test_an_iterator_without_states_loses_nothing():
-    """Neither by states that are refused, nor by errors: as without a thread, the parent is asked for its next element."""
-    it = ahead(Plain(range(200), Failing(3)), 4)
-    assert next(it) == 0
-    with pytest.raises(NotImplementedError):
-        it.get_state()
-    with pytest.raises(NotImplementedError):
-        it.set_state({"next_index": 0})
-    assert [next(it), next(it)] == [1, 2]
-    fails(it, Boom)
-    assert list(it) == list(range(4, 200))
-
-
-def test_an_error_of_the_parents_set_state_arrives():
-    class Refusing(Count):
-        def set_state(self, state):
-            raise Boom("refused")
-
-    it = ThreadPrefetchDatasetIterator(Refusing(10), 2)
-    with pytest.raises(Boom):
-        it.set_state({"i": [3]})
-    assert next(it) == 0
-    for use in (lambda: it.set_state({"i": [3]}), lambda: next(it)):  # it cannot go back to where it was either
-        with pytest.raises(Boom):
-            use()
-
-
-def test_threads_may_be_scarce(monkeypatch):
-    scarce = scarce_threads(monkeypatch, pullahead, 0)
-    it = ahead(numbers(5))
-    fails(it, RuntimeError, match="can't start new thread", times=2)
-    scarce.num_left = 1
-    assert list(it) == list(range(5))
-
-
-# The end of the thread
-
-
-def test_close_waits_for_a_busy_thread_for_a_moment(monkeypatch):
-    monkeypatch.setattr(thread_prefetch, "_CLOSE_SECONDS", PATIENCE_SECONDS)
-    busy = threading.Event()
-    ds = ClosingDataset(numbers(9), lambda x: busy.set() or wait_until(lambda: it._ahead.is_stopped))
-    it = ahead(ds)
-    it.start_prefetch()
-    assert busy.wait(PATIENCE_SECONDS)
-    it.close()
-    assert len(ds.closed) == 1
-
-
-@pytest.mark.parametrize("size", [1, 2, 9])
-def test_close_before_the_start_while_the_buffer_is_full_and_at_the_end(size):
-    for num in (0, 1, 100):
+    def test_states_compute_nothing_and_wait_for_nobody_and_set_state_for_the_thread(self):
         gate = Gate(is_open=True)
-        ds = ClosingDataset(numbers(100), gate)
-        it = ahead(ds, size)
-        assert it._take(num) == list(range(num))
-        if num == 1:
-            wait_until(lambda gate=gate: len(gate.seen) >= 1 + size // 2)
-        for num_closed in (1, 2):
-            it.close()
-            assert len(ds.closed) == num_closed
-            assert it.get_state() == {"next_index": num}
-            fails(it, ValueError, match=r"ThreadPrefetchDatasetIterator.*closed")
-            with pytest.raises(ValueError, match="closed"):
-                it.start_prefetch()
-        wait_for_no_threads()
+        it = ahead(ClosingDataset(numbers(20), gate))  # which is used by one thread at a time
+        it.set_state({"next_index": 4})
+        assert it.get_state() == {"next_index": 4}
+        assert (gate.seen, working()) == ([], [])
+        assert next(it) == 4
+        wait_until(lambda: len(gate.seen) == 3)
+        gate.open.clear()
+        assert next(it) == 5
+        wait_until(lambda: gate.num_busy)
+        assert it.get_state() == {"next_index": 6}
+        before = weakref.ref(it._ahead)
+        with ThreadPoolExecutor(1) as pool:
+            setting = pool.submit(it.set_state, {"next_index": 10})
+            assert not setting.done()
+            gate.open.set()
+            setting.result(PATIENCE_SECONDS)
+        wait_until(lambda: before() is None)  # what was computed is not kept
+        assert list(it) == list(range(10, 20))
 
+    def test_an_interrupted_set_state_changes_nothing(self):
+        gate = Gate()
+        it = ahead(numbers(9, fn=gate), 3)
+        it.start_prefetch()
+        wait_until(lambda: gate.num_busy)
+        with interrupted(lambda: it._ahead.is_stopped):
+            it.set_state({"next_index": 5})
+        assert it.get_state() == {"next_index": 0}
+        gate.open.set()
+        assert list(it) == list(range(9))
 
-def test_a_thread_that_is_stuck_when_its_iterator_is_closed_closes_the_parent_later():
-    gate = Gate()
-    ds = ClosingDataset(numbers(100), gate)
-    it = ahead(ds)
-    it.start_prefetch()
-    wait_until(lambda: gate.num_busy)
-    it.close()
-    it.close()
-    assert (gate.num_busy, ds.closed) == (1, [])  # the thread is in it
-    fails(it, ValueError, match="closed")
-    gate.open.set()
-    wait_for_no_threads()
-    assert len(ds.closed) == 1
-    assert gate.seen == [0]
-    it.close()
-    assert len(ds.closed) == 2
+    @pytest.mark.parametrize("size", [0, 1, 4])
+    def test_any_object_with_three_methods_can_be_prefetched_from(self, size):
+        it = ThreadPrefetchDatasetIterator(Count(9), size)
+        assert str(it) == f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={size})"
+        states = [it.get_state()]
+        for i in range(9):
+            assert next(it) == i
+            states.append(it.get_state())
+        assert next(it, "end") == "end"
+        assert states == [{"i": [k]} for k in range(10)]
+        for k in (3, 9, 0, 3):
+            it.set_state({"i": [k]})
+            assert it.get_state() == {"i": [k]}
+            assert list(it) == list(range(k, 9))
+        it.start_prefetch()
+        it.close()
+        fails(it, ValueError, match="closed")
 
-
-@pytest.mark.parametrize(
-    "stage",
-    [
-        lambda fn: MapDataset.range(9).map(fn).to_iter_dataset(ReadOptions(2, 4)).map(str),
-        lambda fn: ThreadPrefetchIterDataset(numbers(9, fn=fn), prefetch_buffer_size=1).batch(2),
-    ],
-)
-def test_close_ends_a_wait_upstream(stage):
-    """The thread waits for read-ahead or for another thread, and that for user code that does not end."""
-    gate = Gate()
-    it = ahead(stage(gate))
-    it.start_prefetch()
-    wait_until(lambda: gate.num_busy)
-    thread = it._ahead._thread
-    it.close()
-    wait_until(lambda: not thread.is_alive())
-    assert gate.num_busy  # nobody has waited for user code
-    gate.open.set()
-
-
-def test_close_ends_worker_processes_that_are_stuck():
-    def hang(x):
-        while True:
-            time.sleep(100)
-
-    it = ahead(numbers(9, fn=hang).mp_prefetch(MultiprocessingOptions(num_workers=2)))
-    it.start_prefetch()
-    wait_until(lambda: it._parent._pool is not None)
-    workers = [worker.process_id for worker in it._parent._pool.workers]
-    it.close()
-    for process_id in workers:
-        with pytest.raises(ProcessLookupError):
-            os.kill(process_id, 0)
-
-
-def test_close_by_user_code_in_the_thread():
-    def close(x):
-        if x == 3:
-            it.close()
-        return x
-
-    ds = ClosingDataset(numbers(100), close)
-    it = ahead(ds)
-    with pytest.raises(ValueError, match="closed"):
-        list(it)
-    wait_for_no_threads()
-    assert len(ds.closed) == 1
-
-
-def test_an_interrupted_set_state_changes_nothing():
-    gate = Gate()
-    it = ahead(numbers(9, fn=gate), 3)
-    it.start_prefetch()
-    wait_until(lambda: gate.num_busy)
-    with interrupted(lambda: it._ahead.is_stopped):
-        it.set_state({"next_index": 5})
-    assert it.get_state() == {"next_index": 0}
-    gate.open.set()
-    assert list(it) == list(range(9))
-
-
-# Iterators that are not ours, arguments, descriptions
-
-
-@pytest.mark.parametrize("size", [0, 1, 4])
-def test_any_object_with_three_methods_can_be_prefetched_from(size):
-    it = ThreadPrefetchDatasetIterator(Count(9), size)
-    assert str(it) == f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={size})"
-    states = [it.get_state()]
-    for i in range(9):
-        assert next(it) == i
-        states.append(it.get_state())
-    assert next(it, "end") == "end"
-    assert states == [{"i": [k]} for k in range(10)]
-    for k in (3, 9, 0, 3):
-        it.set_state({"i": [k]})
-        assert it.get_state() == {"i": [k]}
-        assert list(it) == list(range(k, 9))
-    it.start_prefetch()
-    it.close()
-    fails(it, ValueError, match="closed")
-
-
-def test_close_and_start_prefetch_reach_such_an_object():
-    class Full(Count):
-        num_started = num_closed = 0
-
-        def start_prefetch(self):
-            self.num_started += 1
-
-        def close(self):
-            self.num_closed += 1
-
-    parent = Full(5)
-    it = ThreadPrefetchDatasetIterator(parent, 0)
-    it.start_prefetch()
-    assert parent.num_started == 1
-    it.close()
-    assert parent.num_closed == 1
-    parent = Full(5)
-    it = ThreadPrefetchDatasetIterator(parent, 1)
-    next(it)
-    del it
-    wait_for_no_threads()
-    assert parent.num_closed == 0  # it is somebody else's
+    def test_checkpoints_fit_with_and_without_it(self):
+        """It changes nothing about elements and states, so a checkpoint does not say whether it is there."""
+        plain = numbers(9).batch(2)
+        inner = ThreadPrefetchIterDataset(numbers(9), prefetch_buffer_size=3).batch(2)
+        outer = ThreadPrefetchIterDataset(plain, prefetch_buffer_size=3)
+        for ds in (plain, inner, outer, ThreadPrefetchIterDataset(inner, prefetch_buffer_size=0)):
+            it = iter(ds)
+            assert describe(it) == describe(iter(plain))
+            assert len(it._take(2)) == 2
+            assert it.get_state() == {"next_index": 4}
+            it = iter(ds)
+            it.set_state({"next_index": 4})
+            assert [x.tolist() for x in it] == [[4, 5], [6, 7], [8]]
 
 
 def test_the_dataset_and_its_arguments():
@@ -354,30 +156,155 @@ def test_the_dataset_and_its_arguments():
     assert str(ds) == "ThreadPrefetchIterDataset(prefetch_buffer_size=2)"
     assert ds._default_seed == seeded.map(str)._default_seed != seeded._default_seed  # it is a step for seeds
     assert list(ThreadPrefetchIterDataset(MapDataset.range(4), prefetch_buffer_size=2)) == [0, 1, 2, 3]
-    with pytest.raises(TypeError):
-        ThreadPrefetchIterDataset(seeded, 2)
-    with pytest.raises(TypeError):
-        ThreadPrefetchIterDataset([1, 2], prefetch_buffer_size=2)
+    assert_raises(TypeError, None, ThreadPrefetchIterDataset, seeded, 2)
+    assert_raises(TypeError, None, ThreadPrefetchIterDataset, [1, 2], prefetch_buffer_size=2)
     for parent in (object(), iter([1]), [1], None, MapDataset.range(3)):
-        with pytest.raises(TypeError, match="parent must be an iterator with get_state and set_state"):
-            ThreadPrefetchDatasetIterator(parent, 2)
+        match = "parent must be an iterator with get_state and set_state"
+        assert_raises(TypeError, match, ThreadPrefetchDatasetIterator, parent, 2)
     for size, error in ((-1, ValueError), (1.5, TypeError), (None, TypeError), ("3", TypeError)):
-        with pytest.raises(error, match=f"prefetch_buffer_size must be .* got {size!r}"):
-            ThreadPrefetchIterDataset(seeded, prefetch_buffer_size=size)
-        with pytest.raises(error, match="prefetch_buffer_size"):
-            ThreadPrefetchDatasetIterator(iter(seeded), size)
+        match = f"prefetch_buffer_size must be .* got {size!r}"
+        assert_raises(error, match, ThreadPrefetchIterDataset, seeded, prefetch_buffer_size=size)
+        assert_raises(error, match, ThreadPrefetchDatasetIterator, iter(seeded), size)
 
 
-def test_checkpoints_fit_with_and_without_it():
-    """It changes nothing about elements and states, so a checkpoint does not say whether it is there."""
-    plain = numbers(9).batch(2)
-    inner = ThreadPrefetchIterDataset(numbers(9), prefetch_buffer_size=3).batch(2)
-    outer = ThreadPrefetchIterDataset(plain, prefetch_buffer_size=3)
-    for ds in (plain, inner, outer, ThreadPrefetchIterDataset(inner, prefetch_buffer_size=0)):
-        it = iter(ds)
-        assert describe(it) == describe(iter(plain))
-        next(it), next(it)
-        assert it.get_state() == {"next_index": 4}
-        it = iter(ds)
-        it.set_state({"next_index": 4})
-        assert [x.tolist() for x in it] == [[4, 5], [6, 7], [8]]
+class TestErrors:
+    def test_any_exception_of_user_code_arrives(self):
+        for error in (KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration):
+            it = ahead(numbers(5, fn=Failing(3, error=error)))
+            assert [next(it) for _ in range(3)] == [0, 1, 2]
+            for _ in range(2):
+                with pytest.raises(RuntimeError if error is StopIteration else error) as caught:
+                    next(it)
+                frames = [entry.name for entry in caught.traceback]
+                assert frames.count("__call__") or isinstance(caught.value.__cause__, error)
+            it.set_state({"next_index": 4})
+            assert list(it) == [4]
+
+    def test_an_iterator_without_states_loses_nothing(self):
+        """Neither by states that are refused, nor by errors: as without a thread, the parent is asked for its next element."""
+        it = ahead(Plain(range(200), Failing(3)), 4)
+        assert next(it) == 0
+        assert_raises(NotImplementedError, None, it.get_state)
+        assert_raises(NotImplementedError, None, it.set_state, {"next_index": 0})
+        assert [next(it), next(it)] == [1, 2]
+        fails(it, Boom)
+        assert list(it) == list(range(4, 200))
+
+    def test_an_error_of_the_parents_set_state_arrives(self):
+        class Refusing(Count):
+            def set_state(self, state):
+                raise Boom("refused")
+
+        it = ThreadPrefetchDatasetIterator(Refusing(10), 2)
+        assert_raises(Boom, None, it.set_state, {"i": [3]})
+        assert next(it) == 0
+        assert_raises(Boom, None, it.set_state, {"i": [3]})
+        fails(it, Boom)  # it cannot go back to where it was either
+
+    def test_threads_may_be_scarce(self, monkeypatch):
+        scarce = scarce_threads(monkeypatch, pullahead, 0)
+        it = ahead(numbers(5))
+        fails(it, RuntimeError, match="can't start new thread", times=2)
+        scarce.num_left = 1
+        assert list(it) == list(range(5))
+
+
+class TestClose:
+    def test_waits_for_a_busy_thread_for_a_moment(self, monkeypatch):
+        monkeypatch.setattr(thread_prefetch, "_CLOSE_SECONDS", PATIENCE_SECONDS)
+        busy = threading.Event()
+        ds = ClosingDataset(numbers(9), lambda x: busy.set() or wait_until(lambda: it._ahead.is_stopped))
+        it = ahead(ds)
+        it.start_prefetch()
+        assert busy.wait(PATIENCE_SECONDS)
+        it.close()
+        assert len(ds.closed) == 1
+
+    @pytest.mark.parametrize("size", [1, 2, 9])
+    def test_before_the_start_while_the_buffer_is_full_and_at_the_end(self, size):
+        for num in (0, 1, 100):
+            gate = Gate(is_open=True)
+            ds = ClosingDataset(numbers(100), gate)
+            it = ahead(ds, size)
+            assert it._take(num) == list(range(num))
+            if num == 1:
+                wait_until(lambda gate=gate: len(gate.seen) >= 1 + size // 2)
+            for num_closed in (1, 2):
+                it.close()
+                assert len(ds.closed) == num_closed
+                fails(it, ValueError, match=r"ThreadPrefetchDatasetIterator.*closed")
+                assert_raises(ValueError, "closed", it.start_prefetch)
+
+    def test_a_thread_that_is_stuck_closes_the_parent_later(self):
+        gate = Gate()
+        ds = ClosingDataset(numbers(100), gate)
+        it = ahead(ds)
+        it.start_prefetch()
+        wait_until(lambda: gate.num_busy)
+        it.close()
+        it.close()
+        assert (gate.num_busy, ds.closed) == (1, [])  # the thread is in it
+        fails(it, ValueError, match="closed")
+        gate.open.set()
+        wait_for_no_threads()
+        assert len(ds.closed) == 1
+        assert gate.seen == [0]
+        it.close()
+        assert len(ds.closed) == 2
+
+    @pytest.mark.parametrize(
+        "stage",
+        [
+            lambda fn: MapDataset.range(9).map(fn).to_iter_dataset(ReadOptions(2, 4)).map(str),
+            lambda fn: ThreadPrefetchIterDataset(numbers(9, fn=fn), prefetch_buffer_size=1).batch(2),
+        ],
+    )
+    def test_ends_a_wait_upstream(self, stage):
+        """The thread waits for read-ahead or for another thread, and that for user code that does not end."""
+        gate = Gate()
+        it = ahead(stage(gate))
+        it.start_prefetch()
+        wait_until(lambda: gate.num_busy)
+        thread = it._ahead._thread
+        it.close()
+        wait_until(lambda: not thread.is_alive())
+        assert gate.num_busy  # nobody has waited for user code
+        gate.open.set()
+
+    def test_ends_worker_processes_that_are_stuck(self):
+        it = ahead(numbers(9, fn=lambda x: time.sleep(1000)).mp_prefetch(MultiprocessingOptions(num_workers=2)))
+        it.start_prefetch()
+        wait_until(lambda: it._parent._pool is not None)
+        workers = [worker.process_id for worker in it._parent._pool.workers]
+        it.close()
+        for process_id in workers:
+            assert_raises(ProcessLookupError, None, os.kill, process_id, 0)
+
+    def test_by_user_code_in_the_thread(self):
+        ds = ClosingDataset(numbers(100), lambda x: it.close() if x == 3 else x)
+        it = ahead(ds)
+        assert_raises(ValueError, "closed", list, it)
+        wait_for_no_threads()
+        assert len(ds.closed) == 1
+
+    def test_and_start_prefetch_reach_objects_that_are_not_ours(self):
+        class Full(Count):
+            num_started = num_closed = 0
+
+            def start_prefetch(self):
+                self.num_started += 1
+
+            def close(self):
+                self.num_closed += 1
+
+        parent = Full(5)
+        it = ThreadPrefetchDatasetIterator(parent, 0)
+        it.start_prefetch()
+        it.close()
+        assert (parent.num_started, parent.num_closed) == (1, 1)
+        parent = Full(5)
+        it = ThreadPrefetchDatasetIterator(parent, 1)
+        next(it)
+        del it
+        wait_for_no_threads()
+        assert parent.num_closed == 0  # it is somebody else's
