@@ -1,7 +1,5 @@
 """What an overview and a first guide to datasets promise, with the results that Grain gives."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -20,26 +18,14 @@ class Counting(list):
         return super().__getitem__(key)
 
 
-def lists(batches):
-    return [batch.tolist() for batch in batches]
-
-
-def test_a_chain_its_epochs_and_its_states():
-    ds = grain.MapDataset.source(range(20, 31)).shuffle(seed=7).map(lambda x: x * 2).batch(batch_size=3)
-    assert len(ds) == 4 and isinstance(ds[0], np.ndarray)
-    assert lists(ds[len(ds) + i] for i in range(4)) == [[50, 46, 60], [54, 58, 42], [40, 44, 48], [56, 52]]
-    assert lists(ds) == [[48, 40, 46], [54, 44, 58], [52, 60, 42], [50, 56]]  # asking for later epochs changes nothing
-    assert lists(ds[1::2]) == [[54, 44, 58], [50, 56]]
+def test_a_chain_and_its_epochs():
+    ds = grain.MapDataset.source(range(20, 31)).shuffle(seed=7).map(lambda x: x * 2).batch(batch_size=3, batch_fn=list)
+    assert [ds[len(ds) + i] for i in range(4)] == [[50, 46, 60], [54, 58, 42], [40, 44, 48], [56, 52]]
+    assert list(ds) == [[48, 40, 46], [54, 44, 58], [52, 60, 42], [50, 56]]  # asking for later epochs changes nothing
     filtered = ds.filter(lambda batch: sum(batch) % 3 == 0)
-    assert [x if x is None else x.tolist() for x in (filtered[i] for i in range(4))] == [None, [54, 44, 58], None, None]
+    assert [filtered[i] for i in range(4)] == [None, [54, 44, 58], None, None]
     with pytest.raises(ValueError, match="to_iter_dataset"):
         filtered.batch(2)
-    it = iter(ds)
-    assert lists([next(it), next(it)]) == [[48, 40, 46], [54, 44, 58]]
-    assert json.dumps(it.get_state()) == '{"next_index": 2}'  # a position, no data
-    for i, (first, second) in enumerate([([4, 1, 3], [6, 3, 5]), ([7, 2, 6], [0, 2, 7]), ([0, 5], [4, 1])]):
-        shard = grain.MapDataset.range(8).shuffle(seed=3)[i::3]
-        assert (list(shard), [shard[len(shard) + i] for i in range(len(shard))]) == (first, second)
 
 
 def test_a_pipeline_starts_anywhere_without_what_came_before():

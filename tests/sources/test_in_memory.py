@@ -149,11 +149,9 @@ def test_repr_depends_on_the_content_alone_and_grains_is_known(make):
     assert repr(source) != before
     source[0] = 0
     assert repr(source) == before
-    source = make([0, "it's", None])
-    assert source.is_described_by(repr(source))
-    assert source.is_described_by("""SharedMemoryDataSource([0, "it's", None], name='psm_4d41caad')""")
-    assert not source.is_described_by("""SharedMemoryDataSource([1, "it's", None], name='psm_4d41caad')""")
-    assert not source.is_described_by(repr(make([0])))
+    source, grains = make([0, "it's", None]), """SharedMemoryDataSource([{}, "it's", None], name='psm_4d41caad')""".format
+    assert source.is_described_by(repr(source)) and source.is_described_by(grains(0))
+    assert not source.is_described_by(grains(1)) and not source.is_described_by(repr(make([0])))
 
 
 def test_after_close_reading_is_a_type_error(make):
