@@ -11,15 +11,10 @@ from refusing import assert_raises
 from gristmill.core.seeds import RngPool, check_seed, derive_seed, keyed_rng
 
 DRAWS = {
-    "random": lambda rng: rng.random(3).tolist(),
     "float32": lambda rng: rng.random(3, dtype=np.float32).tolist(),
-    "integers": lambda rng: rng.integers(1000, size=3).tolist(),
     "uint8": lambda rng: rng.integers(256, size=5, dtype=np.uint8).tolist(),
     "normal": lambda rng: rng.normal(size=3).tolist(),
-    "exponential": lambda rng: rng.exponential(size=3).tolist(),
-    "permutation": lambda rng: rng.permutation(10).tolist(),
     "choice": lambda rng: rng.choice(100, 5, replace=False).tolist(),
-    "bytes": lambda rng: rng.bytes(10),
     "raw": lambda rng: rng.bit_generator.random_raw(3).tolist(),
     "jumped": lambda rng: rng.bit_generator.jumped().random_raw(2).tolist(),
     "mixed": lambda rng: [rng.integers(9, dtype=np.uint32), rng.random(), rng.poisson(3), rng.shuffle([1, 2])],
