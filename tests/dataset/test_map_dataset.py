@@ -160,14 +160,12 @@ def test_container_protocols():
     assert list(ds) == [3, 1, 2] and ds.parents == ()
 
 
-def test_slices_are_those_of_lists():
+def test_slices_are_those_of_lists_or_by_indices():
     bounds = [None, 0, 1, 5, 9, 10, 20, -1, -3, -10, -20]
     for sl in itertools.starmap(slice, itertools.product(bounds, bounds, (None, 1, 2, 3, 11, -1, -2, -11))):
         assert list(TEN[sl]) == list(TEN.slice(sl)) == list(range(10))[sl]
     assert list(TEN[np.int64(2) : np.int64(5)]) == [2, 3, 4]
-
-
-def test_slices_by_indices():
+    # By indices.
     ds = MapDataset.range(6).map_with_index(lambda i, x: (i, x))
     for indices in ([3, 1, 4, 1, 5], (3, 1, 4, 1, 5), np.array([3, 1, 4, 1, 5]), MapDataset.source([3, 1, 4, 1, 5])):
         taken = ds.slice(indices)
