@@ -223,3 +223,32 @@ def bus_error():
 def kill_self(number):
     os.kill(os.getpid(), number)
     time.sleep(1000)
+
+
+def error_of(function, *args, kind=RuntimeError):
+    """What is raised, as it must be."""
+    try:
+        function(*args)
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind}")
+
+
+def take_all(it, seen):
+    """Appends the numbers of all elements, to the end or a worker's death, of which it returns what is told."""
+    try:
+        for x in it:
+            seen.append(int(np.ravel(x)[0]))
+            assert len(seen) < 10_000
+    except RuntimeError as error:
+        return str(error)
+
+
+def kill_all(work, number=signal.SIGKILL):
+    for process_id in work.process_ids():
+        os.kill(process_id, number)
+    wait_for(lambda: all(map(has_ended, work.process_ids())), "the workers do not die")
+
+
+def mp(ds, workers, *args):
+    return ds.mp_prefetch(gm.MultiprocessingOptions(workers), *args)

@@ -10,26 +10,15 @@ CHECKS = """
 def check_death(it, expected, how):
     '''What is delivered, with one death on the way, is what is expected; returns how many elements came before it.'''
     seen = []
-    try:
-        while True:
-            seen.append(int(next(it)[0]))
-    except RuntimeError as error:
-        text, state = str(error), it.get_state()
+    text, state = take_all(it, seen), it.get_state()
     assert how in text, text
     assert re.match(r"Worker process \\d of \\d was terminated unexpectedly: it .*, at element \\d+ or", text), text
     assert seen == expected[:len(seen)]
     for _ in range(2):  # it stays there
-        try:
-            next(it)
-        except RuntimeError as error:
-            assert str(error) == text
-        else:
-            raise AssertionError("the error is gone")
-        assert it.get_state() == state
+        assert str(error_of(next, it)) == text and it.get_state() == state
     num = len(seen)
     it.set_state(it.get_state())
-    seen += [int(x[0]) for x in it]
-    assert seen == expected, seen
+    assert take_all(it, seen) is None and seen == expected, seen
     return num
 
 def check_deaths(die, how, workers, api, is_small):
@@ -66,11 +55,6 @@ def test_deaths(tmp_path):
     check_parts(tmp_path, *DYING[:4], tools=CHECKS)
 
 
-@pytest.mark.slow
-def test_other_deaths(tmp_path):
-    check_parts(tmp_path, *DYING[4:], tools=CHECKS)
-
-
 RECORDS = """
 def crash(bad):
     def fn(x):
@@ -87,10 +71,7 @@ class Crashing:
     def __getitem__(self, key):
         return self.fn(key)
 
-def mp(ds, workers):
-    return ds.mp_prefetch(gm.MultiprocessingOptions(workers))
-
-def loader(num, bad, workers):
+def crashing_loader(num, bad, workers):
     sampler = gm.samplers.SequentialSampler(num)
     return gm.DataLoader(data_source=Crashing(num, bad), sampler=sampler, worker_count=workers)
 
@@ -99,7 +80,7 @@ PIPELINES = {
     "source": lambda num, bad, w: mp(gm.MapDataset.source(Crashing(num, bad)).to_iter_dataset(), w),
     "map": lambda num, bad, w: mp(gm.MapDataset.range(num).map(crash(bad)).to_iter_dataset(DIRECT), w),
     "iter map": lambda num, bad, w: mp(gm.MapDataset.range(num).to_iter_dataset().filter(lambda x: True).map(crash(bad)), w),
-    "loader": loader,
+    "loader": crashing_loader,
     "batch": lambda num, bad, w: mp(gm.MapDataset.source(Crashing(num, bad)).to_iter_dataset().batch(4), w),
 }
 
@@ -116,13 +97,8 @@ def check_records(name, num, bad, workers):
             continue
         state = it.get_state()
         for is_last in False, True:
-            try:
-                next(it)
-            except RuntimeError as error:
-                assert "SIGSEGV" in str(error) and f"at element {lost[0]} or in what" in str(error), (lost, error)
-            else:
-                raise AssertionError(lost)
-            assert it.get_state() == state
+            text = str(error_of(next, it))
+            assert "SIGSEGV" in text and f"at element {lost[0]} or in what" in text and it.get_state() == state, (lost, text)
             if not is_last:
                 it.set_state(state)  # tried once more, it kills again
         it.skip_failed()
@@ -131,28 +107,15 @@ def check_records(name, num, bad, workers):
 """
 BY_ACCIDENT = """
 for api in "dataset", "inside":  # which is not skipped
-    it, seen, errors = iter(APIS[api](Deadly(lambda: kill_self(9), 5, size=20_000), 12, 1)), [], 0
-    while True:
-        try:
-            seen.append(int(next(it)[0]))
-        except StopIteration:
-            break
-        except RuntimeError as error:
-            assert seen == [*range(len(seen))] and "SIGKILL" in str(error), error
-            errors += 1
-            it.skip_failed()
-    assert seen == [*range(12)] and errors == 1, (seen, errors)
+    it, seen = iter(APIS[api](Deadly(lambda: kill_self(9), 5, size=20_000), 12, 1)), []
+    assert "SIGKILL" in take_all(it, seen) and seen == [*range(5)], seen
+    it.skip_failed()
+    assert take_all(it, seen) is None and seen == [*range(12)], seen
 """
 
 
 def test_records_that_kill_and_one_that_was_there_by_accident(tmp_path):
     check_parts(tmp_path, "check_records('source', 400, [7, 8, 399], 2)", BY_ACCIDENT, tools=RECORDS)
-
-
-@pytest.mark.slow
-def test_records_that_kill_in_all_pipelines(tmp_path):
-    cases = [("map", 5, [3], 1), ("iter map", 400, [300], 2), ("loader", 20, [7, 19], 1), ("batch", 40, [7, 8, 39], 2)]
-    check_parts(tmp_path, *[f"check_records{case}" for case in cases], tools=RECORDS)
 
 
 KILLS = """
@@ -162,17 +125,11 @@ def check_kill(situation, workers, api, number):
     it = iter(ds)
     seen = [int(next(it)[0])]
     arrived(work, workers, situation)
-    for process_id in work.process_ids():
-        os.kill(process_id, number)
-    wait_for(lambda: all(map(has_ended, work.process_ids())), "the workers do not die")
+    kill_all(work, number)
     killed = time.monotonic()
-    text = None
-    try:
-        for x in it:
-            seen.append(int(x[0]))
-            assert len(seen) < 100
-    except RuntimeError as error:
-        text = str(error)
+    text = take_all(it, seen)
+    assert len(seen) < 100
+    if text:
         assert f"signal {int(number)} ({number.name}" in text, text
         assert time.monotonic() - killed < 4, time.monotonic() - killed  # one second, where the machine is quiet
     assert (text is None) == (situation == "idle"), text  # then all had been sent
@@ -193,10 +150,14 @@ def test_killed_from_outside(tmp_path):
 
 
 @pytest.mark.slow
-def test_all_killed_from_outside(tmp_path):
-    turns = [(SITUATIONS[i % 4], 1 + (i + i // 4) % 2, APIS[i % 3], i // 4 % 2) for i in range(12)]
-    parts = [f"check_kill({s!r}, {w}, {api!r}, signal.{['SIGKILL', 'SIGTERM'][n]})" for s, w, api, n in turns]
-    check_parts(tmp_path, *parts, tools=KILLS)
+@pytest.mark.timeout(400)
+def test_all_deaths(tmp_path):
+    cases = [("map", 5, [3], 1), ("iter map", 400, [300], 2), ("loader", 20, [7, 19], 1), ("batch", 40, [7, 8, 39], 2)]
+    parts = [*DYING[4:], *[f"check_records{case}" for case in cases]]
+    for i in range(12):
+        arguments = f"{SITUATIONS[i % 4]!r}, {1 + (i + i // 4) % 2}, {APIS[i % 3]!r}, signal.{['SIGKILL', 'SIGTERM'][i // 4 % 2]}"
+        parts.append(f"check_kill({arguments})")
+    check_parts(tmp_path, *parts, tools=CHECKS + RECORDS + KILLS)
 
 
 BEFORE_THE_FIRST_ELEMENT = """
@@ -204,8 +165,7 @@ ds, work = pipeline("dataset", 2, "full")
 it = iter(ds)
 it.start_prefetch()
 arrived(work, 2, "full")
-for process_id in work.process_ids():
-    os.kill(process_id, signal.SIGKILL)
+kill_all(work)
 seen = []
 for attempt in range(3):
     try:
@@ -220,10 +180,8 @@ it = iter(ds)
 assert [int(next(it)[0]) for _ in range(10)] == list(range(10))
 before = work.process_ids()
 os.kill(before[0], signal.SIGKILL)
-try:
-    for x in it: assert x[0] < 100
-except RuntimeError:
-    it.set_state(it.get_state())
+assert take_all(it, seen := [])
+it.set_state(it.get_state())
 assert next(it)[0] < 20
 after = work.process_ids()
 assert len(after) == 3, (before, after)  # one new process
@@ -238,34 +196,21 @@ def ends(index, count):
     if index == 1:
         os._exit(0)
 
-for api in "loader", "dataset":
-    if api == "loader":
-        sampler = gm.samplers.IndexSampler(9, num_epochs=1)
-        ds = gm.DataLoader(data_source=range(9), sampler=sampler, worker_count=2, worker_init_fn=exits)
-    else:
-        ds = gm.MapDataset.range(9).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2), ends)
+sampler = gm.samplers.IndexSampler(9, num_epochs=1)
+loader = gm.DataLoader(data_source=range(9), sampler=sampler, worker_count=2, worker_init_fn=exits)
+for ds in loader, mp(gm.MapDataset.range(9).to_iter_dataset(), 2, ends):
     it = iter(ds)
     assert next(it) == 0
-    try:
-        next(it)
-    except RuntimeError as error:
-        assert "Worker process 1 of 2" in str(error), error
-    else:
-        raise AssertionError
+    assert "Worker process 1 of 2" in str(error_of(next, it))
 """
 MEMORY_LIMIT = """
 def limit(index, count):
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 
-it = iter(gm.MapDataset.range(9).to_iter_dataset().map(lambda x: np.zeros(x << 29, "u1")[:5] + x)
-          .mp_prefetch(gm.MultiprocessingOptions(2), limit))
+it = iter(mp(gm.MapDataset.range(9).to_iter_dataset().map(lambda x: np.zeros(x << 29, "u1")[:5] + x), 2, limit))
 seen = []
-try:
-    for x in it: seen.append(int(x.sum()))
-except MemoryError as error:
-    assert "Unable to allocate" in str(error), error
-else:
-    raise AssertionError(seen)
+error = error_of(lambda: [seen.append(int(x.sum())) for x in it], kind=MemoryError)
+assert "Unable to allocate" in str(error), error
 assert seen == [5 * x for x in range(len(seen))] and len(seen) > 3, seen  # the sum of an empty array is 0 too
 """
 CHILD_THAT_HOLDS_THE_CONNECTION = """
@@ -277,15 +222,9 @@ def die(x):
         os._exit(4)
     return x
 
-it = iter(gm.MapDataset.range(9).to_iter_dataset().map(die).mp_prefetch(gm.MultiprocessingOptions(1)))
+it = iter(mp(gm.MapDataset.range(9).to_iter_dataset().map(die), 1))
 began = time.monotonic()
-try:
-    list(it)
-except RuntimeError as error:
-    assert "exited with code 4" in str(error), error
-    assert time.monotonic() - began < 10
-else:
-    raise AssertionError
+assert "exited with code 4" in str(error_of(list, it)) and time.monotonic() - began < 10
 it.close()
 (FOLDER / "end").touch()
 """
@@ -297,28 +236,16 @@ for number, raised in enumerate(errors):
     def fail(x):
         if x == 3: raise errors[number]
         return x
-    it = iter(gm.MapDataset.range(9).to_iter_dataset().map(fail).mp_prefetch(gm.MultiprocessingOptions(1 + number % 2)))
-    seen = []
+    it = iter(mp(gm.MapDataset.range(9).to_iter_dataset().map(fail), 1 + number % 2))
+    assert [next(it) for _ in range(3)] == [0, 1, 2]
     for _ in range(3):
-        try:
-            for x in it: seen.append(x)
-        except BaseException as error:
-            assert type(error) is type(raised) and error.args == raised.args, repr(error)
-        else:
-            raise AssertionError(raised)
-    assert seen == [0, 1, 2]
-    it = None
+        error = error_of(next, it, kind=type(raised))
+        assert type(error) is type(raised) and error.args == raised.args, repr(error)
+    error = it = None
 watch.check()
 """
+OTHERS = [BEFORE_THE_FIRST_ELEMENT, THE_OTHER_GOES_ON, IN_INIT_FN, MEMORY_LIMIT, CHILD_THAT_HOLDS_THE_CONNECTION, NO_DEATHS]
 
 
 def test_other_ends_of_workers(tmp_path):
-    check_parts(
-        tmp_path,
-        BEFORE_THE_FIRST_ELEMENT,
-        THE_OTHER_GOES_ON,
-        IN_INIT_FN,
-        MEMORY_LIMIT,
-        CHILD_THAT_HOLDS_THE_CONNECTION,
-        NO_DEATHS,
-    )
+    check_parts(tmp_path, *OTHERS)

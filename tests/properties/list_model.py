@@ -1,7 +1,7 @@
-"""Pipelines as plain lists and formulas: the specification once more, without blocks, threads or iterators.
+"""Map pipelines as plain lists and formulas: the specification once more, without blocks, threads or iterators.
 
 A pipeline is a list of steps, each a tuple of a name and its arguments. ``build`` makes the data set of it, ``MapModel``
-and ``stream_model`` what it has to deliver. An element that user code fails at is ``FAILED``.
+what it has to deliver. An element that user code fails at is ``FAILED``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.core.permutation import index_shuffle
 from gristmill.dataset import MapDataset
-from gristmill.dataset.stages.options import WithOptionsIterDataset
 
 FAILED = "failed"
 OPTIONS = DatasetOptions(filter_warn_threshold_ratio=None)
@@ -235,57 +234,6 @@ def element_of(name: str, args: list[Any], seed: int | None, i: int, x: Any) -> 
     return x if UserCode.keeping(args[0])(x) else None
 
 
-class StreamModel:
-    """The outcomes of a stream, one after the other, and the state after each.
-
-    ``outcomes[k]`` follows ``states[k]``; ``end`` is the state of the exhausted iterator.
-    """
-
-    def __init__(self, source: MapModel, limit: int, allow_nones: bool, wanted: list[Any]) -> None:
-        self.steps = [*source.steps, ("to_iter",)]
-        length = min(source.length, limit)
-        self.outcomes: list[Any] = []
-        self.states: list[Any] = [{"next_index": 0}]
-        for i in range(length):
-            if (x := source[i]) is not None or allow_nones:
-                self.outcomes.append(x)
-                self.states.append({"next_index": i + 1})
-        self.end: Any = {"next_index": length}
-        for step in wanted:
-            self._append(step)
-
-    def _append(self, step: Any) -> None:
-        name, *args = step
-        seed = default_seed([*self.steps, step], len(self.steps))
-        if name == "random_map" and args[0] is None and seed is None:
-            return
-        self.steps.append(step)
-        before = self.outcomes
-        if name in ("map", "remove", "map_with_index", "random_map"):
-            self.outcomes = [element_of(name, args, seed, i, x) for i, x in enumerate(before)]
-            if name in ("map_with_index", "random_map"):
-                self._nest("counter" if name == "map_with_index" else "index_for_rng")
-        elif name == "filter":
-            keep = UserCode.keeping(args[0])
-            kept = [i for i, x in enumerate(before) if x is FAILED or keep(x)]
-            self.outcomes = [before[i] for i in kept]
-            self.states = [self.states[0], *[self.states[i + 1] for i in kept]]
-        elif name == "batch":
-            size, drop = args
-            groups = [before[i : i + size] for i in range(0, len(before), size)]
-            ends = [self.states[i + size] if i + size <= len(before) else self.end for i in range(0, len(before), size)]
-            if groups and drop and len(groups[-1]) < size and FAILED not in groups[-1]:
-                groups.pop(), ends.pop()
-            self.outcomes = [FAILED if FAILED in group else tuple(group) for group in groups]
-            self.states = [self.states[0], *ends]
-        else:
-            assert name in ("seed", "options")
-
-    def _nest(self, key: str) -> None:
-        self.states = [{"parent": state, key: i} for i, state in enumerate(self.states)]
-        self.end = {"parent": self.end, key: len(self.outcomes)}
-
-
 def joined(ds: Any, place: int, others: list[Any]) -> list[Any]:
     parts = [MapDataset.range(n).shuffle(seed=seed) for n, seed in others]
     return [*parts[:place], ds, *parts[place:]]
@@ -308,7 +256,6 @@ _BUILD: dict[str, Any] = {
     "mix": lambda ds, place, others, weights: MapDataset.mix(joined(ds, place, others), weights),
     "concatenate": lambda ds, place, others, _: MapDataset.concatenate(joined(ds, place, others)),
     "to_iter": lambda ds, options, nones: ds.to_iter_dataset(ReadOptions(*options), allow_nones=nones),
-    "options": lambda ds: WithOptionsIterDataset(ds, OPTIONS),
 }
 
 
@@ -359,6 +306,5 @@ _map_only = [
 _fail = st.tuples(st.just("fail"), st.integers(0, 4))
 
 map_steps = st.lists(st.one_of(*_common, *_map_only), max_size=6)
-iter_steps = st.lists(st.one_of(*_common, st.just(("options",))), max_size=5)
 failing_map_steps = st.lists(st.one_of(*_common, *_map_only, _fail), max_size=4)
 read_options = st.sampled_from([(0, 0), (1, 1), (1, 8), (3, 5), (4, 40)])
