@@ -1,7 +1,7 @@
 """Prefetching by several threads: the same elements, order, states and errors as worker processes have."""
 
 import copy
-import json
+import itertools
 import sys
 
 import pytest
@@ -19,6 +19,7 @@ from computing_ahead import (
     working,
 )
 from local_workers import LocalWorkersIterDataset
+from refusing import assert_raises
 from waiting import wait_until
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
@@ -27,111 +28,78 @@ from gristmill.dataset.telling.description import describe
 from gristmill.experimental import DatasetOptions, ThreadPrefetchIterDataset, WithOptionsIterDataset, multithread_prefetch
 
 
-def walk(shares):
-    """Elements and states as the specification has them: one element of each share in turn."""
-    iterators = [iter(share) for share in shares]
-    count, position = len(shares), 0
-    after, exhausted = [it.get_state() for it in iterators], [0] * count
-    elements, states = [], []
+class TestElementsAndStates:
+    @pytest.mark.parametrize("buffer_size", [0, 1, 2, 50])
+    def test_one_element_of_each_share_in_turn(self, buffer_size):
+        stages = [
+            lambda ds: ds.shuffle(seed=4).to_iter_dataset(DIRECT).map(str),
+            lambda ds: ds.to_iter_dataset(DIRECT).filter(lambda x: x % 3 != 1 or x > 8),
+            lambda ds: ds.map(str).to_iter_dataset(ReadOptions(2, 4)).batch(2, batch_fn=list),
+        ]
+        for count, length in ((1, 5), (2, 14), (3, 13), (5, 14), (4, 2), (2, 0)):
+            ds = stages[(count + buffer_size) % 3](MapDataset.range(length))
+            turns = itertools.zip_longest(*[slice_pipeline(ds, i, count) for i in range(count)])
+            expected = [x for turn in turns for x in turn if x is not None]
+            it, workers = iter(multithread_prefetch(ds, count, buffer_size)), iter(LocalWorkersIterDataset(ds, count))
+            states = []
+            for element in expected:
+                states.append(it.get_state())
+                assert states[-1] == workers.get_state()
+                assert next(it) == next(workers) == element
+            for _ in range(2):
+                assert next(it, "end") == next(workers, "end") == "end"
+            assert it.get_state() == workers.get_state()
+            assert it.get_state()["exhausted"] == [1] * count
+            for k, state in enumerate(states):
+                it.set_state(state)
+                for wrong in ({"next_index_in_cycle": count}, {"iterators_in_use_states": [{"next_index": 99}] * count}):
+                    assert_raises(ValueError, None, it.set_state, {**states[0], **wrong})
+                assert it.get_state() == state
+                assert list(it) == expected[k:]
 
-    def note():
-        states.append(
-            {
-                "next_index_in_cycle": position,
-                "next_index_in_datasets": count,
-                "iterators_in_use_indices": list(range(count)),
-                "iterators_in_use_states": [*after],
-                "exhausted": [*exhausted],
-                "future_states": {},
-            }
-        )
-
-    note()
-    while not all(exhausted):
-        turn, position = position, (position + 1) % count
-        if not exhausted[turn]:
-            try:
-                elements.append(next(iterators[turn]))
-            except StopIteration:
-                exhausted[turn] = 1
-            else:
-                after[turn] = iterators[turn].get_state()
-                note()
-    note()
-    return elements, states
-
-
-# Elements and states
-
-
-@pytest.mark.parametrize("buffer_size", [0, 1, 2, 50])
-def test_order_and_states(buffer_size):
-    stages = [
-        lambda ds: ds.shuffle(seed=4).to_iter_dataset(DIRECT).map(str),
-        lambda ds: ds.to_iter_dataset(DIRECT).filter(lambda x: x % 3 != 1 or x > 8),
-        lambda ds: ds.map(str).to_iter_dataset(ReadOptions(2, 4)).batch(2, batch_fn=list),
-    ]
-    for count, length in ((1, 5), (2, 14), (3, 13), (5, 14), (4, 2), (2, 0)):
-        stage = stages[(count + buffer_size) % 3]
-        elements, states = walk([slice_pipeline(stage(MapDataset.range(length)), i, count) for i in range(count)])
-        it = iter(multithread_prefetch(stage(MapDataset.range(length)), count, buffer_size))
-        for element, state in zip(elements, states, strict=False):
-            now = json.loads(json.dumps(it.get_state()))
-            assert now["iterators_in_use_states"] == state["iterators_in_use_states"]
-            assert next(it) == element
-        for _ in range(2):
-            assert next(it, "end") == "end"
-        assert it.get_state()["exhausted"] == [1] * count
-        for k in [*range(len(elements)), 0]:
+    def test_threads_and_processes_are_interchangeable(self):
+        ds = MapDataset.range(30).to_iter_dataset().filter(lambda x: x % 3 != 1 or x > 8).batch(2, batch_fn=list)
+        one = iter(multithread_prefetch(ds, 3, 2, sequential_slice=True))
+        other = iter(ds.mp_prefetch(MultiprocessingOptions(3), sequential_slice=True))
+        assert describe(one) == describe(other)  # each takes the other's checkpoints
+        elements, states = [], [one.get_state()]
+        for element in other:
+            assert next(one) == element
+            elements.append(element)
+            states.append(one.get_state())
+            assert other.get_state() == states[-1]
+        assert next(one, "end") == "end"
+        assert one.get_state() == other.get_state()
+        for it, k in ((one, 4), (other, 4), (one, len(elements))):
             it.set_state(states[k])
-            for wrong in ({"next_index_in_cycle": count}, {"iterators_in_use_states": [{"next_index": 99}] * count}):
-                with pytest.raises(ValueError):
-                    it.set_state({**states[0], **wrong})
-            assert it.get_state() == states[k]
             assert list(it) == elements[k:]
 
+    def test_threads_in_processes_and_threads_in_threads(self):
+        ds = numbers(30).map_with_index(lambda i, x: (i, x)).random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=3)
+        threads = multithread_prefetch(ds, 3, 1)
+        for nested in (LocalWorkersIterDataset(threads, 2), multithread_prefetch(threads, 2, 1)):
+            it, again = iter(nested), iter(nested)
+            assert it._take(11) == list(ds)[:11]
+            again.set_state(it.get_state())
+            assert list(it) == list(again) == list(ds)[11:]
 
-@pytest.mark.parametrize("sequential", [False, True])
-def test_threads_and_processes_are_interchangeable(sequential):
-    ds = MapDataset.range(30).to_iter_dataset().filter(lambda x: x % 3 != 1 or x > 8).batch(2, batch_fn=list)
-    one = iter(multithread_prefetch(ds, 3, 2, sequential_slice=sequential))
-    other = iter(ds.mp_prefetch(MultiprocessingOptions(3), sequential_slice=sequential))
-    assert describe(one) == describe(other)  # each takes the other's checkpoints
-    elements, states = [], [one.get_state()]
-    for element in other:
-        assert next(one) == element
-        elements.append(element)
-        states.append(one.get_state())
-        assert other.get_state() == states[-1]
-    assert next(one, "end") == "end"
-    assert one.get_state() == other.get_state()
-    for it, k in ((one, 4), (other, 4), (one, len(elements))):
-        it.set_state(states[k])
-        assert list(it) == elements[k:]
+    def test_seeds_options_and_sources_are_those_without_threads(self):
+        ds = numbers(10).seed(5).map(lambda x: x)
+        assert multithread_prefetch(ds, 2, 1)._default_seed == ds._default_seed
+        dropping = multithread_prefetch(numbers(2000).filter(lambda x: False), 2, 1)
+        strict = WithOptionsIterDataset(dropping, DatasetOptions(filter_raise_threshold_ratio=0.5))
+        assert_raises(ValueError, "filter", list, strict)
 
+        class Source(list):
+            def __deepcopy__(self, memo):
+                raise AssertionError("copied")
 
-def test_threads_in_processes_and_threads_in_threads():
-    ds = numbers(30).map_with_index(lambda i, x: (i, x)).random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=3)
-    threads = multithread_prefetch(ds, 3, 1)
-    for nested in (LocalWorkersIterDataset(threads, 2), multithread_prefetch(threads, 2, 1)):
-        it, again = iter(nested), iter(nested)
-        assert it._take(11) == list(ds)[:11]
-        again.set_state(json.loads(json.dumps(it.get_state())))
-        assert list(it) == list(again) == list(ds)[11:]
+            __copy__ = __deepcopy__
 
-
-def test_seeds_and_options_are_those_without_threads():
-    ds = numbers(10).seed(5).map(lambda x: x)
-    threads = multithread_prefetch(ds, 2, 1)
-    assert threads._default_seed == ds._default_seed
-    draw = lambda x, rng: (x, int(rng.integers(1000)))  # noqa: E731
-    assert list(threads.random_map(draw)) == list(ds.random_map(draw))
-    dropping = multithread_prefetch(numbers(2000).filter(lambda x: False), 2, 1)
-    with pytest.raises(ValueError, match="filter"):
-        list(WithOptionsIterDataset(dropping, DatasetOptions(filter_raise_threshold_ratio=0.5)))
-
-
-# Arguments
+        ds = MapDataset.source(Source(range(9))).to_iter_dataset()
+        before = copy.copy(vars(ds))
+        assert list(multithread_prefetch(ds, 3, 1)) == list(range(9))
+        assert vars(ds) == before
 
 
 def test_arguments():
@@ -139,38 +107,15 @@ def test_arguments():
     assert multithread_prefetch(ds, 0, 1) is ds
     assert multithread_prefetch(ds=ds, num_threads=0, buffer_size=0, sequential_slice=True) is ds
     for wrong, error in ((-1, ValueError), (1.5, TypeError), (None, TypeError)):
-        with pytest.raises(error, match="num_threads"):
-            multithread_prefetch(ds, wrong, 1)
-        with pytest.raises(error, match="buffer_size"):
-            multithread_prefetch(ds, 1, wrong)
-    with pytest.raises(TypeError):
-        multithread_prefetch([1, 2], 2, 1)
+        assert_raises(error, "num_threads", multithread_prefetch, ds, wrong, 1)
+        assert_raises(error, "buffer_size", multithread_prefetch, ds, 1, wrong)
+    assert_raises(TypeError, None, multithread_prefetch, [1, 2], 2, 1)
     threads = multithread_prefetch(ds, 2, 3)
     assert str(threads) == "MultithreadPrefetchIterDataset(num_threads=2, buffer_size=3)"
     assert str(iter(threads)) == "MultithreadPrefetchIterator(num_threads=2, buffer_size=3)"
     assert threads.parents == (ds,)
     assert list(multithread_prefetch(Plain(range(5)), 1, 1)) == list(range(5))  # nothing to slice
-    with pytest.raises(ValueError, match="Plain cannot be sliced among 2"):
-        multithread_prefetch(Plain(range(5)), 2, 1)
-
-
-def test_sources_are_shared_and_not_copied():
-    class Source:
-        def __len__(self):
-            return 9
-
-        def __getitem__(self, key):
-            return key
-
-        def __deepcopy__(self, memo):
-            raise AssertionError("copied")
-
-        __copy__ = __deepcopy__
-
-    ds = MapDataset.source(Source()).to_iter_dataset()
-    before = copy.copy(vars(ds))
-    assert list(multithread_prefetch(ds, 3, 1)) == list(range(9))
-    assert vars(ds) == before
+    assert_raises(ValueError, "Plain cannot be sliced among 2", multithread_prefetch, Plain(range(5)), 2, 1)
 
 
 @pytest.mark.parametrize("has_init", [False, True])
@@ -191,111 +136,96 @@ def test_free_threaded_python_uses_threads_for_mp_prefetch(monkeypatch, recwarn,
     assert str(numbers(20).mp_prefetch(options)).startswith("MultiprocessPrefetchIterDataset")
 
 
-# Errors
-
-
-@pytest.mark.parametrize("buffer_size", [0, 1, 3])
-def test_an_error_stays_until_the_state_is_set(buffer_size):
-    fail = Failing(5, times=2)
-    it = iter(multithread_prefetch(numbers(12, fn=fail), 3, buffer_size))
-    assert it._take(5) == list(range(5))
-    state = it.get_state()
-    for trial in range(2):
-        for _ in range(3):
-            with pytest.raises(Boom) as caught:
-                next(it)
-            assert caught.value.args == (5,)
-            assert any(entry.name == "__call__" for entry in caught.traceback)
-            assert it.get_state() == state
-        assert fail.left[5] == 1 - trial  # it was not tried again
-        it.set_state(state)
-    assert list(it) == list(range(5, 12))
-
-
-class Peculiar(Exception):
-    """Cannot be made again from its ``args``."""
-
-    def __init__(self, first, second):
-        super().__init__(f"{first} and {second}")
-        self.lock = first
-
-
-def test_errors_keep_what_they_carry_and_can_be_skipped():
-    cause = KeyError("cause")
-
-    def fail(x):
-        if x == 2:
-            error = OSError(2, "no such file", "name")
-            error.add_note("a note")
-            error.extra = [cause]
-            raise error from cause
-        if x == 3:
-            raise Peculiar(1, 2)
-        if x == 4:
-            raise StopIteration
-        return x
-
-    it = iter(multithread_prefetch(numbers(9, fn=fail), 2, 1))
-    assert it._take(2) == [0, 1]
-    for _ in range(2):
-        with pytest.raises(FileNotFoundError) as caught:
-            next(it)
-        assert (caught.value.errno, caught.value.filename, caught.value.__cause__) == (2, "name", cause)
-        assert caught.value.extra == [cause]
-        assert [note[:9] for note in caught.value.__notes__] == ["a note", "Raised by", "Frames of"]
-    it.skip_failed()
-    for _ in range(2):
-        with pytest.raises(Peculiar, match="1 and 2") as caught:
-            next(it)
-        assert caught.value.lock == 1
-    it.skip_failed()
-    with pytest.raises(ValueError, match="nothing to skip"):
-        it.skip_failed()
-    fails(it, RuntimeError, match="StopIteration", times=2)
-    it.skip_failed()
-    assert list(it) == [5, 6, 7, 8]
-
-
-# The end of the threads
-
-
-@pytest.mark.parametrize("buffer_size", [0, 1, 4])
-def test_close(buffer_size):
-    for num in (0, 1, 7, 20):
-        ds = ClosingDataset(numbers(20))
-        it = iter(multithread_prefetch(ds, 3, buffer_size))
-        assert it._take(num) == list(range(num))
+class TestErrors:
+    @pytest.mark.parametrize("buffer_size", [0, 1, 3])
+    def test_an_error_stays_until_the_state_is_set(self, buffer_size):
+        fail = Failing(5, times=2)
+        it = iter(multithread_prefetch(numbers(12, fn=fail), 3, buffer_size))
+        assert it._take(5) == list(range(5))
         state = it.get_state()
-        if num == 7:
-            it.start_prefetch()
-        ds.closed.clear()
+        for trial in range(2):
+            for _ in range(3):
+                with pytest.raises(Boom) as caught:
+                    next(it)
+                assert caught.value.args == (5,)
+                assert any(entry.name == "__call__" for entry in caught.traceback)
+                assert it.get_state() == state
+            assert fail.left[5] == 1 - trial  # it was not tried again
+            it.set_state(state)
+        assert list(it) == list(range(5, 12))
+
+    def test_errors_keep_what_they_carry_and_can_be_skipped(self):
+        class Peculiar(Exception):
+            """Cannot be made again from its ``args``."""
+
+            def __init__(self, first, second):
+                super().__init__(f"{first} and {second}")
+
+        peculiar, error, cause = Peculiar(1, 2), OSError(2, "no such file", "name"), KeyError("cause")
+        error.add_note("a note")
+        error.__cause__, error.extra, peculiar.lock = cause, [cause], 1
+
+        def fail(x):
+            if 2 <= x <= 4:
+                raise (error, peculiar, StopIteration)[x - 2]
+            return x
+
+        it = iter(multithread_prefetch(numbers(9, fn=fail), 2, 1))
+        assert it._take(2) == [0, 1]
         for _ in range(2):
-            it.close()
-            assert it.get_state() == state
-            fails(it, ValueError, match=r"MultithreadPrefetchIterator.*closed")
+            with pytest.raises(FileNotFoundError) as caught:
+                next(it)
+            assert (caught.value.errno, caught.value.filename, caught.value.__cause__) == (2, "name", cause)
+            assert caught.value.extra == [cause]
+            assert [note[:9] for note in caught.value.__notes__] == ["a note", "Raised by", "Frames of"]
+        it.skip_failed()
+        for _ in range(2):
+            with pytest.raises(Peculiar, match="1 and 2") as caught:
+                next(it)
+            assert caught.value.lock == 1
+        it.skip_failed()
+        assert_raises(ValueError, "nothing to skip", it.skip_failed)
+        fails(it, RuntimeError, match="StopIteration", times=2)
+        it.skip_failed()
+        assert list(it) == [5, 6, 7, 8]
+
+
+class TestEnds:
+    @pytest.mark.parametrize("buffer_size", [0, 1, 4])
+    def test_close(self, buffer_size):
+        for num in (0, 1, 7, 20):
+            ds = ClosingDataset(numbers(20))
+            it = iter(multithread_prefetch(ds, 3, buffer_size))
+            assert it._take(num) == list(range(num))
+            state = it.get_state()
+            if num == 7:
+                it.start_prefetch()
+            ds.closed.clear()
+            for _ in range(2):
+                it.close()
+                assert it.get_state() == state
+                fails(it, ValueError, match=r"MultithreadPrefetchIterator.*closed")
+            it.start_prefetch()
+            assert len(set(ds.closed)) == (3 if num else 0)
+            wait_for_no_threads()
+
+    def test_close_behind_another_thread_ends_the_wait_for_stuck_threads(self):
+        gate = Gate(0)
+        it = iter(ThreadPrefetchIterDataset(multithread_prefetch(numbers(99, fn=gate), 2, 2), prefetch_buffer_size=1))
         it.start_prefetch()
-        assert len(set(ds.closed)) == (3 if num else 0)
-        wait_for_no_threads()
+        wait_until(lambda: gate.num_busy)
+        it.close()
+        wait_until(lambda: len(working()) == 1)
+        gate.open.set()
 
-
-def test_close_behind_another_thread_ends_the_wait_for_stuck_threads():
-    gate = Gate(0)
-    it = iter(ThreadPrefetchIterDataset(multithread_prefetch(numbers(99, fn=gate), 2, 2), prefetch_buffer_size=1))
-    it.start_prefetch()
-    wait_until(lambda: gate.num_busy)
-    it.close()
-    wait_until(lambda: len(working()) == 1)
-    gate.open.set()
-
-
-def test_set_state_does_not_wait_for_threads_in_user_code():
-    gate = Gate(2, 3)
-    it = iter(multithread_prefetch(numbers(20, fn=gate), 2, 2))
-    state = it.get_state()
-    assert next(it) == 0
-    wait_until(lambda: gate.num_busy == 2)
-    gate.stuck = (-1,)
-    it.set_state(state)
-    assert list(it) == list(range(20))
-    assert gate.num_busy == 2
-    gate.open.set()
+    def test_set_state_does_not_wait_for_threads_in_user_code(self):
+        gate = Gate(2, 3)
+        it = iter(multithread_prefetch(numbers(20, fn=gate), 2, 2))
+        state = it.get_state()
+        assert next(it) == 0
+        wait_until(lambda: gate.num_busy == 2)
+        gate.stuck = (-1,)
+        it.set_state(state)
+        assert list(it) == list(range(20))
+        assert gate.num_busy == 2
+        gate.open.set()
