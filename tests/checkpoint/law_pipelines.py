@@ -7,16 +7,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "laws"))
 
 from entry import IterEntry, plain
-from stage_table import ITER_ENTRIES, MAP_ENTRIES
+from stage_table import STREAMS
 from state_damage import as_json
 
-__all__ = ["ITER_ENTRIES", "PIPELINES", "SLOW", "VARYING", "plain", "states_of", "states_of_others"]
+__all__ = ["PIPELINES", "SLOW", "VARYING", "plain", "states_of", "states_of_others"]
 
-PIPELINES = {
-    **{entry.name: entry.make for entry in ITER_ENTRIES},
-    **{f"map_{entry.name}": lambda entry=entry: entry.make().to_iter_dataset() for entry in MAP_ENTRIES},
-}
-VARYING = {entry.name for entry in ITER_ENTRIES if isinstance(entry, IterEntry) and entry.states_vary}
+PIPELINES = {entry.name: entry.make for entry in STREAMS}
+VARYING = {entry.name for entry in STREAMS if isinstance(entry, IterEntry) and entry.states_vary}
 SLOW = ("mp_prefetch", "parquet_workers", "map_mix_without_table")  # processes, or long tables
 
 

@@ -34,12 +34,8 @@ def is_harmless(text: str) -> bool:
 def places(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The paths to all parts of a state."""
     yield path
-    if isinstance(state, dict):
-        for key, value in state.items():
-            yield from places(value, (*path, key))
-    elif isinstance(state, list):
-        for i, value in enumerate(state):
-            yield from places(value, (*path, i))
+    for key in state if isinstance(state, dict) else range(len(state)) if isinstance(state, list) else ():
+        yield from places(state[key], (*path, key))
 
 
 def part(state: Any, path: Sequence[Any]) -> Any:
@@ -96,17 +92,11 @@ def damaged(state: Any, rng: Random, others: Sequence[Any]) -> Any:
 def damaged_text(text: bytes, rng: Random) -> bytes:
     """A copy of ``text`` with a byte changed, added or left out, or cut off, or something else."""
     at = rng.randrange(len(text))
+    before, after = text[:at], text[at + 1 :]
+    added = rng.choice((b"\xff", b"\0", b"9", b"-", b"{", b'"', b".5")) + text[at:]
     others = (b"", b"null", b"3", b"[]", b'"x"', b"NaN", b"{}", b"\xff\xfe", b"[" * 100_000, b"1" * 5000)
-    return rng.choice(
-        (
-            text[:at],
-            text[:at] + bytes([rng.randrange(256)]) + text[at + 1 :],
-            text[:at] + text[at + 1 :],
-            text[:at] + rng.choice((b"\xff", b"\0", b"9", b"-", b"{", b'"', b".5")) + text[at:],
-            text + rng.choice((b"}", b"\0", b"1", text)),
-            rng.choice(others),
-        )
-    )
+    changed = [before, before + bytes([rng.randrange(256)]) + after, before + after, before + added]
+    return rng.choice([*changed, text + rng.choice((b"}", b"\0", b"1", text)), rng.choice(others)])
 
 
 def as_json(state: Any) -> Any:
