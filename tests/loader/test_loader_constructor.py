@@ -51,22 +51,6 @@ def test_refused_arguments(changes, kind, message):
     assert_raises(kind, message, make, 6, **changes)
 
 
-@pytest.mark.parametrize(
-    ("source", "arguments", "kind", "message"),
-    [
-        ([], {}, ValueError, "num_records must be a positive integer, got 0"),
-        ([1], {"shuffle": True}, ValueError, "shuffle=True needs a seed"),
-        ([1], {"worker_count": -2}, ValueError, "worker_count must be a non-negative integer, got -2"),
-        ([1], {"transformations": [DRAW]}, ValueError, "needs a sampler with a seed"),
-        ([1], {"transformations": None}, TypeError, "transformations must be a sequence"),
-        (iter([1]), {}, TypeError, "source must have __len__ and __getitem__"),
-        ([1], {"worker_buffer_size": 2}, TypeError, "worker_buffer_size"),
-    ],
-)
-def test_what_load_refuses(source, arguments, kind, message):
-    assert_raises(kind, message, load, source, **arguments)
-
-
 def test_all_arguments_are_keywords_and_checked_in_grain_s_order():
     given = {"data_source": [1, 2], "sampler": SequentialSampler(2)}
     assert list(DataLoader(**given)) == [1, 2]
@@ -123,6 +107,16 @@ def test_no_length_but_a_repr_that_shows_what_the_loader_does():
 
 
 def test_load_is_the_loader_of_its_parts():
+    for source, arguments, kind, message in [
+        ([], {}, ValueError, "num_records must be a positive integer, got 0"),
+        ([1], {"shuffle": True}, ValueError, "shuffle=True needs a seed"),
+        ([1], {"worker_count": -2}, ValueError, "worker_count must be a non-negative integer, got -2"),
+        ([1], {"transformations": [DRAW]}, ValueError, "needs a sampler with a seed"),
+        ([1], {"transformations": None}, TypeError, "transformations must be a sequence"),
+        (iter([1]), {}, TypeError, "source must have __len__ and __getitem__"),
+        ([1], {"worker_buffer_size": 2}, TypeError, "worker_buffer_size"),
+    ]:
+        assert_raises(kind, message, load, source, **arguments)
     batches = list(load(range(7), shuffle=True, seed=1, num_epochs=1, batch_size=3))
     assert [batch.tolist() for batch in batches] == [[5, 2, 6], [0, 4, 1], [3]]
     assert list(islice(load([1, 2]), 7)) == [1, 2, 1, 2, 1, 2, 1]  # endless by default

@@ -87,16 +87,14 @@ class TestEverywhere:
         assert_raises(ValueError, "nothing to skip", it.skip_failed)
 
     def test_stop_iteration_of_users_is_no_end(self, place, read_options, after, batch):
-        it, found = iter(faulty(place, Faults(5, error=StopIteration), read_options, *AFTER[after], *batch)), []
+        it = iter(faulty(place, Faults(5, error=StopIteration), read_options, *AFTER[after], *batch))
+        assert len(list(itertools.islice(it, 1 if batch else 5))) == (1 if batch else 5)
         with pytest.raises(RuntimeError) as caught:
-            for element in it:
-                found.append(element)
-        assert len(found) == (1 if batch else 5)
+            next(it)
         cause = caught.value
         while type(cause) is RuntimeError and cause.__cause__ is not None:
             cause = cause.__cause__
-        assert type(cause) is StopIteration
-        assert str(cause) == "bad 5"
+        assert type(cause) is StopIteration and str(cause) == "bad 5"
 
 
 def test_legacy_classes_and_interrupts_lose_nothing():

@@ -1,6 +1,7 @@
-"""``DataLoader`` with worker processes: what it is made of, errors and checkpoints.
+"""``DataLoader`` with worker processes: what it is made of and errors.
 
-Orders and states are in ``vectors/test_vectors_loaders.py``, the workers themselves in ``dataset/test_mp_prefetch.py``.
+Orders and states are in ``vectors/test_vectors_loaders.py``, checkpoints in ``checkpoint/test_orbax.py``, the workers
+themselves in ``dataset/test_mp_prefetch.py``.
 """
 
 import copy
@@ -12,13 +13,12 @@ import select
 from itertools import islice
 
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from loaders import AS_RECORDS, DRAW, TO_TUPLE, WITH_INDEX, Faults, Mapped, Source, make, plain
 from refusing import assert_raises
 from worker_pools import parked_for_long
 
-from gristmill import ReadOptions, RecordMetadata, checkpoint
+from gristmill import ReadOptions, RecordMetadata
 from gristmill.dataset.worker_task import PipelineTask
 from gristmill.experimental import DatasetOptions
 from gristmill.python import BatchOperation, MapOperation, Record
@@ -145,36 +145,17 @@ def test_errors_name_their_worker_and_stay_until_the_state_is_set_or_they_are_sk
     assert plain(it) == [[8, 10], [9, 11]]
 
 
-class TestStates:
-    def test_what_is_refused_changes_nothing(self):
-        state = iter(loader(8)).get_state()
-        for count in (0, 1, 3):
-            it = iter(loader(8, worker_count=count))
-            before = it.get_state()
-            assert_raises(ValueError, f"taken with worker_count=2, the DataLoader has worker_count={count}", it.set_state, state)
-            assert it.get_state() == before
-        it = iter(loader(8))
-        assert next(it) == 0
-        state = json.loads(it.get_state())
-        state["last_seen_indices"]["1"] = 9
-        assert_raises(IndexError, r"worker 1 .* \[0, 4\]", it.set_state, state)
-        assert list(it) == [1, 2, 3, 4, 5, 6, 7]
-
-    def test_checkpoints(self, tmp_path):
-        """Saved by one loader, restored into another, whose workers are at work when ``restore`` returns."""
-        made = [loader(30, TO_TUPLE, DRAW, Batch(3), worker_count=count) for count in (2, 2, 3)]
-        it, restored, other = map(iter, made)
-        before = [next(it) for _ in range(4)]
-        with ocp.CheckpointManager(tmp_path) as manager:
-            manager.save(7, args=ocp.args.Composite(data=checkpoint.CheckpointSave(it)))
-            rest = [*it]
-            manager.wait_until_finished()
-        assert len(before) + len(rest) == 10
-        with ocp.CheckpointManager(tmp_path) as manager:
-            result = manager.restore(7, args=ocp.args.Composite(data=checkpoint.CheckpointRestore(restored)))
-            with pytest.raises(ValueError, match="worker_count"):
-                manager.restore(7, args=ocp.args.Composite(data=checkpoint.CheckpointRestore(other)))
-        assert result["data"] is restored
-        assert len(restored._iterator._pool.workers) == 2 and other._iterator._pool is None
-        for ours, theirs in zip(restored, rest, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+def test_states_that_are_refused_change_nothing():
+    state = iter(loader(8)).get_state()
+    for count in (0, 1, 3):
+        it = iter(loader(8, worker_count=count))
+        before = it.get_state()
+        assert_raises(ValueError, f"taken with worker_count=2, the DataLoader has worker_count={count}", it.set_state, state)
+        assert it.get_state() == before
+        assert count == 0 or it._iterator._pool is None  # no process has been started
+    it = iter(loader(8))
+    assert next(it) == 0
+    state = json.loads(it.get_state())
+    state["last_seen_indices"]["1"] = 9
+    assert_raises(IndexError, r"worker 1 .* \[0, 4\]", it.set_state, state)
+    assert list(it) == [1, 2, 3, 4, 5, 6, 7]

@@ -81,7 +81,7 @@ def test_what_is_refused():
     assert threading.active_count() == threads
 
 
-def test_metadata():
+def test_metadata_and_arrays_that_are_attached_by_them():
     metadata = SharedMemoryArrayMetadata("name", [2, np.int64(3)], np.int32)
     assert dataclasses.astuple(metadata) == ("name", (2, 3), np.dtype("int32"))
     assert metadata == SharedMemoryArrayMetadata(name="name", shape=(2, 3), dtype="int32")
@@ -92,9 +92,6 @@ def test_metadata():
     with pytest.raises(dataclasses.FrozenInstanceError):
         metadata.name = "other"
     assert SharedMemoryArrayMetadata("name", 5, "int8").shape == (5,)
-
-
-def test_attached_arrays_share_the_memory():
     array = SharedMemoryArray((4, 3), "int32")
     array[...] = 1
     metadata = array.metadata
