@@ -111,7 +111,7 @@ def test_every_item_has_a_random_stream_of_its_own():
     assert elements(FAN, WITH_INDEX, n=2, sampler=without_seed) == [(3, 10)]
 
 
-def test_what_is_refused_at_construction():
+def test_what_is_refused_at_construction_and_which_class_decides():
     no_maximum = type("NoMaximum", (FlatMapTransform,), {"flat_map": list})
     for wrong, error, match in [
         (no_maximum(), TypeError, "NoMaximum must have an attribute max_fan_out"),
@@ -119,6 +119,15 @@ def test_what_is_refused_at_construction():
         (no_maximum, TypeError, r"operations\[0\] must be a transformation"),
     ]:
         assert_raises(error, match, make_loader, wrong)
+
+    def refuse(*args):
+        raise AssertionError
+
+    for base, answer, methods in (
+        (Map, "map", {"map": lambda self, x: "map", "flat_map": refuse}),
+        (Filter, "flat map", {"filter": refuse, "flat_map": lambda self, x: ["flat map"]}),
+    ):
+        assert elements(type("Both", (base, FlatMapTransform), {"max_fan_out": 1, **methods})(), n=1) == [answer]
 
 
 def test_errors_and_skipping():
@@ -138,17 +147,6 @@ def test_errors_and_skipping():
             assert_raises(ValueError, "FlatMap.* made more items of one element than its max_fan_out = 2", next, it)
         it.skip_failed()
         assert_raises(ValueError, "max_fan_out", next, it)
-
-
-def test_the_order_of_classes():
-    def refuse(*args):
-        raise AssertionError
-
-    for base, answer, methods in (
-        (Map, "map", {"map": lambda self, x: "map", "flat_map": refuse}),
-        (Filter, "flat map", {"filter": refuse, "flat_map": lambda self, x: ["flat map"]}),
-    ):
-        assert elements(type("Both", (base, FlatMapTransform), {"max_fan_out": 1, **methods})(), n=1) == [answer]
 
 
 ORIGIN = {"worker_count": 0, "sampler": repr(IndexSampler(9, num_epochs=1, seed=7)), "data_source": "range(0, 9)"}
