@@ -4,7 +4,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from computing_ahead import Clock, Failing, fails, no_threads_left, scarce_threads, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import Clock, Failing, Gate, fails, no_threads_left, scarce_threads, wait_for_no_threads, working  # noqa: F401
+from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill.core.options import ReadOptions
@@ -22,12 +23,8 @@ class Watched:
     """A source that says what it is asked for, and can be held up; ``before`` is called with the keys of every read."""
 
     def __init__(self, length, before=lambda keys: None):
-        self.length, self.before = length, before
-        self.lock = threading.Lock()
+        self.length, self.before, self.gate = length, before, Gate(is_open=True)
         self.blocks = []  # the keys of every read, in the order in which the reads began
-        self.num_busy = 0
-        self.gate = threading.Event()
-        self.gate.set()
 
     def __len__(self):
         return self.length
@@ -37,13 +34,9 @@ class Watched:
 
     def __getitems__(self, keys):
         self.before(keys)
-        with self.lock:
-            self.blocks.append(list(keys))
-            self.num_busy += 1
-        assert self.gate.wait(PATIENCE_SECONDS)
-        with self.lock:
-            self.num_busy -= 1
-        return list(keys)
+        self.blocks.append([*keys])
+        self.gate(keys)
+        return [*keys]
 
     @property
     def sizes(self):
@@ -61,201 +54,178 @@ def stream(source, num_threads=4, buffer=8):
     return iter(MapDataset.source(source).to_iter_dataset(ReadOptions(num_threads, buffer)))
 
 
-@pytest.mark.parametrize("starts", [True, False])
-@pytest.mark.parametrize(
-    ("num", "num_threads", "num_cpus", "at_once", "in_the_end"), [(100, 4, 16, 4, 4), (100, 5, 2, 2, 5), (3, 16, 16, 3, 3)]
-)
-def test_slow_storage_is_asked_by_a_thread_for_each_cpu_and_more_when_somebody_waits(
-    num, num_threads, num_cpus, at_once, in_the_end, starts, monkeypatch
-):
-    monkeypatch.setattr(readahead, "_NUM_CPUS", num_cpus)
-    source = Watched(num)
-    source.gate.clear()
-    it = stream(source, num_threads, 8)
-    if starts:
+class TestThreadsAndBlocks:
+    @pytest.mark.parametrize("starts", [True, False])
+    @pytest.mark.parametrize(
+        ("num", "num_threads", "num_cpus", "at_once", "in_the_end"), [(100, 4, 16, 4, 4), (100, 5, 2, 2, 5), (3, 16, 16, 3, 3)]
+    )
+    def test_slow_storage_is_asked_by_a_thread_for_each_cpu_and_more_when_somebody_waits(
+        self, num, num_threads, num_cpus, at_once, in_the_end, starts, monkeypatch
+    ):
+        monkeypatch.setattr(readahead, "_NUM_CPUS", num_cpus)
+        source = Watched(num)
+        source.gate.open.clear()
+        it = stream(source, num_threads, 8)
+        if starts:
+            it.start_prefetch()
+            wait_until(lambda: source.gate.num_busy == at_once)
+            assert len(working()) == at_once
+            assert sorted(source.blocks) == [[i] for i in range(at_once)]
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(next, it)
+            wait_until(lambda: source.gate.num_busy == in_the_end)
+            source.gate.open.set()
+            assert first.result() == 0
+        assert list(it) == list(range(1, num))
         it.start_prefetch()
-        wait_until(lambda: source.num_busy == at_once)
-        assert len(working()) == at_once
-        assert sorted(source.blocks) == [[i] for i in range(at_once)]
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(next, it)
-        wait_until(lambda: source.num_busy == in_the_end)
-        source.gate.set()
-        assert first.result() == 0
-    assert list(it) == list(range(1, num))
-    it.start_prefetch()
-    assert next(it, "end") == "end"
+        assert next(it, "end") == "end"
+
+    def test_threads_beyond_the_cpus_come_when_two_elements_in_a_row_are_slow(self, clock, monkeypatch):
+        monkeypatch.setattr(readahead, "_NUM_CPUS", 1)
+
+        def slow(keys):
+            if source.gate.open.is_set():
+                clock.now += 0.01
+            if keys == [2]:
+                source.gate.open.clear()  # after two slow elements, everything is held up
+
+        source = Watched(100, slow)
+        it = stream(source, 5, 100)
+        it.start_prefetch()
+        wait_until(lambda: source.gate.num_busy == 5)
+        source.gate.open.set()
+        assert list(it) == list(range(100))
+
+    @pytest.mark.parametrize(("num", "seconds", "num_cpus"), [(200, 0.01, 1), (5000, 0.0, 2)])
+    def test_what_is_computed_or_quick_gets_no_more_threads_than_cpus(self, clock, monkeypatch, num, seconds, num_cpus):
+        monkeypatch.setattr(readahead, "_NUM_CPUS", num_cpus)
+        monkeypatch.setattr(readahead, "_LONG_SECONDS", 30.0)
+
+        def compute(keys):
+            clock.now += seconds
+            clock.now_cpu += seconds
+
+        for i, element in enumerate(stream(Watched(num, compute), 16, 500)):
+            assert element == i
+            assert len(working()) <= num_cpus
+
+    def test_fewer_threads_than_asked_for_do(self, monkeypatch):
+        scarce_threads(monkeypatch, readahead, 2)
+        it = stream(Watched(100), 16, 32)
+        it.start_prefetch()
+        assert list(it) == list(range(100))
+        fails(stream(Watched(100)), RuntimeError, match="can't start new thread")  # not one thread: an error, not a wait
+
+    def test_blocks_grow_up_to_half_the_buffer_while_the_source_is_quick(self, clock):
+        source = Watched(300)
+        assert list(stream(source, 1, 64)) == list(range(300))
+        assert source.sizes[:5] == [1, 2, 4, 8, 16]
+        assert max(source.sizes) == 32
+        assert sum(source.sizes) == 300
+        seconds = [0.01]
+        source = Watched(600, lambda keys: setattr(clock, "now", clock.now + seconds[0]))
+        it = stream(source, 1, 16)
+        assert [next(it) for _ in range(60)] == list(range(60))
+        assert source.sizes == [1] * len(source.sizes)
+        seconds[0] = 0.0
+        assert [next(it) for _ in range(240)] == list(range(60, 300))
+        seconds[0] = 0.01
+        num = len(source.blocks) + 1  # one may be under way
+        assert list(it) == list(range(300, 600))
+        assert max(source.sizes) == 8
+        assert set(source.sizes[num + 4 :]) == {1}
 
 
-def test_threads_beyond_the_cpus_come_when_two_elements_in_a_row_are_slow(clock, monkeypatch):
-    monkeypatch.setattr(readahead, "_NUM_CPUS", 1)
+class TestErrorsStatesAndEnds:
+    @pytest.mark.parametrize("num_threads", [1, 3])
+    def test_everything_before_an_error_is_delivered(self, clock, num_threads):
+        for bad in range(40):
 
-    def slow(keys):
-        if source.gate.is_set():
-            clock.now += 0.01
-        if keys == [2]:
-            source.gate.clear()  # after two slow elements, everything is held up
+            def compute(indices, bad=bad):
+                if bad in indices:
+                    raise KeyError(bad)
+                return list(indices)
 
-    source = Watched(100, slow)
-    it = stream(source, 5, 100)
-    it.start_prefetch()
-    wait_until(lambda: source.num_busy == 5)
-    source.gate.set()
-    assert list(it) == list(range(100))
+            size = (1, 3, 50)[bad % 3]
+            ahead, got = ReadAhead(compute, 0, 60, num_threads, 32), []
+            for _ in range(bad + 2):  # at the end, nothing more
+                try:
+                    taken = ahead.take(size)
+                except KeyError as error:
+                    assert (error.args, got) == ((bad,), list(range(bad)))
+                else:
+                    assert 1 <= len(taken) <= size
+                    got += taken
+            assert got == list(range(bad))
+            ahead.close()
 
+    def test_states_read_nothing_and_wait_for_nobody_and_set_state_discards_what_was_read(self):
+        source = Watched(100)
+        iter(MapDataset.source(source).map(str).shuffle(seed=1).to_iter_dataset().batch(10)).get_state()
+        it = stream(source, 2, 8)
+        it.set_state({"next_index": 40})
+        assert it.get_state() == {"next_index": 40}
+        assert (source.blocks, working()) == ([], [])
+        assert next(it) == 40
+        source.gate.open.clear()
+        wait_until(lambda: source.gate.num_busy or sum(source.sizes) >= 8)
+        assert it.get_state() == {"next_index": 41}
+        source.gate.open.set()
+        for index in (50, 3, 3, 99, 100, 0):
+            it.set_state({"next_index": index})
+            assert it.get_state() == {"next_index": index}
+            assert next(it, "end") == (index if index < 100 else "end")
+        it.close()
 
-@pytest.mark.parametrize(("num", "seconds", "num_cpus"), [(200, 0.01, 1), (5000, 0.0, 2)])
-def test_what_is_computed_or_quick_gets_no_more_threads_than_cpus(clock, monkeypatch, num, seconds, num_cpus):
-    monkeypatch.setattr(readahead, "_NUM_CPUS", num_cpus)
-    monkeypatch.setattr(readahead, "_LONG_SECONDS", 30.0)
-
-    def compute(keys):
-        clock.now += seconds
-        clock.now_cpu += seconds
-
-    for i, element in enumerate(stream(Watched(num, compute), 16, 500)):
-        assert element == i
-        assert len(working()) <= num_cpus
-
-
-def test_fewer_threads_than_asked_for_do(monkeypatch):
-    scarce_threads(monkeypatch, readahead, 2)
-    it = stream(Watched(100), 16, 32)
-    it.start_prefetch()
-    assert list(it) == list(range(100))
-    with pytest.raises(RuntimeError, match="can't start new thread"):  # not one thread: an error, not a wait
-        list(stream(Watched(100)))
-
-
-def test_blocks_grow_up_to_half_the_buffer_while_the_source_is_quick(clock):
-    source = Watched(300)
-    assert list(stream(source, 1, 64)) == list(range(300))
-    assert source.sizes[:5] == [1, 2, 4, 8, 16]
-    assert max(source.sizes) == 32
-    assert sum(source.sizes) == 300
-    seconds = [0.01]
-    source = Watched(600, lambda keys: setattr(clock, "now", clock.now + seconds[0]))
-    it = stream(source, 1, 16)
-    assert [next(it) for _ in range(60)] == list(range(60))
-    assert source.sizes == [1] * len(source.sizes)
-    seconds[0] = 0.0
-    assert [next(it) for _ in range(240)] == list(range(60, 300))
-    seconds[0] = 0.01
-    num = len(source.blocks) + 1  # one may be under way
-    assert list(it) == list(range(300, 600))
-    assert max(source.sizes) == 8
-    assert set(source.sizes[num + 4 :]) == {1}
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_everything_before_an_error_is_delivered(clock, num_threads):
-    for bad in range(40):
-
-        def compute(indices, bad=bad):
-            if bad in indices:
-                raise KeyError(bad)
-            return list(indices)
-
-        size = (1, 3, 50)[bad % 3]
-        ahead, got = ReadAhead(compute, 0, 60, num_threads, 32), []
-        for _ in range(bad + 2):  # at the end, nothing more
-            try:
-                taken = ahead.take(size)
-            except KeyError as error:
-                assert (error.args, got) == ((bad,), list(range(bad)))
-            else:
-                assert 1 <= len(taken) <= size
-                got += taken
-        assert got == list(range(bad))
-        ahead.close()
-
-
-@pytest.mark.parametrize("options", [ReadOptions(1, 64), ReadOptions(16, 500)])
-def test_a_long_quick_run_up_to_an_error(options):
-    ds = MapDataset.range(2000).map(Failing(997, error=KeyError)).to_iter_dataset(options)
-    it = iter(ds)
-    assert [next(it) for _ in range(997)] == list(range(997))
-    fails(it, KeyError)
-    assert it.get_state() == {"next_index": 997}
-    batches = iter(ds.batch(50, batch_fn=list))
-    assert [next(batches) for _ in range(19)] == [list(range(i, i + 50)) for i in range(0, 950, 50)]
-    fails(batches, KeyError)
-
-
-def test_states_read_nothing_and_wait_for_nobody_and_set_state_discards_what_was_read():
-    source = Watched(100)
-    iter(MapDataset.source(source).map(str).shuffle(seed=1).to_iter_dataset().batch(10)).get_state()
-    it = stream(source, 2, 8)
-    it.set_state({"next_index": 40})
-    assert it.get_state() == {"next_index": 40}
-    assert (source.blocks, working()) == ([], [])
-    assert next(it) == 40
-    source.gate.clear()
-    wait_until(lambda: source.num_busy or sum(source.sizes) >= 8)
-    assert it.get_state() == {"next_index": 41}
-    source.gate.set()
-    for index in (50, 3, 3, 99, 100, 0):
-        it.set_state({"next_index": index})
-        assert it.get_state() == {"next_index": index}
-        assert next(it, "end") == (index if index < 100 else "end")
-    it.close()
-
-
-def test_threads_end_with_an_error_or_close():
-    it = iter(MapDataset.range(99).map(Failing(0)).to_iter_dataset(ReadOptions(4, 8)))
-    fails(it, Exception, match="0", times=3)
-    wait_for_no_threads()
-    for num_taken in (0, 1, 50):
+    def test_threads_end_with_an_error_or_close(self):
+        it = iter(MapDataset.range(99).map(Failing(0)).to_iter_dataset(ReadOptions(4, 8)))
+        fails(it, Exception, match="0", times=3)
+        wait_for_no_threads()
         it = stream(Watched(1000))
-        it.start_prefetch()
-        assert [next(it) for _ in range(num_taken)] == list(range(num_taken))
-        assert working()
+        assert [next(it) for _ in range(50)] == list(range(50)) and working()
         it.close()
         wait_for_no_threads()
         fails(it, ValueError, match=r"PrefetchDatasetIterator.*closed")
 
+    def test_no_lock_is_held_while_a_thread_starts(self, monkeypatch):
+        """A new thread may collect garbage, and close, before ``start`` returns to the thread that waits for it."""
+        plain = threading.Thread
+        closed = []
 
-def test_no_lock_is_held_while_a_thread_starts(monkeypatch):
-    """A new thread may collect garbage, and close, before ``start`` returns to the thread that waits for it."""
-    plain = threading.Thread
-    closed = []
+        class Closing(plain):
+            def start(self):
+                super().start()
+                closer = plain(target=ahead.close)
+                closer.start()
+                closer.join(PATIENCE_SECONDS)
+                closed.append(not closer.is_alive())
 
-    class Closing(plain):
-        def start(self):
-            super().start()
-            closer = plain(target=ahead.close)
-            closer.start()
-            closer.join(PATIENCE_SECONDS)
-            closed.append(not closer.is_alive())
-
-    ahead = ReadAhead(list, 0, 100, 4, 8)
-    monkeypatch.setattr(readahead.threading, "Thread", Closing)
-    ahead.start()
-    assert closed == [True] * 4
-
-
-@pytest.mark.parametrize("condition", ["_room", "_filled"])
-def test_close_in_the_very_moment_before_waiting(monkeypatch, condition):
-    """As if the garbage collector, or a signal handler, had come between the look at the flag and the wait."""
-    monkeypatch.setattr(readahead, "_ANEW_SECONDS", 0.01)
-    gate = threading.Event()
-    ahead = ReadAhead(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1)
-    waiting = getattr(ahead, condition)
-    wait, calls = waiting.wait, []
-
-    def close_and_wait(timeout):
-        calls.append(timeout)
-        if condition == "_room" or len(calls) > 1:  # the consumer's first wait is a short one anyway
-            ahead.close()
-        return wait(timeout)
-
-    waiting.wait = close_and_wait
-    if condition == "_room":
-        gate.set()
+        ahead = ReadAhead(list, 0, 100, 4, 8)
+        monkeypatch.setattr(readahead.threading, "Thread", Closing)
         ahead.start()
-        wait_until(lambda: calls)
-    else:
-        with pytest.raises(ValueError, match="closed"):
-            ahead.take(1)
-        gate.set()
-    wait_for_no_threads()
+        assert closed == [True] * 4
+
+    @pytest.mark.parametrize("condition", ["_room", "_filled"])
+    def test_close_in_the_very_moment_before_waiting(self, monkeypatch, condition):
+        """As if the garbage collector, or a signal handler, had come between the look at the flag and the wait."""
+        monkeypatch.setattr(readahead, "_ANEW_SECONDS", 0.01)
+        gate = threading.Event()
+        ahead = ReadAhead(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1)
+        waiting = getattr(ahead, condition)
+        wait, calls = waiting.wait, []
+
+        def close_and_wait(timeout):
+            calls.append(timeout)
+            if condition == "_room" or len(calls) > 1:  # the consumer's first wait is a short one anyway
+                ahead.close()
+            return wait(timeout)
+
+        waiting.wait = close_and_wait
+        if condition == "_room":
+            gate.set()
+            ahead.start()
+            wait_until(lambda: calls)
+        else:
+            assert_raises(ValueError, "closed", ahead.take, 1)
+            gate.set()
+        wait_for_no_threads()
