@@ -9,6 +9,7 @@ import pytest
 from notebooks import PAGES as DOCS
 from notebooks import blocks_of, environment_of, has_code
 from pages import run_page
+from refusing import assert_raises
 
 import gristmill
 
@@ -46,12 +47,9 @@ def test_blocks_print_what_they_say(page, tmp_path, monkeypatch):
 
 def test_a_wrong_output_is_noticed(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("```python\nprint(1)  # 2\n```\n")
-    with pytest.raises(AssertionError, match="says\n  2\nand prints\n  1"):
-        run_page(page)
-    page.write_text("```sh\nfalse\n```\n")
-    with pytest.raises(AssertionError, match="false"):
-        run_page(page)
+    for text, match in (("python\nprint(1)  # 2", "says\n  2\nand prints\n  1"), ("sh\nfalse", "false")):
+        page.write_text(f"```{text}\n```\n")
+        assert_raises(AssertionError, match, run_page, page)
 
 
 def _files(page):
@@ -81,8 +79,7 @@ def test_pictures_are_small_and_are_shown():
     shown = {file for page in PAGES for file in _files(page)}
     assert PICTURES
     for picture in PICTURES:
-        assert picture in shown
-        assert picture.stat().st_size < 300_000
+        assert picture in shown and picture.stat().st_size < 300_000
         if picture.suffix == ".svg":
             assert not _PLACE_ON_A_MACHINE.search(picture.read_text())
 
