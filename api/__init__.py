@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -73,6 +74,26 @@ _NAMES = {
     "stop_telemetry": "gristmill.diagnostics",
     "visualize": "gristmill.diagnostics",
 }
+
+
+class _ForKeras:
+    """Finds ``grain`` for Keras alone, which asks for it when it is given a dataset of ours and Grain is not loaded."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "grain":
+            return None
+        frame = sys._getframe(1)
+        while frame.f_back is not None and "importlib" in frame.f_globals.get("__name__", ""):
+            frame = frame.f_back
+        if not frame.f_globals.get("__name__", "").startswith("keras."):
+            return None
+        importlib.import_module("gristmill.install").install_as_grain()
+        return importlib.import_module("importlib.util").find_spec(name)
+
+
+if _ForKeras not in sys.meta_path:
+    sys.meta_path.insert(0, _ForKeras)
 
 
 def __getattr__(name: str) -> Any:

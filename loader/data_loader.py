@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gristmill.core import hooks
+from gristmill.core import grain_names, hooks
 from gristmill.core.errors import as_int
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
@@ -32,7 +32,7 @@ from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRando
 from gristmill.transforms.base import check_batch_size, check_max_fan_out
 
 
-class DataLoader:
+class DataLoader(grain_names.DataLoader):
     """Reads records in the order of a sampler and applies operations to them.
 
     Each ``iter(loader)`` is an independent iterator from the beginning, whose position can be saved and restored. Order:

@@ -6,6 +6,7 @@ import abc
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
+from gristmill.core import grain_names
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
@@ -21,6 +22,7 @@ class IterDataset(
     IterElementMethods[T_co],
     IterSequenceMethods[T_co],
     IterAheadMethods[T_co],
+    grain_names.IterDataset,
     metaclass=IterDatasetMeta,
 ):
     """A stream of elements without random access, whose iterators can be saved and restored.

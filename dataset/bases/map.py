@@ -7,6 +7,7 @@ import builtins
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
+from gristmill.core import grain_names
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
@@ -26,7 +27,9 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class MapDataset(DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co], metaclass=MapDatasetMeta):
+class MapDataset(
+    DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co], grain_names.MapDataset, metaclass=MapDatasetMeta
+):
     """A lazily computed sequence with random access: ``ds[i]`` is the element at ``i``, ``len(ds)`` the length of an epoch.
 
     Any integer is a valid index: ``i // len(ds)`` is the epoch it lies in. ``None`` means that there is no element at an
