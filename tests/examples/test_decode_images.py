@@ -1,32 +1,22 @@
 """The example of decoding images: the diagnosis names the slow stage, and its advice changes no element."""
 
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from test_examples import EXAMPLES, PNG, run_example
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = ["--images", 12, "--size", 64, "--seconds", 0.3, "--step-ms", 0]
-
-
-def run_example(*args):
-    result = subprocess.run(
-        [sys.executable, EXAMPLES / "decode_images.py", *map(str, args)], capture_output=True, text=True, timeout=100
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+SMALL = ["--images", "12", "--size", "64", "--seconds", "0.3", "--step-ms", "0"]
 
 
 def test_both_verdicts_and_the_same_batches(tmp_path):
-    output = run_example(*SMALL, "--workers", 2, "--out", tmp_path)
+    output = run_example("decode_images.py", *SMALL, "--workers", 2, "--out", tmp_path)
     before, after = output.split("\nafter, with 2 workers: ")
     assert before.startswith("before: Bound by the transform RandomMapMapDataset(transform=Decode)")
     assert after.startswith(("Bound by ", "Too little to tell"))  # how fast workers are does not decide
     assert re.fullmatch(r"after is [\d.]+ times as fast as before; the batches of both: identical", output.splitlines()[-1])
     assert len([*(tmp_path / "12x64").glob("*.jpg")]) == 12
-    assert (tmp_path / "verdicts.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (tmp_path / "verdicts.png").read_bytes().startswith(PNG)
 
 
 def test_other_batches_are_noticed(tmp_path, monkeypatch, capsys):
@@ -39,7 +29,7 @@ def test_other_batches_are_noticed(tmp_path, monkeypatch, capsys):
 
     make_batches = decode_images.make_batches
     monkeypatch.setattr(decode_images, "make_batches", change_in_workers)
-    monkeypatch.setattr(sys, "argv", ["decode_images.py", *map(str, SMALL), "--out", str(tmp_path)])
+    monkeypatch.setattr(sys, "argv", ["decode_images.py", *SMALL, "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as exit:
         decode_images.main()
     assert exit.value.code
