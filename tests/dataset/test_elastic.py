@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -402,8 +403,6 @@ def test_a_dataset_that_has_ended_is_not_opened_again():
 
 
 # Directories as Orbax has them, with a file of every process.
-
-
 def rename(directory, old, new):
     for file in directory.glob(f"*_{old}.json"):
         file.rename(directory / file.name.replace(old, new))
@@ -482,13 +481,10 @@ def test_incomplete_and_foreign_checkpoints_are_refused(tmp_path):
     (step / "pipeline_1-of-2.json").unlink()
     refuse(step, one, "all shards must be there once")
     refuse(step, elastic(interleave(numbers([2, 3]), 2), 0), "num_datasets")
-    for k, chain in enumerate(  # steps that keep something for later
-        (
-            lambda it: gx.FirstFitPackIterDataset(it.map(lambda x: {"x": [x]}), length_struct={"x": 3}, num_packing_bins=2),
-            lambda it: it.window_shuffle(window_size=2, seed=1),
-            lambda it: it.limit(3),
-        )
-    ):
+    packed = partial(gx.FirstFitPackIterDataset, length_struct={"x": 3}, num_packing_bins=2)
+    # Steps that keep something for later.
+    chains = (lambda it: packed(it.map(lambda x: {"x": [x]})), lambda it: it.window_shuffle(2, seed=1), lambda it: it.limit(3))
+    for k, chain in enumerate(chains):
         checkpoint(tmp_path / f"chain {k}", [iter(chain(it)) for it in shards(ds, 0, 2)])
         refuse(tmp_path / f"chain {k}", iter(chain(one)), "cannot go on with another number of shards")
     assert next(one) == 0

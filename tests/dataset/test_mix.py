@@ -234,9 +234,8 @@ def test_nested_mixtures_name_every_level():
     assert caught.value.__notes__[:2] == [level, NOTE]
     with pytest.raises(Boom) as caught:
         list(mixture(numbers(4), numbers(4, fn=Failing(1))))
-    assert [note for note in caught.value.__notes__ if "component" in note] == [
-        "It happened in the component with input_index=1 of MixedDatasetIterator([2 parents], proportions=(100, 100))."
-    ]
+    level = "It happened in the component with input_index=1 of MixedDatasetIterator([2 parents], proportions=(100, 100))."
+    assert [note for note in caught.value.__notes__ if "component" in note] == [level]
 
 
 def test_a_stream_ends_for_good_with_the_component_whose_turn_it_is():

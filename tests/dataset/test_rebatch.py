@@ -144,9 +144,7 @@ def test_batches_that_cannot_be_joined_or_have_no_arrays():
         assert_raises(ValueError, "needs batches, pytrees with arrays", next, it)
         it.skip_failed()
         assert next(it).tolist() == [0, 1]
-
-
-def test_a_row_behind_the_batch_is_refused_when_it_is_read():
+    # A row behind the batch is refused when it is read.
     it = iter(RebatchIterDataset(ragged([4, 4]), 3))
     it.set_state({"parent": {"next_index": 0}, "batch_idx": 5})
     for _ in range(2):

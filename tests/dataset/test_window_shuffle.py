@@ -115,9 +115,7 @@ def test_what_is_read_and_states():
         assert it.get_state() == state(8, 2, 3)
     it.set_state(state(8, 2, 1))
     assert len(list(it)) == 1
-
-
-def test_what_was_delivered_is_not_kept():
+    # What was delivered is not kept.
     it = iter(MapDataset.range(8).to_iter_dataset().map(lambda x: {x}).window_shuffle(8, seed=1))
     refs = [weakref.ref(next(it)) for _ in range(5)]
     gc.collect()
