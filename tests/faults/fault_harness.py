@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -110,9 +111,7 @@ def check_parts(folder, *parts, tools="", flags=()):
 
 def run_all(folder, check, cases):
     """Calls ``check(folder_of_its_own, *case)`` for all cases, a few at a time."""
-    folders = [folder / str(number) for number in range(len(cases))]
-    for each in folders:
-        each.mkdir()
+    folders = [Path(tempfile.mkdtemp(dir=folder)) for _ in cases]
     with ThreadPoolExecutor(4) as threads:
         checks = [threads.submit(check, each, *case) for each, case in zip(folders, cases, strict=True)]
     errors = [f"{case}: {done.exception()}" for case, done in zip(cases, checks, strict=True) if done.exception()]

@@ -36,9 +36,12 @@ for api in APIS:
 """
 
 
-def within(name, workers, situation, api):
-    make = f"def make():\n    return started({api!r}, {workers}, {situation!r})\n"
-    return f"{make}it = make()\n{WITHIN[name]}"
+def making(workers, situation, api):
+    return f"def make():\n    return started({api!r}, {workers}, {situation!r})\nit = make()\n"
+
+
+def within(name, *choices):
+    return making(*choices) + WITHIN[name]
 
 
 def test_endings_within_a_program(tmp_path):
@@ -71,10 +74,7 @@ EXITS = {
 }
 
 
-def check_exit(folder, name, workers, situation, api):
-    ending, code, error = EXITS[name]
-    make = f"def make():\n    return started({api!r}, {workers}, {situation!r})\n"
-    outcome = run(folder, f"{make}it = make()\nready()\n{ending}\n")
+def check_end(outcome, error, code):
     if error is None:
         check_silent(outcome, code=code)
     else:
@@ -82,46 +82,40 @@ def check_exit(folder, name, workers, situation, api):
     assert outcome.seconds < SECONDS
 
 
+def check_exit(folder, name, workers, situation, api):
+    ending, code, error = EXITS[name]
+    check_end(run(folder, f"{making(workers, situation, api)}ready()\n{ending}\n"), error, code)
+
+
 @pytest.mark.parametrize("name", ["exception", "sys_exit", "os_exit"])
 def test_exit(tmp_path, name):
     check_exit(tmp_path, name, 2, "stuck", "dataset")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)  # many programs one after the other
-def test_all_exits(tmp_path):
-    choices = [("busy", 1), ("stuck", 2), ("full", 0), ("idle", 1), ("full", 1)]
-    cases = [(name, *choices[(i + k) % 5][::-1], APIS[(i + k) % 3]) for i, name in enumerate(EXITS) for k in (0, 3)]
-    run_all(tmp_path, check_exit, cases)
-
-
-SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL, "SIGHUP": signal.SIGHUP}
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP]
 WAITING = {"next": "for x in it: pass\nsignal.pause()", "pause": "signal.pause()"}
 
 
-def check_signal(folder, name, waiting, workers, situation, api):
-    number = SIGNALS[name]
-    program = start(folder, f"it = started({api!r}, {workers}, {situation!r})\nready()\n{WAITING[waiting]}\n")
+def check_signal(folder, number, waiting, workers, situation, api):
+    program = start(folder, f"{making(workers, situation, api)}ready()\n{WAITING[waiting]}\n")
     outcome = program.signal_when_ready(number, group=number == signal.SIGINT)  # as a terminal does it
-    assert outcome.seconds < SECONDS
-    if number == signal.SIGINT:
-        check_traceback(outcome, "KeyboardInterrupt", -number)
-    else:
-        check_silent(outcome, code=-number)
+    check_end(outcome, "KeyboardInterrupt" if number == signal.SIGINT else None, -number)
 
 
-@pytest.mark.parametrize(("name", "waiting", "situation"), [("SIGINT", "next", "stuck"), ("SIGTERM", "pause", "full")])
-def test_signal(tmp_path, name, waiting, situation):
-    check_signal(tmp_path, name, waiting, 2, situation, "dataset")
+@pytest.mark.parametrize("case", [(signal.SIGINT, "next", 2, "stuck"), (signal.SIGTERM, "pause", 2, "full")])
+def test_signal(tmp_path, case):
+    check_signal(tmp_path, *case, "dataset")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # many programs one after the other
-def test_all_signals(tmp_path):
+def test_all_exits_and_signals(tmp_path):
+    choices = [("busy", 1), ("stuck", 2), ("full", 0), ("idle", 1), ("full", 1)]
+    cases = [(name, *choices[(i + k) % 5][::-1], APIS[(i + k) % 3]) for i, name in enumerate(EXITS) for k in (0, 3)]
+    run_all(tmp_path, check_exit, cases)
     choices = [("full", 2), ("stuck", 2), ("busy", 1), ("idle", 0), ("full", 0)]
     pairs = [*itertools.product(SIGNALS, WAITING)] * 2
-    cases = [(*pair, *choices[i % 5][::-1], APIS[i % 3]) for i, pair in enumerate(pairs)]
-    run_all(tmp_path, check_signal, cases)
+    run_all(tmp_path, check_signal, [(*pair, *choices[i % 5][::-1], APIS[i % 3]) for i, pair in enumerate(pairs)])
 
 
 def test_interrupt_while_workers_start(tmp_path):
@@ -136,9 +130,7 @@ def test_interrupt_while_workers_start(tmp_path):
     ready()
     next(it)
     """
-    outcome = start(tmp_path, script).signal_when_ready(signal.SIGINT, group=True)
-    check_traceback(outcome, "KeyboardInterrupt", -signal.SIGINT)
-    assert outcome.seconds < SECONDS
+    check_end(start(tmp_path, script).signal_when_ready(signal.SIGINT, group=True), "KeyboardInterrupt", -signal.SIGINT)
 
 
 def test_interrupts_lose_and_repeat_nothing(tmp_path):

@@ -27,7 +27,7 @@ def interrupted_at(number, operation):
 
 FILES = ("workers/process.py", "workers/pool.py", "workers/exits.py", "workers/arena.py", "mp_prefetch.py", "subprocess.py")
 FILES += ("workers/uninterrupted.py",)
-ds = gm.MapDataset.range(10**6).to_iter_dataset().map(lambda x: np.full(10_000, x)).mp_prefetch(gm.MultiprocessingOptions(1))
+ds = mp(gm.MapDataset.range(10**6).to_iter_dataset().map(lambda x: np.full(10_000, x)), 1)
 
 def delivered(it):
     (worker,) = it.get_state()["iterators_in_use_states"]
@@ -40,11 +40,7 @@ def kill(it):
     os.kill(process_id(it), signal.SIGKILL)
 
 def obituary(it, seen):
-    try:
-        while True:
-            seen.append(int(next(it)[0]))
-    except RuntimeError as error:
-        assert "SIGKILL" in str(error), error
+    assert "SIGKILL" in take_all(it, seen)
 
 def close_all():
     from gristmill.workers import pool

@@ -7,26 +7,34 @@ import sys
 import pytest
 from fault_harness import Program, check_parts, check_silent
 
+LIMITED = """
+@contextlib.contextmanager
+def limited(descriptors):
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, old[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+
+def check(numbers, arrays):
+    assert [(x == i).all() for i, x in zip(numbers, arrays, strict=True)] == [True] * len(numbers)
+"""
 FEW_DESCRIPTORS = """
-old = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, old[1]))
-for api in "loader", "inside", "loader":
-    seen = list(APIS[api](Work("full", size=100_000), 40, 2))
-    assert [(x == i).all() for i, x in enumerate(seen)] == [True] * 40
-resource.setrlimit(resource.RLIMIT_NOFILE, old)
+with limited(64):
+    for api in "loader", "inside", "loader":
+        check(range(40), list(APIS[api](Work("full", size=100_000), 40, 2)))
 """
 ARRAYS_THAT_OUTLIVE_THEIR_WORKERS_NEED_NONE = """
-old = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (32, old[1]))
 watch, kept = Watch(), []
-for number in range(24):
-    with iter(dataset(Work("full"), 9, 1)) as it:
-        next(it)
-        kept.append(next(it))
-gc.collect()
-watch.check()
-assert [(x == 1).all() for x in kept] == [True] * 24
-resource.setrlimit(resource.RLIMIT_NOFILE, old)
+with limited(32):
+    for number in range(24):
+        with iter(dataset(Work("full"), 9, 1)) as it:
+            next(it)
+            kept.append(next(it))
+    gc.collect()
+    watch.check()
+    check([1] * 24, kept)
 """
 UNUSED_ITERATORS = """
 watch = Watch()
@@ -54,7 +62,7 @@ def keeping(api):
     return f"""
     it = iter(APIS[{api!r}](Work("full", size=100_000), 400, 2))
     kept = [next(it) for _ in range(200)]
-    assert [(x == i).all() for i, x in enumerate(kept)] == [True] * 200
+    check(range(200), kept)
     del kept[::2]
     for i in range(200, 300):
         x = next(it)
@@ -62,9 +70,9 @@ def keeping(api):
         x[:] = -1  # the consumer's own
     kept += list(it)
     numbers = [*range(1, 200, 2), *range(300, 400)]
-    assert [(x == i).all() for i, x in zip(numbers, kept, strict=True)] == [True] * 200
+    check(numbers, kept)
     it.close()
-    assert [(x == i).all() for i, x in zip(numbers, kept, strict=True)] == [True] * 200
+    check(numbers, kept)
     """
 
 
@@ -92,7 +100,7 @@ def abandoned(num, api):
 
 def test_few_descriptors_much_memory_and_many_iterators(tmp_path):
     parts = [FEW_DESCRIPTORS, ARRAYS_THAT_OUTLIVE_THEIR_WORKERS_NEED_NONE, UNUSED_ITERATORS, MEMORY_IS_USED_AGAIN]
-    check_parts(tmp_path, *parts, keeping("dataset"), abandoned(60, "dataset"))
+    check_parts(tmp_path, *parts, keeping("dataset"), abandoned(60, "dataset"), tools=LIMITED)
 
 
 OF_DIFFERENT_PIPELINES = """
@@ -117,17 +125,14 @@ while num_free < 20:
     watch = Watch()
     taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(3)]
     limit = max(map(int, os.listdir("/proc/self/fd"))) + num_free
-    old = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, old[1]))
     it = iter(ds)
     try:
-        assert next(it)[0] == 0
+        with limited(limit):
+            assert next(it)[0] == 0
+        break
     except OSError as error:
         assert "Too many open files" in str(error), error
-    else:
-        break
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, old)
         for fd in taken: os.close(fd)
     assert threading.active_count() == 1 and not children()
     watch.check()
@@ -140,7 +145,7 @@ assert 3 < num_free < 20, num_free
 @pytest.mark.timeout(400)
 def test_no_descriptors_and_iterators_of_all_kinds(tmp_path):
     kinds = [keeping("loader"), abandoned(100, "loader"), abandoned(100, "inside")]
-    check_parts(tmp_path, NO_DESCRIPTORS, *kinds, OF_DIFFERENT_PIPELINES)
+    check_parts(tmp_path, NO_DESCRIPTORS, *kinds, OF_DIFFERENT_PIPELINES, tools=LIMITED)
 
 
 def test_small_dev_shm(tmp_path):
