@@ -34,13 +34,6 @@ def no_threads_left() -> Iterator[None]:
     wait_until(lambda: not working() or gc.collect() < 0)
 
 
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.disable()  # reference counts must do
-    yield
-    gc.enable()
-
-
 def numbers(*bounds: int, fn: Any = None, options: ReadOptions = DIRECT) -> Any:
     ds = MapDataset.range(*bounds).to_iter_dataset(options)
     return ds if fn is None else ds.map(fn)
@@ -67,11 +60,9 @@ class Failing:
 
     def __call__(self, x: Any) -> Any:
         with self.lock:
-            fails = self.left.get(x, 0) > 0
-            if fails:
+            if self.left.get(x, 0) > 0:
                 self.left[x] -= 1
-        if fails:
-            raise self.error(x)
+                raise self.error(x)
         return x
 
 
@@ -80,10 +71,8 @@ class Gate:
 
     def __init__(self, *stuck: Any, is_open: bool = False) -> None:
         self.seen: list[Any] = []
-        self.stuck = stuck
-        self.num_busy = 0
-        self.lock = threading.Lock()
-        self.open = threading.Event()
+        self.stuck, self.num_busy = stuck, 0
+        self.lock, self.open = threading.Lock(), threading.Event()
         if is_open:
             self.open.set()
 
@@ -128,30 +117,70 @@ class Closing(DatasetIterator[Any]):
         self.ds = ds
         self.using = threading.Lock()
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[Any]:
+    def alone(self, use: Any, *args: Any) -> Any:
         assert self.using.acquire(blocking=False), "used by two threads"
         try:
-            yield self._parent
+            return use(*args)
         finally:
             self.using.release()
 
     def __next__(self) -> Any:
-        with self.alone() as parent:
-            return self.ds.fn(next(parent))
+        return self.alone(lambda: self.ds.fn(next(self._parent)))
 
     def get_state(self) -> Any:
-        with self.alone() as parent:
-            return parent.get_state()
+        return self.alone(self._parent.get_state)
 
     def set_state(self, state: Any) -> None:
-        with self.alone() as parent:
-            parent.set_state(state)
+        self.alone(self._parent.set_state, state)
 
     def close(self) -> None:
-        with self.alone():
-            self.ds.closed.append(self)
-            super().close()
+        self.ds.closed.append(self)
+        self.alone(super().close)
+
+
+class Count:
+    """Not one of ours: any object with three methods. Its state is an object that it goes on changing."""
+
+    def __init__(self, n: int) -> None:
+        self.state: Any = {"i": [0]}
+        self.n = n
+
+    def __next__(self) -> int:
+        i: int = self.state["i"][0]
+        if i == self.n:
+            raise StopIteration
+        self.state["i"][0] += 1
+        return i
+
+    def get_state(self) -> Any:
+        return self.state
+
+    def set_state(self, state: Any) -> None:
+        self.state = state
+
+
+class Watched:
+    """A source that says what it is asked for, and can be held up; ``before`` is called with the keys of every read."""
+
+    def __init__(self, length: int, before: Any = lambda keys: None) -> None:
+        self.length, self.before, self.gate = length, before, Gate(is_open=True)
+        self.blocks: list[list[int]] = []  # the keys of every read, in the order in which the reads began
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: int) -> int:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Any) -> list[int]:
+        self.before(keys)
+        self.blocks.append([*keys])
+        self.gate(keys)
+        return [*keys]
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(block) for block in self.blocks]
 
 
 class Clock:

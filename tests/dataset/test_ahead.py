@@ -42,7 +42,6 @@ def each_size(reads, *others):
 
 
 each_kind = pytest.mark.parametrize("make", [reading, prefetching, sharing])
-each_buffer = each_size([(1, 1), (8, 1), (8, 4), (3, 16), (500, 16)], (prefetching, 1, 2, 3, 100), (sharing, 1, 2, 5))
 
 
 @pytest.fixture
@@ -57,28 +56,22 @@ def without_collector():
     gc.unfreeze()
 
 
+@pytest.fixture
+def switching():
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
 class TestBuffers:
     @each_size(
-        [(16, 1), (17, 2), (100, 5), (16, 16), (5000, 16), (2, 1), (1, 16), (15, 16)],
+        [(1, 1), (1, 16), (2, 1), (8, 4), (15, 16), (16, 16), (17, 2), (100, 5), (500, 16), (5000, 16)],
         (prefetching, 0, 1, 2, 3, 64, 1000),
-        (sharing, 0, 1, 50),
+        (sharing, 0, 1, 2, 5, 50),
     )
-    def test_order(self, make, size, args):
-        ds, expected = make(500, str, size, *args), [str(i) for i in range(500)]
-        switch = sys.getswitchinterval()
-        sys.setswitchinterval(1e-6)
-        try:
-            for n in (1, 2, 7, 128):
-                it, got = iter(ds), []
-                while block := it._take(n):
-                    got += block
-                assert got == expected
-            assert list(ds) == expected
-        finally:
-            sys.setswitchinterval(switch)
-
-    @each_buffer
-    def test_no_more_elements_ahead_than_the_buffer_holds(self, make, size, args, monkeypatch):
+    def test_order_and_no_more_elements_ahead_than_the_buffer_holds(self, make, size, args, monkeypatch, switching):
         monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
         num_asked, seen, too_far = 0, [], []
 
@@ -93,13 +86,13 @@ class TestBuffers:
         it.start_prefetch()
         rng = random.Random(size)
         while num_asked < 1000:
-            n = min(rng.choice([1, 1, 1, 2, 5]), 1000 - num_asked)
+            n = min(rng.choice([1] * 12 + [2, 5, 7, 128]), 1000 - num_asked)
             first, num_asked = num_asked, num_asked + n
-            assert it._take(n) == list(range(first, first + n))
-        assert too_far == []
+            assert ([next(it)] if n == 1 else it._take(n)) == list(range(first, first + n))
+        assert it._take(1) == too_far == []
         assert sorted(seen) == list(range(1000))  # and each is computed once
 
-    @each_buffer
+    @each_size([(1, 1), (8, 1), (8, 4), (3, 16), (500, 16)], (prefetching, 1, 2, 3, 100), (sharing, 1, 2, 5))
     def test_start_prefetch_fills_the_buffer_and_waits(self, make, size, args, monkeypatch):
         monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
         gate, num = Gate(), 3 * size if make is sharing else size

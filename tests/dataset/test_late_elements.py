@@ -4,7 +4,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from computing_ahead import DIRECT, Gate, numbers
+from computing_ahead import DIRECT, Gate, fails, numbers
+from operations import operation
+from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
 import gristmill as gm
@@ -35,29 +37,15 @@ class Source:
         return "Source()"
 
 
-class Slow(gm.transforms.Map):
-    """The same as a transformation."""
-
-    def __init__(self, source):
-        self.source = source
-
-    def map(self, x):
-        return self.source[x]
-
-
-class Random(gm.transforms.RandomMap):
-    def random_map(self, element, rng):
-        return element
-
-
 def loader(source, num_workers):
-    sampler, records = SequentialSampler(len(source)), list(range(len(source)))
-    return gm.DataLoader(data_source=records, sampler=sampler, operations=[Slow(source)], worker_count=num_workers)
+    operations, length = [operation(gm.transforms.Map, "map", source.__getitem__)], len(source)
+    sampler, records = SequentialSampler(length), [*range(length)]
+    return gm.DataLoader(data_source=records, sampler=sampler, operations=operations, worker_count=num_workers)
 
 
 def mapped(source, options=None):
     """Read ahead by threads, or not, and mapped after that."""
-    return numbers(len(source), options=options).map(Slow(source))
+    return numbers(len(source), options=options).map(source.__getitem__)
 
 
 WAYS = {
@@ -70,7 +58,7 @@ WAYS = {
     "loader": lambda s: loader(s, 0),
     "worker": lambda s: mapped(s, DIRECT).mp_prefetch(ONE_WORKER),
     "worker with threads": lambda s: MapDataset.source(s).to_iter_dataset().mp_prefetch(ONE_WORKER),
-    "worker, random": lambda s: MapDataset.source(s).seed(0).to_iter_dataset(DIRECT).random_map(Random()).mp_prefetch(ONE_WORKER),
+    "worker, random": lambda s: mapped(s, DIRECT).random_map(lambda x, rng: x, seed=0).mp_prefetch(ONE_WORKER),
     "loader with a worker": lambda s: loader(s, 1),
 }
 
@@ -126,11 +114,9 @@ def test_another_thread_that_comes_into_next_is_refused():
         first = pool.submit(next, it)
         wait_until(lambda: gate.num_busy)
         for use in (lambda: next(it), lambda: it.set_state({"next_index": 4})):
-            with pytest.raises(RuntimeError, match=r"BatchDatasetIterator.*one thread at a time\. Give each thread an iterator"):
-                use()
+            assert_raises(RuntimeError, r"BatchDatasetIterator.*one thread at a time\. Give each thread an iterator", use)
         gate.open.set()
         assert first.result(PATIENCE_SECONDS).tolist() == [0, 1]
     assert next(it).tolist() == [2, 3]
     it = iter(numbers(9, fn=lambda x: next(it), options=None))
-    with pytest.raises(RuntimeError, match="by a function of its own pipeline"):
-        next(it)
+    fails(it, RuntimeError, match="by a function of its own pipeline")

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from computing_ahead import Clock, Failing, Gate, fails, no_threads_left, scarce_threads, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import Clock, Failing, Watched, fails, no_threads_left, scarce_threads, wait_for_no_threads, working  # noqa: F401
 from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
@@ -17,30 +17,6 @@ from gristmill.dataset.ahead.readahead import ReadAhead
 @pytest.fixture(autouse=True)
 def many_cpus(monkeypatch):
     monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
-
-
-class Watched:
-    """A source that says what it is asked for, and can be held up; ``before`` is called with the keys of every read."""
-
-    def __init__(self, length, before=lambda keys: None):
-        self.length, self.before, self.gate = length, before, Gate(is_open=True)
-        self.blocks = []  # the keys of every read, in the order in which the reads began
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, key):
-        return self.__getitems__([key])[0]
-
-    def __getitems__(self, keys):
-        self.before(keys)
-        self.blocks.append([*keys])
-        self.gate(keys)
-        return [*keys]
-
-    @property
-    def sizes(self):
-        return [len(block) for block in self.blocks]
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Blocks with states: what is computed in a block cannot be told from what is computed singly."""
 
 import pytest
-from computing_ahead import Boom, Clock, Failing, numbers
+from computing_ahead import Boom, Clock, Count, Failing, numbers
 
 from gristmill import ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset
@@ -9,29 +9,13 @@ from gristmill.dataset.ahead import blocks as stated_blocks
 from gristmill.dataset.ahead.blocks import StatedBlocks
 
 
-class Sharing(DatasetIterator):
-    """A user's iterator, whose state is an object that it goes on changing."""
-
-    def __init__(self):
-        super().__init__()
-        self.state = {"at": [0]}
-
-    def __next__(self):
-        if self.state["at"][0] == 40:
-            raise StopIteration
-        self.state["at"][0] += 1
-        return self.state["at"][0] - 1
-
-    def get_state(self):
-        return self.state
-
-    def set_state(self, state):
-        self.state = state
+class Sharing(Count, DatasetIterator):
+    pass
 
 
 class SharingDataset(IterDataset):
     def __iter__(self):
-        return Sharing()
+        return Sharing(40)
 
 
 PIPELINES = {
