@@ -30,8 +30,8 @@ def mixture(weights):
     return IterDataset.mix(components, weights)
 
 
-def sequences(ds):
-    return ds.map(lambda x: {"x": np.full(x % 3 + 1, x)})
+def packed(cls, ds, length, **options):
+    return cls(ds.map(lambda x: {"x": np.full(x % 3 + 1, x)}), length_struct={"x": length}, **options)
 
 
 # Behind a mixture: what holds nothing of it when it has delivered something.
@@ -49,20 +49,12 @@ HOLD_NOTHING = {
     "interleave": lambda ds: InterleaveIterDataset([ds], cycle_length=1),
 }
 # What holds something, at nearly every place; and how it says so.
+IN_BINS = "BinPackDatasetIterator holds up to 3 rows"
 HOLD = {
     "window_shuffle": (lambda ds: ds.window_shuffle(4, seed=1), "WindowShuffleDatasetIterator holds a window of up to 4 "),
-    "first_fit": (
-        lambda ds: FirstFitPackIterDataset(sequences(ds), length_struct={"x": 4}, num_packing_bins=3),
-        "BinPackDatasetIterator holds up to 3 rows",
-    ),
-    "best_fit": (
-        lambda ds: BestFitPackIterDataset(sequences(ds), length_struct={"x": 5}, num_packing_bins=3),
-        "BinPackDatasetIterator holds up to 3 rows",
-    ),
-    "concat_then_split": (
-        lambda ds: ConcatThenSplitIterDataset(sequences(ds), length_struct={"x": 4}),
-        "ConcatThenSplitDatasetIterator holds",
-    ),
+    "first_fit": (lambda ds: packed(FirstFitPackIterDataset, ds, 4, num_packing_bins=3), IN_BINS),
+    "best_fit": (lambda ds: packed(BestFitPackIterDataset, ds, 5, num_packing_bins=3), IN_BINS),
+    "concat_then_split": (lambda ds: packed(ConcatThenSplitIterDataset, ds, 4), "ConcatThenSplitDatasetIterator holds"),
     "rebatch": (lambda ds: ds.batch(3).rebatch(2), r"RebatchDatasetIterator\(.*\) holds a batch, \d rows of it delivered"),
     "flat_map": (lambda ds: ds.flat_map(lambda x: [x, x + 0.5]), r"FlatMapDatasetIterator\(.*\) holds an element, \d items of"),
     "cache": (lambda ds: ds.cache(), r"CacheDatasetIterator holds \d+ elements"),

@@ -1,17 +1,14 @@
 """Real JAX processes, whose number changes from one run to the next, share one Orbax checkpoint of elastic iterators."""
 
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+from programs import outcome
 
 from gristmill import MapDataset
 
-PROGRAM = textwrap.dedent(
-    """
+PROGRAM = """
     import json, sys
     root, port, index, count, num_steps, restored = sys.argv[1], *map(int, sys.argv[2:7])
     import jax
@@ -39,38 +36,33 @@ PROGRAM = textwrap.dedent(
         manager.save(restored + 1, args=ocp.args.Composite(**args))
         manager.wait_until_finished()
     print(json.dumps(batches))
-    """
-)
+"""
 
 
-def run(root, count, num_steps, restored):
+def run(folder, count, num_steps, restored):
     """What each of ``count`` processes delivers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    processes = []
-    try:
-        for index in range(count):
-            command = [sys.executable, "-c", PROGRAM, *map(str, (root, port, index, count, num_steps, restored))]
-            processes.append(subprocess.Popen(command, env=environment, start_new_session=True, **streams))
-        outputs = [process.communicate(timeout=100) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors[-3000:]
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]  # after what JAX prints
+
+    def run_one(index):
+        own = folder / f"{index} of {count}"
+        own.mkdir()
+        process = outcome(own, PROGRAM, folder / "saved", port, index, count, num_steps, restored)
+        assert process.returncode == 0, process.stderr[-3000:]
+        return json.loads(process.stdout.splitlines()[-1])  # after what JAX prints
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run_one, range(count)))
 
 
-def test_a_checkpoint_of_two_processes_goes_on_in_three(tmp_path):
+def test_a_checkpoint_of_two_processes_goes_on_in_three(tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     first, second = run(tmp_path, 2, 1, -1), run(tmp_path, 3, 100, 0)
     seen = {}
     for kind in ("files", "records"):
         assert [len(batches[kind]) for batches in first] == [1, 1]
-        states = sorted(file.name for file in tmp_path.glob(f"0/{kind}/process_*"))
+        states = sorted(file.name for file in tmp_path.glob(f"saved/0/{kind}/process_*"))
         assert states == ["process_0-of-2.json", "process_1-of-2.json"]
         seen[kind] = sorted(x for process in first + second for batch in process[kind] for x in batch)
     assert seen["files"] == [x for k, n in enumerate([5, 1, 7, 0, 4]) for x in range(100 * k, 100 * k + n) if x % 2 == 0]

@@ -16,17 +16,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("GRISTMILL_PEER_ORBAX_OLDEST", ROOT / ".peers/orbax-oldest")) / "bin/python"
-
-
-def oldest():
-    """The lower bound of the extra `orbax`."""
-    setup = configparser.ConfigParser()
-    setup.read(ROOT / "setup.cfg")
-    return re.search(r"orbax-checkpoint >= ([\d.]+)", setup["options.extras_require"]["orbax"])[1]
+SETUP = configparser.ConfigParser()
+SETUP.read(ROOT / "setup.cfg")
+OLDEST = re.search(r"orbax-checkpoint >= ([\d.]+)", SETUP["options.extras_require"]["orbax"])[1]
 
 
 def test_make_installs_the_oldest_release_that_we_admit():
-    assert f"\nORBAX_OLDEST := {oldest()}\n" in (ROOT / "Makefile").read_text()
+    assert f"\nORBAX_OLDEST := {OLDEST}\n" in (ROOT / "Makefile").read_text()
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason=f"the oldest Orbax is not installed at {PYTHON} (run `make peers`)")
@@ -35,7 +31,7 @@ def test_make_installs_the_oldest_release_that_we_admit():
 def test_with_the_oldest_orbax():
     version = "import importlib.metadata; print(importlib.metadata.version('orbax-checkpoint'))"
     found = subprocess.run([PYTHON, "-c", version], capture_output=True, text=True, timeout=60, check=True).stdout.strip()
-    assert found == oldest()
+    assert found == OLDEST
     files = sorted(Path(__file__).parent.glob("test_orbax*.py"))
     assert len(files) >= 3
     # That Orbax leaves event loops and their sockets to the garbage collector.

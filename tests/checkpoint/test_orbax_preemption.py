@@ -44,8 +44,8 @@ def die_when_written(checkpoint):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class DyingHandler(ocp.AsyncCheckpointHandler):
-    """Its save would be over once ``result`` returns: as when the arrays of a model take long."""
+class Dying:
+    """Its save would be over once ``result`` returns, as when the arrays of a model take long; and so in the newer protocol."""
 
     async def async_save(self, directory, args):
         self.checkpoint = Path(directory).parent
@@ -53,20 +53,6 @@ class DyingHandler(ocp.AsyncCheckpointHandler):
 
     def result(self, timeout=None):
         die_when_written(self.checkpoint)
-
-    def save(self, *args, **kwargs):
-        raise NotImplementedError
-
-    restore = save
-
-
-@ocp.args.register_with_handler(DyingHandler, for_save=True, for_restore=True)
-class DyingSave(ocp.args.CheckpointArgs):
-    pass
-
-
-class Dying:
-    """The same for Orbax's newer protocol."""
 
     async def save(self, directory):
         async def write():
@@ -76,6 +62,16 @@ class Dying:
 
     async def load(self, directory):
         raise NotImplementedError
+
+
+class DyingHandler(Dying, ocp.AsyncCheckpointHandler):
+    def restore(self, directory, args):
+        raise NotImplementedError
+
+
+@ocp.args.register_with_handler(DyingHandler, for_save=True, for_restore=True)
+class DyingSave(ocp.args.CheckpointArgs):
+    pass
 
 
 def save(manager, step, iterators, **more):
@@ -105,14 +101,12 @@ def restore(manager, step, iterators):
     return manager.restore(step, args=ocp.args.Composite(**args, model=ocp.args.StandardRestore(MODEL)))
 
 
-def start(folder, how):
-    command, environment = [sys.executable, __file__, str(folder), how], {**os.environ, "JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
 def test_the_last_complete_checkpoint_is_restored(tmp_path):
     """All are started at the same time: starting is what takes them long."""
-    programs = {how: start(tmp_path / how, how) for how in ("sync", "async", "v1")}
+    environment, programs = {**os.environ, "JAX_PLATFORMS": "cpu"}, {}
+    for how in ("sync", "async", "v1"):
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        programs[how] = subprocess.Popen([sys.executable, __file__, tmp_path / how, how], env=environment, **streams)
     for how, process in programs.items():
         output, errors = process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL, errors

@@ -37,25 +37,21 @@ def stream(n=10**6):
     return MapDataset.range(n).to_iter_dataset()
 
 
-def packed(ds):
-    return FirstFitPackIterDataset(ds, length_struct={"tokens": 64}, num_packing_bins=8)
-
-
-def tokens():
-    return stream().map(lambda i: {"tokens": np.full(i % 50 + 1, i)})
+def packing_of_a_mix():
+    tokens = stream().map(lambda i: {"tokens": np.full(i % 50 + 1, i)})
+    return FirstFitPackIterDataset(IterDataset.mix([tokens] * 5), length_struct={"tokens": 64}, num_packing_bins=8).batch(4)
 
 
 CROPS = operation(FlatMapTransform, "flat_map", lambda x: [x] * 4, max_fan_out=4)
 
 
-class FailAt(gristmill.transforms.Map):
-    def __init__(self, *bad):
-        self.bad = bad
-
-    def map(self, element):
-        if element in self.bad:
+def fail_at(*bad):
+    def check(element):
+        if element in bad:
             raise OSError(f"record {element} is bad")
         return element
+
+    return operation(gristmill.transforms.Map, "map", check)
 
 
 def image_loader(num_workers, *operations):
@@ -64,7 +60,7 @@ def image_loader(num_workers, *operations):
     return gristmill.DataLoader(
         data_source=gristmill.sources.RangeDataSource(0, num, 1),
         sampler=gristmill.samplers.IndexSampler(num, shard_options=shard, shuffle=True, num_epochs=90, seed=2**31),
-        operations=[*operations, FailAt(), gristmill.transforms.Batch(256, drop_remainder=True)],
+        operations=[*operations, fail_at(), gristmill.transforms.Batch(256, drop_remainder=True)],
         worker_count=num_workers,
     )
 
@@ -81,7 +77,7 @@ COMMON = {
     "images, crops, 4 workers": (lambda: image_loader(4, CROPS), 0),
     "mix of 5 window shuffles": (lambda: IterDataset.mix([stream().window_shuffle(64, seed=i) for i in range(5)]), 3),
     "interleave": (lambda: InterleaveIterDataset([stream(1000) for _ in range(100)], cycle_length=16).batch(8), 3),
-    "packing of a mix": (lambda: packed(IterDataset.mix([tokens() for _ in range(5)])).batch(4), 3),
+    "packing of a mix": (packing_of_a_mix, 3),
     "4 processes": (lambda: processes(stream().random_map(lambda x, rng: x, seed=1).batch(32), 4), 0),
     "8 processes, then batches": (lambda: processes(stream(), 8).batch(32), 0),
 }
@@ -99,7 +95,7 @@ def test_states_of_common_pipelines_are_below_a_kilobyte(name):
             assert len(json.dumps(json.loads(state) if isinstance(state, bytes) else state)) < 1024
 
 
-def rest_of(it):
+def rest_of(it, when_skipped=lambda found: None):
     """The remaining outputs; those that fail are left out."""
     found = []
     while True:
@@ -109,6 +105,7 @@ def rest_of(it):
             return found
         except (Boom, OSError):
             it.skip_failed()
+            when_skipped(found)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -131,35 +128,24 @@ def test_the_state_after_leaving_out_an_output_restores(stage):
             assert rest_of(again) == [x for x in expected[position:] if x is not FAILED], after
 
 
-BATCH = gristmill.transforms.Batch(2)
+BAD, BATCH = fail_at(0, 5, 6), gristmill.transforms.Batch(2)
+OF_LOADERS = [(0, [BAD]), (0, [BAD, CROPS]), (0, [CROPS, BAD, BATCH]), (2, [fail_at(4), BATCH]), (3, [fail_at(0, 5), CROPS])]
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "operations"),
-    [
-        (0, [FailAt(0, 5, 6)]),
-        (0, [FailAt(0, 5, 6), CROPS]),
-        (0, [CROPS, FailAt(0, 5, 6), BATCH]),
-        (2, [FailAt(4), BATCH]),
-        (3, [FailAt(0, 5), CROPS]),
-    ],
-)
+@pytest.mark.parametrize(("num_workers", "operations"), OF_LOADERS)
 def test_the_state_of_a_loader_after_leaving_out_an_output_restores(num_workers, operations):
     sampler = gristmill.samplers.SequentialSampler(9)
     loader = gristmill.DataLoader(data_source=range(9), sampler=sampler, operations=operations, worker_count=num_workers)
-    found, rests = [], []
+    rests = []
     with iter(loader) as it, iter(loader) as again:
+
+        def restore(found):
+            again.set_state(it.get_state())
+            assert again.get_state() == it.get_state()
+            rests.append((len(found), rest_of(again)))
+
         start = it.get_state()
-        while True:
-            try:
-                found.append(np.asarray(next(it)).tolist())
-            except StopIteration:
-                break
-            except OSError:
-                it.skip_failed()
-                again.set_state(it.get_state())
-                assert again.get_state() == it.get_state()
-                rests.append((len(found), rest_of(again)))
+        found = rest_of(it, restore)
         again.set_state(start)
         assert rest_of(again) == found
     assert rests and all(rest == found[position:] for position, rest in rests)

@@ -23,9 +23,6 @@ NUM_COMPARED = 4  # elements
 NUM_OTHERS = 12  # pipelines whose checkpoint is restored
 PROCESSES = ("mp_prefetch", "parquet_workers")
 TEXT_NAME, PIPELINE_NAME = "process_0-of-1.json", "pipeline_0-of-1.json"
-AddOne = operation(gristmill.transforms.Map, "map", lambda x: x + 1)
-Draw = operation(gristmill.transforms.RandomMap, "random_map", lambda x, rng: (x, int(rng.integers(1000))))
-Odd = operation(gristmill.transforms.Filter, "filter", lambda x: x % 2)
 
 
 def fan(n=3):
@@ -41,42 +38,25 @@ def of(*operations, sampler=None, source=range(17), workers=0, shard=None, n=17,
 
 Batch, Shard, Range = gristmill.transforms.Batch, gristmill.sharding.ShardOptions, gristmill.sources.RangeDataSource
 Sequential = gristmill.samplers.SequentialSampler
+ADD_ONE = operation(gristmill.transforms.Map, "map", lambda x: x + 1)
+DRAW = operation(gristmill.transforms.RandomMap, "random_map", lambda x, rng: (x, int(rng.integers(1000))))
+ODD = operation(gristmill.transforms.Filter, "filter", lambda x: x % 2)
+STEPS = {"map": ADD_ONE, "random": DRAW, "filter": ODD, "batch": Batch(2), "batch3": Batch(3), "fan": fan(), "fan4": fan(4)}
+STEPS["drop"] = Batch(2, drop_remainder=True)
+CHAINS = ["map", "map_map", "random", "filter", "filter_map", "batch", "batch3", "drop", "map_batch", "batch_map", "fan", "fan4"]
+SOURCES = [range(20), Range(0, 17, 1), Range(0, 34, 2), [*range(17)], (*range(17),), np.arange(17)]
+CHANGES = [{"shuffle": False}, {"seed": 2}, {"num_epochs": 3}, {"num_epochs": None}, {"n": 16}]
 LOADERS = {
     "loader": of(),
-    "loader_in_order": of(shuffle=False),
-    "loader_seed": of(seed=2),
-    "loader_epochs": of(num_epochs=3),
-    "loader_endless": of(num_epochs=None),
-    "loader_shorter": of(n=16),
-    "loader_sequential": of(sampler=Sequential(17)),
-    "loader_sequential_seed": of(Draw, sampler=Sequential(17, seed=5)),
-    "loader_sequential_seed_6": of(Draw, sampler=Sequential(17, seed=6)),
-    "loader_range_20": of(source=range(20)),
-    "loader_range_source": of(source=Range(0, 17, 1)),
-    "loader_range_source_by_2": of(source=Range(0, 34, 2)),
-    "loader_list": of(source=[*range(17)]),
-    "loader_tuple": of(source=(*range(17),)),
-    "loader_array": of(source=np.arange(17)),
-    "loader_map": of(AddOne),
-    "loader_map_map": of(AddOne, AddOne),
-    "loader_random": of(Draw),
-    "loader_filter": of(Odd),
-    "loader_filter_map": of(Odd, AddOne),
-    "loader_batch": of(Batch(2)),
-    "loader_batch_3": of(Batch(3)),
-    "loader_batch_drop": of(Batch(2, drop_remainder=True)),
-    "loader_map_batch": of(AddOne, Batch(2)),
-    "loader_batch_map": of(Batch(2), AddOne),
-    "loader_fan": of(fan()),
-    "loader_fan_4": of(fan(4)),
-    "loader_fan_map": of(fan(), AddOne),
     "loader_fan_seed": of(fan(), seed=2),
-    "loader_sampler_shard_0": of(shard_options=Shard(0, 2)),
-    "loader_sampler_shard_1": of(shard_options=Shard(1, 2)),
-    "loader_sampler_shard_drop": of(shard_options=Shard(0, 2, True)),
-    "loader_shard_0": of(shard=Shard(0, 2)),
-    "loader_shard_1": of(shard=Shard(1, 2)),
-    "loader_shard_0_of_3": of(shard=Shard(0, 3)),
+    "loader_fan_map": of(fan(), ADD_ONE),
+    **{f"loader_{chain}": of(*[STEPS[step] for step in chain.split("_")]) for chain in CHAINS},
+    **{f"loader, {changes}": of(**changes) for changes in CHANGES},
+    **{f"loader_source_{i}": of(source=source) for i, source in enumerate(SOURCES)},
+    "loader_sequential": of(sampler=Sequential(17)),
+    **{f"loader_sequential_seed_{i}": of(DRAW, sampler=Sequential(17, seed=i)) for i in (5, 6)},
+    **{f"loader, sampler {shard}": of(shard_options=Shard(*shard)) for shard in ((0, 2), (1, 2), (0, 2, True))},
+    **{f"loader_shard_{i}_of_{n}": of(shard=Shard(i, n)) for i, n in ((0, 2), (1, 2), (0, 3))},
     "loader_shard_drop": of(shard=Shard(0, 2, True)),
 }
 WORKERS = {
@@ -205,7 +185,7 @@ def test_shards_that_only_the_loader_knows(tmp_path, opened):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_checkpoint_of_other_workers(tmp_path, opened):
-    zoo = {**WORKERS, **{name: LOADERS[name] for name in ("loader", "loader_batch", "loader_fan", "loader_shard_0")}}
+    zoo = {**WORKERS, **{name: LOADERS[name] for name in ("loader", "loader_batch", "loader_fan", "loader_shard_0_of_2")}}
     expected = save_all(zoo, tmp_path)
     for make in WORKERS.values():
         it = opened(make, 1)

@@ -1,6 +1,5 @@
 """Samplers and ``DataLoader``: records, elements and states as Grain has them."""
 
-import copy
 import json
 import logging
 import sys
@@ -10,6 +9,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from operations import operation
+from refusing import assert_raises
 from vector_data import load, plain
 
 import gristmill as grain
@@ -28,17 +28,10 @@ def test_how_many_cases_there_are():
     assert len([case for case in CASES if "fan" in case["operations"]]) == 3
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def without_warnings(caplog):
     """Dropping a remainder logs one."""
     caplog.set_level(logging.ERROR, "gristmill")
-
-
-def test_even_split(without_warnings):
-    for case in SPLITS:
-        count, drop = case["shard_count"], case["drop_remainder"]
-        intervals = [even_split(case["num_examples"], ShardOptions(i, count, drop)) for i in range(count)]
-        assert intervals == [tuple(interval) for interval in case["intervals"]]
 
 
 DRAWS = {
@@ -51,23 +44,23 @@ DRAWS = {
 }
 
 
-def test_samplers(without_warnings):
+def test_samplers_and_how_records_are_split():
+    for case in SPLITS:
+        count, drop = case["shard_count"], case["drop_remainder"]
+        intervals = [even_split(case["num_examples"], ShardOptions(i, count, drop)) for i in range(count)]
+        assert intervals == [tuple(interval) for interval in case["intervals"]]
     num_draws = num_defaults = 0
     for case in SAMPLERS:
-        kwargs = dict(case["kwargs"])
-        if case["shard_options"] is not None:
-            kwargs["shard_options"] = ShardOptions(**case["shard_options"])
-        else:
-            num_defaults += 1
+        shard = case["shard_options"]
+        kwargs = case["kwargs"] | ({} if shard is None else {"shard_options": ShardOptions(**shard)})
+        num_defaults += shard is None
         sampler = {"IndexSampler": IndexSampler, "SequentialSampler": SequentialSampler}[case["sampler"]](**kwargs)
         assert (repr(sampler), len(sampler)) == (case["repr"], case["length"])
         there = [[index, key] for index, key in case["index_to_record_key"] if key != "IndexError"]
         assert [[m.index, m.record_key] for m in [sampler[index] for index, _ in there]] == there
         assert [[m.index, m.record_key] for m in sampler._block([index for index, _ in there])] == there
-        for index, key in case["index_to_record_key"]:
-            if key == "IndexError":
-                with pytest.raises(IndexError):
-                    sampler[index]
+        for index, _ in [pair for pair in case["index_to_record_key"] if pair[1] == "IndexError"]:
+            assert_raises(IndexError, None, sampler.__getitem__, index)
         for index, draws in case.get("rng") or []:
             found = {kind: draw(sampler[index].rng) for kind, draw in DRAWS.items()} if draws else sampler[index].rng
             assert found == draws, (case["repr"], index)
@@ -123,11 +116,8 @@ def full_state(case, state):
             "data_source": f"RangeDataSource(start=0, stop={case['num_records']}, step=1)",
         }
         return json.dumps({**state, **origin}, indent=4).encode()
-    last_seen, last_worker_index = state
-    expected = copy.deepcopy(case["initial_state"])
-    expected["last_seen_indices"] = {str(worker): index for worker, index in enumerate(last_seen)}
-    expected["last_worker_index"] = last_worker_index
-    return json.dumps(expected, indent=4).encode()
+    last_seen = {str(worker): index for worker, index in enumerate(state[0])}
+    return json.dumps({**case["initial_state"], "last_seen_indices": last_seen, "last_worker_index": state[1]}, indent=4).encode()
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -153,20 +143,16 @@ def test_outputs_and_states(number):
     for position, text in enumerate(states):
         if case["worker_count"] and (position + number) % 2:
             continue  # they take long; of the other number of workers it is this one
-        if position % 3 == number % 3:
-            it = used
-            it.set_state(text)
-        elif position % 3 == (number + 1) % 3:
-            it = grain.DataLoaderIterator(loader, json.loads(text))
-        else:
-            it = iter(loader)
+        is_given_text = position % 3 != (number + 1) % 3
+        it = used if position % 3 == number % 3 else grain.DataLoaderIterator(loader, None if is_given_text else json.loads(text))
+        if is_given_text:
             it.set_state(text)
         assert it.get_state() == text
         assert [plain(x) for x in islice(it, None if case["ends"] else len(output) - position)] == output[position:]
         del it  # its workers serve the next one
 
 
-def test_sharding(without_warnings):
+def test_sharding():
     """Each shard gets what Grain after 0.2.18 gives it, but for the two points that 04 §3.3 decides otherwise.
 
     Several epochs without ``drop_remainder`` of an ``IndexSampler``: exactly the epochs of the shard's own slice, where

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from vector_data import build, check, load, plain, recorded_states
+from vector_data import FAN, build, check, load, plain, recorded_states
 
 from gristmill import DataLoader, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill import experimental as x
@@ -18,19 +18,12 @@ from gristmill.sharding import ShardOptions
 MISC, MIX = load("exp_misc"), load("ds_mix")
 
 
-class Fan(x.FlatMapTransform):
-    max_fan_out = 3
-
-    def flat_map(self, element):
-        return [[element, j] for j in range(element % 3)]
-
-
 def numbers(*args):
     return MapDataset.range(*args).to_iter_dataset()
 
 
 SMALL = {
-    "flat_map_iter": lambda: x.FlatMapIterDataset(numbers(5), Fan()),
+    "flat_map_iter": lambda: x.FlatMapIterDataset(numbers(5), FAN),
     "zip": lambda: x.ZipIterDataset([numbers(3), numbers(10, 13)]),
     "limit": lambda: x.LimitIterDataset(numbers(5), 3),
     "repeat": lambda: x.RepeatIterDataset(numbers(3), 2),
@@ -69,6 +62,10 @@ def mixed(row):
     return IterDataset.mix([build(component) for component in row["components"]], row["weights"])
 
 
+def mixed_by_name():
+    return IterDataset.mix({"b": numbers(5), "a": numbers(100, 105)}, {"b": 1, "a": 2})
+
+
 def sequences(case):
     elements = [{k: np.array(v, np.int64) if isinstance(v, list) else v for k, v in e.items()} for e in case["elements"]]
     return MapDataset.source(elements).to_iter_dataset()
@@ -83,9 +80,7 @@ def packed(case, cls):
 
 
 def concatenated(case):
-    arguments = dict(case["args"])
-    if "bos_handling" in arguments:
-        arguments["bos_handling"] = x.BOSHandling[arguments["bos_handling"].split(".")[-1]]
+    arguments = {key: x.BOSHandling[v.split(".")[-1]] if key == "bos_handling" else v for key, v in case["args"].items()}
     return x.ConcatThenSplitIterDataset(sequences(case), length_struct=case["length_struct"], **arguments)
 
 
@@ -104,6 +99,8 @@ def rows():
     for row in MIX["iter_mix"]:
         states = {0: row["state_before"], min(2, len(row["elements"])): row["state_after_2"], -1: row["state_after_stop"]}
         yield "mix", mixed, (row,), row["elements"], states
+    row = MIX["iter_mix_mapping"]
+    yield "mix by name", mixed_by_name, (), row["elements"] + row["rest"], {4: row["state"]}
     for case in load("pack_bins")["cases"]:
         for name, cls in (("first_fit", x.FirstFitPackIterDataset), ("best_fit", x.BestFitPackIterDataset)):
             yield "bins", packed, (case, cls), case[name]["output"], recorded_states(case[name])
@@ -127,17 +124,11 @@ def test_no_row_is_left_out():
     for name, *_, recorded in ROWS:
         num_states[name] += len(recorded)
     numbers = {"rebatch": 11, "window_shuffle": 19, "interleave": 46, "mix": 7, "bins": 30, "concat_then_split": 12}
-    assert num_rows == {**dict.fromkeys(SMALL, 1), **numbers, "defects of Grain": 2}
+    assert num_rows == {**dict.fromkeys([*SMALL, "mix by name"], 1), **numbers, "defects of Grain": 2}
     assert num_states["window_shuffle"] == 119 + 11 and num_states["mix"] == 3 * 7
     assert sum(name == "interleave" and bool(recorded) for name, *_, recorded in ROWS) == 2 * 6
     assert len(STATES) == 27 and len(OF_WORKERS) == 20
     assert [row["pipeline"] for row in OF_WORKERS if decided(row) != row["elements"]] == [NUMBERED]
-
-
-def test_mix_of_mappings():
-    row = MIX["iter_mix_mapping"]
-    ds = IterDataset.mix({"b": numbers(5), "a": numbers(100, 105)}, {"b": 1, "a": 2})
-    check(ds, row["elements"] + row["rest"], {4: row["state"]})
 
 
 STATES = load("ds_iterator_states")["rows"]
@@ -215,37 +206,30 @@ def test_behind_workers(number):
         assert plain(next(it, None)) == (elements[position] if position in range(len(elements)) else None)
 
 
-def test_multithread_prefetch():
+def test_threads_elastic_iterators_and_padding():
     for case in MISC["multithread_prefetch"]["cases"]:
         ds, num = numbers(case["n"]), case["num_threads"]
         assert list(x.multithread_prefetch(ds, num, 1)) == case["output"]
         assert list(x.multithread_prefetch(ds, num, 1, sequential_slice=True)) == case["sequential"]
         batches = list(x.multithread_prefetch(ds.batch(2), num, 1))
         assert plain(batches) == case["batched2"] and {type(batch) for batch in batches} == {np.ndarray}
-
-
-def test_elastic():
-    """Grain's shards end at different steps; ours all with the last whole global batch."""
     cases = MISC["elastic"]["cases"]
-    for case in cases:
+    for case in cases:  # Grain's shards end at different steps; ours all with the last whole global batch
         ds, size, count = MapDataset.range(case["length"]), case["global_batch_size"], case["shard_count"]
         per_shard = [plain(list(x.ElasticIterator(ds, size, ShardOptions(i, count)))) for i in range(count)]
         steps = case["length"] // size
         assert per_shard == [batches[:steps] for batches in case["per_shard"]]
         assert {len(batches) for batches in per_shard} == {steps}
     assert [len({len(batches) for batches in case["per_shard"]}) for case in cases] == [1, 1, 2, 1, 2]
-
-
-def test_batch_and_pad():
     cases = MISC["batch_and_pad"]["cases"]
     for values, batch_size, pad_value, result, dtype in cases:
         values = [np.float32(x) for x in values] if dtype == "float32" else values
         if pad_value == 2.7:  # which Grain cuts to 2
             with pytest.raises(ValueError, match=r"dtype int64 can hold, got 2\.7"):
                 x.batch_and_pad(values, batch_size=batch_size, pad_value=pad_value)
-            continue
-        batch = x.batch_and_pad(values, batch_size=batch_size, pad_value=pad_value)
-        assert (batch.dtype, batch.tolist()) == (dtype, result)
+        else:
+            batch = x.batch_and_pad(values, batch_size=batch_size, pad_value=pad_value)
+            assert (batch.dtype, batch.tolist()) == (dtype, result)
     assert len(cases) == 7
 
 

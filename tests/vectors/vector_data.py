@@ -41,13 +41,11 @@ def build(pipeline: str) -> Any:
     return eval(code, names)
 
 
-class FM(experimental.FlatMapTransform):
-    max_fan_out = 2
+def FM(fn: Any, max_fan_out: int = 2) -> Any:
+    return type("FM", (experimental.FlatMapTransform,), {"flat_map": staticmethod(fn), "max_fan_out": max_fan_out})()
 
-    def __init__(self, fn: Any) -> None:
-        self.flat_map = fn
 
-    def flat_map(self, element: Any) -> Any: ...
+FAN = FM(lambda element: [[element, j] for j in range(element % 3)], 3)
 
 
 def plain(element: Any) -> Any:
