@@ -42,10 +42,6 @@ def select(parts, selection=((0, 0),)):
     return MapDataset.select_from_datasets(parts, selection)
 
 
-def through_json(state):
-    return json.loads(json.dumps(state))
-
-
 class Given(IterDataset):
     """A user's dataset with one iterator."""
 
@@ -324,7 +320,7 @@ def test_names_of_components():
     ds = IterDataset.mix({10: numbers(3), 9: numbers(3, start=10)})
     it, fresh = iter(ds), iter(ds)
     assert [next(it), next(it), next(it)] == [10, 0, 11]
-    state = through_json(it.get_state())
+    state = json.loads(json.dumps(it.get_state()))
     fresh.set_state(state)
     assert list(fresh) == list(it) == [1, 12, 2]
     fresh.set_state({**state, "parents": {int(k): v for k, v in state["parents"].items()}})  # as Grain has them in memory

@@ -32,10 +32,7 @@ def pair(i, x):
     return i, x
 
 
-def odd(x):
-    return x % 2
-
-
+odd = (1).__and__
 lists = partial(IterDataset.batch, batch_size=2, batch_fn=list)
 threaded = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
 in_threads = partial(gx.multithread_prefetch, num_threads=2, buffer_size=1)
