@@ -10,6 +10,7 @@ import time
 
 import pytest
 from fault_harness import PYTHONPATH, Program, check_parts, check_silent, run, start
+from waiting import wait_until
 
 # Classes, functions and closures of the program in source, transformation, result and exception; no main guard.
 USES_MAIN = """
@@ -141,12 +142,11 @@ class Terminal:
 def test_interrupt_in_an_interactive_session(tmp_path):
     terminal = Terminal(tmp_path, sys.executable, "-i", "-q")
     try:
-        terminal.wait_for(">>> ")
-        terminal.type("from fault_tools import *\n")
-        terminal.wait_for(">>> ")
-        terminal.type("ds, work = pipeline('dataset', 2, 'busy'); it = iter(ds); print('first', next(it)[0], next(it)[0])\n")
+        for line in ("from fault_tools import *", "ds, work = pipeline('dataset', 2, 'busy'); it = iter(ds)"):
+            terminal.wait_for(">>> ")
+            terminal.type(line + "\n")
+        terminal.type("print('first', next(it)[0], next(it)[0])\n")
         terminal.wait_for("first 0 1\n")
-        terminal.wait_for(">>> ")
         terminal.type("print('going', 'on'); next(it)\n")
         terminal.wait_for("going on\n")
         terminal.type("\x03")
@@ -154,10 +154,8 @@ def test_interrupt_in_an_interactive_session(tmp_path):
         assert shown.count("Traceback") == 1 and shown.rstrip().endswith("KeyboardInterrupt"), shown
         terminal.type("watch = work.process_ids(); it.close(); print('left', [p for p in watch if run_state(p) != 'Z'])\n")
         terminal.wait_for("left []\n")
-        terminal.type("ds, work = pipeline('loader', 2, 'full'); it = iter(ds); seen = [int(next(it)[0]) for _ in range(9)]\n")
-        terminal.wait_for(">>> ")
-        terminal.type("seen += [int(next(it)[0]) for _ in range(9)]; print(seen == list(range(18)))\n")
-        terminal.wait_for("True\n")
+        terminal.type("it = iter(pipeline('loader', 2, 'full')[0]); print(sum([int(next(it)[0]) for _ in range(18)]))\n")
+        terminal.wait_for("153\n")
         terminal.type("exit()\n")
         assert terminal.process.wait(30) == 0
         assert "Error" not in terminal.shown
@@ -203,17 +201,15 @@ class Dataset(gm.IterDataset):
 FLAGS = flags.FLAGS
 flags.DEFINE_enum_class("mode", Mode.SLOW, Mode, "how")
 FLAGS(["program", "--mode=QUICK"])
-it = iter(Dataset().mp_prefetch(gm.MultiprocessingOptions(num_workers=1)))
+it = iter(mp(Dataset(), 1))
 assert [next(it) for _ in range(3)] == [(i, Mode.QUICK) for i in range(3)]
 state = it.get_state()
 assert state["iterators_in_use_states"] == [Position(3)]
 assert next(it)[0] == 3
 it.set_state(state)
 assert next(it)[0] == 3
-try:
-    next(it)
-except KeyError:
-    it.skip_failed()
+error_of(next, it, kind=KeyError)
+it.skip_failed()
 assert next(it)[0] == 5
 """
 ENVIRONMENT = """
@@ -245,7 +241,7 @@ MODULES = """
 (FOLDER / "more" / "added.py").write_text("import beside\\ndef pair(x): return beside.Pair((x, 'one'))\\n")
 sys.path.insert(0, str(FOLDER / "more"))
 import beside, added
-ds = gm.MapDataset.range(4).map(beside.double).to_iter_dataset().map(added.pair).mp_prefetch(gm.MultiprocessingOptions(2))
+ds = mp(gm.MapDataset.range(4).map(beside.double).to_iter_dataset().map(added.pair), 2)
 seen = list(ds)
 assert seen == [(2 * i, "one") for i in range(4)], seen
 assert all([type(x) is beside.Pair for x in seen])
@@ -256,8 +252,7 @@ SEVERAL_THREADS = """
 results = {}
 
 def consume(number):
-    ds = gm.MapDataset.range(50).to_iter_dataset().map(lambda x: x * number).mp_prefetch(gm.MultiprocessingOptions(2))
-    results[number] = list(ds)
+    results[number] = list(mp(gm.MapDataset.range(50).to_iter_dataset().map(lambda x: x * number), 2))
 
 threads = [threading.Thread(target=consume, args=(number,)) for number in range(4)]
 for thread in threads: thread.start()
@@ -275,16 +270,11 @@ ds, work = pipeline("dataset", 2, "full")
 it = iter(ds)
 seen = [int(next(it)[0])]
 arrived(work, 2, "full")
-for process_id in work.process_ids():
-    os.kill(process_id, signal.SIGKILL)
-wait_for(lambda: all(map(has_ended, work.process_ids())), "the workers do not die")
-try:
-    for x in it: seen.append(int(x[0]))
-except RuntimeError as error:
-    # The system tells nobody how they ended, if their ends are ignored.
-    how = dict(SIG_DFL="signal 9 (SIGKILL", SIG_IGN="nobody knows how: this program ignores SIGCHLD")
-    assert how[HANDLING] in str(error)
-    it.set_state(it.get_state())
+kill_all(work)
+# The system tells nobody how they ended, if their ends are ignored.
+how = dict(SIG_DFL="signal 9 (SIGKILL", SIG_IGN="nobody knows how: this program ignores SIGCHLD")
+assert how[HANDLING] in take_all(it, seen)
+it.set_state(it.get_state())
 seen += [int(next(it)[0]) for _ in range(5)]
 assert seen == list(range(len(seen))), seen
 """
@@ -322,8 +312,7 @@ def test_a_deleted_directory_a_closed_input_and_a_thread_that_iterates_when_the_
     check_silent(run(tmp_path, script), out="")
 
 
-def test_pytest(tmp_path):
-    text = """
+THEIR_TEST = """
 import gristmill as gm
 
 class Local:
@@ -334,14 +323,7 @@ def test_workers():
     seen = list(gm.MapDataset.range(4).map(local).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(2)))
     assert [type(x) is Local and x.x for x in seen] == [0, 1, 2, 3]
 """
-    (tmp_path / "test_theirs.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(tmp_path / "test_theirs.py")]
-    outcome = Program(tmp_path, command).outcome()
-    assert (outcome.code, outcome.err) == (0, ""), outcome.out
-
-
-def test_what_a_worker_imports(tmp_path):
-    text = """
+IMPORTS = """
 import jax, orbax.checkpoint, absl.flags, sys, gristmill as gm
 print("main is imported")
 names = ["jax", "orbax", "absl", "pandas", "tensorflow", "gristmill.checkpoint", "gristmill.loader.load", "asyncio"]
@@ -349,9 +331,15 @@ seen = list(gm.MapDataset.range(1).map(lambda x: [n for n in names if n in sys.m
             .to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(1)))
 print([n.rpartition("/")[2] for n in seen[0]])
 """
-    (tmp_path / "program.py").write_text(text)
-    outcome = Program(tmp_path, [sys.executable, "program.py"]).outcome()
-    check_silent(outcome, out="main is imported\n['boot.py']\n")
+
+
+def test_a_test_of_a_user_and_what_a_worker_imports(tmp_path):
+    (tmp_path / "test_theirs.py").write_text(THEIR_TEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "test_theirs.py"]
+    outcome = Program(tmp_path, command).outcome()
+    assert (outcome.code, outcome.err) == (0, ""), outcome.out
+    (tmp_path / "program.py").write_text(IMPORTS)
+    check_silent(Program(tmp_path, [sys.executable, "program.py"]).outcome(), out="main is imported\n['boot.py']\n")
 
 
 FLAGS = ("-W", "ignore::DeprecationWarning")  # later versions of Python warn of forks while there are threads
@@ -361,13 +349,16 @@ def in_child(function):
     if process_id == 0:
         try:
             function()
-            code = 0
         except BaseException:
-            import traceback
-            traceback.print_exc()
-            code = 1
-        os._exit(code)
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
     return process_id
+
+def expect(it, start, stop):
+    for i in range(start, stop):
+        x = next(it)
+        assert (x == i).all(), (i, x)
 
 def check_fork(api, workers, size):
     '''Both processes go on with the iterator, and keep the batches that they have.'''
@@ -376,40 +367,35 @@ def check_fork(api, workers, size):
     parent_went_on = FOLDER / f"parent_went_on_{api}_{size}"
 
     def go_on():
-        others = [int(next(it)[0]) for _ in range(20)]
-        assert others == list(range(10, 30)), others
+        expect(it, 10, 30)
         wait_for(parent_went_on.exists, "the parent did not go on")
-        assert [(x == i).all() for i, x in enumerate(batches)] == [True] * 10, "inherited batches changed"
-        assert [int(x[0]) for x in it] == list(range(30, 60))
+        expect(iter(batches), 0, 10)  # the inherited ones did not change
+        expect(it, 30, 60)
+        assert next(it, None) is None
 
     child = in_child(go_on)
     kept = batches[:3]
     del batches  # their memory is used again
-    for i, x in enumerate(it, 10):
-        assert (x == i).all(), (i, x)
-        if i == 40:
-            parent_went_on.touch()
-    assert i == 59
+    expect(it, 10, 41)
+    parent_went_on.touch()
+    expect(it, 41, 60)
+    assert next(it, None) is None
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert [(x == i).all() for i, x in enumerate(kept)] == [True] * 3
+    expect(iter(kept), 0, 3)
 
 def check_process(child, code):
     '''What the child does is of no consequence for the parent, which is in the middle of its data meanwhile.'''
     import multiprocessing
     ds = dataset(Work("full", size=100_000), 40, 2)
     its = [iter(ds)]
-    assert [int(next(its[0])[0]) for _ in range(5)] == [*range(5)]
+    expect(its[0], 0, 5)
     process = multiprocessing.get_context("fork").Process(target=child, args=(ds, its))
     process.start()
-    for i in range(5, 20):
-        x = next(its[0])
-        assert (x == i).all(), (i, x)
+    expect(its[0], 5, 20)
     process.join()
     assert process.exitcode == code
     process.close()
-    for i in range(20, 40):
-        x = next(its[0])
-        assert (x == i).all(), (i, x)
+    expect(its[0], 20, 40)
 
 def deletes(ds, its):
     its.clear()
@@ -429,7 +415,7 @@ def restores(ds, its):
     its[0].set_state(its[0].get_state())
     assert next(its[0])[0] == 5
 """
-IN_CHILD = ["lambda *_: None, 0", "closes, 0", "starts_others, 0", "iterates_the_same_dataset, 0", "restores, 0"]
+IN_CHILD = ["lambda *_: None", "closes", "starts_others", "iterates_the_same_dataset", "restores"]
 
 
 def test_fork(tmp_path):
@@ -440,8 +426,12 @@ def test_fork(tmp_path):
 
 @pytest.mark.slow
 def test_all_forks(tmp_path):
-    parts = [f"check_process({arguments})" for arguments in [*IN_CHILD, "lambda *_: os.kill(os.getpid(), 9), -9"]]
-    parts += ["check_fork('loader', 1, 100_000)", "check_fork('inside', 2, 5)"]
+    parts = [f"check_process({child}, 0)" for child in IN_CHILD]
+    parts += [
+        "check_process(lambda *_: os.kill(os.getpid(), 9), -9)",
+        "check_fork('loader', 1, 100_000)",
+        "check_fork('inside', 2, 5)",
+    ]
     check_parts(tmp_path, *parts, tools=FORKS, flags=FLAGS)
 
 
@@ -463,8 +453,5 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     program = start(tmp_path, script, flags=FLAGS)
     program.process.wait(60)
-    deadline = time.monotonic() + 20
-    while not (tmp_path / "good").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until((tmp_path / "good").exists)
     check_silent(program.outcome(), code=-signal.SIGKILL)
-    assert (tmp_path / "good").exists()

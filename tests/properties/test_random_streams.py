@@ -175,6 +175,12 @@ class Run:
             assert get_next_index(self.it) == index
             self.position, self.is_failed = index, False
 
+    def start_prefetch(self):
+        self.it.start_prefetch()
+
+    def arm(self, *args):
+        TROUBLE.arm(*args)
+
     def describe(self):
         before = self.state()
         json.dumps(describe(self.it))
@@ -215,12 +221,8 @@ def has_gaps(tree):
 
 
 def spoil_state(state):
-    if isinstance(state, dict):
-        for value in state.values():
-            spoil_state(value)
-        state.clear()
-    elif isinstance(state, list):
-        for value in state:
+    if isinstance(state, dict | list):
+        for value in state.values() if isinstance(state, dict) else state:
             spoil_state(value)
         state.clear()
 
@@ -241,48 +243,29 @@ def _operation(name, *args):
     return st.tuples(st.just(name), *args)
 
 
-_simple = [_operation("next"), _operation("take", blocks), _operation("skip"), _operation("save"), _operation("restore", numbers)]
-_simple.append(_operation("start_prefetch"))
+_simple = [_operation(name) for name in ("next", "skip", "save", "start_prefetch")]
+_simple += [_operation("take", blocks), _operation("restore", numbers)]
 few_operations = st.lists(st.one_of(*_simple), max_size=6)
-operations = st.lists(
-    st.one_of(
-        *_simple,
-        _operation("next"),
-        _operation("take", blocks),
-        _operation("restart", numbers),
-        _operation("close", numbers),
-        _operation("describe"),
-        _operation("jump", numbers),
-        _operation("damage", st.integers(0, 99), st.sampled_from([None, -1, 3, 10**9, "x", [], {}, "missing"])),
-        _operation("arm", st.integers(1, 6), kinds),
-        _operation("arm", st.integers(1, 25), kinds),
-    ),
-    max_size=25,
-)
+_damages = st.sampled_from([None, -1, 3, 10**9, "x", [], {}, "missing"])
+_others = [_operation(name, numbers) for name in ("restart", "close", "jump")]
+_others += [_operation("next"), _operation("take", blocks), _operation("describe")]
+_others += [_operation("arm", st.integers(1, most), kinds) for most in (6, 25)]
+operations = st.lists(st.one_of(*_simple, *_others, _operation("damage", st.integers(0, 99), _damages)), max_size=25)
 
 
-def check(tree, script):
+def check(tree, num_workers, script):
     TROUBLE.arm(0, Transient)
-    run = Run(tree)
+    run = Run(("local_workers", (num_workers,), (tree,)) if num_workers else tree)
     for name, *args in script:
-        if name == "start_prefetch":
-            run.it.start_prefetch()
-        elif name == "arm":
-            TROUBLE.arm(*args)
-        else:
-            getattr(run, name)(*args)
+        getattr(run, name)(*args)
     run.finish()
-
-
-def with_workers(tree, num):
-    return ("local_workers", (num,), (tree,)) if num else tree
 
 
 @pytest.mark.timeout(300)
 @QUICK
 @given(trees | failing_trees, st.sampled_from([0, 0, 0, 1]), operations)
 def test_streams(tree, num_workers, script):
-    check(with_workers(tree, num_workers), script)
+    check(tree, num_workers, script)
 
 
 @pytest.mark.slow
@@ -291,7 +274,7 @@ def test_streams(tree, num_workers, script):
 @THOROUGH
 @given(trees | failing_trees, st.sampled_from([0, 0, 1, 2]), operations)
 def test_many_streams(tree, num_workers, script):
-    check(with_workers(tree, num_workers), script)
+    check(tree, num_workers, script)
 
 
 @pytest.fixture(scope="module")
@@ -307,7 +290,7 @@ def model_in_workers():
 @settings(QUICK, max_examples=6)
 @given(failing_trees, few_operations)
 def test_streams_of_workers(model_in_workers, tree, script):
-    check(("workers", (2,), (tree,)), script)
+    check(("workers", (2,), (tree,)), 0, script)
 
 
 @pytest.mark.slow
@@ -316,4 +299,4 @@ def test_streams_of_workers(model_in_workers, tree, script):
 @settings(THOROUGH, max_examples=10)
 @given(trees | failing_trees, few_operations)
 def test_many_streams_of_workers(model_in_workers, tree, script):
-    check(("workers", (2,), (tree,)), script)
+    check(("workers", (2,), (tree,)), 0, script)

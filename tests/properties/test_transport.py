@@ -66,10 +66,6 @@ def arrays(draw):
     return array
 
 
-def text_array(texts):
-    return np.array(texts, np.dtypes.StringDType())
-
-
 def object_array(values):
     array = np.empty(len(values), object)
     for i, value in enumerate(values):
@@ -78,18 +74,10 @@ def object_array(values):
 
 
 SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.complex_numbers(),
-    st.text(max_size=30),
-    st.binary(max_size=30),
-    st.binary(min_size=MIN_SHARED_BYTES, max_size=MIN_SHARED_BYTES + 9),
-    st.builds(bytearray, st.binary(max_size=30)),
-    st.dates(),
+    *[st.none(), st.booleans(), st.integers(), st.floats(), st.complex_numbers(), st.text(max_size=30), st.dates()],
+    *[st.binary(max_size=30), st.binary(min_size=MIN_SHARED_BYTES, max_size=MIN_SHARED_BYTES + 9)],
+    *[st.builds(bytearray, st.binary(max_size=30)), st.sets(st.text(max_size=3), max_size=3)],
     st.frozensets(st.integers(), max_size=3),
-    st.sets(st.text(max_size=3), max_size=3),
     hnp.scalar_dtypes().flatmap(hnp.from_dtype),  # NumPy's scalars
 )
 KEYS = st.one_of(st.text(max_size=3), st.integers(0, 5), st.none(), st.tuples(st.integers(0, 2)))
@@ -99,23 +87,16 @@ def containers(children):
     lists = st.lists(children, max_size=4)
     dicts = st.dictionaries(KEYS, children, max_size=4)
     return st.one_of(
-        lists,
-        lists.map(tuple),
-        dicts,
-        dicts.map(OrderedDict),
-        dicts.map(lambda d: defaultdict(list, d)),
-        st.builds(Pair, children, children),
-        st.builds(Point, children, children),
-        st.builds(Frozen, children),
+        *[lists, lists.map(tuple), lists.map(object_array)],
+        *[dicts, dicts.map(OrderedDict), dicts.map(lambda d: defaultdict(list, d))],
+        *[st.builds(Pair, children, children), st.builds(Point, children, children), st.builds(Frozen, children)],
         children.map(lambda x: [x, x]),  # an object in two places
         children.map(lambda x: {"one": x, "other": (x,)}),
-        lists.map(object_array),
     )
 
 
-ELEMENTS = st.recursive(
-    st.one_of(SCALARS, arrays(), st.lists(st.text(max_size=20), max_size=5).map(text_array)), containers, max_leaves=8
-)
+TEXTS = st.lists(st.text(max_size=20), max_size=5).map(lambda texts: np.array(texts, np.dtypes.StringDType()))
+ELEMENTS = st.recursive(st.one_of(SCALARS, arrays(), TEXTS), containers, max_leaves=8)
 
 
 def parts(x):
@@ -199,12 +180,10 @@ def test_messages(ends, elements, min_shared_bytes):
 @settings(LENIENT, max_examples=100)
 @given(array=arrays())
 def test_arrays(ends, array):
-    arena, reader = ends
-    message = Encoder(arena, 0).encode([array], None)
-    (received,), _, failure = decode(message.payload, message.slots, reader)
-    assert failure is None
+    message = Encoder(ends[0], 0).encode([array], None)
+    (received,), _, failure = decode(message.payload, message.slots, ends[1])
     check(received, array)
-    assert len(message.slots) == (array.nbytes >= MIN_SHARED_BYTES)
+    assert failure is None and len(message.slots) == (array.nbytes >= MIN_SHARED_BYTES)
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +211,7 @@ NUMBERS = st.sampled_from(["i1", "u1", "i4", "u8", "f2", "f4", "f8", "c8", ">f4"
 
 @settings(WITH_WORKERS, max_examples=4)
 @given(
-    dtypes=st.lists(NUMBERS, min_size=12, max_size=12),
-    size=st.sampled_from([0, 1, 3, 20000]),
-    batch_size=st.integers(1, 5),
-    seed=st.integers(0, 2**32 - 1),
+    st.lists(NUMBERS, min_size=12, max_size=12), st.sampled_from([0, 1, 3, 20000]), st.integers(1, 5), st.integers(0, 2**32 - 1)
 )
 def test_batches_of_mixed_dtypes(dtypes, size, batch_size, seed):
     """Promoted as in this process, where Grain's workers cast all to the dtype of the first."""
@@ -263,9 +239,8 @@ def test_arrays_of_jax():
         return x * 2 if hasattr(x, "ndim") else x
 
     ds = MapDataset.source(elements).map(double).to_iter_dataset(DIRECT)
-    for ours, theirs in zip(ds.mp_prefetch(MultiprocessingOptions(1)), ds, strict=True):
-        assert type(ours) is type(theirs)
-        if isinstance(ours, dict):
-            ours, theirs = ours["array"], theirs["array"]
+    for pair in zip(ds.mp_prefetch(MultiprocessingOptions(1)), ds, strict=True):
+        assert type(pair[0]) is type(pair[1])
+        ours, theirs = [x["array"] if isinstance(x, dict) else x for x in pair]
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
