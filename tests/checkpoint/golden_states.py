@@ -9,7 +9,7 @@ from pathlib import Path
 import gristmill
 
 GOLDEN = Path(__file__).parent / "golden"
-PROCESS_FILE, PIPELINE_FILE = "process_0-of-1.json", "pipeline_0-of-1.json"
+PROCESS, PIPELINE = "process_0-of-1.json", "pipeline_0-of-1.json"
 
 sys.path.append(str(GOLDEN))
 from golden_pipelines import own_pipelines, pipelines, plain  # noqa: E402

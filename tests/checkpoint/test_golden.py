@@ -3,17 +3,7 @@
 import json
 
 import pytest
-from golden_states import (
-    GRAINS_PIPELINES,
-    OWN_PIPELINES,
-    PIPELINE_FILE,
-    PIPELINES,
-    PROCESS_FILE,
-    following,
-    made,
-    plain,
-    written_by,
-)
+from golden_states import GRAINS_PIPELINES, OWN_PIPELINES, PIPELINE, PIPELINES, PROCESS, following, made, plain, written_by
 from refusing import assert_raises
 
 import gristmill
@@ -25,14 +15,9 @@ WRITTEN = GRAINS | OURS
 GRAIN, NEWEST = GRAINS["grain_0.2.18"], list(OURS.values())[-1]
 HANDLER = CheckpointHandler()
 
-# Interleaved datasets came in another order before Grain 0.2.16.
+# Interleaved datasets came in another order before Grain 0.2.16; some steps that have no state today had one in Grain 0.2.8.
 INTERLEAVED = {"interleave", "interleave_by_name", "interleave_all", "threads_2", "threads_of_files", "workers_files"}
-# Some steps that have no state today had one in Grain 0.2.8.
-REFUSED = {
-    "grain_0.2.8": INTERLEAVED | {"mix", "workers_noted"},
-    "grain_0.2.12": INTERLEAVED,
-    "grain_0.2.15": INTERLEAVED,
-}
+REFUSED = {**dict.fromkeys(["grain_0.2.12", "grain_0.2.15"], INTERLEAVED), "grain_0.2.8": {*INTERLEAVED, "mix", "workers_noted"}}
 CASES = [(name, release) for release, found in WRITTEN.items() for name in found if name != "written_by"]
 
 
@@ -77,9 +62,9 @@ def test_states_restore(name, release, tmp_path):
                 assert used.get_state() == before
                 continue
             expected = golden["elements"][position:]
-            (tmp_path / PROCESS_FILE).write_bytes(file_content(state))
+            (tmp_path / PROCESS).write_bytes(file_content(state))
             if crc32:
-                (tmp_path / PIPELINE_FILE).write_bytes(pipeline_file(library, golden, *crc32))
+                (tmp_path / PIPELINE).write_bytes(pipeline_file(library, golden, *crc32))
             assert HANDLER.restore(tmp_path, item=used) is used
             elements = following(used, name, expected)
             assert is_same(name, state, elements, expected), f"{elements} follow state {position}, not {expected}"
@@ -96,7 +81,7 @@ def test_what_we_write_is_what_grain_writes(name, tmp_path):
         for _, state in GRAIN[name]["states"]:
             set_state(it, state)
             HANDLER.save(tmp_path, item=it)
-            content = (tmp_path / PROCESS_FILE).read_bytes()
+            content = (tmp_path / PROCESS).read_bytes()
             if name == "loader_shared_memory":
                 ours = json.loads(content)
                 assert ours.pop("data_source") != state["data_source"]
@@ -119,9 +104,9 @@ def test_what_we_write_is_the_same(name, tmp_path):
             if i == len(golden["states"]) and "endless" not in name:
                 assert next(it, "the end") == "the end"
             HANDLER.save(tmp_path, item=it)
-            assert (tmp_path / PROCESS_FILE).read_bytes() == file_content(state)
+            assert (tmp_path / PROCESS).read_bytes() == file_content(state)
             expected = pipeline_file(f"gristmill {gristmill.__version__}", golden, crc32)
-            assert (tmp_path / PIPELINE_FILE).read_bytes() == expected
+            assert (tmp_path / PIPELINE).read_bytes() == expected
 
 
 @pytest.mark.parametrize("name", ["map_dataset", "loader_list"])

@@ -80,13 +80,15 @@ def pipelines(m):
     in_order = {"length_struct": {"a": 12}, "num_packing_bins": 3, "shuffle_bins": False}
     bos = {"bos_handling": x.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_token_id": 99, "split_full_length_features": False}
 
-    made = {
+    map_and_batch = Plus(), Draw(), KeepMost(), t.Batch(3), Plus()
+    first_to_last = m.samplers.SequentialSampler(12, everything)
+    in_memory, six = m.sources.SharedMemoryDataSource, m.samplers.SequentialSampler(6)
+    groups = m.MapDataset.range(6).shuffle(seed=2).repeat(2).map(group)
+    return {
         "loader": lambda: loader(numbers, sampler(12, everything, 2)),
         "loader_operations": lambda: loader(numbers, sampler(12, shard, 3), Plus(), Draw(), KeepMost(), t.Batch(2), Plus()),
         "loader_list": lambda: loader([f"é{i}" for i in range(9)], m.samplers.SequentialSampler(9, shard), t.Batch(2)),
-        "loader_shared_memory": lambda: loader(
-            m.sources.SharedMemoryDataSource([3, "four", b"five", None, 2.5, True]), m.samplers.SequentialSampler(6)
-        ),
+        "loader_shared_memory": lambda: loader(in_memory([3, "four", b"five", None, 2.5, True]), six),
         "loader_endless": lambda: shuffled_loader(0, Plus(), num_epochs=None),
         "loader_flat_map": lambda: shuffled_loader(0, Plus(), Copies()),
         "loader_arrays": lambda: shuffled_loader(0, Describe(), t.Batch(3)),
@@ -118,9 +120,7 @@ def pipelines(m):
         "cache": lambda: x.RepeatIterDataset(x.CacheIterDataset(dense.filter(KeepMost())), 2),
         "thread_prefetch": lambda: x.ThreadPrefetchIterDataset(dense.filter(KeepMost()), prefetch_buffer_size=3),
         "interleave": lambda: interleave([group(i) for i in range(7)], cycle_length=3),
-        "interleave_by_name": lambda: interleave(
-            m.MapDataset.range(6).shuffle(seed=2).repeat(2).map(group), cycle_length=2, make_iter_buffer_size=2
-        ),
+        "interleave_by_name": lambda: interleave(groups, cycle_length=2, make_iter_buffer_size=2),
         "interleave_batches": lambda: interleave([odd_group(i) for i in range(6)], cycle_length=2, iter_buffer_size=0),
         "interleave_all": lambda: interleave([odd_group(i) for i in range(4)], cycle_length=9),
         "interleave_repeated": lambda: x.RepeatIterDataset(interleave([group(i) for i in range(4)], cycle_length=2), 2),
@@ -150,12 +150,7 @@ def pipelines(m):
         "workers_repeated": lambda: x.RepeatIterDataset(processes(kept, 2), 2),
         "workers_noted": lambda: processes(kept.map(slowly), 2),
         "workers_parts": lambda: processes(m.MapDataset.range(10).to_iter_dataset(), 3, sequential_slice=True),
-    }
-    for workers in (1, 2, 3):
-        steps = Plus(), Draw(), KeepMost(), t.Batch(3), Plus()
-        made[f"loader_workers_{workers}"] = functools.partial(shuffled_loader, workers, *steps)
-    first_to_last = m.samplers.SequentialSampler(12, everything)
-    return made | {
+        **{f"loader_workers_{n}": functools.partial(shuffled_loader, n, *map_and_batch) for n in (1, 2, 3)},
         "loader_dry_worker": lambda: loader(numbers, first_to_last, KeepMost(), t.Batch(2), workers=3),
         "loader_shard_workers": lambda: loader(numbers, sampler(12, shard, 4), Describe(), t.Batch(2, True), workers=2),
         "loader_endless_workers": lambda: shuffled_loader(2, Describe(), num_epochs=None),
