@@ -3,6 +3,7 @@
 Functions and classes that workers use are local to the tests: they travel by value, so that workers need not import pytest.
 """
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -66,12 +67,10 @@ def children():
     """The worker processes of this process."""
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
-        try:
-            stat, command = (path / "stat").read_text(), (path / "cmdline").read_text()
-        except OSError:
-            continue
-        if int(stat.rpartition(")")[2].split()[1]) == os.getpid() and "boot.py" in command:
-            found.add(int(path.name))
+        with contextlib.suppress(OSError):
+            is_ours = int((path / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
+            if is_ours and "boot.py" in (path / "cmdline").read_text():
+                found.add(int(path.name))
     return found
 
 
@@ -92,13 +91,10 @@ class TestArguments:
         ds = numbers(5)
         assert ds.mp_prefetch(workers(0)) is ds
         assert ds.mp_prefetch(workers(0, per_worker_buffer_size=0), worker_init_fn=3, sequential_slice=True) is ds
-        for given, shown in (
-            ((), "num_workers=10, per_worker_buffer_size=1"),
-            ((workers(2, per_worker_buffer_size=3),), "num_workers=2, per_worker_buffer_size=3"),
-        ):
-            options = f"(multiprocessing_options=MultiprocessingOptions({shown}, enable_profiling=False))"
-            assert str(ds.mp_prefetch(*given)) == f"MultiprocessPrefetchIterDataset{options}"
-            assert str(iter(ds.mp_prefetch(*given))) == f"MultiprocessPrefetchIterator{options}"
+        for given, num, size in (((), 10, 1), ((workers(2, per_worker_buffer_size=3),), 2, 3)):
+            shown = f"num_workers={num}, per_worker_buffer_size={size}, enable_profiling=False"
+            for made, name in ((ds.mp_prefetch(*given), "Dataset"), (iter(ds.mp_prefetch(*given)), "ator")):
+                assert str(made) == f"MultiprocessPrefetchIter{name}(multiprocessing_options=MultiprocessingOptions({shown}))"
         seeded = ds.seed(5).map(str)
         assert seeded.mp_prefetch(workers(2))._default_seed == seeded._default_seed
 
@@ -126,14 +122,9 @@ class TestArguments:
 
 
 class TestElements:
-    def test_buffer_sizes_threads_and_slices(self):
-        ds = numbers(12, options=ReadOptions(4, 8)).filter(lambda x: x % 3 != 1 or x > 8)
-        assert list(ds.mp_prefetch(workers(3, per_worker_buffer_size=7))) == [0, 10, 2, 3, 5, 6, 8, 9, 11]
-        assert list(numbers(10).mp_prefetch(workers(2), sequential_slice=True)) == [0, 5, 1, 6, 2, 7, 3, 8, 4, 9]
-
     def test_many_small_elements(self):
         """Far more than a message has, with filters and counts that states must follow."""
-        ds = numbers(30000).filter(lambda x: x % 7 != 3).random_map(lambda x, rng: x, seed=1)
+        ds = numbers(30000, options=ReadOptions(4, 8)).filter(lambda x: x % 7 != 3).random_map(lambda x, rng: x, seed=1)
         it = iter(ds.mp_prefetch(workers(2)))
         taken = [[], []]
         for k, x in enumerate(it):
@@ -142,6 +133,8 @@ class TestElements:
                 for w, state in enumerate(it.get_state()["iterators_in_use_states"]):
                     assert state == {"parent": {"next_index": taken[w][-1] // 2 + 1}, "index_for_rng": len(taken[w])}
         assert taken == [[x for x in range(w, 30000, 2) if x % 7 != 3] for w in range(2)]
+        few = numbers(10).mp_prefetch(workers(3, per_worker_buffer_size=7), sequential_slice=True)
+        assert list(few) == [0, 4, 7, 1, 5, 8, 2, 6, 9, 3]
 
     def test_plain_iterators_and_interrupts(self):
         def interrupt_once(shard):
@@ -212,8 +205,7 @@ class TestStates:
             "exhausted": [np.int64(0), np.bool_(False)],
         }
         it = iter(SEVEN)
-        assert list(islice(it, 3)) == [0, 1, 2]
-        assert it.get_state() == state
+        assert list(islice(it, 3)) == [0, 1, 2] and it.get_state() == state
         for form in (state, AFTER_THREE, as_numpy, {**state, "exhausted": [False, False]}, json.loads(json.dumps(state))):
             it.set_state(copy.deepcopy(form))
             assert list(it) == [3, 4, 5, 6]
@@ -257,14 +249,10 @@ class TestStates:
     def test_set_state_throws_away_what_was_computed_ahead(self):
         """Also large elements, whose memory must be used again."""
         it = iter(numbers(1000).map(lambda x: np.full(30000, x)).mp_prefetch(workers(2, per_worker_buffer_size=5)))
-        states = []
-        for _ in range(6):
-            states.append(it.get_state())
-            next(it)
-        for _ in range(10):
-            for k in (4, 0, 5, 2):
-                it.set_state(states[k])
-                assert next(it)[-1] == k
+        states = [(it.get_state(), next(it))[0] for _ in range(6)]
+        for k in (4, 0, 5, 2) * 10:
+            it.set_state(states[k])
+            assert next(it)[-1] == k
         assert memory(it) < 12 * 2**20  # of which 0.24 MB are in use for each of at most 7 elements; 40 new starts would add 40
 
     def test_user_states(self):
@@ -472,9 +460,7 @@ class TestProcesses:
         pairs = list(zip(iter(ds), iter(ds), strict=True))  # at work at once, they do not share them
         assert [a[0] for a, _ in pairs] == [b[0] for _, b in pairs] == [*range(6)]
         assert not self.pids(a for a, _ in pairs) & self.pids(b for _, b in pairs)
-
-    def test_an_epoch_sees_of_the_last_one_what_it_would_see_in_this_process(self, patient):
-        """Objects of the pipeline are the same as long as the processes are; iterators begin anew."""
+        # Objects of the pipeline are the same as long as the processes are; iterators begin anew, as in this process.
         calls = []
         counted = numbers(3).map(lambda x: calls.append(x) or (x, len(calls)))
         ds = counted.random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=2)
