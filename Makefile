@@ -37,7 +37,7 @@ endef
 $(VENV)/.installed-%: setup.cfg pyproject.toml
 	$(call ensure_venv,$(VENV))
 	@echo "Installs into $(VENV), unless it is there: $(or $(BRINGS_$*),the extra $* of setup.cfg)."
-	$(PY) -m pip install --quiet --editable '.[$*]'
+	$(PY) -m pip install --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
 PYTEST := $(PY) -m pytest --numprocesses=auto --dist=loadfile
