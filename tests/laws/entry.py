@@ -1,7 +1,5 @@
 """Entries of the table of stages, and what is needed to write them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from gristmill.core.options import ReadOptions
-from gristmill.core.permutation import index_shuffle
 from gristmill.core.record import Record
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.transforms import FlatMap
@@ -66,12 +63,6 @@ def unless_none(x: Any) -> Any:
     return "none" if x is None else x
 
 
-def stream(seed: int, index: int) -> np.random.Generator:
-    """The generator of an element, straight from its definition."""
-    key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
-    return np.random.Generator(np.random.Philox(counter=np.array([0, 0, 0, index % 2**64], np.uint64), key=key))
-
-
 class Fan(FlatMap):
     """``x % 4`` items of ``x``, by a generator."""
 
@@ -101,11 +92,6 @@ class Vectored:
 
     def __getitems__(self, keys: list[int]) -> list[Any]:
         return [self[key] for key in keys]
-
-
-def shuffled(i: int, length: int, seed: int) -> int:
-    epoch, position = divmod(i, length)
-    return index_shuffle(position, length - 1, (seed + epoch) % 2**32, 4) + epoch * length
 
 
 def plain(x: Any) -> Any:

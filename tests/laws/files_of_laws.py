@@ -1,7 +1,5 @@
 """Small files for the table of stages."""
 
-from __future__ import annotations
-
 import functools
 import struct
 import tempfile

@@ -1,7 +1,5 @@
 """Iterator stages: small instances, and all that they deliver."""
 
-from __future__ import annotations
-
 import functools
 from itertools import chain
 from typing import Any
@@ -19,13 +17,12 @@ from entry import (
     is_big,
     not_multiple_of_three,
     pair,
-    stream,
     unless_none,
 )
 from files_of_laws import number, records_file, rows_file, size
+from formulas import stream, window_order
 
 from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadOptions
-from gristmill.core.permutation import index_shuffle
 from gristmill.core.record import Record, RecordMetadata
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
@@ -144,12 +141,7 @@ def split(ds: Any, length: int, **arguments: Any) -> Any:
 
 
 def window_stream(elements: list[Any], size: int, seed: int) -> list[Any]:
-    stream = []
-    for k, start in enumerate(range(0, len(elements), size)):
-        window = elements[start : start + size]
-        order = [index_shuffle(i, len(window) - 1, (seed + k) % 2**32, 4) for i in range(len(window))]
-        stream += [window[i] for i in order[::-1]]
-    return stream
+    return [window[i] for k, window in enumerate(cut(elements, size)) for i in window_order(len(window), seed + k)]
 
 
 def cut(elements: list[Any], size: int) -> list[list[Any]]:
@@ -213,11 +205,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("tfrecord", lambda: TFRecordIterDataset(records_file(0, 9)), [bytes([i]) * i for i in range(9)]),
     ("tfrecord_empty", lambda: TFRecordIterDataset(records_file(3, 3), check_crc=False), []),
     ("tfrecord_no_files", lambda: TFRecordIterDataset([]), []),
-    (
-        "tfrecord_files",
-        lambda: TFRecordIterDataset([records_file(0, 4), records_file(10, 12)]).map(size),
-        [0, 10, 1, 11, 2, 3],
-    ),
+    ("tfrecord_files", lambda: TFRecordIterDataset([records_file(0, 4), records_file(10, 12)]).map(size), [0, 10, 1, 11, 2, 3]),
     ("parquet", lambda: ParquetIterDataset(rows_file(0, 8)).map(number), list(range(8))),
     ("parquet_filter", lambda: ParquetIterDataset(rows_file(0, 8)).map(number).filter(not_multiple_of_three), [1, 2, 4, 5, 7]),
     ("parquet_empty", lambda: ParquetIterDataset(rows_file(3, 3)), []),
@@ -231,12 +219,7 @@ _ROWS: list[tuple[Any, ...]] = [
     (
         "first_fit",
         lambda: bins(numbers(THREADED).map(sequence), meta_features=["m"]),
-        [
-            row("- 1 2,2 - 5", m=[0, 1, 2, 4, 5]),
-            row("3,3,3 6,6", m=[3, 6]),
-            row("7,7,7 - 9", m=[7, 8, 9]),
-            row("10,10", m=[10]),
-        ],
+        [row("- 1 2,2 - 5", m=[0, 1, 2, 4, 5]), row("3,3,3 6,6", m=[3, 6]), row("7,7,7 - 9", m=[7, 8, 9]), row("10,10", m=[10])],
     ),
     ("first_fit_shuffled", lambda: bins(numbers().map(sequence_alone), shuffle_bins=True, seed=3), _SHUFFLED_PACKED),
     (

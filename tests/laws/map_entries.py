@@ -1,11 +1,10 @@
 """Map stages: small instances, and what the specification's formulas say they hold at any index."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
-from entry import Fan, MapEntry, Vectored, add_ten, draw, drop_threes, fan, not_multiple_of_three, pair, shuffled, stream
+from entry import Fan, MapEntry, Vectored, add_ten, draw, drop_threes, fan, not_multiple_of_three, pair
+from formulas import chosen, shuffled, stream
 
 from gristmill.core.permutation import index_shuffle
 from gristmill.core.record import Record
@@ -47,25 +46,13 @@ def window_shuffled(i: int, length: int, size: int, seed: int) -> int:
     return epoch * length + q * size + index_shuffle(position - q * size, m - 1, number % 2**32, 4)
 
 
-def chosen(k: int, proportions: tuple[int, ...]) -> tuple[int, int]:
-    """The component and the index in it at ``k`` of a mixture, as the specification words it."""
-    a, b, total = k, k + 1, sum(proportions)
-    for j, weight in enumerate(proportions):
-        rest = total - weight
-        c, d = a * rest // total, b * rest // total
-        if a - c != b - d:
-            return j, b - d - 1
-        a, b, total = c, d, rest
-    raise AssertionError
-
-
 def weighted(k: int) -> Any:
-    j, i = chosen(k, (233, 100))
+    j, i = chosen((233, 100), k)
     return at(i) if j == 0 else 100 + shuffled(i, 7, 3) % 7
 
 
 def drawn_from_many(k: int) -> int:
-    j, i = chosen(k, (100, 700, 60_000, 9_999))
+    j, i = chosen((100, 700, 60_000, 9_999), k)
     return 1000 * j + i % 1000
 
 

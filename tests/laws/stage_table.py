@@ -1,7 +1,5 @@
 """One small instance of every stage, and what the specification's formulas say it holds."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -10,7 +10,7 @@ from local_workers import LocalWorkersIterDataset
 from refusing import assert_raises
 from users_datasets import BareIterator, BareStream
 
-from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.core.options import ReadOptions
 from gristmill.dataset import IterDataset, MapDataset
 from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
 from gristmill.dataset.stages.concat_then_split import ConcatThenSplitIterDataset
@@ -266,20 +266,6 @@ def check_state_of_failure(stage, after, mode, state, delivered):
         assert rest == healthy[len(delivered) :], (after, mode)
     elif after == "alone":
         assert rest == [x for x in healthy if x not in delivered], (after, mode)
-
-
-@pytest.mark.parametrize("after", TYPICAL)
-def test_a_worker_process_skips_what_fails(after):
-    it = iter(build("iter_map", after, "direct", Bombs({0, 5})).mp_prefetch(MultiprocessingOptions(num_workers=1)))
-    for output in outcomes("iter_map", after, {0, 5}):
-        if output is FAILED:
-            with pytest.raises(Boom):
-                next(it)
-            it.skip_failed()
-        else:
-            assert next(it) == output
-    assert list(it) == []
-    it.close()
 
 
 @each_stage

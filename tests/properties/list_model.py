@@ -4,18 +4,14 @@ A pipeline is a list of steps, each a tuple of a name and its arguments. ``build
 what it has to deliver. An element that user code fails at is ``FAILED``.
 """
 
-from __future__ import annotations
-
-import math
 import sys
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from formulas import chosen, shuffled, stream
 from hypothesis import strategies as st
 
 from gristmill.core.options import DatasetOptions, ReadOptions
-from gristmill.core.permutation import index_shuffle
 from gristmill.dataset import MapDataset
 
 FAILED = "failed"
@@ -75,32 +71,12 @@ def outcome(fn: Any, *args: Any) -> Any:
 
 
 def random_map(x: Any, seed: int, index: int) -> Any:
-    key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
-    counter = np.array([0, 0, 0, index % 2**64], np.uint64)
-    return UserCode.random(x, np.random.Generator(np.random.Philox(counter=counter, key=key)))
+    return UserCode.random(x, stream(seed, index))
 
 
 def integer_weights(weights: list[float]) -> list[int]:
     scale = 100 / min(weights)
     return [int(w * scale) for w in weights]
-
-
-def chosen(proportions: list[int], k: int) -> tuple[int, int]:
-    """The component of a mixture at ``k``, and the index in it."""
-    a, b, total = k, k + 1, sum(proportions)
-    for j, w in enumerate(proportions):
-        share = Fraction(total - w, total)
-        c, d = math.floor(a * share), math.floor(b * share)
-        if a - c != b - d:
-            return j, b - d - 1
-        a, b, total = c, d, total - w
-    raise AssertionError
-
-
-def shuffled(i: int, length: int, seed: int) -> int:
-    """The index in the parent of what is at ``i``."""
-    epoch, position = divmod(i, length)
-    return index_shuffle(position, length - 1, (seed + epoch) % 2**32, 4) + epoch * length
 
 
 JOINS = ("mix", "concatenate")  # of what there is, at a place among shuffled ranges: ``(place, [(length, seed)], weights)``

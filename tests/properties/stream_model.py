@@ -4,8 +4,6 @@ A tree is a tuple ``(name, arguments, trees)``. ``build`` makes the data set of 
 lists that user code changes in place, and so does whoever consumes them; in the model they are tuples.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Iterator
@@ -13,13 +11,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from formulas import chosen, window_order
 from hypothesis import strategies as st
 from list_model import (
     FAILED,
     OPTIONS,
     MapModel,
     UserCode,
-    chosen,
     failing_map_steps,
     finite,
     integer_weights,
@@ -33,7 +31,6 @@ from list_model import weight as plain_weight
 from local_workers import LocalWorkersIterDataset
 
 from gristmill.core.options import MultiprocessingOptions
-from gristmill.core.permutation import index_shuffle
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
 from gristmill.experimental import (
     InterleaveIterDataset,
@@ -56,9 +53,7 @@ class UserDataset(IterDataset):
 
 
 class UserIterator(DatasetIterator):
-    def __init__(self, parent: Any) -> None:
-        super().__init__(parent)
-        self._count = 0
+    _count = 0
 
     def __next__(self) -> Any:
         x = next(self._parent)
@@ -213,7 +208,7 @@ class Share:
     def __init__(self, slices: tuple[tuple[int, int], ...] = (), index: int = 0, count: int = 1) -> None:
         self.slices, self.index, self.count = slices, index, count
 
-    def of_thread(self, i: int, n: int) -> Share:
+    def of_thread(self, i: int, n: int) -> Any:
         return Share((*self.slices, (i, n)), self.index + i * self.count, self.count * n)
 
     def of(self, positions: Any) -> Any:
@@ -302,8 +297,7 @@ def shuffled(parent: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
         if FAILED in window:
             yield FAILED
             continue
-        m = len(window)
-        yield from [window[index_shuffle(j, m - 1, (seed + k) % 2**32, 4)] for j in range(m)][::-1]
+        yield from [window[i] for i in window_order(len(window), seed + k)]
 
 
 def mixed(parents: list[Iterator[Any]], weights: Any) -> Iterator[Any]:
@@ -322,11 +316,11 @@ def zipped(parents: list[Iterator[Any]], strict: bool) -> Iterator[Any]:
             if all(x is END for x in rows):
                 return
             yield FAILED if any(x is END or x is FAILED for x in rows) else tuple(rows)
-        else:
-            stop = next((x for x in rows if x is END or x is FAILED), None)
-            if stop is END:
-                return
-            yield FAILED if stop is FAILED else tuple(rows)
+            continue
+        stop = next((x for x in rows if x is END or x is FAILED), None)
+        if stop is END:
+            return
+        yield FAILED if stop is FAILED else tuple(rows)
 
 
 def in_turn(parents: list[Iterator[Any]], cycle_length: int) -> Iterator[Any]:

@@ -1,0 +1,34 @@
+"""Formulas of the specification, as it words them."""
+
+import numpy as np
+
+from gristmill.core.permutation import index_shuffle
+
+
+def stream(seed, index):
+    """The random generator of an element, straight from its definition."""
+    key = np.random.SeedSequence(seed).generate_state(2, np.uint64)
+    return np.random.Generator(np.random.Philox(counter=np.array([0, 0, 0, index % 2**64], np.uint64), key=key))
+
+
+def shuffled(i, length, seed):
+    """The index in the parent of what is at ``i``."""
+    epoch, position = divmod(i, length)
+    return index_shuffle(position, length - 1, (seed + epoch) % 2**32, 4) + epoch * length
+
+
+def window_order(size, seed):
+    """The order in which a stream delivers a window."""
+    return [index_shuffle(i, size - 1, seed % 2**32, 4) for i in range(size)][::-1]
+
+
+def chosen(proportions, k):
+    """The component of a mixture at ``k``, and the index in it."""
+    a, b, total = k, k + 1, sum(proportions)
+    for j, weight in enumerate(proportions):
+        rest = total - weight
+        c, d = a * rest // total, b * rest // total
+        if a - c != b - d:
+            return j, b - d - 1
+        a, b, total = c, d, rest
+    raise AssertionError
