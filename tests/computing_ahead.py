@@ -34,6 +34,13 @@ def no_threads_left() -> Iterator[None]:
     wait_until(lambda: not working() or gc.collect() < 0)
 
 
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()  # reference counts must do
+    yield
+    gc.enable()
+
+
 def numbers(*bounds: int, fn: Any = None, options: ReadOptions = DIRECT) -> Any:
     ds = MapDataset.range(*bounds).to_iter_dataset(options)
     return ds if fn is None else ds.map(fn)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from computing_ahead import Gate, Plain, interrupted, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import Gate, Plain, interrupted, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
 from programs import output
 from waiting import PATIENCE_SECONDS, wait_until
 
@@ -45,13 +45,11 @@ each_kind = pytest.mark.parametrize("make", [reading, prefetching, sharing])
 
 
 @pytest.fixture
-def without_collector():
-    """What is there already need not be looked at by the garbage collector, and reference counts must do."""
+def frozen():
+    """What is there already need not be looked at by the garbage collector."""
     before = gc.get_threshold()
     gc.freeze()
-    gc.disable()
     yield
-    gc.enable()
     gc.set_threshold(*before)
     gc.unfreeze()
 
@@ -179,7 +177,8 @@ class TestEnds:
         assert sorted(gate.seen) == list(range(num))  # and nothing else is computed
 
     @each_kind
-    def test_abandoned_iterators_leave_no_threads(self, make, without_collector):
+    @pytest.mark.usefixtures("without_collector")
+    def test_abandoned_iterators_leave_no_threads(self, make):
         for _ in make(1000, str, 5):
             break
         wait_for_no_threads()
@@ -191,12 +190,11 @@ class TestEnds:
                 it.circle = [it]  # for the garbage collector
 
     @each_kind
-    def test_garbage_collection_inside_the_thread_and_at_every_allocation(self, make, without_collector):
+    def test_garbage_collection_inside_the_thread_and_at_every_allocation(self, make, frozen):
         def collect(x):
             gc.collect()
             return x
 
-        gc.enable()
         for i in range(6):
             it = iter(make(10_000, collect, 4))
             it.circle = it
@@ -211,7 +209,8 @@ class TestEnds:
             del it
 
     @each_kind
-    def test_an_error_keeps_no_elements_and_no_iterator_alive(self, make, without_collector):
+    @pytest.mark.usefixtures("without_collector")
+    def test_an_error_keeps_no_elements_and_no_iterator_alive(self, make):
         made = []
 
         def element(i):
