@@ -121,18 +121,14 @@ def test_a_damaged_state_of_an_old_form(name):
 
 def with_numpy(state):
     if isinstance(state, dict):
-        return {key: with_numpy(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [with_numpy(value) for value in state]
-    return {int: np.int64, bool: np.bool_}.get(type(state), lambda value: value)(state)
+        return dict(zip(state, map(with_numpy, state.values()), strict=True))
+    return {int: np.int64, bool: np.bool_, list: lambda x: [*map(with_numpy, x)]}.get(type(state), lambda x: x)(state)
 
 
 def is_used(state, path):
     """Whether that part of ``state`` says anything: not if it is about a dataset that has ended."""
-    for i, key in enumerate(path[:-1]):
-        if key == "iterators_in_use_states" and part(state, path[:i])["exhausted"][path[i + 1]]:
-            return False
-    return True
+    at = [i for i, key in enumerate(path[:-1]) if key == "iterators_in_use_states"]
+    return not any(part(state, path[:i])["exhausted"][path[i + 1]] for i in at)
 
 
 @each_pipeline

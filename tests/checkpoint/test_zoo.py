@@ -208,11 +208,9 @@ def test_a_checkpoint_of_other_workers(tmp_path, opened):
 def changed_bytes(text, num):
     """What may become of a file: a byte is another one, is missing, or the end is."""
     for i in range(0, len(text), max(1, len(text) // num)):
-        byte = text[i]
-        for other in {byte ^ 1, byte ^ 128, ord("7")} - {byte}:
-            yield text[:i] + bytes([other]) + text[i + 1 :]
-        yield text[:i] + text[i + 1 :]
-        yield text[:i]
+        before, byte, after = text[:i], text[i], text[i + 1 :]
+        yield from [before + bytes([other]) + after for other in {byte ^ 1, byte ^ 128, ord("7")} - {byte}]
+        yield from (before + after, before)
     yield from (text + b"7", text + b"}", text + text, b"\0" * len(text), b"null")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from operations import operation
 from programs import output
 from refusing import assert_raises
 from vector_data import FAN, build, load, plain
@@ -116,14 +117,6 @@ def test_index_semantics():
         check_values(ds, row["lo"], row["values"])
 
 
-class Alternating:
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, i):
-        return (i + 1) % 2, i // 2
-
-
 def test_mixes_and_others():
     """Elements of mixtures say where they come from."""
     for row in MIX["map_mix"]:
@@ -138,7 +131,8 @@ def test_mixes_and_others():
         assert len(ds) == row["len"] == sys.maxsize
         check_values(ds, 0, row["first20"])
     concatenation, selection, mixture = MIX["others"]
-    selected = MapDataset.select_from_datasets([MapDataset.range(15), MapDataset.range(100, 115)], Alternating())
+    alternating = operation(object, "__getitem__", lambda i: ((i + 1) % 2, i // 2), __len__=lambda self: 10)
+    selected = MapDataset.select_from_datasets([MapDataset.range(15), MapDataset.range(100, 115)], alternating)
     for ds, row, key, start in (
         (build(concatenation["pipeline"]), concatenation, "index_minus_8_to_15", -8),
         (selected, selection, "index_0_to_14", 0),
@@ -180,7 +174,7 @@ def in_block(index: int, max_index: int) -> bool:
     return index < 2 ** max(bits + bits % 2, 16)
 
 
-def test_round_keys_and_full_permutations():
+def test_round_keys_and_permutations():
     for case in CIPHER["round_keys"]:
         assert list(round_keys(case["seed"], case["rounds"])) == case["keys"]
     for case in CIPHER["full_permutations"]:
@@ -189,6 +183,14 @@ def test_round_keys_and_full_permutations():
         assert [index_shuffle(i, n - 1, seed, 4) for i in range(n)] == case["output"]
         assert permutation.many(np.zeros(n, np.int64), np.arange(n)).tolist() == case["output"]
         assert [permutation.one(0, i) for i in range(n)] == case["output"]
+    for n in [*range(1, 513), 4097, 65535, 65536, 65537, 65538, 131073, 262145]:
+        permutation = Permutation(n, seed=n)
+        blocks = np.split(np.arange(n), [1, 100, n // 2, n - 3]) if n > 512 else [np.arange(n)]
+        order = np.concatenate([permutation.many(np.zeros(len(block), np.int64), block) for block in blocks])
+        assert order.dtype == np.int64
+        assert np.array_equal(np.bincount(order, minlength=n), np.ones(n)), n
+        for i in {0, 1, 4095, 4096, n // 2, n - 2, n - 1} & set(range(n)):
+            assert order[i] == index_shuffle(i, n - 1, n, 4)
 
 
 @pytest.mark.parametrize(("name", "num_deviations"), [("samples", 3), ("rounds", 0), ("power_of_two_plus_one", 10)])
@@ -206,17 +208,6 @@ def test_samples_of_permutations(name, num_deviations):
             assert Permutation(n, seed).many(np.zeros_like(positions), positions).tolist() == expected
     assert len(deviations) == num_deviations
     assert all(index == n - 1 and (n - 1).bit_count() == 1 and n.bit_length() % 2 for n, index in deviations)
-
-
-def test_every_length_is_permuted():
-    for n in [*range(1, 513), 4097, 65535, 65536, 65537, 65538, 131073, 262145]:
-        permutation = Permutation(n, seed=n)
-        blocks = np.split(np.arange(n), [1, 100, n // 2, n - 3]) if n > 512 else [np.arange(n)]
-        order = np.concatenate([permutation.many(np.zeros(len(block), np.int64), block) for block in blocks])
-        assert order.dtype == np.int64
-        assert np.array_equal(np.bincount(order, minlength=n), np.ones(n)), n
-        for i in {0, 1, 4095, 4096, n // 2, n - 2, n - 1} & set(range(n)):
-            assert order[i] == index_shuffle(i, n - 1, n, 4)
 
 
 LONG = [2**31 - 1, 2**31 + 5, 2**32, 2**32 + 1, 2**50 + 1, 2**53 - 1, 2**53 + 1, 2**60 + 7, 2**62 + 3, 2**62 + 5000, 2**63 - 1]

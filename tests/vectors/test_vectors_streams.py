@@ -62,10 +62,6 @@ def mixed(row):
     return IterDataset.mix([build(component) for component in row["components"]], row["weights"])
 
 
-def mixed_by_name():
-    return IterDataset.mix({"b": numbers(5), "a": numbers(100, 105)}, {"b": 1, "a": 2})
-
-
 def sequences(case):
     elements = [{k: np.array(v, np.int64) if isinstance(v, list) else v for k, v in e.items()} for e in case["elements"]]
     return MapDataset.source(elements).to_iter_dataset()
@@ -100,7 +96,8 @@ def rows():
         states = {0: row["state_before"], min(2, len(row["elements"])): row["state_after_2"], -1: row["state_after_stop"]}
         yield "mix", mixed, (row,), row["elements"], states
     row = MIX["iter_mix_mapping"]
-    yield "mix by name", mixed_by_name, (), row["elements"] + row["rest"], {4: row["state"]}
+    by_name = {"b": numbers(5), "a": numbers(100, 105)}, {"b": 1, "a": 2}
+    yield "mix by name", IterDataset.mix, by_name, row["elements"] + row["rest"], {4: row["state"]}
     for case in load("pack_bins")["cases"]:
         for name, cls in (("first_fit", x.FirstFitPackIterDataset), ("best_fit", x.BestFitPackIterDataset)):
             yield "bins", packed, (case, cls), case[name]["output"], recorded_states(case[name])
