@@ -202,13 +202,9 @@ class Deadly(Map):
         self.mark = Path(tempfile.mkdtemp(dir=FOLDER)) / "died"
 
     def map(self, x):
-        if x == self.at:
-            try:
-                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                pass
-            else:
-                self.die()
+        if x == self.at and not self.mark.exists():
+            self.mark.touch()
+            self.die()
         return np.full(self.size, x)
 
 

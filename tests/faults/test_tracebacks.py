@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from fault_harness import run
+from fault_harness import check_silent, run
 
 # Each kind in a function of its own, whose failure is shown as at the end of a program.
 TRAIN = """
@@ -104,15 +104,12 @@ def test_only_the_users_own_lines(tmp_path):
         assert note.startswith(NOTE) and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
 
 
-def test_all_lines_when_asked_for(tmp_path):
+def test_all_lines_or_both_when_asked_for(tmp_path):
     for kind, text in shown(tmp_path, OFF + FAIL, "item", "iter", "loader with workers").items():
         functions, (where,) = stack(text)
         assert functions[:2] == ["<module>", "train"] and functions[-1] == "user_code", text
         assert ({"__getitem__", "_block"} if kind == "item" else {"__next__", "_take"}) < set(functions), text
         assert re.fullmatch(WHERE[kind], where), text
-
-
-def test_both_when_asked_for(tmp_path):
     script = "gm.config.update('py_traceback_filtering', 'remove_frames')\n" + FAIL
     for text in shown(tmp_path, script, "item", "map").values():
         whole, link, filtered = text.partition("\nThe above exception was the direct cause of the following exception:\n\n")
@@ -146,5 +143,4 @@ def test_what_raises_after_the_interpreter_has_begun_to_end(tmp_path):
 
     late = Late()
     """
-    outcome = run(tmp_path, script)
-    assert (outcome.code, outcome.out, outcome.err) == (0, "as it was", "")
+    check_silent(run(tmp_path, script), out="as it was")
