@@ -128,3 +128,17 @@ def test_when_it_warns(place, caplog):
     text = str(caught.value)
     assert "99.90%" in text and "filter_raise_threshold_ratio=None" in text and "1000" in text
     assert place != "iter" or "FilterDatasetIterator(transform=" in text
+
+
+@each_place
+def test_blocks_of_blocks_do_not_swallow_the_error(place):
+    """A block that fails is taken again by every step behind it: the error is to come again, until the user has it."""
+    shuffled = lambda ds: ds.window_shuffle(3, seed=0).batch(2)  # noqa: E731
+    for wrap in (lambda ds: ds.batch(3).batch(2), lambda ds: ds.cache().batch(3), shuffled):
+        it, num_errors = iter(wrap(pipeline(place, lambda x: x % 100 == 0, 5000, 0.5))), 0
+        for _ in range(40):
+            try:
+                next(it, None)
+            except ValueError:
+                num_errors += 1
+        assert 4 <= num_errors <= 10, wrap

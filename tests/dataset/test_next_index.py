@@ -161,7 +161,7 @@ NO_INDEX = [
     ],
     (gx.InterleaveIterDataset([numbers(), numbers()], cycle_length=2), "single dataset", "single dataset"),
     (lists(BareStream(9)), "BareIterator", "BareIterator"),
-    (threaded(Plain(5)), "ThreadPrefetch", None),
+    (threaded(Plain(5)), "ThreadPrefetch", "ThreadPrefetch"),
 ]
 
 

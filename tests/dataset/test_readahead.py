@@ -45,7 +45,7 @@ class TestThreadsAndBlocks:
         if starts:
             it.start_prefetch()
             wait_until(lambda: source.gate.num_busy == at_once)
-            assert len(working()) == at_once
+            assert sorted([thread.name for thread in working()]) == [f"gristmill-read_{i}" for i in range(at_once)]
             assert sorted(source.blocks) == [[i] for i in range(at_once)]
         with ThreadPoolExecutor(1) as pool:
             first = pool.submit(next, it)
