@@ -90,7 +90,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("selection_map", "model", "numbers"), CASES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("selection_map", "model", "numbers"), CASES, ids=lambda value: getattr(value, "__name__", str(value))[:40]
+)
 def test_any_block_by_the_model(selection_map, model, numbers):
     total = sum(numbers)
     assert len(selection_map) == (10 if model is chosen else min(total, sys.maxsize))
