@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from gristmill.core.cached import cached
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.core.naming import one_line, stable_repr
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
@@ -237,7 +237,7 @@ class DataLoaderIterator(Iterator[Any]):
         before, after = state_to_text(state).split(f'        "0": 0{_BETWEEN}-1', 1)
         return before, after
 
-    @functools.cached_property
+    @cached
     def _origin(self) -> dict[str, Any]:
         """What a state says about the loader it belongs to."""
         plan = self._plan

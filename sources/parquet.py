@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import add_note, missing_package
 from gristmill.sources.arrow_files import open_input
@@ -205,12 +205,12 @@ class ParquetRows:
             or types.is_fixed_size_binary(arrow_type)
         )
 
-    @functools.cached_property
+    @cached
     def _sensitive(self) -> Set[str]:
         """The columns in which missing values make others look different."""
         return {name for name in self._columns if self._depends_on_nulls(self._type(name))}
 
-    @functools.cached_property
+    @cached
     def _leaves(self) -> list[tuple[list[str], bool]]:
         """For each column of the file's own schema: the columns and fields it is a part of; whether values may be missing."""
         schema = self._metadata.schema
@@ -219,7 +219,7 @@ class ParquetRows:
         prefixes = [[".".join(path[:depth]) for depth in range(1, len(path) + 1)] for path in paths]
         return [(names, column.max_definition_level > 0) for names, column in zip(prefixes, columns, strict=True)]
 
-    @functools.cached_property
+    @cached
     def _null_counts(self) -> NullCounts:
         return NullCounts(read_footer(self._source) if self._has_own_footer else b"")
 

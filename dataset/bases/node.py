@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from gristmill.core import hooks
+from gristmill.core.cached import cached
 from gristmill.core.inert import STATS
 from gristmill.core.options import DatasetOptions
 from gristmill.core.seeds import check_seed, derive_seed
@@ -92,7 +92,7 @@ class DatasetNode(Node):
         """The datasets that this one is made of."""
         return self._parents
 
-    @functools.cached_property
+    @cached
     def _default_seed(self) -> np.uint32 | None:
         return default_seed(self)
 

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -118,3 +119,5 @@ def test_an_interrupt_at_any_line_spoils_no_later_text(name):
         assert ask(it) == ask(make(*arguments)) == expected, number
         number += 1
     assert number > 50
+    with ThreadPoolExecutor(1) as pool:  # an interrupt on the way out of a `with` leaves a lock behind
+        assert pool.submit(lambda: ask(make(*parts()))).result() == expected
