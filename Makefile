@@ -14,7 +14,7 @@ BRINGS_examples := 60 packages, 1.1 GB (JAX, Orbax, TFDS without TensorFlow, sci
 BRINGS_docs := 50 packages, 0.2 GB (Sphinx): half a minute or so
 BRINGS_test := 140 packages, 1.4 GB (what the examples and the site need, pytest, pandas, Jupyter): 3 minutes or so
 BRINGS_dev := 150 packages, 1.5 GB (what the tests need, ruff, mypy): 3 minutes or so
-ALL_TESTS_TAKE := 25 minutes on 2 CPUs
+ALL_TESTS_TAKE := 6 minutes on 2 CPUs
 QUICK_TESTS_TAKE := 4 minutes on 2 CPUs
 
 .DEFAULT_GOAL := help
@@ -40,7 +40,7 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 	$(PY) -m pip install --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
-PYTEST := $(PY) -m pytest --numprocesses=auto --dist=loadfile
+PYTEST := $(PY) -m pytest --numprocesses=auto --dist=worksteal
 
 .PHONY: test
 test: $(VENV)/.installed-test  ## run the tests and the examples in docstrings, ALL_TESTS_TAKE; with CI=true the slow ones too
