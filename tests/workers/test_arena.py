@@ -55,9 +55,9 @@ class TestMemory:
         array += 1
         assert array.tolist() == [4] * 5000
         if has_ctypes:
-            assert set(Path("/proc/self/fd").iterdir()) == before
+            assert set(Path("/proc/self/fd").iterdir()) <= before  # pools of other tests may end meanwhile
         del array
-        assert set(Path("/proc/self/fd").iterdir()) == before
+        assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
 class TestSlots:

@@ -243,7 +243,7 @@ def test_nothing_is_left_open_or_mapped():
     use()  # Starts the resource tracker.
     before = len(list(FDS.iterdir()))
     names = use()
-    assert len(list(FDS.iterdir())) == before
+    assert len(list(FDS.iterdir())) <= before
     maps = Path("/proc/self/maps").read_text()
     assert len(names) == 2 and not any(name in maps for name in names)
 
