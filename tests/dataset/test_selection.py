@@ -8,24 +8,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from formulas import chosen
 from refusing import assert_raises
 
 from gristmill.core.indices import as_ints
 from gristmill.dataset import selection
 from gristmill.dataset.selection import ConcatenationMap, SelectionWithProportionsMap, integer_weights, select_singly, selected
 from gristmill.transforms.base import DatasetSelectionMap
-
-
-def chosen(proportions, k):
-    """The rule in the words of the specification, with the rest of each component rounded down exactly."""
-    a, b, total = k, k + 1, sum(proportions)
-    for j, weight in enumerate(proportions):
-        rest = total - weight
-        c, d = a * rest // total, b * rest // total
-        if a - c != b - d:
-            return j, b - d - 1
-        a, b, total = c, d, rest
-    raise AssertionError
 
 
 def placed(lengths, i):
