@@ -41,8 +41,8 @@ class _Grain(ModuleType):
     def __getattr__(self, name: str) -> Any:
         try:
             return getattr(gristmill, name)
-        except AttributeError:
-            raise AttributeError(f"module 'grain' has no attribute {name!r}") from None
+        except AttributeError as error:  # which says "gristmill", and why
+            raise AttributeError(f"module 'grain' has no attribute {name!r}") from error
 
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *dir(gristmill)})
@@ -86,7 +86,9 @@ def _define_flags() -> None:
     """Defines the flags that Grain has, where absl is installed; ``config`` reads them."""
     try:
         from absl import flags
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != "absl":  # it is there, and broken
+            raise
         return
     for name in dir(config):
         # The last two are flags of ArrayRecord.
