@@ -97,6 +97,10 @@ _NAMES: dict[str, dict[str, tuple[str, str]]] = {
     | _instead("MapDataset", "gristmill.dataset", "MapDatasetMeta IterDatasetMeta"),
     "python.dataset.elastic_iterator": _of("experimental", "ElasticIterator"),
     "python.dataset.sources.parquet_dataset": _of("experimental", "ParquetIterDataset"),
+    "python.dataset.sources.tfrecord_dataset": _of("experimental", "TFRecordIterDataset")
+    | _instead(
+        "experimental.TFRecordIterDataset(open=...)", "gristmill.grain_tfrecord", "_TFRecordReader _TFRecordDatasetIterator"
+    ),
     "python.dataset.stats": _instead("observe", _HERE, _STATS),
     **{f"python.dataset.transformations.{name}": names for name, names in _TRANSFORMATIONS.items()},
     "python.experimental.index_shuffle.python.index_shuffle_module": _of("experimental", "index_shuffle"),

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import sys
 import zlib
 from typing import BinaryIO
+
+from gristmill.sources.forwards import ForwardFile
 
 _PIECE_BYTES = 1 << 16
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
-class InflatedFile:
+class InflatedFile(ForwardFile):
     """What a gzip or zlib file holds, to be read forwards; a ``seek`` backwards starts again from the beginning.
 
     Args:
         file: the compressed file, which is closed with this one. A gzip file may consist of several, one behind another.
 
     Example:
-        >>> import gzip
+        >>> import gzip, io
         >>> file = InflatedFile(io.BytesIO(gzip.compress(b"some text")))
         >>> file.seek(5), file.read(100)
         (5, b'text')
@@ -26,13 +26,14 @@ class InflatedFile:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._start()
+        self._restart()
 
-    def _start(self) -> None:
+    def _restart(self) -> None:
         self._file.seek(0)
         self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
         self._rest = b""  # of what was read and not yet inflated
         self._position = 0
+        self._has_begun = False
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes, at least one unless this is the end.
@@ -42,10 +43,11 @@ class InflatedFile:
         """
         while True:
             compressed = self._rest or self._file.read(_PIECE_BYTES)
-            if self._inflate.eof or not self._file.tell():  # at the end of one of several files, or the file is empty
+            if self._inflate.eof or not (compressed or self._has_begun):  # at the end of one of several files, or it is empty
                 if not compressed:
                     return b""
                 self._inflate = zlib.decompressobj(_GZIP_OR_ZLIB)
+            self._has_begun = True
             try:
                 data = self._inflate.decompress(compressed, size)
             except zlib.error as error:
@@ -56,16 +58,6 @@ class InflatedFile:
                 return data
             if not compressed and not self._inflate.eof:
                 raise ValueError("the compressed data are cut off")
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Goes to ``offset``, or with ``io.SEEK_END`` to the end; returns where it got."""
-        if whence == io.SEEK_END:
-            offset = sys.maxsize
-        if offset < self._position:
-            self._start()
-        while self._position < offset and self.read(min(offset - self._position, _PIECE_BYTES)):
-            pass
-        return self._position
 
     def close(self) -> None:
         self._file.close()

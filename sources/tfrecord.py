@@ -10,16 +10,30 @@ import io
 import os
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, Protocol, get_args
 
 import numpy as np
 
 from gristmill.core.errors import StateIndexError, add_note
+from gristmill.core.naming import transform_name
 from gristmill.sources.crc32c import masked_crc32c
+from gristmill.sources.forwards import UnseekableFile, can_seek
 from gristmill.sources.inflate import InflatedFile
 
 Compression = Literal["gzip", "zlib"]
+
+
+class BinaryFile(Protocol):
+    """What a function that opens files returns. It is read from front to back; with a method ``seek``, from anywhere."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def close(self) -> object: ...
+
+
+Opener = Callable[[Any], BinaryFile]
 
 _HEADER = struct.Struct("<QI")
 _FOOTER_SIZE = 4
@@ -37,6 +51,14 @@ def check_compression(compression: Any) -> Compression | None:
     raise ValueError(f"compression must be None or one of {get_args(Compression)}, got {compression!r}")
 
 
+def check_opener(open: Any) -> Opener | None:
+    """Returns ``open``, if it may be a function that opens files."""
+    if open is None or callable(open):
+        found: Opener | None = open
+        return found
+    raise TypeError(f"open must be a function that takes a path and returns a binary file object, got {open!r:.200}")
+
+
 class TFRecordFile:
     """The records of a file, from any offset on.
 
@@ -44,20 +66,45 @@ class TFRecordFile:
         path: the file; an object with a method ``open``, like those of ``pathlib`` and ``etils.epath``, opens itself.
         check_crc: compare all checksums.
         compression: what the whole file is compressed with. Offsets are those in the uncompressed data.
+        open: opens the file in place of that.
 
     Raises:
         OSError: the file cannot be opened.
+        TypeError: ``open`` does not return a binary file.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, check_crc: bool, compression: Compression | None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, check_crc: bool, compression: Compression | None, open: Opener | None = None
+    ) -> None:
         self._path = path
         self._check_crc = check_crc
         self._compression = compression
-        opener: Any = path if hasattr(path, "open") else Path(path)
-        file = opener.open("rb")
+        self._open = open
+        file = self._opened()
+        if not can_seek(file):
+            file = UnseekableFile(file, self._opened)
         self._file = file if compression is None else InflatedFile(file)
         self._window, self._window_offset = b"", 0  # what was read last, where that begins
         self._record_size = 0  # that of the last block's first one: large records mostly come together
+
+    def _opened(self) -> Any:
+        path: Any = self._path
+        if self._open is None:
+            return (path if hasattr(path, "open") else Path(path)).open("rb")
+        try:
+            file = self._open(path)
+        except Exception as error:
+            add_note(error, f"{path} was to be opened by {transform_name(self._open)}.")
+            raise
+        is_text = isinstance(file, io.TextIOBase)
+        if is_text or not (hasattr(file, "read") and hasattr(file, "close")):
+            if is_text:
+                file.close()
+            raise TypeError(
+                f"open must return a binary file object, with read(size) and close(), but {transform_name(self._open)} "
+                f"returned for {path} a {type(file).__name__}{', which is a text file: use the mode rb' if is_text else ''}"
+            )
+        return file
 
     def close(self) -> None:
         self._file.close()
@@ -122,7 +169,7 @@ class TFRecordFile:
     def _check_end(self, offset: int) -> None:
         try:
             size = self._file.seek(0, io.SEEK_END)
-        except (OSError, ValueError) as error:
+        except Exception as error:
             self._raise_named(error, offset)
         if offset > size:
             raise StateIndexError(f"reader_offset must be at most {size}, the size of {self._path}, got {offset}")
@@ -160,17 +207,23 @@ class TFRecordFile:
         try:
             if num_bytes < size:
                 self._file.seek(offset + num_bytes)
-            while num_bytes < size and (piece := self._file.read(min(size - num_bytes, _PIECE_BYTES))):
+            while num_bytes < size and (piece := self._piece(size - num_bytes)):
                 pieces.append(piece)
                 num_bytes += len(piece)
-        except (OSError, ValueError) as error:
+        except Exception as error:
             if num_bytes < min_size:
                 self._raise_named(error, offset + num_bytes)
         self._window, self._window_offset = b"".join(pieces), offset
         return self._window
 
+    def _piece(self, size: int) -> bytes:
+        piece = self._file.read(min(size, _PIECE_BYTES))
+        if isinstance(piece, bytes | bytearray | memoryview):
+            return piece
+        raise TypeError(f"read() of a binary file must return bytes, that of {self._path} returned {piece!r:.200}")
+
     def _raise_named(self, error: Exception, offset: int) -> NoReturn:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) or not isinstance(error, ValueError):
             add_note(error, f"{self._path} was to be read behind byte {offset}.")
             raise error
         raise ValueError(f"{self._path} cannot be read behind byte {offset}: {error}. {_REMEDY}") from error

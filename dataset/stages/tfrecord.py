@@ -7,16 +7,22 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
+from gristmill.core.naming import transform_name
 from gristmill.core.state import state_count
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.parameters import aside
+from gristmill.dataset.bases.parameters import aside, function
 from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, FilesParameters
-from gristmill.sources.tfrecord import Compression, TFRecordFile, check_compression
+from gristmill.sources.tfrecord import Compression, Opener, TFRecordFile, check_compression, check_opener
 
 
 class TFRecordParameters(FilesParameters):
     check_crc: bool = aside()
     compression: Compression | None = aside()
+    open: Opener | None = function()
+
+    def __post_init__(self) -> None:
+        check_compression(self.compression)
+        check_opener(self.open)
 
 
 class TFRecordIterDataset(FilesIterDataset[bytes]):
@@ -38,13 +44,19 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
         check_crc: compare the checksums. Grain does not, and reads files that have none.
         compression: ``"gzip"`` or ``"zlib"`` for files that are compressed as a whole. Restoring a state then inflates the file
             up to the offset, which is that in the uncompressed data.
+        open: opens files, of an object store, say, in place of the built-in way: a function of a path, as it was given, that
+            returns a binary file object with ``read(size)``, which returns ``bytes``, and ``close()``. If that has ``seek(offset,
+            whence)`` as well, and no ``seekable()`` that denies it, a state is restored at once; else the file is read again up
+            to there. It is called for the first record, and for the next one after the end or an error; what it returns is
+            closed then. Worker processes need a function that can be pickled. An addition to Grain's arguments.
 
     Raises:
-        TypeError: ``path`` is something else.
+        TypeError: ``path`` or ``open`` is something else.
         ValueError: ``compression`` is something else.
 
     Errors of ``next``: ``ValueError`` names the file and the offset of a damaged record; ``StateIndexError`` says that a state
-    is about a longer file; ``OSError`` if the file is missing or cannot be read.
+    is about a longer file; ``OSError`` if the file is missing or cannot be read; ``TypeError`` if ``open`` returns something
+    else. What ``open`` and its files raise is raised as it is, with notes that name the file.
 
     Example:
         >>> import os, struct, tempfile
@@ -59,6 +71,13 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
         >>> it = iter(TFRecordIterDataset(path))
         >>> next(it), it.get_state(), list(it)
         (b'a', {'reader_offset': 17}, [b'bb', b''])
+
+        >>> import io
+        >>> blobs = {"gs://bucket/letters": framed(b"x") + framed(b"yz")}
+        >>> def open_blob(path):
+        ...     return io.BytesIO(blobs[path])
+        >>> list(TFRecordIterDataset("gs://bucket/letters", open=open_blob))
+        [b'x', b'yz']
     """
 
     _parameters: TFRecordParameters
@@ -69,10 +88,19 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
         *,
         check_crc: bool = True,
         compression: Compression | None = None,
+        open: Opener | None = None,
     ) -> None:
         super().__init__(path)
         self._is_one_file = isinstance(path, str | os.PathLike)
-        self._parameters = TFRecordParameters(path, bool(check_crc), check_compression(compression))
+        self._parameters = TFRecordParameters(path, bool(check_crc), compression, open)
+
+    def __str__(self) -> str:
+        text, opener = super().__str__(), self._parameters.open
+        return text if opener is None else f"{text[:-1]}, open={transform_name(opener)})"
+
+    @property
+    def _path(self) -> Any:  # for subclasses that were written for Grain
+        return self._paths[0] if self._is_one_file else self._paths
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Keeps some of the files: those of one of several workers.
@@ -88,20 +116,17 @@ class TFRecordIterDataset(FilesIterDataset[bytes]):
         super().set_slice(sl, sequential_slice)
 
     def _file_iterator(self, path: str | os.PathLike[str]) -> DatasetIterator[bytes]:
-        return TFRecordDatasetIterator(path, self._parameters.check_crc, self._parameters.compression)
+        return TFRecordDatasetIterator(path, self._parameters)
 
 
-class TFRecordDatasetIterator(FileIterator[bytes]):
+class RecordsIterator(FileIterator[bytes]):
+    """The records of one file; its state is where the next one begins. Subclasses define ``_open``."""
+
     _block_place: list[int]  # the offsets of the records of the block, and of what follows it
     _is_to_be_checked = False  # the place, which a state has given
 
-    def __init__(self, path: str | os.PathLike[str], check_crc: bool, compression: Compression | None) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path, [0])
-        self._check_crc = check_crc
-        self._compression = compression
-
-    def _open(self) -> TFRecordFile:
-        return TFRecordFile(self._path, check_crc=self._check_crc, compression=self._compression)
 
     def _read(self, file: TFRecordFile) -> tuple[list[bytes], list[int]]:
         return self._checked(file).read(self._block_place[-1])
@@ -130,3 +155,13 @@ class TFRecordDatasetIterator(FileIterator[bytes]):
     def _skip(self) -> None:
         offset = self._block_place[self._index]
         self._go_to(self._use_file(lambda file: self._checked(file).skip(offset)))
+
+
+class TFRecordDatasetIterator(RecordsIterator):
+    def __init__(self, path: str | os.PathLike[str], parameters: TFRecordParameters) -> None:
+        super().__init__(path)
+        self._parameters = parameters
+
+    def _open(self) -> TFRecordFile:
+        given = self._parameters
+        return TFRecordFile(self._path, check_crc=given.check_crc, compression=given.compression, open=given.open)

@@ -1,9 +1,12 @@
 """``TFRecordIterDataset`` and ``ParquetIterDataset`` as stages; files and their values are tested with the sources."""
 
+import functools
 import gc
 import gzip
+import io
 import itertools
-import struct
+import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,16 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from refusing import assert_raises
+from tfrecords import framed
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateIndexError
+from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset.bases.element_spec import get_element_spec
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.parquet import ParquetIterDataset
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.sources import parquet, tfrecord
-from gristmill.sources.crc32c import masked_crc32c
 from gristmill.testing import assert_equal_output_after_checkpoint
 
 RECORDS = [f"record {i}".encode() * i for i in range(30)]
@@ -30,10 +34,7 @@ ROWS = [{"x": x, "text": f"row {x}"} for x in range(9)]
 
 
 def write_records(path, records=RECORDS):
-    with Path(path).open("wb") as file:
-        for data in records:
-            for part in (struct.pack("<Q", len(data)), data):
-                file.write(part + struct.pack("<I", masked_crc32c([part])[0]))
+    Path(path).write_bytes(b"".join(map(framed, records)))
     return str(path)
 
 
@@ -166,6 +167,101 @@ def test_compressed_records(tmp_path, records):
         assert it.get_state() == offset(position)
         assert list(it) == RECORDS[position:]
     assert_raises(ValueError, "compression", TFRecordIterDataset, "a", compression="bz2")
+
+
+class Blob(io.BytesIO):
+    """A file of an object store, whose connection breaks where the bytes at ``breaks`` are asked for."""
+
+    def __init__(self, content, seeks, breaks):
+        super().__init__(content)
+        self.seeks, self.breaks = seeks, breaks
+
+    def seekable(self):
+        return self.seeks
+
+    def read(self, size):
+        if any(self.tell() <= offset < self.tell() + size for offset in self.breaks):
+            raise EOFError("connection lost")
+        return super().read(size)
+
+
+@pytest.mark.parametrize("compress", [None, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("seeks", [True, False], ids=["seeks", "streams"])
+def test_files_that_a_function_opens(blocks, seeks, compress):
+    content, breaks, opened = b"".join(map(framed, RECORDS)), [], []
+
+    def open_blob(path):
+        opened.append(Blob(compress(content) if compress else content, seeks, breaks))
+        return opened[-1]
+
+    path = "gs://bucket/a"
+    ds = TFRecordIterDataset(path, open=open_blob, compression=compress and "gzip")
+    assert f"TFRecordIterDataset({path}, open=open_blob" in repr(ds)
+    it = iter(ds)
+    for position in (0, 20, 3, 30, 7):
+        it.set_state(offset(position))
+        assert it.get_state() == offset(position) and list(it) == RECORDS[position:]
+        assert all(file.closed for file in opened)
+    it.set_state(offset(9))
+    breaks += [5, 6] if compress else [offset(12)["reader_offset"] + 3, offset(20)["reader_offset"]]
+    read, num_errors = [], 0
+    while len(read) < 21:
+        before = it.get_state()
+        try:
+            read.append(next(it))
+        except EOFError as error:
+            assert it.get_state() == before and all(file.closed for file in opened)
+            assert any(f"{path} was to be read behind byte" in note for note in error.__notes__)
+            num_errors += 1
+            del breaks[0]
+    assert read == RECORDS[9:] and num_errors == 2
+    it.set_state(offset(5))
+    assert next(it) == RECORDS[5] and not opened[-1].closed
+    it.close()
+    assert opened[-1].closed
+
+
+def lost(path):
+    raise LookupError("no such blob")
+
+
+def as_text(path):
+    return Path(path).open()
+
+
+def of_text(path):
+    return SimpleNamespace(read=lambda size: "text", close=int)
+
+
+USELESS = [
+    (lost, LookupError, "no such blob.*a.tfrecord was to be opened by lost"),
+    (as_text, TypeError, "as_text.* returned for .*a.tfrecord a TextIOWrapper, which is a text file: use the mode rb"),
+    (len, TypeError, "but len returned for .*a.tfrecord a int"),
+    (of_text, TypeError, "must return bytes, that of .*a.tfrecord returned 'text'"),
+]
+
+
+@pytest.mark.parametrize(("opener", "error", "match"), USELESS, ids=lambda x: getattr(x, "__name__", ""))
+def test_functions_that_open_nothing_of_use(records, opener, error, match):
+    it = iter(TFRecordIterDataset(records, open=opener))
+    for _ in range(2):
+        with pytest.raises(error) as raised:
+            next(it)
+        assert re.search(match, "\n".join([*map(str, raised.value.args), *raised.value.__notes__]), re.DOTALL)
+    assert_raises(TypeError, "open must be a function", TFRecordIterDataset, records, open="rb")
+
+
+def test_workers_open_files_by_a_function(tmp_path):
+    paths = [write_records(tmp_path / f"{i}", [b"%d" % x for x in range(10 * i, 10 * i + 3)]) for i in range(2)]
+
+    def numbers(opener):
+        ds = TFRecordIterDataset(paths, open=opener).map(int)
+        return list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
+
+    assert numbers(lambda path: io.BytesIO(Path(path).read_bytes())) == [0, 10, 1, 11, 2, 12]
+    with pytest.raises(TypeError, match="pickle") as error:
+        numbers(functools.partial(open, opener=threading.Lock()))
+    assert any(re.search(r"open of TFRecordIterDataset\(\[2 files\].*cannot be pickled", note) for note in error.value.__notes__)
 
 
 def flip(path, position):

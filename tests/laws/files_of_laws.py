@@ -1,12 +1,11 @@
 """Small files for the table of stages."""
 
 import functools
-import struct
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from gristmill.sources.crc32c import masked_crc32c
+from tfrecords import framed
 
 
 @functools.cache
@@ -17,13 +16,21 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 @functools.cache
 def records_file(start: int, stop: int) -> str:
     path = Path(_folder().name) / f"{start}-{stop}.tfrecord"
-    with path.open("wb") as file:
-        for record in range(start, stop):
-            data = bytes([record]) * record
-            size = struct.pack("<Q", len(data))
-            for part in (size, data):
-                file.write(part + struct.pack("<I", masked_crc32c([part])[0]))
+    path.write_bytes(b"".join([framed(bytes([record]) * record) for record in range(start, stop)]))
     return str(path)
+
+
+class Stream:
+    """What opens a file that cannot seek, and gives as few bytes as it may."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("rb")  # noqa: SIM115  (``close`` closes it)
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(min(size, 7))
+
+    def close(self) -> None:
+        self._file.close()
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from entry import (
     pair,
     unless_none,
 )
-from files_of_laws import number, records_file, rows_file, size
+from files_of_laws import Stream, number, records_file, rows_file, size
 from formulas import stream, window_order
 
 from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadOptions
@@ -203,6 +203,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("chain", lambda: lists(filtered().map_with_index(pair).random_map(draw, seed=1), 2), cut(_DRAWN_PAIRS, 2)),
     # Files
     ("tfrecord", lambda: TFRecordIterDataset(records_file(0, 9)), [bytes([i]) * i for i in range(9)]),
+    ("tfrecord_open", lambda: TFRecordIterDataset(records_file(0, 9), open=Stream), [bytes([i]) * i for i in range(9)]),
     ("tfrecord_empty", lambda: TFRecordIterDataset(records_file(3, 3), check_crc=False), []),
     ("tfrecord_no_files", lambda: TFRecordIterDataset([]), []),
     ("tfrecord_files", lambda: TFRecordIterDataset([records_file(0, 4), records_file(10, 12)]).map(size), [0, 10, 1, 11, 2, 3]),

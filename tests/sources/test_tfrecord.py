@@ -1,26 +1,19 @@
 import gzip
 import io
 import itertools
-import struct
 import zlib
 
 import numpy as np
 import pytest
 from refusing import assert_raises
+from tfrecords import framed
 
 from gristmill.core.errors import StateIndexError
 from gristmill.sources import tfrecord
-from gristmill.sources.crc32c import masked_crc32c
 from gristmill.sources.tfrecord import TFRecordFile, check_compression
 
 RECORDS = [b"a", b"", b"bb" * 100, bytes(3000), b"last"]
 COMPRESS = {None: bytes, "gzip": gzip.compress, "zlib": zlib.compress}
-
-
-def framed(data):
-    size = struct.pack("<Q", len(data))
-    size_crc, data_crc = [struct.pack("<I", crc) for crc in masked_crc32c([size, data])]
-    return size + size_crc + data + data_crc
 
 
 ENDS = np.cumsum([0, *[len(framed(record)) for record in RECORDS]]).tolist()
