@@ -21,7 +21,9 @@ def test_importing_alone_imports_no_machinery_and_using_it_no_optional_package(t
         print(*sorted(m for m in sys.modules if m.startswith('gristmill')))
         heavy = lambda: {HEAVY} & sys.modules.keys()
         assert not heavy()
-        gristmill.DataLoader, gristmill.MapDataset
+        import gristmill.sources
+        assert not heavy() and 'multiprocessing.shared_memory' not in sys.modules
+        gristmill.DataLoader, gristmill.MapDataset, gristmill.config.py_debug_mode
         assert not heavy(), heavy()
         list(gristmill.load([1, 2, 3], num_epochs=1, shuffle=True, seed=0, batch_size=2))
         list(gristmill.MapDataset.range(9).shuffle(seed=1).map(lambda x: {{'x': [x]}}).batch(2))
@@ -44,27 +46,6 @@ class Block(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, Block())
 """
-
-
-def test_a_missing_orbax_is_named_with_its_extra(tmp_path):
-    script = """
-import gristmill
-handler = gristmill.checkpoint.CheckpointHandler
-for place, name in (
-    (gristmill.checkpoint, "CheckpointSave"),
-    (gristmill.checkpoint, "CheckpointRestore"),
-    (gristmill.python, "PyGrainCheckpointSave"),
-    (gristmill, "GrainCheckpointRestore"),
-):
-    try:
-        getattr(place, name)
-    except ImportError as error:
-        print(error)
-"""
-    lines = output(tmp_path, BLOCK.format(names=["orbax"]) + script)
-    for line, name in zip(lines, ("Save", "Restore", "Save", "Restore"), strict=True):
-        assert f"gristmill.checkpoint.Checkpoint{name} needs the package orbax-checkpoint" in line
-        assert "pip install 'gristmill[orbax]'" in line
 
 
 def test_the_main_job_needs_numpy_and_cloudpickle_only(tmp_path):

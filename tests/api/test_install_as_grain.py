@@ -1,34 +1,64 @@
+"""Programs that were written for Grain, after ``install_as_grain`` or under ``run-as-grain``."""
+
 import subprocess
 import sys
-import textwrap
+
+import pytest
+from programs import output
 
 
-def run(script: str, *arguments: str) -> list[str]:
-    process = subprocess.run([sys.executable, "-c", textwrap.dedent(script), *arguments], capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    assert process.stderr == ""
-    return process.stdout.splitlines()
+def check(folder, script, *arguments):
+    """Runs a program that checks by itself and says nothing."""
+    assert output(folder, script, *arguments) == []
 
 
-def test_code_written_for_grain_runs():
-    assert run(
+def test_modules_and_names_are_ours_and_stay_so_in_pickles_and_when_they_are_loaded_again(tmp_path):
+    check(
+        tmp_path,
         """
+        import importlib, importlib.util, pickle
         import gristmill
         gristmill.install_as_grain()
         gristmill.install_as_grain()
+        from absl import flags
+        from grain import *
+        assert MapDataset is gristmill.MapDataset and experimental is gristmill.experimental
         import grain
         import grain.python as pygrain
+        import grain.samplers
         from grain import transforms
         from grain.python import experimental
         from grain.python.experimental import index_shuffle
-        print(grain.MapDataset is gristmill.MapDataset, pygrain is gristmill.python, transforms is gristmill.transforms)
-        print(experimental is gristmill.python.experimental, index_shuffle is gristmill.experimental.index_shuffle)
-        print([batch.tolist() for batch in grain.load([1, 2, 3], num_epochs=1, batch_size=2)])
-        """
-    ) == ["True True True", "True True", "[[1, 2], [3]]"]
+        assert grain.MapDataset is gristmill.MapDataset and pygrain is gristmill.python and transforms is gristmill.transforms
+        assert experimental is pygrain.experimental and index_shuffle is gristmill.experimental.index_shuffle
+        assert [batch.tolist() for batch in grain.load([1, 2, 3], num_epochs=1, batch_size=2)] == [[1, 2], [3]]
+        assert (grain.__version__, grain.__version_info__) == ("0.2.18", (0, 2, 18)) and gristmill.__version__ != "0.2.18"
+        flags.FLAGS(["program", "--grain_py_debug_mode", "--grain_tf_lookup_batch_size=3"])
+        found = grain.config.py_debug_mode, grain.config.tf_lookup_batch_size, grain.config.py_traceback_filtering
+        assert found == (True, 3, "auto")
+        assert "diagnose" in dir(grain) and not hasattr(grain, "no_such")
+        assert not importlib.util.find_spec("grain.no_such") and not importlib.util.find_spec("grain.core")
+        grain.monitoring.Counter("name").IncrementBy(3)
+        for name in ("grain.core", "grain.no_such_module", "grain.samplers.index", "grainy"):
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                assert error.name == name
+            else:
+                raise AssertionError(name)
+        sampler = grain.samplers.IndexSampler(5, shuffle=True, seed=1)
+        text = pickle.dumps(sampler)
+        assert b"gristmill" in text and repr(pickle.loads(text)) == repr(sampler)
+        for module in (grain.constants, pygrain, grain):
+            name = module.__name__
+            assert importlib.reload(module).__name__ == name == module.__spec__.name
+        assert pickle.dumps(grain.Record).decode("latin1").count("gristmill") == 1
+        """,
+    )
 
 
-def test_every_public_module_is_the_same_under_both_names():
+@pytest.mark.parametrize("names", [("grain", "gristmill"), ("gristmill", "grain")])
+def test_every_public_module_is_the_same_under_both_names(names, tmp_path):
     script = """
         import importlib, sys
         import gristmill
@@ -40,63 +70,13 @@ def test_every_public_module_is_the_same_under_both_names():
             assert one is other, name
             assert one.__name__ == one.__spec__.name == "gristmill" + name, one.__spec__
             assert sys.modules["grain" + name] is sys.modules["gristmill" + name]
-        print("the same")
     """
-    assert run(script, "grain", "gristmill") == ["the same"]
-    assert run(script, "gristmill", "grain") == ["the same"]
+    check(tmp_path, script, *names)
 
 
-def test_pickles_and_reloads_keep_our_names():
-    assert run(
-        """
-        import importlib, pickle
-        import gristmill
-        gristmill.install_as_grain()
-        import grain.python
-        import grain.samplers
-        sampler = grain.samplers.IndexSampler(5, shuffle=True, seed=1)
-        text = pickle.dumps(sampler)
-        print(b"gristmill" in text, repr(pickle.loads(text)) == repr(sampler))
-        for module in (grain.constants, grain.python, grain):
-            name = module.__name__
-            print(importlib.reload(module).__name__ == name == module.__spec__.name)
-        print(pickle.dumps(grain.Record).decode("latin1").count("gristmill"))
-        """
-    ) == ["True True", "True", "True", "True", "1"]
-
-
-def test_the_module_grain_has_the_names_and_version_of_the_matched_one():
-    assert run(
-        """
-        import importlib.util
-        import gristmill
-        gristmill.install_as_grain()
-        from absl import flags
-        from grain import *
-        import grain
-        print(MapDataset is gristmill.MapDataset, experimental is gristmill.experimental, "diagnose" in dir(grain))
-        print(grain.__version__, grain.__version_info__, gristmill.__version__ != grain.__version__)
-        flags.FLAGS(["program", "--grain_py_debug_mode", "--grain_tf_lookup_batch_size=3"])
-        print(grain.config.py_debug_mode, grain.config.tf_lookup_batch_size, grain.config.py_traceback_filtering)
-        print([importlib.util.find_spec(f"grain.{name}") for name in ("no_such", "core")], hasattr(grain, "no_such"))
-        grain.monitoring.Counter("name").IncrementBy(3)
-        for name in ("grain.core", "grain.no_such_module", "grain.samplers.index", "grainy"):
-            try:
-                importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                print(error.name)
-        """
-    ) == [
-        "True True True",
-        "0.2.18 (0, 2, 18) True",
-        "True 3 auto",
-        "[None, None] False",
-        *("grain.core", "grain.no_such_module", "grain.samplers.index", "grainy"),
-    ]
-
-
-def test_private_names_that_programs_use_are_public_objects_and_warn():
-    assert run(
+def test_private_names_that_programs_use_are_public_objects_and_warn(tmp_path):
+    check(
+        tmp_path,
         """
         import importlib, operator, warnings
         import gristmill
@@ -119,10 +99,12 @@ def test_private_names_that_programs_use_are_public_objects_and_warn():
             from grain._src.python import data_loader
             from grain._src.python.dataset import dataset, stats
             from grain._src.python.dataset.transformations.prefetch import MultiprocessPrefetchIterDataset
-        print(dataset.MapDataset is gristmill.MapDataset, data_loader._determine_worker_count(3))
-        print(tree.flatten({"b": 1, "a": [2, None]}), tree.unflatten_as({"a": [2, None], "b": 1}, [3, 4]))
-        print(tree.map_structure(lambda x, y: x + y, {"a": (1, 2)}, {"a": (3, 4)}), tree.flatten_with_path([5])[0][1])
-        print(isinstance(gristmill.IterDataset.mp_prefetch, type), MultiprocessPrefetchIterDataset.__name__)
+        assert dataset.MapDataset is gristmill.MapDataset and data_loader._determine_worker_count(3) == 3
+        assert tree.flatten({"b": 1, "a": [2, None]}) == [2, 1] and tree.flatten_with_path([5])[0][1] == 5
+        assert tree.unflatten_as({"a": [2, None], "b": 1}, [3, 4]) == {"a": [3, None], "b": 4}
+        assert tree.map_structure(lambda x, y: x + y, {"a": (1, 2)}, {"a": (3, 4)}) == {"a": (4, 6)}
+        assert not isinstance(gristmill.IterDataset.mp_prefetch, type)
+        assert MultiprocessPrefetchIterDataset.__name__ == "MultiprocessPrefetchIterDataset"
 
         class Mine(dataset.MapDataset):
             @stats.record_next_duration_if_output
@@ -134,38 +116,27 @@ def test_private_names_that_programs_use_are_public_objects_and_warn():
                 with self._stats.record_self_time(num_elements=1):
                     return self._stats.record_output_spec(index)
 
-        print(list(Mine()), stats.make_stats(stats.StatsConfig(name="x"), []).report())
-        for name in ("grain._src.nothing", "grain._src.python.dataset.nothing"):
+        assert list(Mine()) == [0, 1] and stats.make_stats(stats.StatsConfig(name="x"), []).report() is None
+
+        def check_error(kind, text, call, *args):
             try:
-                importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                print(error.name, "What is public: grain.MapDataset" in str(error))
-        try:
-            dataset._Nothing
-        except AttributeError as error:
-            print("is private in Grain, and gristmill has of it only MapDataset" in str(error))
-        try:
-            tree.assert_same_structure([1], (1,))
-        except ValueError as error:
-            print(str(error).split(":")[0])
-        """
-    ) == [
-        "True 3",
-        "[2, 1] {'a': [3, None], 'b': 4}",
-        "{'a': (4, 6)} 5",
-        "False MultiprocessPrefetchIterDataset",
-        "[0, 1] None",
-        "grain._src.nothing True",
-        "grain._src.python.dataset.nothing True",
-        "True",
-        "Structures are not the same",
-    ]
+                call(*args)
+            except kind as error:
+                assert text in str(error), error
+                return error
+            raise AssertionError(text)
+
+        for name in ("grain._src.nothing", "grain._src.python.dataset.nothing"):
+            error = check_error(ModuleNotFoundError, "What is public: grain.MapDataset", importlib.import_module, name)
+            assert error.name == name
+        private = "is private in Grain, and gristmill has of it only MapDataset"
+        check_error(AttributeError, private, getattr, dataset, "_Nothing")
+        check_error(ValueError, "Structures are not the same:", tree.assert_same_structure, [1], (1,))
+        """,
+    )
 
 
-def test_programs_that_cannot_be_edited(tmp_path):
-    (tmp_path / "other.py").write_text("WORD = 'found beside it'\n")
-    (tmp_path / "program.py").write_text(
-        """
+PROGRAM = """
 import sys
 import grain
 import other
@@ -179,24 +150,25 @@ if __name__ == "__main__":
     print(list(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=1))))
     sys.exit(3)
 """
-    )
+
+
+def test_programs_that_cannot_be_edited(tmp_path):
+    (tmp_path / "other.py").write_text("WORD = 'found beside it'\n")
+    (tmp_path / "program.py").write_text(PROGRAM)
     for how in ([str(tmp_path / "program.py")], ["-m", "program"]):
         command = [sys.executable, "-m", "gristmill", "run-as-grain", *how, "--an-option", "x"]
         process = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         assert process.returncode == 3, process.stderr
-        assert process.stdout.splitlines() == [
-            "gristmill.dataset.bases.map ['--an-option', 'x'] found beside it",
-            "[0, 1, 4, 9]",
-        ]
+        first = "gristmill.dataset.bases.map ['--an-option', 'x'] found beside it"
+        assert process.stdout.splitlines() == [first, "[0, 1, 4, 9]"]
 
 
-def test_it_refuses_politely_when_another_grain_is_there(tmp_path):
+def test_another_grain_that_is_installed_matters_if_it_was_imported(tmp_path):
+    """It lies beside the program."""
     (tmp_path / "grain").mkdir()
     (tmp_path / "grain" / "__init__.py").write_text("it_is = 'another grain'\n")
-    lines = run(
-        """
+    script = """
         import sys
-        sys.path.insert(0, sys.argv[1])
         import grain
         import gristmill
         try:
@@ -204,26 +176,16 @@ def test_it_refuses_politely_when_another_grain_is_there(tmp_path):
         except RuntimeError as error:
             print(error)
         print(grain.it_is, any("gristmill" in type(finder).__module__ for finder in sys.meta_path))
-        """,
-        str(tmp_path),
-    )
-    assert len(lines) == 2
+    """
+    error, *rest = output(tmp_path, script)
     for part in ("real grain has been imported already", str(tmp_path), "before the first import of grain"):
-        assert part in lines[0]
-    assert lines[1] == "another grain False"
-
-
-def test_an_installed_grain_that_was_not_imported_does_not_matter(tmp_path):
-    (tmp_path / "grain").mkdir()
+        assert part in error
+    assert rest == ["another grain False"]
     (tmp_path / "grain" / "__init__.py").write_text("raise RuntimeError('imported')\n")
-    assert run(
-        """
-        import sys
-        sys.path.insert(0, sys.argv[1])
+    script = """
         import gristmill
         gristmill.install_as_grain()
         import grain.python
-        print(grain.python is gristmill.python)
-        """,
-        str(tmp_path),
-    ) == ["True"]
+        assert grain.python is gristmill.python
+    """
+    check(tmp_path, script)

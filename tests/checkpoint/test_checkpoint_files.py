@@ -33,12 +33,13 @@ def chain(*, n=20, seed=3, batch_size=2, random_seed=5, step=1, drop=False, epoc
     return iter(ds.batch(batch_size, drop_remainder=drop))
 
 
-def loader(*, seed=3, batch_size=2, shuffle=True, num_maps=1, source=None, sequential_seed=None, shard=None):
+def loader(*, seed=3, batch_size=2, shuffle=True, num_maps=1, source=None, sequential_seed=None, shard=None, workers=0):
     sampler = gristmill.samplers.IndexSampler(20, shuffle=shuffle, num_epochs=2, seed=seed)
     if sequential_seed is not None:
         sampler = gristmill.samplers.SequentialSampler(20, seed=sequential_seed)
     steps, data = [ADD_ONE] * num_maps + [Batch(batch_size)], list(range(20)) if source is None else source
-    return iter(gristmill.DataLoader(data_source=data, sampler=sampler, operations=steps, shard_options=shard))
+    arguments = {"data_source": data, "sampler": sampler, "operations": steps, "shard_options": shard}
+    return iter(gristmill.DataLoader(**arguments, worker_count=workers))
 
 
 def described(folder):
@@ -63,6 +64,7 @@ OTHERS = [
     (loader, {"shuffle": False}, "sampler of DataLoader"),
     (loader, {"source": range(20)}, "source of DataLoader"),
     (loader, {"shard": ShardOptions(0, 2)}, "length of DataLoader"),
+    (loader, {"workers": 2}, "worker_count of DataLoader"),
     # Which its repr does not show.
     (lambda seed=1: loader(sequential_seed=seed), {"seed": 2}, "sampler_seed of DataLoader"),
 ]
@@ -118,6 +120,32 @@ def test_a_loader_describes_itself_and_a_damaged_description_is_refused(tmp_path
         assert_raises(StateMismatchError, None, HANDLER.restore, tmp_path, it)
     assert it.get_state() == before
     assert_raises(TypeError, "item must be an iterator", HANDLER.save, tmp_path, [1, 2])
+
+
+@pytest.mark.parametrize("make", [chain, loader])
+def test_a_changed_byte_of_a_file_is_found_and_without_a_description_nothing_is_half_applied(make, tmp_path):
+    saved, it = make(), make()
+    next(saved), next(it)
+    before = it.get_state()
+    next(saved)
+    HANDLER.save(tmp_path, saved)
+    for file, is_described in ((PROCESS, True), (PIPELINE, True), (PROCESS, False)):
+        if not is_described:
+            (tmp_path / PIPELINE).unlink()
+        text = (tmp_path / file).read_bytes()
+        for i in range(0, len(text), 1 + len(text) // 30):
+            for changed in (bytes([text[i] ^ 1]), bytes([text[i] ^ 128]), b"7", b""):
+                (tmp_path / file).write_bytes(text[:i] + changed + text[i + 1 :])
+                try:
+                    HANDLER.restore(tmp_path, it)
+                except StateMismatchError:
+                    assert it.get_state() == before
+                else:  # of the description, spaces and the version of the library do not matter
+                    assert not is_described or it.get_state() == saved.get_state()
+                    it.set_state(before)
+        (tmp_path / file).write_bytes(text)
+        assert HANDLER.restore(tmp_path, it).get_state() == saved.get_state()
+        it.set_state(before)
 
 
 class Records:

@@ -107,13 +107,3 @@ def test_what_we_write_is_the_same(name, tmp_path):
             assert (tmp_path / PROCESS).read_bytes() == file_content(state)
             expected = pipeline_file(f"gristmill {gristmill.__version__}", golden, crc32)
             assert (tmp_path / PIPELINE).read_bytes() == expected
-
-
-@pytest.mark.parametrize("name", ["map_dataset", "loader_list"])
-def test_states_of_other_pipelines_do_not_restore(name):
-    with made(name) as pipeline, iter(pipeline) as it:
-        before = it.get_state()
-        for other in ("nested", "loader", "workers_2", "tfrecord"):
-            for _, state in GRAIN[other]["states"]:
-                assert_raises(StateMismatchError, None, set_state, it, state)
-        assert it.get_state() == before

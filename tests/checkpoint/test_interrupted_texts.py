@@ -3,38 +3,13 @@
 import dataclasses
 import gc
 import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from interrupting import interrupted
 
 import gristmill
 from gristmill.checkpoint.handler import _describe
-
-
-class Interrupt(BaseException):
-    """As ``KeyboardInterrupt``, which pytest takes for itself."""
-
-
-def interrupted(operation, number):
-    """Runs ``operation``; at the ``number``-th line of Python that runs in it, an interrupt comes. Whether one came."""
-
-    def trace(frame, event, arg):
-        nonlocal number
-        if event == "line":
-            number -= 1
-            if number < 0:
-                raise Interrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        operation()
-    except Interrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
 
 
 @pytest.fixture(autouse=True)

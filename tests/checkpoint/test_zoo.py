@@ -59,12 +59,6 @@ LOADERS = {
     **{f"loader_shard_{i}_of_{n}": of(shard=Shard(i, n)) for i, n in ((0, 2), (1, 2), (0, 3))},
     "loader_shard_drop": of(shard=Shard(0, 2, True)),
 }
-WORKERS = {
-    "loader_1_worker": of(workers=1),
-    "loader_2_workers": of(workers=2),
-    "loader_2_workers_batch": of(Batch(2), workers=2),
-    "loader_2_workers_fan": of(fan(), workers=2),
-}
 SAME_BUT_FOR_FUNCTIONS = {"default_options", "map_with_nones", "flat_map_with_nones", "flat_map_to_nothing"}  # of users
 ALL = {name: make for name, make in {**PIPELINES, **LOADERS}.items() if name not in SAME_BUT_FOR_FUNCTIONS}
 
@@ -180,63 +174,3 @@ def test_shards_that_only_the_loader_knows(tmp_path, opened):
             with pytest.raises(StateMismatchError, match=f"in shard {taker[0]} of {taker[1]}"):
                 HANDLER.restore(tmp_path, other)
         assert other.get_state() == before
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_checkpoint_of_other_workers(tmp_path, opened):
-    zoo = {**WORKERS, **{name: LOADERS[name] for name in ("loader", "loader_batch", "loader_fan", "loader_shard_0_of_2")}}
-    expected = save_all(zoo, tmp_path)
-    for make in WORKERS.values():
-        it = opened(make, 1)
-        before, own = it.get_state(), following(it)
-        it.set_state(before)
-        for other in expected:
-            (tmp_path / TEXT_NAME).write_bytes((tmp_path / other / TEXT_NAME).read_bytes())
-            for directory in (tmp_path / other, tmp_path):  # with and without a description
-                try:
-                    HANDLER.restore(directory, it)
-                except StateMismatchError:
-                    assert it.get_state() == before
-                else:
-                    assert directory is tmp_path or following(it) == expected[other]
-                    it.set_state(before)
-        assert following(it) == own
-        it.close()
-
-
-def changed_bytes(text, num):
-    """What may become of a file: a byte is another one, is missing, or the end is."""
-    for i in range(0, len(text), max(1, len(text) // num)):
-        before, byte, after = text[:i], text[i], text[i + 1 :]
-        yield from [before + bytes([other]) + after for other in {byte ^ 1, byte ^ 128, ord("7")} - {byte}]
-        yield from (before + after, before)
-    yield from (text + b"7", text + b"}", text + text, b"\0" * len(text), b"null")
-
-
-@pytest.mark.parametrize("name", ["chain", "interleave", "concat_then_split", "loader_map_batch", "loader_fan"])
-def test_a_damaged_file_is_refused_or_restores_exactly(name, tmp_path, opened):
-    """Without the description, whatever happens to the state, it is not half applied."""
-    it = opened(ALL[name], 2)
-    HANDLER.save(tmp_path, it)
-    state, expected = it.get_state(), following(it)
-    it = opened(ALL[name], 1)
-    before = it.get_state()
-    for file, is_described in ((TEXT_NAME, True), (PIPELINE_NAME, True), (TEXT_NAME, False)):
-        if not is_described:
-            (tmp_path / PIPELINE_NAME).unlink()
-        text = (tmp_path / file).read_bytes()
-        for damaged in changed_bytes(text, 30):
-            (tmp_path / file).write_bytes(damaged)
-            try:
-                HANDLER.restore(tmp_path, it)
-            except StateMismatchError:
-                assert it.get_state() == before
-            else:
-                # Of the description, spaces and the version of the library do not matter.
-                assert not is_described or (file == PIPELINE_NAME and it.get_state() == state), damaged
-                it.set_state(before)
-        (tmp_path / file).write_bytes(text)
-        assert following(HANDLER.restore(tmp_path, it)) == expected
-        it.set_state(before)
-    assert following(it) == following(opened(ALL[name], 1))

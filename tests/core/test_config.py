@@ -35,13 +35,11 @@ def fresh(monkeypatch):
     return Config()
 
 
-def test_defaults_are_read_without_absl(fresh, tmp_path):
+def test_defaults(fresh):
     for name, default in DEFAULTS.items():
         for value in (getattr(fresh, name), fresh.get_or_default(name)):
             assert value == default and type(value) is type(default)
     assert set(dir(fresh)) - set(dir(Config)) - {"_updates"} == set(DEFAULTS)  # what tab completion offers
-    script = "import sys; from gristmill.core.config import config; config.py_debug_mode; print('absl' in sys.modules)"
-    assert output(tmp_path, script) == ["False"]
 
 
 def test_update_takes_effect_and_beats_the_environment(fresh, monkeypatch):

@@ -1,29 +1,13 @@
 """An interrupt at any line of what looks after worker processes: nothing hangs, and nothing is lost, repeated or left."""
 
+from pathlib import Path
+
 import pytest
 from fault_harness import check_silent, run, run_all
 
-TOOLS = """
-class Interrupt(BaseException):
-    pass
-
-def interrupted_at(number, operation):
-    '''Raises in the middle of an operation, as a signal handler does, before its line of that number; whether it had so many.'''
-    def trace(frame, event, arg):
-        nonlocal number
-        if event == "line" and frame.f_code.co_filename.endswith(FILES):
-            number -= 1
-            if number < 0:
-                raise Interrupt
-        return trace
-    sys.settrace(trace)
-    try:
-        operation()
-    except Interrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
+TOOLS = f"""
+sys.path.append({str(Path(__file__).parents[1])!r})
+from interrupting import interrupted
 
 FILES = ("workers/process.py", "workers/pool.py", "workers/exits.py", "workers/arena.py", "mp_prefetch.py", "subprocess.py")
 FILES += ("workers/uninterrupted.py",)
@@ -68,7 +52,7 @@ it, seen, number = iter(ds), [], {first}
 seen.append(int(next(it)[0]))
 while True:
     {ready}
-    was_interrupted = interrupted_at(number, lambda: {operation})
+    was_interrupted = interrupted(lambda: {operation}, number, FILES)
     if delivered(it) == len(seen) + 1:  # between next() and append()
         seen.append(len(seen))
     if {name!r} == "close":

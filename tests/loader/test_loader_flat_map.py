@@ -1,6 +1,5 @@
 """What a FlatMap makes in a ``DataLoader``; its states are in ``vectors/test_vectors_loaders.py``, too."""
 
-import asyncio
 import json
 
 import numpy as np
@@ -180,20 +179,9 @@ def test_states_of_other_loaders_are_refused():
 
 
 def test_checkpoints_say_the_fan_out(tmp_path):
-    class Directory:
-        async def await_creation(self):
-            return tmp_path
-
-    async def save(it):
-        await (await it.save(Directory()))
-
-    async def load(it):
-        await (await it.load(tmp_path))
-
-    it, again = iter(make_loader(FAN)), iter(make_loader(FAN))
+    it, handler = iter(make_loader(FAN)), grain.checkpoint.CheckpointHandler()
     next(it)
-    asyncio.run(save(it))
-    asyncio.run(load(again))
-    assert list(again) == ITEMS[1:]
-    with pytest.raises(StateMismatchError, match=r"max_fan_out of FlatMap .* was 3 .* is 4"):
-        asyncio.run(load(iter(make_loader(split(4, fan)))))
+    handler.save(tmp_path, it)
+    assert list(handler.restore(tmp_path, iter(make_loader(FAN)))) == ITEMS[1:]
+    match = r"max_fan_out of FlatMap .* was 3 .* is 4"
+    assert_raises(StateMismatchError, match, handler.restore, tmp_path, iter(make_loader(split(4, fan))))
