@@ -17,6 +17,15 @@ def shuffled(i, length, seed):
     return index_shuffle(position, length - 1, (seed + epoch) % 2**32, 4) + epoch * length
 
 
+def window_shuffled(i, length, size, seed):
+    """The index in the parent of what is at ``i``: a window ends with the epoch."""
+    epoch, position = divmod(i, length)
+    q = position // size
+    m = min(size, length - q * size)
+    number = seed + epoch * -(-length // size) + q
+    return epoch * length + q * size + index_shuffle(position - q * size, m - 1, number % 2**32, 4)
+
+
 def window_order(size, seed):
     """The order in which a stream delivers a window."""
     return [index_shuffle(i, size - 1, seed % 2**32, 4) for i in range(size)][::-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Sequence
@@ -24,6 +25,10 @@ _MAX_BLOCK = 16
 
 def through_pickle(value: Any) -> Any:
     return pickle.loads(cloudpickle.dumps(value))
+
+
+def through_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))
 
 
 class LocalWorkersIterDataset(IterDataset[Any]):

@@ -7,7 +7,6 @@ be taken away (paths with backslashes, the loader of programs) is not tried here
 import ast
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -143,9 +142,8 @@ def run(environments, tmp_path):
 
     def run(system, script):
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in environments[system].items():
+            for name, value in {**environments[system], "PYTHONWARNINGS": "error"}.items():
                 patch.setenv(name, value)
-            patch.setenv("PYTHONWARNINGS", "error")
             lines = output(tmp_path, "import gristmill as grain\n" + textwrap.dedent(script))
         return [ast.literal_eval(line) for line in lines]
 
@@ -328,6 +326,12 @@ def is_running(process_id):
     return False
 
 
+NO_WORKERS = (
+    "there are no worker processes on this platform (win32): it lacks os.pread and select.poll, which Linux and macOS have. Use "
+    "threads: worker_count=0 for a DataLoader; for a chain, multithread_prefetch(...) in place of mp_prefetch(...)"
+)
+
+
 class TestWindows:
     def test_what_needs_processes_is_refused_and_the_rest_works(self, run):
         refused, again, shown, _, workers, array_record = run(
@@ -351,15 +355,7 @@ class TestWindows:
             refusal(grain.sources.ArrayRecordDataSource, "a.array_record")
             """,
         )
-        assert (
-            refused
-            == again
-            == (
-                "there are no worker processes on this platform (win32): it lacks os.pread and select.poll, which Linux and "
-                "macOS have. Use threads: worker_count=0 for a DataLoader; for a chain, multithread_prefetch(...) in place of "
-                "mp_prefetch(...)"
-            )
-        )
+        assert refused == again == NO_WORKERS
         assert "MultiprocessPrefetchIterDataset" in shown
         assert workers == 0
         assert "array_record does not exist for Windows" in array_record
@@ -375,9 +371,3 @@ class TestWindows:
     def test_a_file_on_a_drive(self):
         for name in ("C:\\train.py", "C:/train.py:ds", "C:\\train.py:make.ds"):
             assert_raises(Exception, r"there is no file C:[\\/]train\.py;", load_pipeline, name)
-
-
-def test_the_simulation_bites():
-    """What is taken away is there on this system: otherwise these tests try nothing."""
-    assert hasattr(os, "memfd_create") and hasattr(os, "register_at_fork") and hasattr(signal, "SIGUSR1")
-    assert Path("/proc/self/stat").exists()

@@ -1,33 +1,33 @@
-"""What ``CacheIterDataset`` does beyond the laws of all stages."""
+"""What ``CacheIterDataset``, ``RepeatIterDataset`` and ``LimitIterDataset`` do beyond the laws of all stages."""
 
 import copy
 import itertools
+import os
 import threading
-from functools import partial
 
 import numpy as np
 import pytest
+from computing_ahead import DIRECT, numbers
 from refusing import assert_raises
+from users_datasets import Plain
 
-from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.dataset.bases.element_spec import get_element_spec
-from gristmill.experimental import CacheIterDataset
+from gristmill.dataset.telling.description import describe
+from gristmill.experimental import CacheIterDataset, LimitIterDataset, RepeatIterDataset
 
-DIRECT = ReadOptions(num_threads=0)
 
-
-def numbers(n, seen=None, bad=(), error=OSError):
+def noting(n, seen, bad=()):
     """A stream that notes what it computes, and fails at the elements in ``bad``."""
 
     def compute(x):
         if x in bad:
-            raise error(x)
-        if seen is not None:
-            seen.append(x)
+            raise OSError(x)
+        seen.append(x)
         return x
 
-    return MapDataset.range(n).map(compute).to_iter_dataset(DIRECT)
+    return numbers(n, fn=compute)
 
 
 def state(parent, position, cache_filled):
@@ -37,7 +37,7 @@ def state(parent, position, cache_filled):
 def test_the_parent_is_read_once():
     for n in (1, 2, 3, 100):
         seen, taken = [], []
-        ds = CacheIterDataset(numbers(3, seen))
+        ds = CacheIterDataset(noting(3, seen))
         it = iter(ds.repeat(4))
         while block := it._take(n):
             taken += block
@@ -47,7 +47,7 @@ def test_the_parent_is_read_once():
 
 def test_what_is_read_to_continue_from_a_state():
     seen = []
-    it = iter(CacheIterDataset(numbers(6, seen)))
+    it = iter(CacheIterDataset(noting(6, seen)))
     states = [it.get_state()]
     for _ in range(4):
         next(it)
@@ -59,18 +59,18 @@ def test_what_is_read_to_continue_from_a_state():
         assert it.get_state() == states[position]
         assert list(it) == list(range(position, 6))
     assert seen == []  # when all is in memory
-    it = iter(CacheIterDataset(numbers(4, seen)).repeat(3))
+    it = iter(CacheIterDataset(noting(4, seen)).repeat(3))
     given = {"parent": state(0, 2, True), "epoch": 1}
     it.set_state(given)
     assert it.get_state() == given and seen == []  # nothing before it is asked
     assert list(it) == [2, 3, 0, 1, 2, 3] and seen == [0, 1, 2, 3]
     seen.clear()
-    it = iter(CacheIterDataset(numbers(6, seen)))
+    it = iter(CacheIterDataset(noting(6, seen)))
     assert [next(it), next(it)] == [0, 1]
     it.set_state(state(4, 4, False))  # only what is not there yet
     assert list(it) == [4, 5] and seen == [0, 1, 2, 3, 4, 5]
     seen.clear()
-    it = iter(CacheIterDataset(numbers(2000, seen)))
+    it = iter(CacheIterDataset(noting(2000, seen)))
     it.set_state(state(1500, 1500, False))  # more than is read at once
     assert next(it) == 1500 and seen == list(range(1501))
     assert list(it) == list(range(1501, 2000))
@@ -122,7 +122,7 @@ def test_elements_are_the_same_objects_unless_copies_are_wanted():
 
 
 def test_what_was_skipped_is_not_in_the_cache():
-    ds = numbers(5, bad=[2]).cache()
+    ds = noting(5, [], bad=[2]).cache()
     it = iter(ds)
     after_three = {**state(4, 3, False), "skipped": [2]}  # the third one that is there
     it.set_state(after_three)
@@ -141,7 +141,7 @@ def test_what_was_skipped_is_not_in_the_cache():
 def test_states_of_iterators_that_left_out_other_elements():
     """What is in memory is used only if it came with the same elements left out."""
     bad, states = set(), []
-    ds = numbers(8, bad=bad).cache()
+    ds = noting(8, [], bad).cache()
     for failing in [(), (2,), (2, 5), (5, 6), (0,), (7,)]:
         bad.clear()
         bad.update(failing)
@@ -178,28 +178,107 @@ def test_the_first_error_of_what_is_read_again_is_that_of_the_first_element():
     assert list(it) == [6, 7, 8]  # what was not delivered before
 
 
-def waits_for(path, x):
-    if x == 1 and not path.exists():
-        raise OSError("not there")
-    return x
-
-
-def test_with_workers(tmp_path):
-    """One that failed is asked again when the state is set."""
-    ds = MapDataset.range(3).map(partial(waits_for, tmp_path / "file")).to_iter_dataset(DIRECT)
-    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1)).cache().repeat(2)) as it:
-        assert next(it) == 0
-        for _ in range(2):
-            assert_raises(OSError, "not there", next, it)
-            (tmp_path / "file").touch()
-        it.set_state(it.get_state())
-        assert list(it) == [1, 2, 0, 1, 2]
-    options = MultiprocessingOptions(num_workers=2)
-    assert list(numbers(5).cache().repeat(2).mp_prefetch(options)) == [0, 1, 2, 3, 4, 1, 0, 3, 2, 4]
-
-
 def test_text_and_specification():
     ds = CacheIterDataset(MapDataset.range(9).to_iter_dataset().limit(3))
     assert str(ds) == "CacheIterDataset(parent=LimitIterDataset(count=3))"
     assert get_element_spec(ds) == get_element_spec(MapDataset.range(9))
     assert_raises(NotImplementedError, None, iter(ds)._get_next_index)
+
+
+TWO_WORKERS = MultiprocessingOptions(num_workers=2)
+
+
+def test_a_limit_asks_its_parent_for_no_more():
+    for n in (1, 2, 5, 100):
+        seen = []
+        it = iter(numbers(10).map(lambda x, seen=seen: seen.append(x) or x).limit(3))
+        assert list(itertools.chain(*[it._take(n) for _ in range(5)])) == seen == [0, 1, 2]
+
+
+def test_arguments_texts_specification_and_description():
+    for kind, name in ((RepeatIterDataset, "num_epochs"), (LimitIterDataset, "count")):
+        for wrong in (0, -1, -(10**20)):
+            assert_raises(ValueError, f"{name} must be a positive integer, got {wrong}", kind, numbers(3), wrong)
+        for wrong in (2.5, "3"):
+            assert_raises(TypeError, f"{name} must be an integer, got {wrong!r}", kind, numbers(3), wrong)
+    assert_raises(TypeError, "count must be an integer", LimitIterDataset, numbers(3), None)
+    for ds, name, parameter in (
+        (RepeatIterDataset(numbers(9), 3), "Repeat", "num_epochs"),
+        (LimitIterDataset(numbers(9), 3), "Limit", "count"),
+    ):
+        assert str(ds) == f"{name}IterDataset({parameter}=3)"
+        assert str(iter(ds)) == f"{name}DatasetIterator({parameter}=3)"
+        assert get_element_spec(ds) == get_element_spec(MapDataset.range(9))
+        assert describe(iter(ds))[parameter] == 3
+    assert str(numbers(9).repeat()) == "RepeatIterDataset(num_epochs=None)"
+    assert_raises(NotImplementedError, None, iter(numbers(9).repeat(3))._get_next_index)
+
+
+def test_nothing_repeated_and_states_at_and_behind_ends():
+    it = iter(RepeatIterDataset(numbers(5).filter(lambda x: x > 9)))
+    state = it.get_state()
+    for _ in range(2):
+        assert_raises(ValueError, r"RepeatDatasetIterator\(num_epochs=None\) cannot go on.* has no elements", next, it)
+        assert it.get_state() == state
+    assert_raises(ValueError, "has no elements", it.skip_failed)
+    it = iter(RepeatIterDataset(numbers(0), 10**9))  # and does not take 10**9 steps
+    assert list(it) == []
+    assert it.get_state()["epoch"] == 10**9
+    it = iter(RepeatIterDataset(numbers(2)))
+    for epoch in (0, 7):  # the end of an epoch is not an empty epoch
+        it.set_state({"parent": {"next_index": 2}, "epoch": epoch})
+        assert [next(it) for _ in range(3)] == [0, 1, 0]
+        assert it.get_state() == {"parent": {"next_index": 1}, "epoch": epoch + 2}
+    it = iter(RepeatIterDataset(numbers(3), 2))
+    for epoch in (2, 3, 10**6):
+        state = {"parent": {"next_index": 1}, "epoch": epoch}
+        it.set_state(state)
+        assert list(it) == []
+        assert it.get_state() == state
+
+
+def test_iterators_of_users():
+    """They may hand out their live state and keep what they are given; one is enough for all epochs."""
+    iterators = []
+
+    class Live(DatasetIterator):
+        def __init__(self):
+            super().__init__()
+            self.state = {"left": 3}
+            iterators.append(self)
+
+        def __next__(self):
+            if not self.state["left"]:
+                raise StopIteration
+            self.state["left"] -= 1
+            return self.state["left"]
+
+        def get_state(self):
+            return self.state
+
+        def set_state(self, state):
+            self.state = state
+
+    class Stream(IterDataset):
+        def __iter__(self):
+            return Live()
+
+    assert list(RepeatIterDataset(Stream(), 3)) == [2, 1, 0] * 3
+    assert len(iterators) == 1
+    assert_raises(NotImplementedError, "return a DatasetIterator from __iter__", list, RepeatIterDataset(Plain(2), 2))
+
+
+def with_process(x):
+    return x, os.getpid()
+
+
+def test_workers():
+    """They are the same in every epoch."""
+    with iter(numbers(6).map(with_process).mp_prefetch(TWO_WORKERS).repeat(4)) as it:
+        elements = list(it)
+        assert [x for x, _ in elements] == [*range(6)] * 4
+        pids = [pid for _, pid in elements]
+        assert len(set(pids)) == 2
+        assert pids == pids[:2] * 12
+        it.set_state({**it.get_state(), "epoch": 0})  # at the end of an epoch
+        assert [pid for _, pid in it] == pids[:18]

@@ -7,7 +7,7 @@ import weakref
 import cloudpickle
 import numpy as np
 import pytest
-from computing_ahead import Failing
+from computing_ahead import Failing, numbers
 from operations import operation
 from refusing import assert_raises
 from users_datasets import Plain
@@ -43,10 +43,6 @@ def fails_once(at):
     calls = itertools.count(1)
     failing = Failing(at, times=1, error=OSError)
     return lambda x: (failing(next(calls)), x)[1]
-
-
-def numbers(n):
-    return MapDataset.range(n).to_iter_dataset()
 
 
 def state(next_index, position):

@@ -1,7 +1,6 @@
 """Interleaved datasets: the order, what is open when, states, and what happens when a dataset fails or cannot be opened."""
 
 import gc
-import json
 import threading
 import weakref
 from collections import Counter
@@ -9,24 +8,16 @@ from collections import Counter
 import numpy as np
 import pytest
 from computing_ahead import Boom, Failing, Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
-from local_workers import LocalWorkersIterDataset
+from local_workers import LocalWorkersIterDataset, through_json
 from refusing import assert_raises
 from users_datasets import BareIterator
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions
+from gristmill import experimental as gx
 from gristmill.core.errors import StateMismatchError
 from gristmill.dataset.ahead import readahead
-from gristmill.experimental import (
-    DatasetOptions,
-    InterleaveIterDataset,
-    RepeatIterDataset,
-    ThreadPrefetchIterDataset,
-    WithOptionsIterDataset,
-    get_next_index,
-    multithread_prefetch,
-    set_next_index,
-)
+from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 
 # Threads that open ahead, datasets open ahead, and elements ahead of each: none of it may be noticed.
 WAYS = [
@@ -86,7 +77,7 @@ def files(lengths, log=None):
 
 
 def interleave(datasets, cycle_length, **way):
-    return InterleaveIterDataset(datasets, cycle_length=cycle_length, **way)
+    return gx.InterleaveIterDataset(datasets, cycle_length=cycle_length, **way)
 
 
 def interleaved(lists, cycle_length):
@@ -117,10 +108,6 @@ def stored(slot, num_opened, indices, states, exhausted):
         "exhausted": exhausted,
         "future_states": {},
     }
-
-
-def through_json(state):
-    return json.loads(json.dumps(state))
 
 
 class TestOrderAndArguments:
@@ -160,7 +147,7 @@ class TestOrderAndArguments:
         assert str(ds) == "InterleaveIterDataset([3 datasets], cycle_length=2)"
         assert str(iter(ds)) == "InterleaveDatasetIterator([3 datasets], cycle_length=2)"
         assert list(ds) == of_files([1, 2, 3], 2)
-        for use in (get_next_index, lambda it: set_next_index(it, 1)):
+        for use in (gx.get_next_index, lambda it: gx.set_next_index(it, 1)):
             assert_raises(NotImplementedError, "single dataset", use, iter(interleave([], 1)))
         for name in ("cycle_length", *WAYS[0]):
             assert list(interleave(files([1]), **{"cycle_length": 2, name: np.int64(1)})) == [(0, 0)]
@@ -273,10 +260,10 @@ class TestOptions:
         quiet = DatasetOptions(filter_warn_threshold_ratio=None)
         for stage in (  # which may ask for a state while it is made, or runs in another thread or process
             lambda ds: ds,
-            lambda ds: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3).window_shuffle(3, seed=1).cache(),
+            lambda ds: ds.thread_prefetch(3).window_shuffle(3, seed=1).cache(),
             lambda ds: ds.batch(3).rebatch(2).repeat(2),
             lambda ds: interleave([IterDataset.mix([ds, ds]), numbers(0, 3)], 2),
-            lambda ds: multithread_prefetch(ds, 2, 2),
+            lambda ds: ds.multithread_prefetch(2, 2),
             LocalWorkersIterDataset,
         ):
             ds = stage(interleave([self.dropping(), self.dropping()], 2))
@@ -298,7 +285,7 @@ class TestOptions:
         assert len(list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=None)))) == 13
 
 
-@pytest.mark.parametrize("share", [LocalWorkersIterDataset, lambda ds, n: multithread_prefetch(ds, n, 2)])
+@pytest.mark.parametrize("share", [LocalWorkersIterDataset, lambda ds, n: ds.multithread_prefetch(n, 2)])
 def test_every_worker_has_files_of_its_own(share):
     """What is drawn does not depend on how many there are, as it does not in Grain. Lists of users know no slices."""
 
@@ -432,7 +419,7 @@ class TestResources:
             wait_until(lambda log=log: log.num_open == 0)
             assert sorted(log.closed) == list(range(12))
         log = Log()
-        assert list(RepeatIterDataset(interleave(files([1, 2, 1], log), 2, **way), 3)) == 3 * of_files([1, 2, 1], 2)
+        assert list(interleave(files([1, 2, 1], log), 2, **way).repeat(3)) == 3 * of_files([1, 2, 1], 2)
         wait_until(lambda: log.num_open == 0)
         assert Counter(log.opened) == {0: 3, 1: 3, 2: 3}  # those of each epoch once
         assert log.most_open <= 2 + way.get("make_iter_buffer_size", 1)

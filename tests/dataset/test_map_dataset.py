@@ -1,4 +1,4 @@
-"""What ``MapDataset`` promises beyond the laws: values, lengths, texts, checks of arguments."""
+"""What ``MapDataset`` promises beyond the laws: values, lengths, texts, sources, seeds, ``apply``, checks of arguments."""
 
 import abc
 import itertools
@@ -7,12 +7,14 @@ import sys
 import numpy as np
 import pytest
 from refusing import assert_raises
-from users_datasets import BareMap
+from users_datasets import BareMap, BareStream
 
-from gristmill.core.options import ReadOptions
+from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset, MapDatasetMeta
+from gristmill.dataset.apply import apply_transformations
+from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.telling.description import complete_repr
-from gristmill.transforms import Filter, Map, MapWithIndex, RandomMap
+from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap, TfRandomMap
 
 TEN = MapDataset.range(10)
 FILTERED = TEN.filter(bool)
@@ -209,6 +211,22 @@ def test_repeat_batch_and_filter():
     assert "to_iter_dataset()" in "".join(caught.value.__notes__)
 
 
+def test_a_pipeline_starts_anywhere_without_what_came_before():
+    read = []
+    ds = MapDataset.range(1000).map(lambda x: read.append(x) or x)
+    mixed = MapDataset.mix([ds.shuffle(seed=1).repeat(), ds.seed(2).shuffle().repeat()], weights=[1, 3])[3::8]
+    mixed = mixed.map(lambda x: x + 1)
+    assert not read  # sharding, repeating, mixing and shuffling know only indices
+    assert isinstance(mixed[10**9], int) and len(read) == 1
+    ds = ds.shuffle(seed=8).random_map(lambda x, rng: (x, int(rng.integers(10**6))), seed=3)
+    for position in (0, 1, 57, 999):
+        expected = [ds[i] for i in range(position, min(position + 3, 1000))]
+        read.clear()
+        it = iter(ds.to_iter_dataset(ReadOptions(0)))
+        it.set_state({"next_index": position})
+        assert list(itertools.islice(it, 3)) == expected and len(read) <= 4
+
+
 methods = {
     "map": lambda self, x: ("map", x),
     "filter": lambda self, x: x % 2 == 0,
@@ -254,3 +272,193 @@ def test_pipe_and_to_iter_dataset():
         "PrefetchIterDataset(read_options=ReadOptions(num_threads=16, prefetch_buffer_size=0), allow_nones=False)"
     )
     assert "prefetch_buffer_size=500" in str(TEN.map(identity).to_iter_dataset())
+
+
+class TorchLike:
+    """A map-style data set of PyTorch: ``__getitem__`` and ``__len__`` alone."""
+
+    paths = ["a", "b"]  # noqa: RUF012
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        assert type(index) is int and 0 <= index < 5
+        return {"x": index}
+
+
+class TfdsLike(TorchLike):
+    """Sources of TFDS and Hugging Face read many records at once."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __getitems__(self, keys):
+        self.calls.append(list(keys))
+        return [self[key] for key in keys]
+
+
+ROWS = [{"x": i} for i in range(5)]
+SOURCES = [
+    *[(source, list(source)) for source in ([1, "a", (2,)], (1, 2, 3), "héllo", b"abc", range(3, 30, 7), bytearray(b"xy"))],
+    (MapDataset.range(5), [*range(5)]),
+    ({0: "a", 1: "b"}, ["a", "b"]),
+    (TorchLike(), ROWS),
+    (TfdsLike(), ROWS),
+]
+
+
+@pytest.mark.parametrize(("source", "records"), SOURCES)
+def test_sources(source, records):
+    ds, n = MapDataset.source(source), len(records)
+    assert len(ds) == n
+    assert [ds[i] for i in range(-n, 2 * n)] == ds._block(range(-n, 2 * n)) == 3 * list(ds) == 3 * records
+
+
+def test_a_batch_is_one_vectored_read_and_numpy_arrays_give_rows():
+    source = TfdsLike()
+    MapDataset.source(source).repeat().batch(8)[0]
+    assert source.calls == [[0, 1, 2, 3, 4, 0, 1, 2]]
+    array = np.arange(12).reshape(4, 3)
+    ds = MapDataset.source(array)
+    assert len(ds) == 4
+    assert np.array_equal(np.stack([*ds._block([3, 0, 7]), ds[-1]]), array[[3, 0, 3, 3]])
+    assert [batch.tolist() for batch in ds.batch(3)] == [array[:3].tolist(), array[3:].tolist()]
+
+
+def test_a_source_that_grows():
+    records = [1, 2]
+    ds = MapDataset.source(records)
+    fixed, shuffled = ds.repeat(1), ds.shuffle(seed=1)
+    assert ds[2] == 1 and sorted(shuffled) == [1, 2]
+    records.append(3)
+    assert len(ds) == len(ds.map(str)) == 3 and ds[2] == 3 and list(ds) == sorted(shuffled) == [1, 2, 3]
+    assert len(fixed) == 2
+    it = iter(ds)
+    records.append(4)
+    assert list(it) == [1, 2, 3]  # the length was read when the iterator was made
+    assert list(ds) == [1, 2, 3, 4]
+
+
+def test_what_sources_may_lack():
+    def source(**methods):
+        return type("Source", (), {f"__{name}__": method for name, method in methods.items()})()
+
+    def fail(self, *args):
+        raise OSError("disk")
+
+    ds = MapDataset.source(source(getitem=lambda self, index: index))  # a source without length gets the index as it is
+    assert ds[10**20] == 10**20 and ds[-7] == -7
+    for function in (len, iter):  # and nothing on stderr when the half-made iterator goes
+        assert_raises(TypeError, "len", function, ds)
+    assert_raises(KeyError, None, MapDataset.source({"a": 1}).__getitem__, 0)
+    assert list(MapDataset.source([None, 0, None, False])) == [0, False]
+    assert str(MapDataset.source(source(len=fail, getitem=fail)).map(str).shuffle(seed=1)) == "ShuffleMapDataset"
+    assert MapDataset.source(TorchLike()).paths == ["a", "b"] and MapDataset.source([1]).paths == []
+    ds = MapDataset.source(source(len=lambda self: 5, getitem=lambda self, index: index if index != 3 else fail(self)))
+    it = iter(ds)
+    assert [next(it) for _ in range(3)] == [0, 1, 2]
+    for read in (lambda: ds[3], lambda: next(it)):
+        assert_raises(OSError, "disk", read)  # as it is
+
+
+NINE = MapDataset.range(9)
+SEEDED = NINE.seed(42)
+STREAM = SEEDED.to_iter_dataset()
+
+
+def derived(*entropy):
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint32)[0])
+
+
+def draw(x, rng):
+    return int(rng.integers(10**9))
+
+
+Joined = type("Joined", (BareMap,), {"__init__": MapDataset.__init__})
+NEAR, FAR = MapDataset.range(3).seed(1).shuffle(), MapDataset.range(3).map(str).seed(2)
+
+SEEDS = [
+    (SEEDED.shuffle(), 3329053876, (42, 1)),
+    # Distance counts and nothing else.
+    *[(ds.shuffle(), 955475868, (42, 2)) for ds in (SEEDED.map(str), SEEDED[1:], SEEDED.repeat(2), SEEDED.batch(2))],
+    (SEEDED.filter(str).shuffle(), None, (42, 2)),
+    (STREAM.random_map(draw), None, (42, 2)),
+    (WithOptionsIterDataset(STREAM, DatasetOptions()).random_map(str), None, (42, 3)),
+    (STREAM.seed(5).random_map(str), None, (5, 1)),
+    # The nearest seed counts; ``None`` is no seed point, but a step.
+    (NINE.seed(1).map(str).seed(2).shuffle(), None, (2, 1)),
+    (NINE.seed(1).map(str).seed(2).seed(None).shuffle(), None, (2, 2)),
+    (NINE.seed(1).shuffle(seed=5).shuffle(), None, (1, 2)),
+    # Seeds of any size
+    (NINE.seed(2**32).shuffle(), None, (2**32, 1)),
+    (NINE.seed(2**200).shuffle(), None, (2**200, 1)),
+    (NINE.seed(np.uint32(7)).shuffle(), None, (7, 1)),
+    # Several parents level by level, counted on each path
+    (Joined([NEAR, FAR, MapDataset.range(3)]).map(str), None, (2, 2, 1, 3)),
+    (Joined([FAR, FAR]), None, (2, 1, 2, 1)),
+    # The walk ends at classes that know nothing of it.
+    (BareMap(3).seed(1).shuffle(), None, (1, 1)),
+    (BareStream(3).seed(1).random_map(str), None, (1, 1)),
+]
+
+
+def test_the_default_seed_is_the_seed():
+    for ds, number, entropy in SEEDS:
+        assert ds._default_seed == derived(*entropy)
+        assert number in (None, ds._default_seed)
+        assert ds._default_seed.dtype == np.uint32
+    for ds, same in [
+        (SEEDED.shuffle(), SEEDED.shuffle(seed=derived(42, 1))),
+        (SEEDED.random_map(draw), SEEDED.random_map(draw, seed=derived(42, 1))),
+        (STREAM.random_map(draw), STREAM.random_map(draw, seed=derived(42, 2))),
+        (SEEDED.shuffle().shuffle(), SEEDED.shuffle(seed=derived(42, 1)).shuffle(seed=derived(42, 2))),
+    ]:
+        assert list(ds) == list(same)
+    assert derived(2**32, 1) != derived(0, 1)
+    assert len(list(NINE.random_map(draw, seed=2**40))) == 9
+
+
+def test_missing_seeds_say_what_to_do():
+    for ds in (NINE, NINE.to_iter_dataset(), NINE.seed(None), BareMap(3), BareStream(3)):
+        assert ds._default_seed is None
+        for method in {"shuffle", "random_map"} & {*dir(ds)}:
+            assert_raises(ValueError, r"ds\.seed\(seed\)", getattr(ds, method), *[str] * (method == "random_map"))
+    assert_raises(ValueError, r"ds\.seed\(seed\)", NINE.shuffle(seed=1).shuffle)
+
+
+AddOne = type("AddOne", (Map,), {"map": lambda self, x: x + 1})
+Odd = type("Odd", (Filter,), {"filter": lambda self, x: x % 2 == 1})
+Numbered = type("Numbered", (MapWithIndex,), {"map_with_index": lambda self, i, x: (i, x)})
+Draw = type("Draw", (RandomMap,), {"random_map": lambda self, x, rng: (x, int(rng.integers(100)))})
+Tf = type("Tf", (TfRandomMap,), {"np_random_map": lambda self, x, rng: x})
+# Of two classes, the one that comes first in the order of dispatch counts, not in the list of bases.
+MapAndFilter = type("MapAndFilter", (Odd, AddOne), {})
+IndexAndRandom = type("IndexAndRandom", (Numbered, Draw), {})
+BatchAndMap = type("BatchAndMap", (Batch, AddOne), {})
+
+
+def test_what_becomes_of_them():
+    ds, stream = MapDataset.range(6).seed(7), MapDataset.range(6).to_iter_dataset().seed(7)
+    drawn = list(ds.random_map(Draw()))
+    for transforms, expected in [
+        (AddOne(), [1, 2, 3, 4, 5, 6]),
+        ([AddOne(), Numbered()], [(i, i + 1) for i in range(6)]),
+        ((AddOne(), Numbered()), [(i, i + 1) for i in range(6)]),
+        ([Odd()], [1, 3, 5]),
+        (Batch(4, batch_fn=list), [[0, 1, 2, 3], [4, 5]]),
+        (Batch(4, True, list), [[0, 1, 2, 3]]),
+        (MapAndFilter(), [1, 2, 3, 4, 5, 6]),
+        (BatchAndMap(4, batch_fn=list), [[0, 1, 2, 3], [4, 5]]),
+        (Draw(), drawn),
+        (IndexAndRandom(), drawn),
+    ]:
+        assert list(ds.apply(transforms)) == list(apply_transformations(ds, transforms)) == expected
+        assert list(stream.apply(transforms)) == (expected if expected is not drawn else list(stream.random_map(Draw())))
+    assert ds.apply([]) is ds and stream.apply([]) is stream
+    for wrong, match in ((Draw(), "seed"), (Batch(0), "batch_size")):
+        assert_raises(ValueError, match, MapDataset.range(3).apply, wrong)
+    for wrong in (lambda x: x, 3, None, "map", Tf(), AddOne, (x for x in [AddOne()]), {AddOne()}):
+        for ds in (MapDataset.range(3), MapDataset.range(3).to_iter_dataset()):
+            for argument in (wrong, [AddOne(), wrong]):
+                assert_raises(NotImplementedError, type(wrong).__name__, ds.apply, argument)

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from computing_ahead import Failing
+from computing_ahead import Failing, numbers
 from local_workers import LocalWorkersIterDataset
 from operations import operation
 from refusing import assert_raises
@@ -20,10 +20,6 @@ from gristmill.transforms import Batch, Filter, Map
 N = 11
 
 
-def numbers(n=N):
-    return MapDataset.range(n).to_iter_dataset()
-
-
 def draw(x, rng):
     return x, int(rng.integers(10**6))
 
@@ -37,7 +33,7 @@ lists = partial(IterDataset.batch, batch_size=2, batch_fn=list)
 threaded = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
 in_threads = partial(gx.multithread_prefetch, num_threads=2, buffer_size=1)
 workers = LocalWorkersIterDataset
-double = operation(Map, "map", lambda x: 2 * x)
+double, ODD = operation(Map, "map", lambda x: 2 * x), operation(Filter, "filter", lambda x: x % 2 == 1)
 
 
 def loader(*operations, worker_count=0):
@@ -50,25 +46,25 @@ PIPELINES = {
     "threads": MapDataset.range(N).map(lambda x: x).to_iter_dataset(),
     "empty": numbers(0),
     "allow_nones": lists(MapDataset.range(N).filter(odd).to_iter_dataset(allow_nones=True).map_with_index(pair)),
-    "map": numbers().map(lambda x: -x),
-    "random_map": numbers().seed(3).random_map(draw),
-    "batch": lists(numbers(), batch_size=4),
+    "map": numbers(N).map(lambda x: -x),
+    "random_map": numbers(N).seed(3).random_map(draw),
+    "batch": lists(numbers(N), batch_size=4),
     "batch_exact": lists(numbers(12), batch_size=4),
-    "batch_drop": lists(numbers(), batch_size=4, drop_remainder=True),
+    "batch_drop": lists(numbers(N), batch_size=4, drop_remainder=True),
     "batch_batch": lists(lists(numbers(23), batch_size=3), batch_size=3),
-    "thread_prefetch_0": threaded(numbers(), prefetch_buffer_size=0),
-    "thread_prefetch_batch": threaded(lists(threaded(numbers()))).random_map(draw, seed=1),
-    "worker": workers(lists(numbers())),
-    "workers": workers(lists(numbers().random_map(draw, seed=2)), 2).map_with_index(pair),
-    "workers_batch": lists(workers(numbers(), 2), batch_size=4),
-    "processes": numbers().mp_prefetch(MultiprocessingOptions(2)),
-    "limit": numbers().limit(5),
-    "limit_threads": in_threads(numbers().limit(2)),
-    "limit_batch": lists(numbers().limit(5)).limit(7),
-    "interleave_one": gx.InterleaveIterDataset([lists(numbers())], cycle_length=2).random_map(draw, seed=1),
-    "in_threads": in_threads(numbers().map_with_index(pair), num_threads=4),
+    "thread_prefetch_0": threaded(numbers(N), prefetch_buffer_size=0),
+    "thread_prefetch_batch": threaded(lists(threaded(numbers(N)))).random_map(draw, seed=1),
+    "worker": workers(lists(numbers(N))),
+    "workers": workers(lists(numbers(N).random_map(draw, seed=2)), 2).map_with_index(pair),
+    "workers_batch": lists(workers(numbers(N), 2), batch_size=4),
+    "processes": numbers(N).mp_prefetch(MultiprocessingOptions(2)),
+    "limit": numbers(N).limit(5),
+    "limit_threads": in_threads(numbers(N).limit(2)),
+    "limit_batch": lists(numbers(N).limit(5)).limit(7),
+    "interleave_one": gx.InterleaveIterDataset([lists(numbers(N))], cycle_length=2).random_map(draw, seed=1),
+    "in_threads": in_threads(numbers(N).map_with_index(pair), num_threads=4),
     "in_more_threads_than_elements": in_threads(numbers(2), num_threads=4),
-    "in_threads_sequential": in_threads(numbers(), num_threads=3, sequential_slice=True),
+    "in_threads_sequential": in_threads(numbers(N), num_threads=3, sequential_slice=True),
     "loader": loader(double, Batch(3, batch_fn=list)),
     "loader_with_workers": loader(double, Batch(3, batch_fn=list), worker_count=2),
 }
@@ -142,24 +138,17 @@ def test_with_gaps_the_index_is_that_of_the_map_dataset(ds):
     assert_raises(IndexError, None, set_next_index, it, 13)
 
 
-FILTERED = numbers().filter(odd)
+FILTERED = numbers(N).filter(odd)
 COUNTED = gx.InterleaveIterDataset([SPARSE], cycle_length=1)
 # Grain sets both the count and the position in the map dataset, which loses elements or repeats them.
 GAPS = [lists(SPARSE), SPARSE.map_with_index(pair), SPARSE.random_map(draw, seed=1), SPARSE.limit(3), lists(COUNTED)]
+OF_FILTERS = [lists(FILTERED), threaded(FILTERED), workers(FILTERED), workers(FILTERED, 2), loader(ODD)]
 GAPS += [workers(SPARSE, 2), in_threads(SPARSE), lists(threaded(SPARSE)), lists(workers(SPARSE))]
 NO_INDEX = [
     *[(ds, None, "get_state") for ds in GAPS],
-    *[(ds, "Filter", r"Filter.*would have to compute all elements before it") for ds in (FILTERED, lists(FILTERED))],
-    *[
-        (ds, "Filter", r"Filter.*compute")
-        for ds in (
-            threaded(FILTERED),
-            workers(FILTERED),
-            workers(FILTERED, 2),
-            loader(operation(Filter, "filter", lambda x: x % 2 == 1)),
-        )
-    ],
-    (gx.InterleaveIterDataset([numbers(), numbers()], cycle_length=2), "single dataset", "single dataset"),
+    (FILTERED, "Filter", r"Filter.*would have to compute all elements before it"),
+    *[(ds, "Filter", r"Filter.*compute") for ds in OF_FILTERS],
+    (gx.InterleaveIterDataset([numbers(N), numbers(N)], cycle_length=2), "single dataset", "single dataset"),
     (lists(BareStream(9)), "BareIterator", "BareIterator"),
     (threaded(Plain(5)), "ThreadPrefetch", "ThreadPrefetch"),
 ]
@@ -202,13 +191,13 @@ def test_iterators_of_users_and_others():
     attempts = [get_next_index, lambda it: set_next_index(it, 1)]
     for attempt in attempts:
         assert_raises(ValueError, "Foreign knows no index", attempt, it)
-        for wrong in (3, "abc", [1], iter([1]), numbers()):
+        for wrong in (3, "abc", [1], iter([1]), numbers(N)):
             assert_raises(TypeError, r"must be an iterator of a dataset.*iter\(ds\)", attempt, wrong)
     assert next(it) == 1
 
 
 def test_jumping_past_a_failed_element():
-    failing = numbers().map(Failing(3, error=OSError))
+    failing = numbers(N).map(Failing(3, error=OSError))
     for ds in (failing, threaded(failing), workers(failing, 2)):
         it = iter(ds)
         assert [next(it) for _ in range(3)] == [0, 1, 2]

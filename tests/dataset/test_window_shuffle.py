@@ -4,7 +4,8 @@ import weakref
 
 import numpy as np
 import pytest
-from computing_ahead import DIRECT, Failing
+from computing_ahead import DIRECT, Failing, numbers
+from formulas import window_order, window_shuffled
 from refusing import assert_raises
 
 from gristmill import MapDataset
@@ -13,32 +14,11 @@ from gristmill.core.permutation import shuffled_order
 from gristmill.experimental import WindowShuffleIterDataset, WindowShuffleMapDataset, get_element_spec, index_shuffle
 
 
-def numbers(n):
-    return MapDataset.range(n).to_iter_dataset()
-
-
-def moved(i, n, size, seed):
-    """The parent's index, as the documentation has it."""
-    epoch, position = divmod(i, n)
-    q = position // size
-    m = min(size, n - q * size)
-    number = epoch * -(-n // size) + q
-    return epoch * n + q * size + index_shuffle(position - q * size, m - 1, (seed + number) % 2**32, 4)
-
-
 def state(start, number, position):
     return {"parent_window_start_state": {"next_index": start}, "window_index": number, "pos_in_window": position}
 
 
-def stream(elements, size, seed, first=0):
-    delivered = []
-    for k, start in enumerate(range(0, len(elements), size), first):
-        window = elements[start : start + size]
-        delivered += [window[index_shuffle(i, len(window) - 1, seed + k, 4)] for i in reversed(range(len(window)))]
-    return delivered
-
-
-TWELVE = stream(list(range(12)), 4, 6)
+TWELVE = [4 * k + i for k in range(3) for i in window_order(4, 6 + k)]
 
 
 def reading(keys, fn=lambda x: x):
@@ -70,11 +50,11 @@ def test_windows_of_any_size(size):
     ds = MapDataset.range(n).window_shuffle(size, seed=9)
     rng = random.Random(size)
     places = [0, 1, size - 1, size, 2 * size - 1, 2 * size, n - 1, n, *rng.sample(range(3 * n), 10)]
-    expected = [moved(i, n, size, 9) % n for i in places]
+    expected = [window_shuffled(i, n, size, 9) % n for i in places]
     assert ds._block(places) == expected
     assert [ds[i] for i in places[:6]] == expected[:6]
     for start in (0, size - 2, 2 * size - 2, n - 3):
-        assert ds._block(range(start, start + 5)) == [moved(i, n, size, 9) % n for i in range(start, start + 5)]
+        assert ds._block(range(start, start + 5)) == [window_shuffled(i, n, size, 9) % n for i in range(start, start + 5)]
     assert size > 4096 or sorted(ds) == list(range(n))
 
 
@@ -139,4 +119,4 @@ def test_errors_in_the_next_window_and_behind():
     batches = []
     assert_raises(OSError, "3", batches.extend, it)
     batches.extend(it)
-    assert [x for batch in batches for x in batch] == stream(list(range(6)), 6, 2)
+    assert [x for batch in batches for x in batch] == window_order(6, 2)

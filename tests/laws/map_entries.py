@@ -4,9 +4,8 @@ from typing import Any
 
 import numpy as np
 from entry import Fan, MapEntry, Vectored, add_ten, draw, drop_threes, fan, not_multiple_of_three, pair
-from formulas import chosen, shuffled, stream
+from formulas import chosen, shuffled, stream, window_shuffled
 
-from gristmill.core.permutation import index_shuffle
 from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.dataset import MapDataset
@@ -35,15 +34,6 @@ def sliced(i: int, length: int, sl: slice) -> int:
 def batched(i: int, length: int, size: int, drop: bool) -> list[int]:
     epoch, b = divmod(i, length // size if drop else -(-length // size))
     return list(range(epoch * length + b * size, epoch * length + min(length, (b + 1) * size)))
-
-
-def window_shuffled(i: int, length: int, size: int, seed: int) -> int:
-    """The formula of the decision that a window ends with the epoch."""
-    epoch, position = divmod(i, length)
-    q = position // size
-    m = min(size, length - q * size)
-    number = seed + epoch * -(-length // size) + q
-    return epoch * length + q * size + index_shuffle(position - q * size, m - 1, number % 2**32, 4)
 
 
 def weighted(k: int) -> Any:

@@ -1,12 +1,60 @@
-"""Any random map pipeline delivers what the naive list model says."""
+"""Random map pipelines deliver what the naive list model says, and the shares of workers are parts of the whole."""
 
+import itertools
+
+import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from list_model import MapModel, build, map_steps
+from list_model import FAILED, MapModel, build, map_steps
+from stream_model import WHOLE, Endless, frozen, outcomes, trees
+from stream_model import build as build_tree
 
-LIMIT = 40  # elements that are looked at
+from gristmill.core.sharding import ShardOptions, even_split
+from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.slicing import slice_pipeline
+
+LIMIT = 30  # elements that are looked at
+some = settings(max_examples=120, deadline=None)
+
+
+def run_share(ds, index, count):
+    it = iter(ds)
+    it._ctx.worker_index, it._ctx.worker_count = index, count
+    return frozen(list(itertools.islice(it, LIMIT)))
+
+
+@some
+@given(trees, st.integers(1, 5))
+def test_shares_of_trees(tree, count):
+    try:
+        expected = [tuple(itertools.islice(outcomes(tree, WHOLE.of_thread(i, count)), LIMIT)) for i in range(count)]
+    except Endless:
+        assume(False)
+    assume(all(FAILED not in share for share in expected))
+    ds = build_tree(tree)
+    nodes = list(ancestors(ds))
+    attributes = [dict(vars(node)) for node in nodes]
+    shares = [slice_pipeline(ds, i, count) for i in range(count)]
+    assert all(vars(node) == before for node, before in zip(nodes, attributes, strict=True))
+    for i, share in enumerate(shares):
+        for sent in (share, cloudpickle.loads(cloudpickle.dumps(share))):
+            assert run_share(sent, i, count) == expected[i]
+
+
+OF_ITS_OWN = ("map", "map_with_index", "random_map", "remove", "filter", "seed", "shuffle", "repeat", "batch")
+
+
+@some
+@given(st.integers(0, 14), map_steps, st.integers(2, 5))
+def test_a_part_of_the_source_is_like_a_source_of_its_own(length, steps, count):
+    steps = [step for step in steps if step[0] in OF_ITS_OWN]
+    steps = [*MapModel(length, steps).steps[1:], ("to_iter", (0, 0), True)]
+    ds = build([("range", length), *steps])
+    for i in range(count):
+        part = build([("range", *even_split(length, ShardOptions(i, count))), *steps])
+        assert run_share(slice_pipeline(ds, i, count, sequential=True), 0, 1) == run_share(part, 0, 1)
 
 
 @settings(max_examples=200, deadline=None)
