@@ -219,7 +219,7 @@ class TFRecordFile:
     def _piece(self, size: int) -> bytes:
         piece = self._file.read(min(size, _PIECE_BYTES))
         if isinstance(piece, bytes | bytearray | memoryview):
-            return piece
+            return bytes(piece)  # itself, if it is bytes
         raise TypeError(f"read() of a binary file must return bytes, that of {self._path} returned {piece!r:.200}")
 
     def _raise_named(self, error: Exception, offset: int) -> NoReturn:

@@ -158,6 +158,8 @@ class RecordsIterator(FileIterator[bytes]):
 
 
 class TFRecordDatasetIterator(RecordsIterator):
+    _parameters: TFRecordParameters
+
     def __init__(self, path: str | os.PathLike[str], parameters: TFRecordParameters) -> None:
         super().__init__(path)
         self._parameters = parameters
