@@ -17,6 +17,7 @@ import numpy as np
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.dataset.bases.habits import without_hints
 from gristmill.transforms import (
     DatasetSelectionMap,
     Filter,
@@ -36,7 +37,12 @@ T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
 
 
-class MapDatasetMeta(abc.ABCMeta):
+class _DatasetMeta(abc.ABCMeta):
+    def __dir__(cls) -> list[str]:
+        return without_hints(cls, super().__dir__())
+
+
+class MapDatasetMeta(_DatasetMeta):
     """The factories of ``MapDataset``: methods of the class, not of its instances."""
 
     def source(cls, source: Any) -> MapDataset[Any]:
@@ -463,7 +469,7 @@ class MapSequenceMethods(Generic[T_co]):
         return PrefetchIterDataset(self, read_options, allow_nones=allow_nones)
 
 
-class IterDatasetMeta(abc.ABCMeta):
+class IterDatasetMeta(_DatasetMeta):
     """The factories of ``IterDataset``: methods of the class, not of its instances."""
 
     def mix(cls, datasets: Any, weights: Any = None) -> IterDataset[Any]:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from abc import ABCMeta as _ProtocolMeta
+else:
+    _ProtocolMeta = type(Protocol)
 
 T_co = TypeVar("T_co", covariant=True)
 
 
+class _SourceMeta(_ProtocolMeta):
+    """Asks classes as ``hasattr`` does. ``Protocol`` takes a ``__getitem__`` that only says what to use instead for one."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return super().__instancecheck__(instance) and hasattr(type(instance), "__getitem__")
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return super().__subclasscheck__(subclass) and hasattr(subclass, "__getitem__")
+
+
 @runtime_checkable
-class RandomAccessDataSource(Protocol[T_co]):
+class RandomAccessDataSource(Protocol[T_co], metaclass=_SourceMeta):
     """A collection of records that can be read in any order: ``len(source)`` and ``source[key]``.
 
     Subclassing is optional. Lists, tuples, NumPy arrays and the data sets of TFDS, Hugging Face and PyTorch are data

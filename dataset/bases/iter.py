@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from gristmill.core import grain_names
 from gristmill.dataset.bases.division import Division
+from gristmill.dataset.bases.habits import NO_ITEMS, OF_STREAMS, with_hints
 from gristmill.dataset.bases.iterator import DatasetIterator
-from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.length import Length, Unknown, exact_length, length_hint
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, as_parents
 from gristmill.dataset.methods import IterAheadMethods, IterDatasetMeta, IterElementMethods, IterSequenceMethods
@@ -17,6 +18,7 @@ from gristmill.dataset.methods import IterAheadMethods, IterDatasetMeta, IterEle
 T_co = TypeVar("T_co", covariant=True)
 
 
+@with_hints(OF_STREAMS | {"__getitem__": NO_ITEMS})
 class IterDataset(
     DatasetNode,
     IterElementMethods[T_co],
@@ -30,6 +32,10 @@ class IterDataset(
     Immutable; every ``iter(ds)`` is an independent iterator at the beginning. Most are made by
     ``MapDataset.to_iter_dataset()``.
 
+    ``len(ds)`` is the number of elements where it follows from the steps, and a ``TypeError`` that says why where it does not
+    (behind a filter, without end, of files). As the length of a ``MapDataset``, it counts elements that a function of ``map``
+    leaves out by ``None``. ``operator.length_hint(ds)`` is the greatest number there can be, where that is known.
+
     Subclasses define ``__iter__``.
 
     Args:
@@ -39,6 +45,8 @@ class IterDataset(
         >>> ds = MapDataset.range(5).to_iter_dataset().filter(lambda x: x % 2 == 0).batch(2)
         >>> list(ds)
         [array([0, 2]), array([4])]
+        >>> len(MapDataset.range(5).to_iter_dataset().batch(2))
+        3
     """
 
     _node_family = "IterDataset"
@@ -49,6 +57,12 @@ class IterDataset(
     @abc.abstractmethod
     def __iter__(self) -> DatasetIterator[T_co]:
         """Returns an iterator at the beginning."""
+
+    __len__ = exact_length
+    __length_hint__ = length_hint
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length
 
     def _num_elements(self) -> Length:
         """How many elements it delivers, as far as that is known; of users' datasets it is not."""

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 
 from gristmill.core.value import Value
 
+_MAX_HINT = 2**24  # ``list(stream)`` sets aside as many places at once
+
 
 class Exact(Value):
     """That many."""
@@ -98,3 +100,38 @@ def same_number(stage: Any) -> Length:
 def some_of_them(stage: Any) -> Length:
     """``_num_elements`` of stages that may leave out elements."""
     return at_most(num_elements(stage._parents[0]))
+
+
+def exact_length(stream: Any) -> int:
+    """``len(stream)``.
+
+    Raises:
+        TypeError: it does not follow from the steps how many elements there are.
+    """
+    try:
+        length = num_elements(stream)
+    except Exception as error:  # of a source; ``list`` asks for lengths too, and the source's error is to come from reading
+        raise _no_length(stream, f"its source does not say how long it is ({type(error).__name__}: {error!s:.200})") from error
+    match length:
+        case Exact(num) if num <= sys.maxsize:
+            return num
+        case AtMost(num):
+            reason = f"it has {num} elements at most, as steps leave out some; count them with sum(1 for _ in ds)"
+        case Unknown():
+            reason = "how many elements it has is not known before they have been read; count them with sum(1 for _ in ds)"
+        case _:
+            reason = "it does not end; ds.limit(n) does"
+    raise _no_length(stream, reason)
+
+
+def _no_length(stream: Any, reason: str) -> TypeError:
+    return TypeError(f"object of type '{type(stream).__name__}' has no len(): {reason}")
+
+
+def length_hint(stream: Any) -> Any:
+    """The most elements that ``stream`` has; ``NotImplemented`` if that is not known, or far more than one would keep."""
+    try:
+        length = num_elements(stream)
+    except Exception:
+        return NotImplemented
+    return length.num if isinstance(length, Exact | AtMost) and length.num <= _MAX_HINT else NotImplemented

@@ -12,6 +12,7 @@ from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.habits import OF_MAP_DATASETS, with_hints
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, spec_of_first_parent
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
@@ -27,6 +28,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
+@with_hints(OF_MAP_DATASETS)
 class MapDataset(
     DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co], grain_names.MapDataset, metaclass=MapDatasetMeta
 ):

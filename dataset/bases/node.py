@@ -14,6 +14,7 @@ from gristmill.core.inert import STATS
 from gristmill.core.options import DatasetOptions
 from gristmill.core.seeds import check_seed, derive_seed
 from gristmill.core.state import shown
+from gristmill.dataset.bases.habits import without_hints
 from gristmill.dataset.bases.parameters import NONE, Parameters, parameters_of
 
 S = TypeVar("S")
@@ -103,6 +104,9 @@ class DatasetNode(Node):
             f"{type(self).__name__} does not say what its elements look like: define a property _element_spec that returns a "
             "pytree of ShapeDtypeStruct"
         )
+
+    def __dir__(self) -> list[str]:
+        return without_hints(self, super().__dir__())
 
     def _repr_html_(self) -> str:
         return hooks.pipeline_html(self)

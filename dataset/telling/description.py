@@ -18,6 +18,7 @@ import numpy as np
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import stable_repr, without_addresses
 from gristmill.core.state import shown
+from gristmill.dataset.bases.length import exact_length
 from gristmill.dataset.bases.node import DatasetNode, only_parent
 
 _MAX_TEXT = 1000
@@ -33,7 +34,7 @@ def describe(node: Any) -> dict[str, Any]:
     if name is None:  # the same elements and states as without this stage
         return describe(only_parent(node))
     description: dict[str, Any] = {"stage": name}
-    if hasattr(node, "__len__"):
+    if getattr(type(node), "__len__", exact_length) is not exact_length:  # that of a stream follows from its parents'
         try:
             description["length"] = len(node)
         except TypeError:  # of a source without a length
