@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gristmill.install import install_as_grain as install_as_grain
     from gristmill.loader import DataLoaderIterator as DataLoaderIterator
     from gristmill.python import *  # noqa: F403  (every name of the legacy surface is reachable from here too)
+    from gristmill.samplers import IterableSampler as IterableSampler
     from gristmill.sharding import even_split as even_split
     from gristmill.transforms import MapWithIndex as MapWithIndex
 
@@ -58,6 +59,7 @@ _NAMES = {
     "DataLoaderIterator": "gristmill.loader",
     "DatasetIterator": "gristmill.dataset",
     "IterDataset": "gristmill.dataset",
+    "IterableSampler": "gristmill.samplers",
     "MapDataset": "gristmill.dataset",
     "MultiprocessingOptions": "gristmill.core.options",
     "ReadOptions": "gristmill.core.options",
@@ -77,19 +79,24 @@ _NAMES = {
 
 
 class _ForKeras:
-    """Finds ``grain`` for Keras alone, which asks for it when it is given a dataset of ours and Grain is not loaded."""
+    """Finds ``grain`` for Keras, if it is not loaded: where Keras is given a dataset of ours, or Grain is not installed."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         if name != "grain":
             return None
-        frame = sys._getframe(1)
-        while frame.f_back is not None and "importlib" in frame.f_globals.get("__name__", ""):
+        frame: Any = sys._getframe(1)
+        while frame is not None and (caller := str(frame.f_globals.get("__name__"))).startswith(
+            ("importlib", "keras.src.utils.module_utils")
+        ):
             frame = frame.f_back
-        if not frame.f_globals.get("__name__", "").startswith("keras."):
+        if frame is None or not caller.startswith("keras."):
             return None
+        find = importlib.import_module("importlib.util").find_spec
+        if not caller.endswith(".grain_dataset_adapter") and find(name) is not None:
+            return None  # Grain itself
         importlib.import_module("gristmill.install").install_as_grain()
-        return importlib.import_module("importlib.util").find_spec(name)
+        return find(name)
 
 
 if _ForKeras not in sys.meta_path:

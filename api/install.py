@@ -15,6 +15,7 @@ from typing import Any
 
 import gristmill
 from gristmill import _MODULES as PUBLIC_MODULES
+from gristmill.core import grain_names
 from gristmill.core.config import config
 from gristmill.workers.setup import run_in_workers
 
@@ -70,6 +71,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         if spec.name == "grain":
             _define_flags()
+            run_in_workers(importlib.import_module, "grain")  # Keras looks whether it is loaded
             return _Grain()
         module = importlib.import_module("gristmill" + spec.name.removeprefix("grain"))
         spec.loader_state = module.__spec__
@@ -128,6 +130,7 @@ def install_as_grain() -> None:
     if not any([isinstance(finder, _Finder) for finder in sys.meta_path]):
         sys.meta_path.insert(0, _Finder())
         run_in_workers(install_as_grain)
+        grain_names.MapDataset.__module__ = "grain._src.python.dataset.dataset"  # from where it can be imported now
 
 
 def run_as_grain(arguments: Sequence[str]) -> None:

@@ -96,6 +96,6 @@ def _result(transform: Any, kind: type, index: int, element: Any) -> Any:
         return (
             items_of(transform, element, check_max_fan_out(transform))
             if isinstance(transform, FlatMap)
-            else as_list(fn(element), fn)
+            else as_list(fn(element), transform)
         )
     return fn(element)

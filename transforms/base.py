@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from gristmill.core.as_in_grain._src.python.dataset import as_in_grain
 from gristmill.core.errors import as_int
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
@@ -128,15 +129,31 @@ def transform_function(transform: Any, kind: type, method: str) -> Callable[...,
     """The function to call for ``transform``: the ``method`` of an instance of ``kind``, or a callable itself.
 
     Raises:
-        TypeError: ``transform`` is neither.
+        TypeError: ``transform`` is neither, or a class of transformations.
     """
     if isinstance(transform, kind):
-        return getattr(transform, method)
-    if callable(transform):
-        return transform
+        return as_in_grain(getattr(transform, method))
+    if callable(transform) and not is_transformation_class(transform):
+        return as_in_grain(transform)
     raise TypeError(
         f"transform must be callable or an instance of {kind.__name__}, got {shown(transform)} of type {type(transform).__name__}"
+        f"{for_a_class(transform)}"
     )
+
+
+_TRANSFORMATIONS = (Batch, Map, RandomMap, TfRandomMap, Filter, FlatMap, MapWithIndex)
+
+
+def is_transformation_class(transform: Any) -> bool:
+    return isinstance(transform, type) and issubclass(transform, _TRANSFORMATIONS)
+
+
+def for_a_class(transform: Any) -> str:
+    """What to do if ``transform`` is a class of transformations; nothing to say of anything else."""
+    if not is_transformation_class(transform):
+        return ""
+    name = transform.__name__
+    return f": {name} is a class, pass an instance, {name}()"
 
 
 def check_batch_size(batch_size: Any) -> int:
