@@ -79,24 +79,19 @@ _NAMES = {
 
 
 class _ForKeras:
-    """Finds ``grain`` for Keras, if it is not loaded: where Keras is given a dataset of ours, or Grain is not installed."""
+    """Finds ``grain`` for Keras alone: for its utilities, and when it is given a dataset of ours. Not if Grain is loaded."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
         if name != "grain":
             return None
-        frame: Any = sys._getframe(1)
-        while frame is not None and (caller := str(frame.f_globals.get("__name__"))).startswith(
-            ("importlib", "keras.src.utils.module_utils")
-        ):
+        frame = sys._getframe(1)
+        while frame.f_back is not None and "importlib" in frame.f_globals.get("__name__", ""):
             frame = frame.f_back
-        if frame is None or not caller.startswith("keras."):
+        if not frame.f_globals.get("__name__", "").startswith("keras."):
             return None
-        find = importlib.import_module("importlib.util").find_spec
-        if not caller.endswith(".grain_dataset_adapter") and find(name) is not None:
-            return None  # Grain itself
         importlib.import_module("gristmill.install").install_as_grain()
-        return find(name)
+        return importlib.import_module("importlib.util").find_spec(name)
 
 
 if _ForKeras not in sys.meta_path:
