@@ -7,6 +7,7 @@ from typing import Any
 
 from gristmill.core.state import shown
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
+from gristmill.transforms.base import for_a_class
 
 
 def apply_transformations(ds: Any, transformations: Any) -> Any:
@@ -34,8 +35,9 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
             case Filter():
                 ds = ds.filter(transform)
             case _:
+                advice = for_a_class(transform) or "; use ds.map(...) and the like for plain functions"
                 raise NotImplementedError(
                     "transformations must be Batch, Map, RandomMap, MapWithIndex, FlatMap or Filter objects, "
-                    f"got {shown(transform)} of type {type(transform).__name__}; use ds.map(...) and the like for plain functions"
+                    f"got {shown(transform)} of type {type(transform).__name__}{advice}"
                 )
     return ds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import methodcaller
 from typing import Any
@@ -16,6 +16,7 @@ _POOLED_BYTES = 1 << 20  # from here on a fresh allocation costs more (page faul
 _MAX_BUFFERS = 4  # of each stage or iterator: they stay allocated as long as it lives
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
+_SAME_STRUCTURE = "Expected all input elements to have the same structure but"  # Grain's words, which programs look for
 _LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
 
 # A count of references tells who sees a buffer only where there is a global interpreter lock to hold meanwhile.
@@ -76,8 +77,8 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     """Returns one element whose leaves are those of ``values``, stacked along a new first axis.
 
     Every element must have the structure of the first (JAX's pytree rules; ``None`` is a node without leaves). The leaves at
-    one position must have equal shapes; their dtypes are promoted as ``numpy.stack`` does. Arrays in the result are new and
-    C-contiguous, containers keep their types.
+    one position must have equal shapes; their dtypes are promoted as ``numpy.stack`` does, but never numbers to text. Arrays in
+    the result are new and C-contiguous, containers keep their types.
 
     Text and bytes become an array of their greatest length, whose unused cells are NUL: those that end so would lose it.
 
@@ -86,8 +87,8 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
         allocate: gives uninitialised arrays of a shape and dtype, used where these are known beforehand.
 
     Raises:
-        ValueError: no elements, or elements of different structure or shape; names the first leaf that differs. Or text or
-            bytes end in NUL.
+        ValueError: no elements, or elements of different structure or shape, or text together with numbers or bytes; names the
+            first leaf that differs. Or text or bytes end in NUL.
 
     Example:
         >>> stack([{"x": 1, "y": (2.5,)}, {"x": 3, "y": (4,)}])
@@ -178,14 +179,16 @@ def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, pat
         if len(leaves) == 1:
             leaf = leaves[0]
             return np.expand_dims((leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)).copy(), 0)
-        return np.ascontiguousarray(np.stack(leaves))
+        result = np.ascontiguousarray(np.stack(leaves))
+        check_kinds(result.dtype, leaves)
+        return result
     except (ValueError, TypeError) as error:
         at = path()
         shown = [f"{np.shape(leaf)} {getattr(leaf, 'dtype', type(leaf).__name__)}" for leaf in leaves]
         other = next((i for i, s in enumerate(shown) if s != shown[0]), 0)
         raise ValueError(
-            "all elements of a batch must have the same structure, shapes and compatible dtypes; "
-            f"leaf {at or 'of the elements'} is {shown[0]} in element 0 and {shown[other]} in element {other}"
+            f"{_SAME_STRUCTURE} got: leaf {at or 'of the elements'} is {shown[0]} in element 0 and {shown[other]} in element "
+            f"{other}. Their shapes must be equal and their dtypes of one kind; batch_fn=list keeps elements as they are"
         ) from error
 
 
@@ -201,6 +204,16 @@ def _stack_arrays(leaves: Sequence[Any], allocate: Allocate) -> Any:
     out = allocate((num, *shape), dtype)
     np.concatenate(leaves, out=out.reshape(num * shape[0], *shape[1:]))
     return out
+
+
+def check_kinds(dtype: np.dtype[Any], parts: Iterable[Any]) -> None:
+    """Refuses to join ``parts`` in an array of ``dtype`` if that makes text of what is none.
+
+    Raises:
+        TypeError: there are text, bytes or numbers among them, of two kinds.
+    """
+    if dtype.kind in "SU" and len({np.asarray(part).dtype.kind for part in parts}) > 1:
+        raise TypeError("text, bytes and numbers do not go into one array")
 
 
 def ends_in_nul(value: Any) -> bool:
@@ -230,5 +243,5 @@ def _structure_difference(first: Any, other: Any, position: int) -> str:
         more = f"leaf {extra[0] or '(the element itself)'} is not in element 0" if extra else ""
         detail = f"in element {position} " + " and ".join(filter(None, (where, more)))
     else:
-        detail = f"element 0 is {tree.flatten(first)[1]}, element {position} is {tree.flatten(other)[1]}"
-    return f"all elements of a batch must have the same structure, but {detail}; got {first!r:.100} and {other!r:.100}"
+        detail = f"{tree.flatten(first)[1]} and {tree.flatten(other)[1]}"
+    return f"{_SAME_STRUCTURE} got: {detail}; element 0 is {first!r:.100}, element {position} is {other!r:.100}"

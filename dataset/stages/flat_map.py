@@ -20,7 +20,7 @@ from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.states.values import LinearStates
 from gristmill.dataset.telling.failures import tell, tell_at_last
-from gristmill.transforms.base import FlatMap, check_max_fan_out, transform_function
+from gristmill.transforms.base import FlatMap, check_max_fan_out, for_a_class, transform_function
 
 T = TypeVar("T")
 
@@ -69,9 +69,9 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     def __init__(self, parent: Any, transform: FlatMap) -> None:
         super().__init__(parent)
         if not isinstance(transform, FlatMap):
+            advice = for_a_class(transform) or "; use ds.flat_map(..., max_fan_out=...) for plain functions"
             raise TypeError(
-                f"transform must be an instance of FlatMap, got {shown(transform)} of type {type(transform).__name__}; "
-                "use ds.flat_map(..., max_fan_out=...) for plain functions"
+                f"transform must be an instance of FlatMap, got {shown(transform)} of type {type(transform).__name__}{advice}"
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)
@@ -254,6 +254,8 @@ def flat_map_of(transform: Any, max_fan_out: int | None) -> FlatMap:
         return FlatMapFunction(transform, max_fan_out)
     if isinstance(transform, FlatMap):
         return transform
+    if for_a_class(transform):
+        transform_function(transform, FlatMap, "flat_map")
     raise TypeError("max_fan_out must be given: the most items that the function makes of one element")
 
 

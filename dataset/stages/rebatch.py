@@ -20,7 +20,7 @@ from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, is_same
 from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.base import check_batch_size
-from gristmill.transforms.batching import Allocate, BufferPool
+from gristmill.transforms.batching import Allocate, BufferPool, check_kinds
 
 T = TypeVar("T")
 
@@ -195,8 +195,9 @@ class RebatchDatasetIterator(BlockIterator[T]):
     def _concatenate(self, arrays: tuple[Any, ...]) -> Any:
         if any([type(array) is not np.ndarray for array in arrays]):
             return np.concatenate(arrays)
-        shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
-        return np.concatenate(arrays, out=self._allocate(shape, np.result_type(*arrays)))
+        shape, dtype = (sum(map(len, arrays)), *arrays[0].shape[1:]), np.result_type(*arrays)
+        check_kinds(dtype, arrays)
+        return np.concatenate(arrays, out=self._allocate(shape, dtype))
 
     def _allocate_with(self, allocate: Allocate) -> None:
         self._allocate = allocate
