@@ -23,8 +23,11 @@ class Sampler(Protocol):
     def __getitem__(self, index: int) -> RecordMetadata: ...
 
 
-class BlockSampler(abc.ABC):
-    """A sampler that answers whole blocks of indices with array arithmetic."""
+class BlockSampler:
+    """A sampler that answers whole blocks of indices with array arithmetic.
+
+    Not an ``abc.ABC``, as protocols are: classes that users derive from a sampler and something else may have a metaclass.
+    """
 
     _shard_options: ShardOptions
     _seed: int | None
@@ -90,4 +93,12 @@ def check_shard_options(options: Any) -> ShardOptions:
 
 
 def check_num_records(num_records: int) -> int:
-    return as_int("num_records", num_records, minimum=1)
+    return check_positive("num_records", num_records, "Invalid number of records in Sampler.")
+
+
+def check_positive(name: str, value: int, in_grain: str) -> int:
+    """``value`` as a positive ``int``; the error of others begins with what Grain says, which programs look for."""
+    try:
+        return as_int(name, value, minimum=1)
+    except ValueError as error:
+        raise ValueError(f"{in_grain} {error}") from None

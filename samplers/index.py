@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_array
 from gristmill.core.naming import stable_repr
 from gristmill.core.permutation import Permutation
 from gristmill.core.seeds import check_seed
 from gristmill.core.sharding import NoSharding, ShardOptions, even_split
-from gristmill.samplers.base import BlockSampler, check_num_records, check_shard_options
+from gristmill.samplers.base import BlockSampler, check_num_records, check_positive, check_shard_options
 
 
 class IndexSampler(BlockSampler):
@@ -47,7 +46,8 @@ class IndexSampler(BlockSampler):
         seed: int | None = None,
     ) -> None:
         self._num_records = check_num_records(num_records)
-        self._num_epochs = None if num_epochs is None else as_int("num_epochs", num_epochs, minimum=1)
+        in_grain = "Invalid number of epochs in Index Sampler."
+        self._num_epochs = None if num_epochs is None else check_positive("num_epochs", num_epochs, in_grain)
         self._shuffle = bool(shuffle)
         if self._shuffle and seed is None:
             raise ValueError("shuffle=True needs a seed: pass seed=<an unsigned 32-bit integer>")
