@@ -166,6 +166,21 @@ class Count:
         self.state = state
 
 
+class Sharing(Count, DatasetIterator[Any]):
+    """The same as a user's iterator."""
+
+
+class SharingDataset(IterDataset[Any]):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+        self.made: list[Any] = []  # iterators
+
+    def __iter__(self) -> Any:
+        self.made.append(Sharing(self.n))
+        return self.made[-1]
+
+
 class Watched:
     """A source that says what it is asked for, and can be held up; ``before`` is called with the keys of every read."""
 

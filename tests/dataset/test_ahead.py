@@ -1,21 +1,37 @@
-"""What holds for all threads that compute ahead: order, closing, interrupts, forks, and that nothing of them is left."""
+"""What holds for all that computes ahead: order, closing, interrupts, forks, nothing left of it, no wait for later elements."""
 
 import gc
 import random
 import signal
 import sys
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from computing_ahead import Gate, Plain, interrupted, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
+from computing_ahead import (  # noqa: F401
+    DIRECT,
+    Gate,
+    Plain,
+    fails,
+    interrupted,
+    no_threads_left,
+    numbers,
+    wait_for_no_threads,
+    without_collector,
+    working,
+)
+from operations import operation
 from programs import output
+from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
+import gristmill as gm
 from gristmill import MapDataset, ReadOptions
 from gristmill.dataset.ahead import readahead
 from gristmill.experimental import ThreadPrefetchIterDataset, multithread_prefetch
+from gristmill.samplers import SequentialSampler
 
 
 def reading(n, fn, size, num_threads=4):
@@ -289,8 +305,8 @@ class TestInterrupts:
         assert num_interrupts
 
 
-PRELUDE = """
-import os, signal, sys, threading, warnings
+FORK = """
+import os, signal, sys, warnings
 from gristmill import MapDataset, ReadOptions
 from gristmill.dataset import IterDataset
 from gristmill.experimental import InterleaveIterDataset, ThreadPrefetchIterDataset, multithread_prefetch
@@ -307,10 +323,6 @@ def opened(name):
     ds = MapDataset.range(10 * name, 10 * name + 5).map(str).to_iter_dataset()
     return ds.filter(lambda x: True) if name % 2 else ds
 
-def interleaved(num, **ahead):
-    return InterleaveIterDataset(MapDataset.range(num).map(opened), cycle_length=3, **ahead)
-"""
-FORK = """
 class Generated(IterDataset):
     def __iter__(self):
         yield from range(9)
@@ -355,7 +367,8 @@ check(prefetched(2, 8), 1, 700)
 check(prefetched(16, 500), 50)
 for buffer_size, nums in ((0, [1]), (1, [50, 300]), (20, [0, 50])):
     check(multithread_prefetch(text(300, 2, 8), 3, buffer_size), *nums, starts=False)
-ds = interleaved(8, num_make_iter_threads=2, make_iter_buffer_size=2, iter_buffer_size=3)
+names, ahead = MapDataset.range(8), dict(num_make_iter_threads=2, make_iter_buffer_size=2, iter_buffer_size=3)
+ds = InterleaveIterDataset(names.map(opened), cycle_length=3, **ahead)
 check(ds, 0, 40, starts=False)
 for each in ds, multithread_prefetch(text(300, 2, 8), 3, 20), prefetched(2, 8):
     check(each, 7, starts=False, leave=sys.exit)
@@ -365,26 +378,116 @@ assert next(it) == 0
 run_in_fork(os._exit, lose_nothing, it)
 assert list(it) == list(range(1, 9))
 """
-LIVE = """
-def keep(ds):
-    one, two, three, four, asked, *its = [iter(ds) for _ in range(9)]
-    next(one); two.start_prefetch(); three.circle = three; next(three); del three; next(four); four.close(); asked.get_state()
-    for it in its: next(it)
-    for x in ds: break
-    return one, two, four, asked, its
-
-ds = multithread_prefetch(MapDataset.range(100_000).map(lambda x: [x]).to_iter_dataset(), 3, 2)
-kept = keep(ds), keep(interleaved(50, make_iter_buffer_size=3))
-"""
-STUCK = """
-stuck = threading.Barrier(3)
-slow = MapDataset.range(9).map(lambda x: stuck.wait() and 0 or threading.Event().wait()).to_iter_dataset(ReadOptions(0))
-it = iter(multithread_prefetch(slow, 2, 1)); it.start_prefetch(); stuck.wait()
-"""
 
 
-@pytest.mark.parametrize("script", [FORK, LIVE, STUCK], ids=["fork", "exit", "exit_when_stuck"])
-def test_programs_are_silent(script, tmp_path, monkeypatch):
-    """A forked process goes on from the state, or says that it cannot; leaving the interpreter prints nothing."""
+def test_a_forked_process_goes_on_from_the_state_or_says_that_it_cannot(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONDEVMODE", "1")
-    assert output(tmp_path, PRELUDE + script) == []
+    assert output(tmp_path, FORK) == []
+
+
+ONE_WORKER = gm.MultiprocessingOptions(1)
+
+
+class Source:
+    """Waits for ever at the first of its late keys, in whatever process."""
+
+    gate = threading.Event()
+
+    def __init__(self, num_quick, num_late=40):
+        self.num_quick, self.num_late = num_quick, num_late
+
+    def __len__(self):
+        return self.num_quick + self.num_late
+
+    def __getitem__(self, key):
+        if key >= self.num_quick:
+            Source.gate.wait(10 * PATIENCE_SECONDS)
+        return key
+
+    def __repr__(self):
+        return "Source()"
+
+
+def loader(source, num_workers):
+    operations, length = [operation(gm.transforms.Map, "map", source.__getitem__)], len(source)
+    sampler, records = SequentialSampler(length), [*range(length)]
+    return gm.DataLoader(data_source=records, sampler=sampler, operations=operations, worker_count=num_workers)
+
+
+def mapped(source, options=None):
+    """Read ahead by threads, or not, and mapped after that."""
+    return numbers(len(source), options=options).map(source.__getitem__)
+
+
+WAYS = {
+    "threads": lambda s: MapDataset.source(s).shuffle(seed=1).map(lambda x: x).to_iter_dataset(),
+    "one thread": lambda s: MapDataset.source(s).map_with_index(lambda i, x: x).to_iter_dataset(ReadOptions(1, 500)),
+    "mixture": lambda s: MapDataset.mix([MapDataset.source(s), MapDataset.source(s)]).to_iter_dataset(),
+    "thread_prefetch": lambda s: ThreadPrefetchIterDataset(mapped(s, DIRECT), prefetch_buffer_size=50),
+    "thread_prefetch of threads": lambda s: ThreadPrefetchIterDataset(mapped(s), prefetch_buffer_size=50),
+    "multithread_prefetch": lambda s: multithread_prefetch(mapped(s, DIRECT), 1, 50),
+    "loader": lambda s: loader(s, 0),
+    "worker": lambda s: mapped(s, DIRECT).mp_prefetch(ONE_WORKER),
+    "worker with threads": lambda s: MapDataset.source(s).to_iter_dataset().mp_prefetch(ONE_WORKER),
+    "worker, random": lambda s: mapped(s, DIRECT).random_map(lambda x, rng: x, seed=0).mp_prefetch(ONE_WORKER),
+    "loader with a worker": lambda s: loader(s, 1),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_elements_before_one_that_hangs_are_delivered(way):
+    for num_quick in (100,) if "worker" in way else (2, 100, 1500):
+        num_expected = num_quick
+        if way in ("threads", "mixture"):  # in another order
+            with iter(WAYS[way](Source(num_quick + 40, 0))) as it:
+                num_expected = next(i for i, x in enumerate(it) if x >= num_quick)
+        Source.gate.clear()
+        it, got = iter(WAYS[way](Source(num_quick))), []
+
+        def consume(it=it, got=got, num_expected=num_expected):
+            while len(got) < num_expected:
+                got.append(next(it))
+
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(consume).result(PATIENCE_SECONDS)
+        finally:
+            Source.gate.set()
+            it.close()
+
+
+@pytest.mark.parametrize("way", ["threads", "thread_prefetch", "loader", "worker"])
+def test_an_iterator_is_used_by_one_thread_at_a_time(way):
+    """The others get an error that says so; elements are delivered once, and in order for each thread."""
+    errors = set()
+    with iter(WAYS[way](Source(1000, 0))) as it:
+
+        def consume():
+            got = []
+            while True:
+                try:
+                    got.append(next(it))
+                except StopIteration:
+                    return got
+                except RuntimeError as error:
+                    errors.add(str(error).split(" is in next() already")[0])
+
+        with ThreadPoolExecutor(4) as pool:
+            parts = [part.result(PATIENCE_SECONDS) for part in [pool.submit(consume) for _ in range(4)]]
+        assert sorted(x for part in parts for x in part) == list(range(1000))
+        assert errors <= {str(it._iterator if way == "loader" else it)}
+
+
+def test_another_thread_that_comes_into_next_is_refused():
+    gate = Gate()
+    it = iter(numbers(9, fn=gate, options=None).batch(2))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(next, it)
+        wait_until(lambda: gate.num_busy)
+        for use in (lambda: next(it), lambda: it.set_state({"next_index": 4})):
+            assert_raises(RuntimeError, r"BatchDatasetIterator.*one thread at a time\. Give each thread an iterator", use)
+        gate.open.set()
+        assert first.result(PATIENCE_SECONDS).tolist() == [0, 1]
+    assert next(it).tolist() == [2, 3]
+    it = iter(numbers(9, fn=lambda x: next(it), options=None))
+    fails(it, RuntimeError, match="by a function of its own pipeline")

@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 import pytest
-from computing_ahead import DIRECT, numbers
+from computing_ahead import DIRECT, SharingDataset, numbers
 from refusing import assert_raises
 from users_datasets import Plain
 
-from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions
+from gristmill import MapDataset, MultiprocessingOptions
 from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.dataset.bases.element_spec import get_element_spec
 from gristmill.dataset.telling.description import describe
@@ -239,32 +239,9 @@ def test_nothing_repeated_and_states_at_and_behind_ends():
 
 def test_iterators_of_users():
     """They may hand out their live state and keep what they are given; one is enough for all epochs."""
-    iterators = []
-
-    class Live(DatasetIterator):
-        def __init__(self):
-            super().__init__()
-            self.state = {"left": 3}
-            iterators.append(self)
-
-        def __next__(self):
-            if not self.state["left"]:
-                raise StopIteration
-            self.state["left"] -= 1
-            return self.state["left"]
-
-        def get_state(self):
-            return self.state
-
-        def set_state(self, state):
-            self.state = state
-
-    class Stream(IterDataset):
-        def __iter__(self):
-            return Live()
-
-    assert list(RepeatIterDataset(Stream(), 3)) == [2, 1, 0] * 3
-    assert len(iterators) == 1
+    ds = SharingDataset(3)
+    assert list(RepeatIterDataset(ds, 3)) == [0, 1, 2] * 3
+    assert len(ds.made) == 1
     assert_raises(NotImplementedError, "return a DatasetIterator from __iter__", list, RepeatIterDataset(Plain(2), 2))
 
 

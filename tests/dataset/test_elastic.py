@@ -91,8 +91,6 @@ def test_wrong_states_change_nothing():
 
 
 RANGE, FILES, HALF = MapDataset.range(16), interleave(numbers([3, 3]), 2), ShardOptions(0, 2)
-
-
 NO_MAP = "multiprocessing_options needs a MapDataset"
 WITH_STATES = [RANGE.to_iter_dataset(), gx.ZipIterDataset([FILES, FILES]), IterDataset.mix([FILES, FILES]), FILES.repeat(2)]
 WITH_STATES += [FILES.random_map(lambda x, rng: x, seed=1), FILES.window_shuffle(window_size=2, seed=1)]

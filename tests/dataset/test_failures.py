@@ -1,7 +1,8 @@
-"""What the note at an error says: stage, element, source key, epoch; the same one however the pipeline is computed."""
+"""What the note at an error says: stage, element, source key, epoch, however it is computed; and where elements come from."""
 
 import dataclasses
 import gc
+import itertools
 import pickle
 import threading
 import traceback
@@ -15,6 +16,7 @@ from computing_ahead import DIRECT, Boom, ClosingDataset
 from local_workers import LocalWorkersIterDataset
 from operations import operation
 from refusing import assert_raises
+from users_datasets import BareMap
 
 import gristmill as gm
 from gristmill import IterDataset, MapDataset
@@ -22,6 +24,7 @@ from gristmill import experimental as gx
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
+from gristmill.dataset.telling.origin import origin
 
 MODES = (DIRECT, ReadOptions(2, 8), ReadOptions(1, 64))
 N = 40
@@ -54,8 +57,6 @@ class Fails:
 
 
 fails = Fails()
-
-
 methods = {"__len__": lambda self: len(self._parent), "__getitem__": lambda self, index: self._parent[index]}
 PassesOn = type("PassesOn", (MapDataset,), methods)
 
@@ -215,14 +216,12 @@ def test_of_a_loader():
 
 
 def test_of_workers():
-    def in_workers(ds, **options):
-        return ds.mp_prefetch(MultiprocessingOptions(2), **options)
-
-    with iter(in_workers(BASE.to_iter_dataset().map(fails).batch(3))) as it:
+    two = MultiprocessingOptions(2)
+    with iter(BASE.to_iter_dataset().map(fails).batch(3).mp_prefetch(two)) as it:
         expected = f"Raised in worker 1 of 2 by MapDatasetIterator(transform=Fails) {AT_19}"
         assert [note_of(it), note_of(it)] == [expected] * 2
     part = f"at element {list(MapDataset.range(20).shuffle(seed=1)).index(17)} of its share (epoch 0, source key 17)."
-    note = note_of(in_workers(BASE.map(fails).to_iter_dataset(), sequential_slice=True))
+    note = note_of(BASE.map(fails).to_iter_dataset().mp_prefetch(two, sequential_slice=True))
     assert note == f"Raised in worker 0 of 2 by MapMapDataset(transform=Fails) {part}"
 
 
@@ -422,3 +421,73 @@ def test_a_caught_error_keeps_nothing_alive(mode, error):
             assert gone() is None
     finally:
         gc.enable()
+
+
+TEN = MapDataset.range(10)
+SHUFFLED = TEN.shuffle(seed=1)
+
+# Of all of them, an element is the keys of what it is made of.
+PIPELINES = {
+    "source": MapDataset.source(range(10)),
+    "range": TEN,
+    "map": TEN.map(lambda x: x),
+    "map_with_index": TEN.map_with_index(lambda i, x: x),
+    "random_map": TEN.random_map(lambda x, rng: x, seed=1),
+    "filter": TEN.filter(lambda x: True),
+    "seed": TEN.seed(3),
+    "shuffle": SHUFFLED,
+    "window_shuffle": TEN.window_shuffle(4, seed=1),
+    "slice": TEN[1:9:3],
+    "slice_of_shuffle": SHUFFLED[::-2],
+    "indices": TEN.shuffle(seed=2).slice([3, 3, 1]),
+    "repeat": SHUFFLED.repeat(3),
+    "repeat_the_same": SHUFFLED.repeat(3, reseed_each_epoch=False),
+    "batch": SHUFFLED.batch(4),
+    "batch_dropping": SHUFFLED.batch(4, drop_remainder=True),
+    "batch_of_batches": TEN.batch(2).batch(3, batch_fn=np.concatenate),
+    "flat_map": SHUFFLED.flat_map(lambda x: [x] * 3, max_fan_out=3),
+    "zip": TEN.zip(SHUFFLED),
+    "source_of_a_dataset": MapDataset.source(SHUFFLED).shuffle(seed=2),
+    "mix": MapDataset.mix([SHUFFLED, TEN.shuffle(seed=2)], weights=[1, 2]),
+    "concatenate": MapDataset.concatenate([SHUFFLED, TEN.shuffle(seed=2)]),
+    "select": MapDataset.select_from_datasets([TEN, SHUFFLED], [(1, 2), (0, 3), (1, 0)] * 30),
+}
+
+
+def keys_of(records):
+    return list(itertools.chain.from_iterable([part.keys for part in records]))
+
+
+def test_the_keys_are_those_of_the_element():
+    for name, ds in PIPELINES.items():
+        for index in range(3 * len(ds) if name != "select" else len(ds)):
+            assert keys_of(origin(ds, [index])) == list(np.ravel(ds[index])), (name, index)
+
+
+def test_epochs_and_records_of_a_loader():
+    for ds, index, epochs in [
+        (SHUFFLED.repeat(), 25, [2]),
+        (TEN.repeat(5, reseed_each_epoch=False), 25, [2]),
+        (TEN.repeat(5, reseed_each_epoch=False).batch(5), 5, [2]),
+        (TEN[:4].batch(3), 3, [1]),
+        (TEN, -1, [-1]),
+        (MapDataset.source(TEN), 21, [2]),
+        (MapDataset.concatenate([TEN, TEN[:2]]), 25, [2]),
+        (TEN.repeat(2).batch(15), 0, [0, 1]),
+    ]:
+        assert [part.epoch for part in origin(ds, [index])] == epochs
+    sampler = gm.samplers.IndexSampler(10, gm.sharding.ShardOptions(1, 2), shuffle=True, seed=4, num_epochs=3)
+    loader = gm.DataLoader(data_source=range(10), sampler=sampler, operations=[gm.transforms.Batch(2)])
+    (ds,) = [node for node in loader._dataset._parent.parents if isinstance(node, MapDataset)]
+    for index in range(len(ds)):
+        (part,) = origin(ds, [index])
+        assert (part.epoch, part.sampled, part.keys) == (index // 5, [2 * index + 1], [sampler[2 * index + 1].record_key])
+
+
+def test_what_cannot_be_known_is_left_out():
+    get, own_map = {"__getitem__": lambda self, key: key}, type("OwnMap", (type(PIPELINES["map"]),), {})
+    kinds = type("NoLength", (), get), type("Failing", (), {**get, "__len__": lambda self: 1 // 0}), list
+    sources = [MapDataset.source(kind()) for kind in kinds]
+    for ds in (BareMap(10), *sources, own_map(TEN, abs), MapDataset.range(1_000_000).batch(1_000_000)):
+        assert origin(ds, [0]) == []
+    assert keys_of(origin(BareMap(10).zip(TEN), [3])) == [3]

@@ -37,7 +37,7 @@ def pipeline(place, keep, n, ratio, mode="direct"):
     return WithOptionsIterDataset(PLACES[place](keep, n, MODES[mode]), options)
 
 
-READING = [("direct", None), ("threads", 1), ("one_ahead", 7), ("direct", 50), ("threads", 2000), ("one_ahead", None)]
+READING = [("direct", None), ("threads", 1), ("one_ahead", 7), ("direct", 50), ("threads", 2000)]
 
 
 @each_place

@@ -377,7 +377,6 @@ def draw(x, rng):
 
 Joined = type("Joined", (BareMap,), {"__init__": MapDataset.__init__})
 NEAR, FAR = MapDataset.range(3).seed(1).shuffle(), MapDataset.range(3).map(str).seed(2)
-
 SEEDS = [
     (SEEDED.shuffle(), 3329053876, (42, 1)),
     # Distance counts and nothing else.

@@ -18,6 +18,7 @@ import pytest
 from computing_ahead import DIRECT, Boom, Failing, Plain, fails, numbers
 from local_workers import LocalWorkersIterDataset
 from refusing import assert_raises
+from users_datasets import BareMap
 from waiting import wait_until
 from worker_pools import parked_for_long
 
@@ -99,13 +100,6 @@ class TestArguments:
         assert seeded.mp_prefetch(workers(2))._default_seed == seeded._default_seed
 
     def test_what_is_refused_at_construction(self):
-        class Root(MapDataset):
-            def __len__(self):
-                return 4
-
-            def __getitem__(self, i):
-                return i
-
         first, options, unsliced = numbers(5).mp_prefetch(workers(2)), workers(1), Plain(range(3))
         options.per_worker_buffer_size = 0
         assert list(LocalWorkersIterDataset(unsliced, 1)) == [0, 1, 2]
@@ -116,7 +110,7 @@ class TestArguments:
             (numbers(5), (options,), ValueError, r"per_worker_buffer_size must be .*, got 0"),
             (first.map(str).batch(2), (workers(1),), ValueError, r"to a pipeline that already has .*num_workers=2"),
             (unsliced.map(str), (workers(2),), ValueError, "source of class Plain cannot be sliced among 2 workers"),
-            (Root().to_iter_dataset(), (workers(2), None, True), ValueError, "sequential_slice=True can cut only"),
+            (BareMap(4).to_iter_dataset(), (workers(2), None, True), ValueError, "sequential_slice=True can cut only"),
         ]:
             assert_raises(error, match, ds.mp_prefetch, *given)
 

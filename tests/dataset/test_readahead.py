@@ -7,8 +7,8 @@ import pytest
 from computing_ahead import (  # noqa: F401
     Boom,
     Clock,
-    Count,
     Failing,
+    SharingDataset,
     Watched,
     fails,
     no_threads_left,
@@ -21,7 +21,7 @@ from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill.core.options import ReadOptions
-from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
+from gristmill.dataset import MapDataset
 from gristmill.dataset.ahead import blocks as stated_blocks
 from gristmill.dataset.ahead import readahead
 from gristmill.dataset.ahead.blocks import StatedBlocks
@@ -221,15 +221,6 @@ class TestErrorsStatesAndEnds:
         wait_for_no_threads()
 
 
-class Sharing(Count, DatasetIterator):
-    pass
-
-
-class SharingDataset(IterDataset):
-    def __iter__(self):
-        return Sharing(40)
-
-
 PIPELINES = {
     "one_to_one": numbers(40, fn=str),
     "read_ahead": numbers(40, fn=str, options=ReadOptions(2, 7)),
@@ -237,7 +228,7 @@ PIPELINES = {
     "dropping": numbers(40).filter(lambda x: x % 7 != 3 or x > 30),
     "dropping_and_counting": numbers(40).filter(lambda x: x % 7).map_with_index(lambda i, x: i),
     "batches": numbers(40).batch(3, batch_fn=list),
-    "users": SharingDataset().map(str),
+    "users": SharingDataset(40).map(str),
     "empty": numbers(0),
     "failing": numbers(40).filter(lambda x: x % 5).map(Failing(23)),
     "stopping": numbers(40, fn=Failing(23, error=StopIteration)),

@@ -92,7 +92,6 @@ class LateSeed(IterDataset):
 
 def test_streams_of_few_elements_and_of_map_datasets():
     ds = MapDataset.range(7).to_iter_dataset()
-    assert lists(ds.map(str).batch(2, batch_fn=list), 2) == [[["0", "2"], ["4", "6"]], [["1", "3"], ["5"]]]
     assert lists(Wrapped(MapDataset.range(5)), 2) == [[0, 2, 4], [1, 3]]
     assert parts(Wrapped(MapDataset.range(5).map(str))) == [["0", "1", "2"], ["3", "4"]]
     assert lists(Joined([MapDataset.range(3), MapDataset.range(10, 13).to_iter_dataset()]), 2) == [[0, 2, 10, 12], [1, 11]]

@@ -28,7 +28,6 @@ from gristmill.transforms import Map
 FOLDER = Path(os.environ["FAULT_FOLDER"])
 PATIENCE_SECONDS = 30.0  # for things that must happen; a bound for broken code, not for slow machines
 GONE_SECONDS = 6.0  # for what must be gone after two seconds; a noisy machine gets some more
-
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

@@ -1,11 +1,7 @@
 """Little memory, few file descriptors, many iterators."""
 
-import shutil
-import subprocess
-import sys
-
 import pytest
-from fault_harness import Program, check_parts, check_silent
+from fault_harness import check_parts
 
 LIMITED = """
 @contextlib.contextmanager
@@ -146,20 +142,3 @@ assert 3 < num_free < 20, num_free
 def test_no_descriptors_and_iterators_of_all_kinds(tmp_path):
     kinds = [keeping("loader"), abandoned(100, "loader"), abandoned(100, "inside")]
     check_parts(tmp_path, NO_DESCRIPTORS, *kinds, OF_DIFFERENT_PIPELINES, tools=LIMITED)
-
-
-def test_small_dev_shm(tmp_path):
-    unshare = shutil.which("unshare")
-    command = "mount -t tmpfs -o size=4m none /dev/shm && test $(df --output=size -k /dev/shm | tail -1) = 4096"
-    if unshare is None or subprocess.run([unshare, "-rm", "sh", "-c", command], capture_output=True).returncode:
-        pytest.skip("this system does not let a user mount a file system of his own in a namespace")
-    (tmp_path / "program.py").write_text(
-        """from fault_tools import *
-for api in "loader", "dataset":
-    it = iter(APIS[api](Work("full", size=1_000_000), 20, 2))  # 8 MB each
-    assert [(x == i).all() for i, x in enumerate(list(it))] == [True] * 20
-assert os.listdir("/dev/shm") == []
-"""
-    )
-    program = [unshare, "-rm", "sh", "-c", f"{command} && exec {sys.executable} program.py"]
-    check_silent(Program(tmp_path, program).outcome(), out="")

@@ -1,14 +1,10 @@
 """Workers start from any kind of program, and find there what the pipeline needs."""
 
-import os
-import pty
-import select
 import signal
-import subprocess
 import sys
 
 import pytest
-from fault_harness import PATIENCE_SECONDS, PYTHONPATH, Program, check_parts, check_silent, run, start
+from fault_harness import Program, check_parts, check_silent, run, start
 from waiting import wait_until
 
 # Classes, functions and closures of the program in source, transformation, result and exception; no main guard.
@@ -99,61 +95,21 @@ def test_interactive_without_terminal(tmp_path):
     assert set(outcome.err.split()) <= {">>>", "..."}, outcome.err
 
 
-class Terminal:
-    """A program that has a terminal of its own."""
-
-    def __init__(self, folder, *command):
-        self._master, theirs = pty.openpty()
-        environment = {**os.environ, "FAULT_FOLDER": str(folder), "PYTHONPATH": PYTHONPATH, "TERM": "dumb", "PYTHONSTARTUP": ""}
-        # A process without a terminal that opens one has it as its own.
-        command = ["sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(theirs), *command]
-        self.process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True)
-        self._theirs = theirs
-        self.shown = ""
-        self._seen = 0
-
-    def type(self, text):
-        os.write(self._master, text.encode())
-
-    def wait_for(self, text):
-        """Waits until ``text`` is shown behind what was waited for before; returns what came before it."""
-        start = self._seen
-        while text not in self.shown[start:]:
-            assert select.select([self._master], [], [], PATIENCE_SECONDS)[0], f"{text!r} is not shown: {self.shown}"
-            self.shown += os.read(self._master, 1 << 16).decode(errors="replace").replace("\r\n", "\n")
-        end = self.shown.index(text, start)
-        self._seen = end + len(text)
-        return self.shown[start:end]
-
-    def close(self):
-        self.process.kill()
-        os.close(self._master)
-        os.close(self._theirs)
-        self.process.wait(30)
-
-
-def test_interrupt_in_an_interactive_session(tmp_path):
-    terminal = Terminal(tmp_path, sys.executable, "-i", "-q")
-    try:
-        for line in ("from fault_tools import *", "ds, work = pipeline('dataset', 2, 'busy'); it = iter(ds)"):
-            terminal.wait_for(">>> ")
-            terminal.type(line + "\n")
-        terminal.type("print('first', next(it)[0], next(it)[0])\n")
-        terminal.wait_for("first 0 1\n")
-        terminal.type("print('going', 'on'); next(it)\n")
-        terminal.wait_for("going on\n")
-        terminal.type("\x03")
-        shown = terminal.wait_for(">>> ")
-        assert shown.count("Traceback") == 1 and shown.rstrip().endswith("KeyboardInterrupt"), shown
-        terminal.type("watch = work.process_ids(); it.close(); print('left', [p for p in watch if run_state(p) != 'Z'])\n")
-        terminal.wait_for("left []\n")
-        terminal.type("it = iter(pipeline('loader', 2, 'full')[0]); print(sum([int(next(it)[0]) for _ in range(18)]))\n")
-        terminal.wait_for("153\n")
-        terminal.type("exit()\n")
-        assert terminal.process.wait(30) == 0
-        assert "Error" not in terminal.shown
-    finally:
-        terminal.close()
+def test_an_interrupt_of_all_processes_after_which_the_program_goes_on(tmp_path):
+    """As a terminal sends it to an interactive session."""
+    script = """
+    ds, work = pipeline("dataset", 2, "busy")
+    it = iter(ds)
+    assert [next(it)[0], next(it)[0]] == [0, 1]
+    arrived(work, 2, "busy")
+    processes = work.process_ids()
+    error_of(lambda: (ready(), next(it)), kind=KeyboardInterrupt)
+    it.close()
+    assert {run_state(process_id) for process_id in processes} == {"Z"}
+    it = iter(pipeline("loader", 2, "full")[0])
+    assert [int(next(it)[0]) for _ in range(18)] == list(range(18))
+    """
+    check_silent(start(tmp_path, script).signal_when_ready(signal.SIGINT, group=True))
 
 
 STATES_AND_FLAGS = """
@@ -281,7 +237,7 @@ def test_workers():
     assert [type(x) is Local and x.x for x in seen] == [0, 1, 2, 3]
 """
 IMPORTS = """
-import jax, orbax.checkpoint, absl.flags, sys, gristmill as gm
+import jax, absl.flags, sys, gristmill as gm
 print("main is imported")
 names = ["jax", "orbax", "absl", "pandas", "tensorflow", "gristmill.checkpoint", "gristmill.loader.load", "asyncio"]
 seen = list(gm.MapDataset.range(1).map(lambda x: [n for n in names if n in sys.modules] + [sys.modules["__main__"].__file__])
@@ -372,13 +328,12 @@ def restores(ds, its):
     its[0].set_state(its[0].get_state())
     assert next(its[0])[0] == 5
 """
-IN_CHILD = ["lambda *_: None", "closes", "starts_others", "iterates_the_same_dataset", "restores"]
+IN_CHILD = ["lambda *_: None", "lambda *_: sys.exit(0)", "closes", "starts_others", "iterates_the_same_dataset", "restores"]
 
 
 def test_fork(tmp_path):
     parts = ["check_fork('dataset', 2, 5)", "check_fork('dataset', 2, 100_000)"]
-    parts += ["check_process(lambda *_: sys.exit(0), 0)", "check_process(deletes, 0)"]
-    check_parts(tmp_path, *parts, tools=FORKS, flags=FLAGS)
+    check_parts(tmp_path, *parts, "check_process(deletes, 0)", tools=FORKS, flags=FLAGS)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from fault_harness import check_silent, run
 
 # Each kind in a function of its own, whose failure is shown as at the end of a program.
@@ -62,7 +61,6 @@ def user_code(x):
 {TRAIN}"""
 OFF = "os.environ['GRISTMILL_PY_TRACEBACK_FILTERING'] = 'off'\n"
 NOTE = "Frames of gristmill are left out of this traceback."
-
 PLACE = r"at element \d+ \(epoch 0, source key 7\)\."
 RECORD = r"at element (\d+) \(epoch 0, sampler index \1, record key 7\)\."
 WHERE = {
@@ -104,29 +102,20 @@ def test_only_the_users_own_lines(tmp_path):
         assert note.startswith(NOTE) and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
 
 
-def test_all_lines_or_both_when_asked_for(tmp_path):
+def test_all_lines_when_asked_for(tmp_path):
     for kind, text in shown(tmp_path, OFF + FAIL, "item", "iter", "loader with workers").items():
         functions, (where,) = stack(text)
         assert functions[:2] == ["<module>", "train"] and functions[-1] == "user_code", text
         assert ({"__getitem__", "_block"} if kind == "item" else {"__next__", "_take"}) < set(functions), text
         assert re.fullmatch(WHERE[kind], where), text
-    script = "gm.config.update('py_traceback_filtering', 'remove_frames')\n" + FAIL
-    for text in shown(tmp_path, script, "item", "map").values():
-        whole, link, filtered = text.partition("\nThe above exception was the direct cause of the following exception:\n\n")
-        assert link and "in _block" in whole and "UnfilteredTraceback: ZeroDivisionError" in whole
-        assert functions_in(filtered.partition("ZeroDivisionError")[0]) == ["<module>", "train", "user_code"]
 
 
-@pytest.mark.parametrize("is_filtered", [True, False])
-def test_an_interrupt(is_filtered, tmp_path):
-    kinds = ["item", "iter", "threads", "thread", "workers", "loader with workers"] if is_filtered else ["threads"]
-    for kind, text in shown(tmp_path, ("" if is_filtered else OFF) + INTERRUPTED, *kinds).items():
+def test_an_interrupt(tmp_path):
+    kinds = "item", "iter", "threads", "thread", "workers", "loader with workers"
+    for kind, text in shown(tmp_path, INTERRUPTED, *kinds).items():
         assert text.splitlines()[-1] == "KeyboardInterrupt" and text.count("Traceback") == 1, text
-        if is_filtered:
-            own = ["user_code"] if kind in ("item", "iter") else []
-            assert functions_in(text) == ["<module>", "train", *own], text
-        else:
-            assert {"__next__", "take", "wait"} < set(functions_in(text)), text
+        own = ["user_code"] if kind in ("item", "iter") else []
+        assert functions_in(text) == ["<module>", "train", *own], text
 
 
 def test_what_raises_after_the_interpreter_has_begun_to_end(tmp_path):
