@@ -10,15 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gristmill.core import grain_names, hooks
+from gristmill.core.cached import cached
 from gristmill.core.errors import as_int
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.length import Exact, Infinite, Length, length_hint, num_elements
 from gristmill.dataset.telling.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.plan import Plan
+from gristmill.loader.pytorch import for_indices, refusing_pytorch
 from gristmill.loader.records import (
     TRANSFORMATION_CLASSES,
     DataIterDataset,
@@ -26,10 +29,12 @@ from gristmill.loader.records import (
     apply_operation,
     operation_kind,
 )
-from gristmill.samplers import IndexSampler, Sampler, SequentialSampler
-from gristmill.samplers.base import answers_blocks, num_records_of, seed_of
+from gristmill.samplers import IndexSampler, IterableSampler, Sampler, SequentialSampler
+from gristmill.samplers.base import BlockSampler, answers_blocks, num_records_of, seed_of
 from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRandomMap, Transformation
 from gristmill.transforms.base import check_batch_size, check_max_fan_out
+
+_CALLER = 4  # of the constructor: as a level of the stack, seen from what it calls
 
 
 class DataLoader(grain_names.DataLoader):
@@ -68,6 +73,7 @@ class DataLoader(grain_names.DataLoader):
         [13]
     """
 
+    @refusing_pytorch
     def __init__(
         self,
         *,
@@ -84,7 +90,8 @@ class DataLoader(grain_names.DataLoader):
     ) -> None:
         for name, value in (("data_source", data_source), ("sampler", sampler)):
             if not hasattr(value, "__getitem__"):
-                raise TypeError(f"{name} must have __getitem__, got {shown(value):.100} of type {type(value).__name__}")
+                advice = for_indices(value) if name == "sampler" else ""
+                raise TypeError(f"{name} must have __getitem__, got {shown(value):.100} of type {type(value).__name__}{advice}")
         if worker_count is None:
             worker_count = os.cpu_count() or 1
         worker_count = as_int("worker_count", worker_count, minimum=0)
@@ -111,7 +118,7 @@ class DataLoader(grain_names.DataLoader):
     def _lower(self) -> IterDataset[Any]:
         kinds = [operation_kind(operation) for operation in self._operations]
         as_records = any([kind not in (Map, FlatMap, Filter, Batch) for kind in kinds])
-        seed = seed_of(self._sampler) if isinstance(self._sampler, IndexSampler | SequentialSampler) else None
+        seed = seed_of(self._sampler) if isinstance(self._sampler, BlockSampler) else None
         records = SampledMapDataset(self._data_source, self._sampler, self._shard_options, self._length, as_records=as_records)
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
         for operation in self._operations:
@@ -126,6 +133,45 @@ class DataLoader(grain_names.DataLoader):
 
     def __iter__(self) -> DataLoaderIterator:
         return DataLoaderIterator(self)
+
+    def __len__(self) -> int:
+        """How many elements an iterator of this loader gives, from its beginning to its end, for this shard and all workers.
+
+        It follows from sampler and operations; nothing is read for it.
+
+        Raises:
+            TypeError: there is no end, or it takes reading to know: what a ``Filter`` leaves and a ``FlatMap`` or a function
+                among the operations makes. ``operator.length_hint`` has an upper bound for filters.
+        """
+        length = self._num_elements()
+        if isinstance(length, Exact):
+            return length.num
+        if isinstance(length, Infinite):
+            reason = "it does not end. Give num_epochs to its sampler (or to gristmill.load)"
+        else:
+            reason = f"how many elements {self._first_unsteady()} makes is known when they have been read. Count them"
+        raise TypeError(f"object of type 'DataLoader' has no len(): {reason}, or take so many: itertools.islice(loader, n)")
+
+    __length_hint__ = length_hint
+
+    def __bool__(self) -> bool:
+        return True  # also without elements
+
+    def _num_elements(self) -> Length:
+        return self._length_of_all
+
+    @cached
+    def _length_of_all(self) -> Length:
+        is_endless = self._length >= sys.maxsize // self._shard_options.shard_count
+        may_stop = None in map(operation_kind, self._operations)
+        return Infinite() if is_endless and not may_stop else num_elements(self._dataset)
+
+    def _first_unsteady(self) -> str:
+        """The first operation of whose elements nobody knows the number before."""
+        for position, operation in enumerate(self._operations):
+            if operation_kind(operation) in (None, Filter, FlatMap):
+                return f"operations[{position}], {transform_name(operation)},"
+        raise AssertionError("all operations keep the number of elements")
 
     def __repr__(self) -> str:
         return (
@@ -209,6 +255,7 @@ def _sharding(sampler: Any, options: Any) -> ShardOptions:
         if not isinstance(own, ShardOptions):
             raise ValueError(
                 f"shard_options must be passed to the DataLoader: the sampler {type(sampler).__name__} has no sharding of its own"
+                f"{for_indices(sampler)}"
             )
         return own
     if not isinstance(options, ShardOptions):
@@ -217,7 +264,7 @@ def _sharding(sampler: Any, options: Any) -> ShardOptions:
         warnings.warn(
             f"the sharding of the DataLoader, {options}, replaces that of the sampler, {own}, by which the sampler splits the "
             "records: some may be read twice or never. Give the sharding to the sampler only.",
-            stacklevel=3,
+            stacklevel=_CALLER,
         )
     return options
 
@@ -227,7 +274,7 @@ def _is_same_shard(a: ShardOptions, b: ShardOptions) -> bool:
 
 
 def _check_seed(sampler: Any, operations: list[Any]) -> None:
-    if isinstance(sampler, IndexSampler | SequentialSampler) and seed_of(sampler) is None and answers_blocks(sampler):
+    if isinstance(sampler, BlockSampler) and seed_of(sampler) is None and answers_blocks(sampler):
         for position, operation in enumerate(operations):
             if operation_kind(operation) in (RandomMap, TfRandomMap):
                 raise ValueError(
@@ -237,17 +284,19 @@ def _check_seed(sampler: Any, operations: list[Any]) -> None:
 
 
 def _check_length(sampler: Any, source: Any) -> None:
-    if isinstance(sampler, IndexSampler | SequentialSampler) and hasattr(source, "__len__"):
+    if isinstance(sampler, BlockSampler) and hasattr(source, "__len__"):
         try:
             length = len(source)
         except TypeError:  # keys go to such a source as they are
             return
         num_records = num_records_of(sampler)
+        if length and num_records > length and isinstance(sampler, IterableSampler):
+            raise ValueError(f"the indices of the sampler must be below {length}, the number of records, got {num_records - 1}")
         if length and num_records > length:
             warnings.warn(
                 f"the sampler has num_records={num_records}, but the source only {length} records: keys past its end "
                 "begin anew, so some records are read more often than others",
-                stacklevel=3,
+                stacklevel=_CALLER,
             )
 
 

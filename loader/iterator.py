@@ -13,6 +13,7 @@ from gristmill.core.state import plain_int, shown, state_count, state_field, sta
 from gristmill.dataset.bases.iterator import iterate, write_when_created
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.telling.description import few_files, source_difference, source_files
+from gristmill.samplers import IterableSampler
 
 if TYPE_CHECKING:
     from gristmill.loader.data_loader import DataLoader
@@ -24,6 +25,10 @@ _FILES = "data_source_files"  # beside what Grain writes, which ignores it
 _MAX_FILES = 4  # that a state names
 _MAX_TEXT = 500
 _UNCHECKED = ". If these are the same records, DataLoaderIterator(loader, state, validate_state=False) goes on with them"
+_OTHER_INDICES = (
+    ". The indices must be the same: a random sampler gives them again if it has a generator with a seed "
+    "(torch.Generator().manual_seed(0)) and nobody has drawn from that before"
+)
 _KEYS = ("version", "last_seen_indices", "last_worker_index", *_ORIGIN)
 
 
@@ -257,7 +262,7 @@ class DataLoaderIterator(Iterator[Any]):
         if not isinstance(state["sampler"], str) or state["sampler"] != sampler:
             raise StateMismatchError(
                 f"the state was taken with sampler {_text(state['sampler'])}, the DataLoader has {_text(sampler)}"
-                f"{_advice(self._plan.sampler)}"
+                f"{_OTHER_INDICES if isinstance(self._plan.sampler, IterableSampler) else _advice(self._plan.sampler)}"
             )
         self._check_source(state)
 

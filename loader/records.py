@@ -106,7 +106,10 @@ class SampledMapDataset(BlockMapDataset[Any]):
 
 def _check_metadata(metadata: Any, index: int) -> Any:
     if not hasattr(metadata, "record_key"):
-        raise TypeError(f"a sampler must return RecordMetadata, got {metadata!r:.200} from sampler[{index}]")
+        raise TypeError(
+            f"a sampler must return RecordMetadata, got {metadata!r:.200} from sampler[{index}]; a sequence of indices becomes "
+            "one as gristmill.samplers.IterableSampler(indices)"
+        )
     return metadata
 
 

@@ -2,6 +2,7 @@
 
 from gristmill.samplers.base import Sampler
 from gristmill.samplers.index import IndexSampler
+from gristmill.samplers.iterable import IterableSampler
 from gristmill.samplers.sequential import SequentialSampler
 
-__all__ = ["IndexSampler", "Sampler", "SequentialSampler"]
+__all__ = ["IndexSampler", "IterableSampler", "Sampler", "SequentialSampler"]

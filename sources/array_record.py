@@ -27,7 +27,6 @@ from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeVar, runt
 
 from gristmill.core.config import config
 from gristmill.core.errors import KeyRangeError, as_int
-from gristmill.sources.base import RandomAccessDataSource
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -62,7 +61,7 @@ class _Part(NamedTuple):
     stop: int | None
 
 
-class ArrayRecordDataSource(RandomAccessDataSource[bytes]):
+class ArrayRecordDataSource:
     """The records of one or more ArrayRecord files, as ``bytes``; keys count through the files in the order given.
 
     Files are opened at the first read and shared by all threads. Only the record counts of whole files are read at

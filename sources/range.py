@@ -10,14 +10,13 @@ import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import KeyRangeError, as_int
-from gristmill.sources.base import RandomAccessDataSource
 
 
 class InvalidRangeError(ValueError, AssertionError):
     """A range that cannot be. Grain raises ``AssertionError`` for it, Python's own ``range`` ``ValueError``."""
 
 
-class RangeDataSource(RandomAccessDataSource[int]):
+class RangeDataSource:
     """The integers ``start, start + step, ...`` before ``stop``, as a data source.
 
     Record ``i`` is ``start + i * step``; there are ``ceil((stop - start) / step)`` of them.

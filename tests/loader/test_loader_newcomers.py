@@ -1,0 +1,151 @@
+"""What a loader says to whoever comes from PyTorch: arguments, and lengths."""
+
+import inspect
+import itertools
+import operator
+import types
+import typing
+
+import pytest
+from loaders import DRAW, TO_TUPLE, Kept, Mapped, make, plain
+from refusing import assert_raises
+
+import gristmill
+from gristmill import DataLoader, RecordMetadata
+from gristmill.samplers import IndexSampler, IterableSampler, SequentialSampler
+from gristmill.sharding import ShardOptions
+from gristmill.sources import ArrayRecordDataSource, RangeDataSource
+from gristmill.transforms import Batch, FlatMap
+
+DATA = range(10)
+PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+OURS = IndexSampler(10, num_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("args", "arguments", "expected"),
+    [
+        ([DATA], {}, [[i] for i in DATA]),
+        ([DATA, 2], {}, PAIRS),
+        ([DATA, 4, None, None, None, 0, None, False, True], {}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ([DATA], {"batch_size": None}, list(DATA)),
+        ([DATA, 10, True], {}, [plain(gristmill.load(DATA, shuffle=True, seed=0, num_epochs=1))]),
+        ([DATA], {"batch_size": 5, "num_workers": 2}, [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]),
+        ([], {"dataset": DATA, "batch_size": 2, "collate_fn": sum}, [1, 5, 9, 13, 17]),
+        ([DATA], {"batch_size": 2, "sampler": iter([9, 3, 3])}, [[9, 3], [3]]),
+        ([DATA], {"sampler": OURS}, list(DATA)),
+        ([DATA], {"batch_sampler": [[0, 1], [9]], "collate_fn": tuple}, [(0, 1), (9,)]),
+        ([], {"data_source": DATA, "sampler": OURS, "operations": [Mapped(abs)], "batch_size": 2}, PAIRS),
+        ([], {"data_source": DATA, "batch_size": 4, "drop_last": True, "shard_options": ShardOptions(1, 2)}, [[5, 6, 7, 8]]),
+        ([DATA, OURS], {}, list(DATA)),
+    ],
+)
+def test_for_arguments_of_pytorch_a_call_is_given_that_does_the_same(args, arguments, expected):
+    with pytest.raises(TypeError) as caught:
+        DataLoader(*args, **arguments)
+    head, line, *_ = str(caught.value).splitlines()
+    assert all(name in head for name in arguments.keys() - {"data_source", "sampler", "operations", "shard_options"})
+    names = {"dataset": DATA, "source": DATA, "gristmill": gristmill, "sampler": OURS, **arguments}
+    assert plain(eval(line.replace("[...]", "[]"), names)) == expected
+
+
+def test_what_has_no_counterpart_is_said_in_words_and_other_names_are_python_s_own_errors():
+    in_words = {
+        *("pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator", "persistent_workers"),
+        *("num_epochs", "worker_count"),
+    }
+    arguments = dict.fromkeys(in_words - {"num_epochs", "worker_count"}, "given")
+    with pytest.raises(TypeError) as caught:
+        DataLoader(DATA, 8, num_workers=2, prefetch_factor=4, in_order=False, **arguments)
+    _, line, *words = str(caught.value).splitlines()
+    settings = "operations=[gristmill.transforms.Batch(8)], worker_count=2, worker_buffer_size=4, worker_init_fn=worker_init_fn)"
+    assert line.endswith(settings)
+    assert {text.partition(":")[0] for text in words} == in_words | {"in_order"}
+    given = {"data_source": DATA, "sampler": OURS}
+    assert_raises(TypeError, r"__init__\(\) got an unexpected keyword argument 'batch'", DataLoader, **given, batch=2)
+    assert_raises(TypeError, "missing 1 required keyword-only argument: 'sampler'", DataLoader, data_source=DATA)
+    parameters = inspect.signature(DataLoader).parameters
+    assert list(parameters)[:3] == ["data_source", "sampler", "operations"] and "kwargs" not in parameters
+    assert {*parameters, "return"} == set(typing.get_type_hints(DataLoader.__init__))
+
+
+def test_users_may_derive_from_sources_and_samplers_and_a_class_with_a_metaclass():
+    meta = type("Meta", (type,), {})
+    for base in (IndexSampler, SequentialSampler, IterableSampler, RangeDataSource, ArrayRecordDataSource):
+        assert type(types.new_class("Derived", (base,), {"metaclass": meta})) is meta
+    assert issubclass(ArrayRecordDataSource, gristmill.RandomAccessDataSource)
+
+
+class WithoutLength:
+    def __getitem__(self, index):
+        if index >= 7:
+            raise IndexError
+        return RecordMetadata(index, index)
+
+
+class TooLong(WithoutLength):
+    def __len__(self):
+        return 20
+
+
+class Twice(FlatMap):
+    max_fan_out = 2
+
+    def flat_map(self, element):
+        return [element, element]
+
+
+SHARDS = [ShardOptions(0, 1), ShardOptions(1, 3), ShardOptions(2, 3, True)]
+SAMPLERS = {
+    "sequential": SequentialSampler(11, seed=0),
+    "epochs": IndexSampler(11, shuffle=True, num_epochs=3, seed=0),
+    "shard": IndexSampler(11, ShardOptions(1, 3), num_epochs=2, seed=0),
+    "iterable": IterableSampler([1, 2, 3, 0, 7], seed=0),
+    "nothing": IterableSampler([], seed=0),
+    "own": WithoutLength(),
+    "own, too long": TooLong(),
+}
+OPERATIONS = {
+    "none": [],
+    "map": [Mapped(lambda x: None if x % 3 else x)],
+    "random": [TO_TUPLE, DRAW],
+    "batches": [Batch(3)],
+    "full batches": [Batch(3, drop_remainder=True)],
+    "batches of batches": [Batch(2, drop_remainder=True), Batch(2)],
+}
+
+
+@pytest.mark.parametrize("operations", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.filterwarnings("ignore:the sharding of the DataLoader")
+def test_the_length_is_the_number_of_elements(sampler, operations):
+    if DRAW in operations and isinstance(sampler, WithoutLength):
+        operations = operations[:1]  # it has no generators
+    for shard in SHARDS:
+        loader = make(11, *operations, sampler=sampler, shard_options=shard)
+        assert len(loader) == sum(1 for _ in loader)
+        assert operator.length_hint(loader) == len(loader) and loader  # true, even if it is empty
+
+
+@pytest.mark.parametrize("operations", [[Batch(2)], [Batch(2, True)]], ids=["batches", "full batches"])
+def test_the_length_counts_what_each_worker_makes(operations):
+    loader = make(11, *operations, worker_count=2, shard_options=ShardOptions(0, 2))  # workers have three records each
+    assert len(loader) == len(list(loader)) == (2 if operations[0].drop_remainder else 4)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "operations", "hint", "reason"),
+    [
+        (IndexSampler(10), [], None, r"it does not end\. Give num_epochs .*itertools\.islice\(loader, n\)"),
+        (IndexSampler(10), [Batch(2), Kept(bool)], None, "it does not end"),
+        (OURS, [TO_TUPLE, Kept(bool), Batch(3)], 4, r"how many elements operations\[1\], Kept, makes"),
+        (OURS, [Twice()], None, r"operations\[0\], Twice, makes"),
+        (IndexSampler(10), [lambda records: itertools.islice(records, 4)], None, r"operations\[0\], .*lambda"),
+    ],
+    ids=["endless", "endless filter", "filter", "flat_map", "function"],
+)
+def test_a_loader_without_length_says_why(sampler, operations, hint, reason):
+    for settings in ({}, {"worker_count": 2}, {"shard_options": ShardOptions(0, 1)}):
+        loader = make(10, *operations, sampler=sampler, data_source=DATA, **settings)
+        assert_raises(TypeError, f"object of type 'DataLoader' has no len.*{reason}", len, loader)
+        assert (operator.length_hint(loader, -1) == (-1 if hint is None else hint)) and loader
