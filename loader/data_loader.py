@@ -46,6 +46,10 @@ class DataLoader(grain_names.DataLoader):
     the elements ``w``, ``w + worker_count``, …, and outputs are taken from the workers in turn. Scripts need no
     ``if __name__ == "__main__"`` for that.
 
+    ``len(loader)`` is the number of elements of one iterator, for this shard and all workers, where it follows from sampler and
+    operations, and a ``TypeError`` that says why where it does not: without end, or with a ``Filter``, a ``FlatMap`` or a
+    function among the operations. A source that ends before its length says ends the elements earlier.
+
     Args:
         data_source: where to read records: anything with ``__getitem__``, safe to use from several threads.
         sampler: which records to read and in which order.
@@ -135,14 +139,6 @@ class DataLoader(grain_names.DataLoader):
         return DataLoaderIterator(self)
 
     def __len__(self) -> int:
-        """How many elements an iterator of this loader gives, from its beginning to its end, for this shard and all workers.
-
-        It follows from sampler and operations; nothing is read for it.
-
-        Raises:
-            TypeError: there is no end, or it takes reading to know: what a ``Filter`` leaves and a ``FlatMap`` or a function
-                among the operations makes. ``operator.length_hint`` has an upper bound for filters.
-        """
         length = self._num_elements()
         if isinstance(length, Exact):
             return length.num
