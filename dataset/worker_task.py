@@ -30,9 +30,11 @@ class PipelineTask:
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
         if self.init_fn is not None:
             self.init_fn(index, count)
-        ds = slice_pipeline(self.dataset, index, count, sequential=self.sequential_slice)
         numbers = None if self.sequential_slice else worker_slice(index, count)
-        return PipelineProducer(ds, self.options, index, count, numbers, allocate)
+        return PipelineProducer(self.share(index, count), self.options, index, count, numbers, allocate)
+
+    def share(self, index: int, count: int) -> IterDataset[Any]:
+        return slice_pipeline(self.dataset, index, count, sequential=self.sequential_slice)
 
 
 class PipelineProducer:
@@ -57,6 +59,13 @@ class PipelineProducer:
         self._blocks: StatedBlocks | None = None
         self.log: Logbook | None = None
         self.care: Care | None = None
+
+    def renew(self, task: PipelineTask) -> None:
+        """For another iterator: sources and transforms are as they were sent, whatever the last one has left in them."""
+        it, self.iterator = self.iterator, None
+        if it is not None:
+            it.close()
+        self._ds = task.share(self.index, self._count)
 
     def start(self, state: Any, *, skip: bool) -> Any:
         it = self.iterator

@@ -27,6 +27,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from os import _exit as end_process  # at once, whatever other threads do
 from typing import Any, Protocol
 
@@ -70,7 +71,7 @@ _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Producer(Protocol):
-    """What a worker runs. May also have what ``Watched`` has."""
+    """What a worker runs. May also have what ``Watched`` has, and ``renew(task)``: called before a start for another consumer."""
 
     def start(self, state: Any, *, skip: bool) -> Any:
         """Continues from ``state`` (``None``: the beginning), past the next element if ``skip``; returns the state then."""
@@ -115,6 +116,7 @@ class _Connection:
         self._bytes_ahead = 0
         self._generation = 0
         self.start: tuple[Any, bool, Care | None] | None = None  # state, whether to skip an element, and how to go on
+        self.is_for_another = False  # the start, than the ones before were
         self.calls: list[bytes] = []  # functions that nobody has called yet
 
     def receive(self, *, wait: bool) -> None:
@@ -135,7 +137,9 @@ class _Connection:
             body = bytes(memoryview(self._received)[COMMAND.size : COMMAND.size + length])
             del self._received[: COMMAND.size + length]
             if kind == START:
-                self.start = pickle.loads(body)
+                *start, is_for_another = pickle.loads(body)
+                self.start = tuple(start)
+                self.is_for_another |= is_for_another  # also if a start is overtaken
                 self._generation = generation
                 self._ahead.clear()
                 self._num_ahead = self._bytes_ahead = 0
@@ -185,10 +189,11 @@ class _Connection:
 class Worker:
     """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``report`` and ``set_instruments``."""
 
-    def __init__(self, connection: _Connection, encoder: Encoder, producer: Producer) -> None:
+    def __init__(self, connection: _Connection, encoder: Encoder, producer: Producer, load_task: Callable[[], Any]) -> None:
         self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
         self._connection = connection
         self._encoder = encoder
+        self._load_task = load_task
         self.producer = producer
         self._watched: Any = producer if hasattr(producer, "finished") else None
         self._lock = threading.Lock()  # whoever has it may send: the thread that computes elements, but while it does
@@ -214,6 +219,9 @@ class Worker:
                 if self._watched is not None:
                     self._watched.care = care
                 try:
+                    if self._connection.is_for_another and hasattr(self.producer, "renew"):
+                        self.producer.renew(self._load_task())
+                    self._connection.is_for_another = False
                     state = self.producer.start(state, skip=skip)
                 except BaseException as error:
                     self._report(error, state)
@@ -360,9 +368,9 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
         log = Logbook(arena)
         encoder = Encoder(arena, preamble["min_shared_bytes"])
         channel = _Connection(connection, arena, preamble["buffer_size"])
+        load = partial(_load, luggage, preamble)
         try:
-            task = _load(luggage, preamble)
-            producer = task(index, count, encoder.allocate)
+            producer = load()(index, count, encoder.allocate)
             log_like(preamble["logs"], index, count)
         except SystemExit:
             raise
@@ -371,7 +379,7 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
                 add_note(error, f"Raised in worker {index} of {count}, when it was started.")
             producer = _Failed(error)
         producer.log = log
-        Worker(channel, encoder, producer).run()
+        Worker(channel, encoder, producer, load).run()
     except _Disconnected:
         pass
     except SystemExit as error:

@@ -8,7 +8,7 @@ Guarantees:
 2. ``park`` may be called anywhere, by a finalizer in the middle of a garbage collection or under somebody's lock: it appends to
    a list and wakes a thread up with a queue that is made for that.
 3. A parked pool serves the next one who wants to run the same, unchanged task in equal surroundings, so that the next epoch
-   does not wait for processes to start.
+   does not wait for processes to start. It loads the task anew: what the last one has left in its objects is gone.
 4. There is one thread, and only while there are pools. Nothing of this is alive in a process that was forked from this one;
    arrays that it has inherited keep their content.
 5. An interrupt at any point (a signal handler that raises) loses no process, descriptor or lock: processes are started by a
@@ -227,7 +227,7 @@ _is_registered = False
 _is_exiting = False
 
 
-def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
+def hire(luggage: Luggage, count: int, owner: object | None) -> WorkerPool:
     """A pool that runs the task: a parked one if there is one that does, otherwise new processes, which are parked, too.
 
     So it is lost to nobody if the caller is interrupted before it has it; whoever wants to use it says ``unpark``.
@@ -235,8 +235,8 @@ def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
     Args:
         luggage: what the workers load.
         count: the number of workers.
-        owner: what the task is made of. Workers that were hired for another object, even an equal one, are not used: what
-            they have opened or remembered since is that object's, not this one's.
+        owner: what the task is made of; ``None``: workers that were hired before are not used. Nor are those that were hired for
+            another object, even an equal one: what they have remembered since is that object's, not this one's.
 
     Raises:
         OSError: the system does not give what is needed.
@@ -246,17 +246,20 @@ def hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
     return uninterrupted(partial(_hire, luggage, count, owner))
 
 
-def _hire(luggage: Luggage, count: int, owner: object) -> WorkerPool:
+def _hire(luggage: Luggage, count: int, owner: object | None) -> WorkerPool:
     for pool in [*_parked]:
-        if pool.owner() is owner and unpark(pool):  # before it is looked at: nobody closes it meanwhile
+        if owner is not None and pool.owner() is owner and unpark(pool):  # before it is looked at: nobody closes it meanwhile
             try:
                 is_fit = pool.runs(luggage, count)
             finally:
                 _park(pool)
             if is_fit:
+                for worker in pool.workers:
+                    worker.is_for_another = True
                 return pool
     pool = WorkerPool(luggage, count)
-    pool.owner = weakref.ref(owner)
+    if owner is not None:
+        pool.owner = weakref.ref(owner)
     try:
         _live.add(pool)
         _start_keeper()

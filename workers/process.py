@@ -82,6 +82,7 @@ class WorkerProcess:
         self.index = index
         self.usable = True
         self.generation = 0
+        self.is_for_another = False  # the next start, than the ones before were: the task is loaded anew
         self.last_report = b""  # what the worker said last of itself, if somebody watches it
         self._has_answered = False
         self._is_started = False  # it has noticed the last start
@@ -127,11 +128,12 @@ class WorkerProcess:
             skip: leave out the first element, and send the state after it.
             care: what to be careful about.
         """
-        body = dumps((state, skip, care))  # a state may have a class of __main__
+        body = dumps((state, skip, care, self.is_for_another))  # a state may have a class of __main__
         self._is_started = False
         self.generation += 1
         self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None  # or it is being born
         self._send(COMMAND.pack(START, self.generation, len(body)) + body)
+        self.is_for_another = False
         self.usable = True
 
     def call(self, function: bytes) -> None:

@@ -160,7 +160,8 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
         except Exception as error:
             _explain_unpicklable(error, self._ds, self._init_fn)
             raise
-        return hire(luggage, self._count, self._ds)
+        # What an init function has done to a process cannot be undone: the next iterator has others.
+        return hire(luggage, self._count, self._ds if self._init_fn is None else None)
 
     def _rest(self) -> None:
         pool = self._pool

@@ -423,12 +423,14 @@ class TestProcesses:
         pairs = list(zip(iter(ds), iter(ds), strict=True))  # at work at once, they do not share them
         assert [a[0] for a, _ in pairs] == [b[0] for _, b in pairs] == [*range(6)]
         assert not self.pids(a for a, _ in pairs) & self.pids(b for _, b in pairs)
-        # Objects of the pipeline are the same as long as the processes are; iterators begin anew, as in this process.
+        # Sources and transforms are as they were made, whatever the last iterator has left in them.
         calls = []
-        counted = numbers(3).map(lambda x: calls.append(x) or (x, len(calls)))
-        ds = counted.random_map(lambda x, rng: (*x, int(rng.integers(1000))), seed=2)
-        ours = [list(ds.mp_prefetch(workers(1))) for _ in range(2)]
-        assert ours == [list(ds), list(ds)]
+        counted = numbers(3).map(lambda x: calls.append(x) or (len(calls), os.getpid()))
+        for init_fn, num_pids in ((None, 1), (lambda index, count: None, 2)):
+            ds = counted.mp_prefetch(workers(1), worker_init_fn=init_fn)
+            epochs = [list(ds) for _ in range(2)]
+            assert [[num for num, _ in epoch] for epoch in epochs] == [[1, 2, 3]] * 2
+            assert len({pid for epoch in epochs for _, pid in epoch}) == num_pids
 
     def test_none_is_left_of_what_has_ended_or_was_closed(self, ds):
         ended, closed = iter(ds), iter(ds)
