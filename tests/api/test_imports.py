@@ -36,28 +36,23 @@ def test_importing_alone_imports_no_machinery_and_using_it_no_optional_package(t
     assert output(tmp_path, script) == ["gristmill"]
 
 
-BLOCK = """
-import importlib.abc, sys
-
-class Block(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in {names}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Block())
-"""
-
-
 def test_the_main_job_needs_numpy_and_cloudpickle_only(tmp_path):
-    script = """
-import gristmill as grain
-import gristmill.python, gristmill.experimental, gristmill.checkpoint
-loader = grain.load(range(7), shuffle=True, seed=1, num_epochs=1, batch_size=3)
-it = iter(loader)
-print(next(it).tolist(), grain.sharding.ShardByJaxProcess())
-print([x.tolist() for x in it])
-"""
-    assert output(tmp_path, BLOCK.format(names=[*sorted(HEAVY), "google"]) + script) == [
+    script = f"""
+        import importlib.abc, sys
+
+        class Block(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name.partition(".")[0] in {HEAVY | {"google"}}:
+                    raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+        sys.meta_path.insert(0, Block())
+        import gristmill as grain
+        import gristmill.python, gristmill.experimental, gristmill.checkpoint
+        it = iter(grain.load(range(7), shuffle=True, seed=1, num_epochs=1, batch_size=3))
+        print(next(it).tolist(), grain.sharding.ShardByJaxProcess())
+        print([x.tolist() for x in it])
+    """
+    assert output(tmp_path, script) == [
         "[5, 2, 6] ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)",
         "[[0, 4, 1], [3]]",
     ]
@@ -77,7 +72,6 @@ TOP = set().union(*LEVELS)
 
 @pytest.fixture(scope="module")
 def folders() -> set[Path]:
-    """The folders of all packages in the distribution."""
     options = configparser.ConfigParser()
     options.read(REPOSITORY / "setup.cfg")
     lines = options["options"]["package_dir"].split("\n")
@@ -93,7 +87,6 @@ def folders() -> set[Path]:
 
 
 def imported(path: Path) -> set[str]:
-    """The gristmill modules that a file imports, wherever in the file."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -109,7 +102,7 @@ def level_of(package: str) -> int:
     return next(level for level, packages in enumerate(LEVELS) if package in packages)
 
 
-def test_imports_go_one_way(folders):
+def test_imports_go_one_way_and_an_upward_one_would_be_seen(folders, tmp_path):
     seen = set()
     for path in (path for folder in folders for path in folder.glob("*.py")):
         home = path.relative_to(REPOSITORY).parts[0]
@@ -119,9 +112,6 @@ def test_imports_go_one_way(folders):
             seen.add((home, other))
             assert other == home or level_of(other) < level_of(home), f"{path} imports {name}"
     assert {("core", "core"), ("dataset", "core"), ("loader", "dataset"), ("api", "loader")} <= seen
-
-
-def test_an_upward_import_would_be_seen(tmp_path):
     (tmp_path / "x.py").write_text("def f():\n    from gristmill.loader import load\n    import gristmill.dataset.apply\n")
     assert imported(tmp_path / "x.py") == {"gristmill.loader", "gristmill.dataset.apply"}
     assert level_of("loader") > level_of("dataset") > level_of("core")

@@ -164,7 +164,6 @@ def test_programs_that_cannot_be_edited(tmp_path):
 
 
 def test_another_grain_that_is_installed_matters_if_it_was_imported(tmp_path):
-    """It lies beside the program."""
     (tmp_path / "grain").mkdir()
     (tmp_path / "grain" / "__init__.py").write_text("it_is = 'another grain'\n")
     script = """

@@ -19,7 +19,6 @@ PIPELINES = GRAINS_PIPELINES | OWN_PIPELINES
 
 
 def written_by(library):
-    """The golden states of all releases of a library, oldest first."""
     paths = {path.stem: path for path in GOLDEN.glob(f"{library}_*.json")}
     releases = sorted(paths, key=lambda name: [int(part) for part in name.split("_")[1].split(".")])
     return {release: json.loads(paths[release].read_text()) for release in releases}

@@ -19,7 +19,6 @@ SLOW = ("mp_prefetch", "parquet_workers", "map_mix_without_table")  # processes,
 
 @functools.cache
 def states_of(name):
-    """The states before, between and after all elements."""
     it = iter(PIPELINES[name]())
     return [as_json(it.get_state()), *[as_json(it.get_state()) for _ in it]]
 

@@ -32,7 +32,6 @@ def is_harmless(text: str) -> bool:
 
 
 def places(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths to all parts of a state."""
     yield path
     for key in state if isinstance(state, dict) else range(len(state)) if isinstance(state, list) else ():
         yield from places(state[key], (*path, key))
@@ -45,7 +44,6 @@ def part(state: Any, path: Sequence[Any]) -> Any:
 
 
 def with_part(state: Any, path: Sequence[Any], value: Any) -> Any:
-    """A copy of ``state`` with another value at ``path``."""
     if not path:
         return value
     changed = copy.deepcopy(state)

@@ -75,7 +75,6 @@ CHANGES = [
 
 
 def flat(element):
-    """The numbers in an element."""
     if isinstance(element, dict):
         return flat(element["x"][element["x_segment_ids"] > 0]) if "x_segment_ids" in element else flat(element["x"])
     return [x for part in element for x in flat(part)] if isinstance(element, list) else np.atleast_1d(element).tolist()

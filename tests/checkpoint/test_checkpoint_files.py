@@ -148,9 +148,7 @@ def test_a_changed_byte_of_a_file_is_found_and_without_a_description_nothing_is_
         it.set_state(before)
 
 
-class Records:
-    """Has no repr of its own."""
-
+class Records:  # has no repr of its own
     def __len__(self):
         return 6
 
@@ -252,7 +250,6 @@ def test_a_save_that_fails_or_is_killed_anywhere_leaves_a_checkpoint(tmp_path):
 
 
 def check_refused(folder, it, words):
-    """In words that may be shown; nothing changes."""
     before = it.get_state()
     with pytest.raises(StateMismatchError, match=words) as refusal:
         HANDLER.restore(folder, it)
@@ -273,7 +270,6 @@ def test_what_the_name_of_a_file_says_is_not_believed(tmp_path):
 
 
 def with_hostile_parts(state, rng, num):
-    """Copies of ``state`` with something hostile in each place."""
     return [with_part(state, path, hostile) for path in places(state) for hostile in rng.sample(HOSTILE, num)]
 
 
@@ -302,7 +298,6 @@ def shards(kind, count):
 @pytest.mark.parametrize("form", ["processes", "datasets"])
 @pytest.mark.parametrize("kind", ["elements", "files"])
 def test_what_is_hostile_in_the_files_of_other_processes(tmp_path, kind, form):
-    """They are refused, in words that may be shown, or taken."""
     rng, old, (new,) = random.Random(1), shards(kind, 2), shards(kind, 1)
     next(old[0]), next(old[1])
     before = new.get_state()

@@ -4,6 +4,7 @@ import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from programs import outcome
 
 from gristmill import MapDataset
@@ -40,7 +41,6 @@ PROGRAM = """
 
 
 def run(folder, count, num_steps, restored):
-    """What each of ``count`` processes delivers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,6 +56,7 @@ def run(folder, count, num_steps, restored):
         return list(pool.map(run_one, range(count)))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_two_processes_goes_on_in_three(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     first, second = run(tmp_path, 2, 1, -1), run(tmp_path, 3, 100, 0)

@@ -58,7 +58,8 @@ def test_states_restore(name, release, tmp_path):
         before = used.get_state()
         for position, state, *crc32 in reversed(golden["states"]):
             if name in REFUSED.get(release, ()):  # they cannot be continued
-                assert_raises(StateMismatchError, None, used.set_state, state)
+                words = r"written by Grain before 0\.2\.16" if "worker" not in name and release != "grain_0.2.8" else None
+                assert_raises(StateMismatchError, words, used.set_state, state)
                 assert used.get_state() == before
                 continue
             expected = golden["elements"][position:]

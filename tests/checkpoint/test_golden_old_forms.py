@@ -1,4 +1,4 @@
-"""States of ``mp_prefetch``, window shuffles and interleaves in Grain before 0.2.16. Real ones are in ``test_golden.py``."""
+"""States of ``mp_prefetch`` in Grain before 0.2.16. Real ones, of other steps too, are in ``test_golden.py``."""
 
 import copy
 
@@ -9,9 +9,7 @@ from refusing import assert_raises
 from gristmill import MapDataset, MultiprocessingOptions
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.experimental import (
-    InterleaveIterDataset,
     ThreadPrefetchIterDataset,
-    WindowShuffleIterDataset,
     get_next_index,
     multithread_prefetch,
     set_next_index,
@@ -136,7 +134,7 @@ def test_others_are_refused_and_what_says_more_than_there_is_later(make):
         assert_raises(ValueError, "closed", next, it)
 
 
-def test_nothing_is_computed_before_it_is_asked_for():
+def test_nothing_is_computed_before_it_is_asked_for_and_an_error_comes_with_next():
     computed = []
     it = iter(multithread_prefetch(MapDataset.range(10).to_iter_dataset().map(lambda v: computed.append(v) or v), 2, 0))
     it.set_state(old([0, 1], [2, 0], 0))
@@ -144,10 +142,6 @@ def test_nothing_is_computed_before_it_is_asked_for():
     assert next(it) == 3
     assert sorted(computed) == [0, 2, 3]
     assert get_next_index(it) == 4
-
-
-def test_an_error_of_what_was_delivered():
-    """It comes with ``next``, whoever asks for the state gets one that says the same as the restored one."""
     read = Failing(3)
     it = iter(multithread_prefetch(MapDataset.range(9).to_iter_dataset().map(read), 2, 1).map(lambda v: v))
     it.set_state(old([0, 0], [2, 2], 1))
@@ -157,27 +151,3 @@ def test_an_error_of_what_was_delivered():
     read.left.clear()
     it.set_state(it.get_state())
     assert list(it) == [4, 5, 6, 7, 8]
-
-
-def test_windows_were_counted_when_the_next_one_was_read():
-    ds = WindowShuffleIterDataset(MapDataset.range(12).to_iter_dataset(), window_size=5, seed=3)
-    it = iter(ds)
-    for start, number, position, num in ((0, 0, 0, 0), (0, 0, 3, 3), (0, 0, 5, 5), (5, 1, 1, 6), (5, 1, 5, 10), (10, 2, 2, 12)):
-        state = {"parent_window_start_state": {"next_index": start}, "window_index": number, "pos_in_window": position}
-        it.set_state({**state, "parent_exhausted": number == 2})
-        assert list(it) == list(ds)[num:]
-
-
-def test_interleaves_are_refused():
-    old_interleave = {"prefetch_ds_iter_states": {"next_index": 2}, **new([1, 1, 0], 0)}
-    del old_interleave["exhausted"]
-    for ds in (
-        InterleaveIterDataset([MapDataset.range(3), MapDataset.range(4)], cycle_length=2),
-        multithread_prefetch(MapDataset.range(7).to_iter_dataset(), 2, 1),
-    ):
-        it = iter(ds)
-        next(it)
-        before = it.get_state()
-        assert_raises(StateMismatchError, r"written by Grain before 0\.2\.16", it.set_state, old_interleave)
-        assert it.get_state() == before
-        assert len(list(it)) == 6

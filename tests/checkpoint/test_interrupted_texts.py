@@ -21,9 +21,7 @@ def without_collector():
 
 
 @dataclasses.dataclass
-class Files:
-    """A user's source and a user's part of it."""
-
+class Files:  # a user's source and a user's part of it
     name: str
     parts: list = dataclasses.field(default_factory=list)
 
@@ -35,9 +33,7 @@ class Files:
 
 
 @dataclasses.dataclass
-class Backwards(Files):
-    """A user's sampler."""
-
+class Backwards(Files):  # a user's sampler
     _shard_options: gristmill.sharding.ShardOptions = dataclasses.field(default_factory=gristmill.sharding.NoSharding)
 
     def __getitem__(self, index):
@@ -58,7 +54,6 @@ def chain(source):
 
 
 def texts(it):
-    """What a checkpoint says about an iterator."""
     return it.get_state(), json.dumps(_describe(it))
 
 

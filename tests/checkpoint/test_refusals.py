@@ -211,7 +211,6 @@ IN_PROCESS = [*LOADERS][:3]
 
 @functools.cache
 def loader_states(name):
-    """Three states of a loader, one of them that before the first element."""
     with iter(LOADERS[name]()) as it:
         return [it.get_state(), *[it.get_state() for _ in itertools.islice(it, 2)]]
 

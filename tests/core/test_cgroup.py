@@ -14,7 +14,6 @@ ALL = usable_cpus(Path("/nonexistent"))
 
 @pytest.fixture
 def measured(tmp_path):
-    """What is found after files were written below a root."""
 
     def measured(files):
         for name, text in files.items():
@@ -26,14 +25,11 @@ def measured(tmp_path):
     return measured
 
 
-def test_without_control_groups_the_affinity_decides(measured):
+def test_without_control_groups_the_affinity_decides_or_else_the_cpus_of_version_2(measured):
     assert (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) == ALL
     assert measured({}) == (ALL, math.inf)
     assert measured({"proc/self/cgroup": "0::/pod \xff\n"}) == (ALL, math.inf)  # names of groups are any bytes
     assert usable_cpus() >= 1 and available_memory() > 0
-
-
-def test_cpus_of_version_2(measured):
     for cpu_max, expected in [
         ("100000 100000", 1),
         ("150000 100000", 1),

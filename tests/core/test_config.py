@@ -35,14 +35,11 @@ def fresh(monkeypatch):
     return Config()
 
 
-def test_defaults(fresh):
+def test_defaults_and_update_which_takes_effect_and_beats_the_environment(fresh, monkeypatch):
     for name, default in DEFAULTS.items():
         for value in (getattr(fresh, name), fresh.get_or_default(name)):
             assert value == default and type(value) is type(default)
     assert set(dir(fresh)) - set(dir(Config)) - {"_updates"} == set(DEFAULTS)  # what tab completion offers
-
-
-def test_update_takes_effect_and_beats_the_environment(fresh, monkeypatch):
     for name, values in [
         ("py_debug_mode", [True]),
         ("py_dataset_visualization_output_dir", ["/some/where", None, Path("some") / "where"]),
@@ -56,7 +53,7 @@ def test_update_takes_effect_and_beats_the_environment(fresh, monkeypatch):
             assert getattr(fresh, name) == fresh.get_or_default(name) == (str(value) if isinstance(value, Path) else value)
 
 
-def test_update_refuses_a_wrong_value_and_changes_nothing(fresh):
+def test_wrong_values_what_is_no_option_and_python_s_protocols(fresh):
     for name, error, values in [
         ("py_debug_mode", TypeError, [1, None, "true"]),
         ("py_dataset_visualization_output_dir", TypeError, [3, b"bytes"]),
@@ -69,9 +66,6 @@ def test_update_refuses_a_wrong_value_and_changes_nothing(fresh):
         for value in values:
             assert_raises(error, f"{name}.*{re.escape(repr(value))}", fresh.update, name, value)
             assert getattr(fresh, name) == DEFAULTS[name]
-
-
-def test_what_is_no_option_and_what_cannot_be_done(fresh):
     for error in (AttributeError, ValueError, ConfigOptionError):
         unknown = error, r"^Unrecognized config option: x$"
         assert_raises(*unknown, getattr, fresh, "x")
@@ -84,9 +78,6 @@ def test_what_is_no_option_and_what_cannot_be_done(fresh):
     half_wrong = fresh.override(py_debug_mode=True, py_traceback_filtering="bad")
     assert_raises(ValueError, "py_traceback_filtering", half_wrong.__enter__)
     assert fresh.py_debug_mode is False
-
-
-def test_python_protocols_work():
     assert hasattr(config, "py_debug_mode") and not hasattr(config, "x")
     assert copy.copy(config) is copy.deepcopy(config) is pickle.loads(pickle.dumps(config)) is config
     assert dict(inspect.getmembers(config)).keys() >= DEFAULTS.keys()

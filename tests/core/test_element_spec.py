@@ -2,13 +2,12 @@ import pickle
 
 import jax
 import numpy as np
-import pytest
 from refusing import assert_raises
 
 from gristmill.core.element_spec import ShapeDtypeStruct, ShapeDtypeStructProtocol, map_spec
 
 
-def test_a_value():
+def test_a_value_with_equivalent_dtypes_and_those_of_other_libraries():
     spec = ShapeDtypeStruct((2, None), np.float32)
     assert repr(spec) == "ShapeDtypeStruct(shape=(2, None), dtype=<class 'numpy.float32'>)"
     assert spec == ShapeDtypeStruct(shape=(2, None), dtype=np.float32) == pickle.loads(pickle.dumps(spec))
@@ -18,9 +17,6 @@ def test_a_value():
     assert spec.shape == (2, None) and type(spec.shape) is tuple and type(spec.shape[0]) is int
     spec = {"b": (ShapeDtypeStruct((2,), np.int8), None), "a": ShapeDtypeStruct((), np.int8)}
     assert map_spec(lambda leaf: leaf.shape, spec) == {"a": (), "b": ((2,), None)}
-
-
-def test_equivalent_dtypes_are_equal_and_hash_alike():
     equal = [ShapeDtypeStruct((3,), dtype) for dtype in (np.float32, np.dtype("float32"), "float32", "<f4")]
     assert len({*equal}) == 1
     assert all(a == b for a in equal for b in equal)
@@ -28,9 +24,6 @@ def test_equivalent_dtypes_are_equal_and_hash_alike():
     others = [*(ShapeDtypeStruct(*other) for other in other_specs), (3,), None]
     assert all(equal[0] != other for other in others)
     assert len({equal[0], *others}) == 6
-
-
-def test_dtypes_of_other_libraries():
     key = jax.random.key(0)
     spec = ShapeDtypeStruct(key.shape, key.dtype)
     assert spec == ShapeDtypeStruct((), key.dtype) and hash(spec) == hash(ShapeDtypeStruct((), key.dtype))
@@ -38,21 +31,15 @@ def test_dtypes_of_other_libraries():
     assert ShapeDtypeStruct((2,), jax.numpy.bfloat16) == ShapeDtypeStruct((2,), jax.numpy.zeros(2, "bfloat16").dtype)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
+def test_wrong_values_and_the_protocol():
+    for arguments, error, match in [
         *(((shape, "i1"), TypeError, "shape must be a sequence of integers and") for shape in [3, None, (1.5,), "a", ("2",)]),
         (((2, -1), np.int8), ValueError, "shape must be a non-negative integer, got -1"),
         (((2,), None), TypeError, "dtype must be a dtype, got None"),
         (((2,),), TypeError, "missing"),
         ((), TypeError, "missing"),
-    ],
-)
-def test_wrong_values(arguments, error, match):
-    assert_raises(error, match, ShapeDtypeStruct, *arguments)
-
-
-def test_protocol():
+    ]:
+        assert_raises(error, match, ShapeDtypeStruct, *arguments)
     arrays = [np.zeros(3), np.float32(1), jax.numpy.zeros(3), jax.ShapeDtypeStruct((2,), np.int8), ShapeDtypeStruct((), np.int8)]
     assert all(isinstance(array, ShapeDtypeStructProtocol) for array in arrays)
     assert not any(isinstance(value, ShapeDtypeStructProtocol) for value in [3, [1, 2], "abc", None])

@@ -1,4 +1,3 @@
-import dataclasses
 import pickle
 
 import numpy as np
@@ -32,7 +31,7 @@ def test_as_int_refuses_other_types(value):
     assert caught.value.__suppress_context__
 
 
-def test_as_int_names_parameter_value_and_range():
+def test_as_int_names_parameter_and_range_and_errors_are_caught_as_what_users_expect():
     for limits, value, message in [
         ({"minimum": 0}, -1, "a non-negative integer, got -1"),
         ({"minimum": 1}, 0, "a positive integer, got 0"),
@@ -41,9 +40,6 @@ def test_as_int_names_parameter_value_and_range():
         ({"maximum": 9}, 10, r"an integer in \[-inf, 9\], got 10"),
     ]:
         assert_raises(ValueError, f"^x must be {message}$", as_int, "x", value, **limits)
-
-
-def test_errors_are_caught_as_what_users_expect():
     for kind, caught_as in [
         (StateMismatchError, (ValueError,)),
         (StateKeyError, (StateMismatchError, ValueError, KeyError)),
@@ -57,7 +53,7 @@ def test_errors_are_caught_as_what_users_expect():
         assert type(other) is kind and str(other) == "the message"
 
 
-def test_texts_of_errors():
+def test_texts_of_errors_and_notes_of_any_exception():
     error = missing_package("pyarrow", "parquet", "ParquetIterDataset")
     assert isinstance(error, ImportError)
     for part in ("pyarrow", "gristmill[parquet]", "ParquetIterDataset"):
@@ -66,9 +62,6 @@ def test_texts_of_errors():
     assert type(error) is RuntimeError
     assert "MapMapDataset(transform=f) raised StopIteration" in str(error)
 
-
-def test_notes_are_added_to_any_exception():
-    @dataclasses.dataclass(frozen=True)
     class Frozen(Exception):
         code: int
 

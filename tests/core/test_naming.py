@@ -18,22 +18,12 @@ class AMap(Map):
         return element
 
 
-class AMapWithStr(AMap):
-    def __str__(self):
-        return "a map that shows itself"
+AMapWithStr = type("AMapWithStr", (AMap,), {"__str__": lambda self: "a map that shows itself"})
+AMapWithRepr = type("AMapWithRepr", (AMap,), {"__repr__": lambda self: "AMapWithRepr(1)"})
+ACallable = type("ACallable", (), {"__call__": lambda self, x: x})
 
 
-class AMapWithRepr(AMap):
-    def __repr__(self):
-        return "AMapWithRepr(1)"
-
-
-class ACallable:
-    def __call__(self, x):
-        return x
-
-
-def test_an_instance_is_named_by_its_class_or_as_it_shows_itself():
+def test_instances_and_callables():
     others = [(RandomMap, "random_map"), (TfRandomMap, "np_random_map"), (MapWithIndex, "map_with_index"), (Filter, "filter")]
     for base, method in others:
         assert transform_name(type("AnInstance", (base,), {method: a_function})()) == "AnInstance"
@@ -41,9 +31,6 @@ def test_an_instance_is_named_by_its_class_or_as_it_shows_itself():
     assert transform_name(AMapWithStr()) == "a map that shows itself"
     assert transform_name(AMapWithRepr()) == "AMapWithRepr(1)"
     assert transform_name(Batch(2)) == "Batch(batch_size=2, drop_remainder=False, batch_fn=None)"
-
-
-def test_callables_are_named_with_their_place_if_they_have_one():
     for function, name in [(a_function, "a_function"), (lambda x: x, "<lambda>"), (AMap().map, "map")]:
         assert transform_name(function) == f"{name} @ {PLACE}:{function.__code__.co_firstlineno}"
     assert transform_name(len) == "len"

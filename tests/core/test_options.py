@@ -12,9 +12,8 @@ from refusing import assert_raises
 from gristmill.core.options import DatasetOptions, ExecutionTrackingMode, MultiprocessingOptions, ReadOptions
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
+def test_read_and_multiprocessing_options_are_mutable_values_with_slots():
+    for options, text in [
         (ReadOptions(), "ReadOptions(num_threads=16, prefetch_buffer_size=500)"),
         (ReadOptions(3, 4), "ReadOptions(num_threads=3, prefetch_buffer_size=4)"),
         (MultiprocessingOptions(), "MultiprocessingOptions(num_workers=0, per_worker_buffer_size=1, enable_profiling=False)"),
@@ -22,16 +21,14 @@ from gristmill.core.options import DatasetOptions, ExecutionTrackingMode, Multip
             MultiprocessingOptions(2, 3, True),
             "MultiprocessingOptions(num_workers=2, per_worker_buffer_size=3, enable_profiling=True)",
         ),
-    ],
-)
-def test_read_and_multiprocessing_options_are_mutable_values_with_slots(options, text):
-    assert repr(options) == text
-    for other in (copy.copy(options), pickle.loads(pickle.dumps(options)), dataclasses.replace(options)):
-        assert other == options
-    first = dataclasses.fields(options)[0].name
-    setattr(options, first, 7)
-    assert getattr(options, first) == 7 and repr(options) != text
-    assert_raises(AttributeError, None, setattr, options, "other", 1)
+    ]:
+        assert repr(options) == text
+        for other in (copy.copy(options), pickle.loads(pickle.dumps(options)), dataclasses.replace(options)):
+            assert other == options
+        first = dataclasses.fields(options)[0].name
+        setattr(options, first, 7)
+        assert getattr(options, first) == 7 and repr(options) != text
+        assert_raises(AttributeError, None, setattr, options, "other", 1)
 
 
 @pytest.mark.parametrize("kind", [ReadOptions, MultiprocessingOptions])
@@ -90,14 +87,11 @@ def test_laws_of_dataset_options(one, other, third):
         assert clone.merge(b) == a.merge(b)
 
 
-def test_an_explicit_default_counts_as_given():
+def test_dataset_options_are_frozen_checked_and_know_what_was_given():
     explicit, half = DatasetOptions(filter_warn_threshold_ratio=0.9), DatasetOptions(filter_warn_threshold_ratio=0.5)
     assert explicit != DatasetOptions()
     assert explicit.merge(half).filter_warn_threshold_ratio == 0.9
     assert DatasetOptions().merge(half).filter_warn_threshold_ratio == 0.5
-
-
-def test_dataset_options_are_frozen_and_checked():
     assert_raises(dataclasses.FrozenInstanceError, None, setattr, DatasetOptions(), "min_shm_size", 3)
     assert_raises(TypeError, None, DatasetOptions, 0.5)
     assert_raises(TypeError, None, DatasetOptions, unknown=1)

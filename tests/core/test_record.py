@@ -13,7 +13,7 @@ def philox(key):
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def test_mutable_fields_with_defaults_in_slots():
+def test_mutable_fields_with_defaults_in_slots_equality_by_value_and_texts():
     rng = philox(1)
     assert dataclasses.astuple(RecordMetadata(3)) == (3, None, None)
     metadata = RecordMetadata(index=3, record_key=4, rng=rng)
@@ -29,9 +29,6 @@ def test_mutable_fields_with_defaults_in_slots():
     for thing in (metadata, record):
         assert_raises(AttributeError, None, setattr, thing, "other", 1)
         assert not hasattr(thing, "__dict__")
-
-
-def test_equality_is_by_value_and_there_is_no_hash():
     rng = philox(1)
     assert RecordMetadata(1, 2, rng) == RecordMetadata(1, 2, rng) != RecordMetadata(1, 2, philox(1))
     assert RecordMetadata(1, 2) != RecordMetadata(1, 3)
@@ -41,9 +38,6 @@ def test_equality_is_by_value_and_there_is_no_hash():
     assert lazy == lazy
     for thing in (RecordMetadata(1), Record(RecordMetadata(1), 1), lazy):
         assert_raises(TypeError, "unhashable", hash, thing)
-
-
-def test_texts():
     rng = philox(0)
     assert str(RecordMetadata(1, 2, rng)) == "RecordMetadata(index=1, record_key=2, rng=Generator(Philox))"
     assert str(RecordMetadata(1)) == "RecordMetadata(index=1, record_key=None, rng=None)"
@@ -55,16 +49,13 @@ def test_texts():
     assert repr(Record(RecordMetadata(1, 2), "x")) == text
 
 
-def test_remove_record_key():
+def test_without_its_key_sampled_and_replaced_a_record_has_one_generator():
     rng = philox(1)
     metadata = RecordMetadata(1, 2, rng)
     removed = metadata.remove_record_key()
     assert (removed.index, removed.record_key) == (1, None) and removed.rng is rng
     assert removed is not metadata and metadata.record_key == 2
     assert removed.remove_record_key() is removed
-
-
-def test_a_sampled_record_has_one_generator():
     metadata = sampled(1, 2, 7)
     rng = metadata.rng
     assert isinstance(rng, np.random.Generator) and metadata.rng is rng
@@ -78,9 +69,6 @@ def test_a_sampled_record_has_one_generator():
         assert both[first].rng.random() == reference.random()
         assert both[1 - first].rng.random() == reference.random()
         assert both[0].rng is both[1].rng
-
-
-def test_dataclass_functions():
     metadata = sampled(1, 2, 7)
     rng = metadata.rng
     replaced = dataclasses.replace(metadata, index=9)

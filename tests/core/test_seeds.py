@@ -48,16 +48,13 @@ def test_keyed_rng_survives_pickling_and_copying(drawn):
     assert [other.random(5).tolist() for other in others] == [expected] * 2
 
 
-def test_children_of_a_keyed_rng_are_the_same_in_every_run():
+def test_children_of_a_keyed_rng_are_the_same_in_every_run_and_so_are_derived_seeds():
     def draws(rng):
         return [child.random() for child in [*rng.spawn(2), *rng.spawn(2)]]
 
     first = draws(keyed_rng(3))
     assert first == draws(keyed_rng(3)) == draws(through_pickle(keyed_rng(3))) != draws(keyed_rng(4))
     assert len({*first, keyed_rng(3).random()}) == 5
-
-
-def test_check_and_derive_seeds():
     for seed in (0, np.int64(5), True, 2**200):
         assert check_seed(seed) == seed and type(check_seed(seed)) is int
     assert check_seed(2**32 - 1, bits=32) == 2**32 - 1
@@ -91,7 +88,7 @@ def test_pool_equals_a_philox_with_that_counter(seed, places):
         pool.release_rng(rng)
 
 
-def test_pool_reuses_generators_that_were_released_only():
+def test_a_pool_reuses_what_was_released_has_operation_zero_by_default_and_pickles():
     pool = RngPool(1)
     first, second = pool.acquire_rng(0), pool.acquire_rng(0)
     assert first is not second
@@ -99,9 +96,6 @@ def test_pool_reuses_generators_that_were_released_only():
     pool.release_rng(first)
     assert pool.acquire_rng(5) is first
     assert first.random() == RngPool(1).acquire_rng(5).random()
-
-
-def test_pool_defaults_to_operation_zero_and_pickles_to_a_pool_of_the_same_seed():
     pool = RngPool(2**80)
     assert pool.acquire_rng(1).random() == pool.acquire_rng(1, op_seed=0).random()
     assert pool.acquire_rng(1).random() != pool.acquire_rng(1, op_seed=1).random()
@@ -112,7 +106,7 @@ def test_pool_defaults_to_operation_zero_and_pickles_to_a_pool_of_the_same_seed(
         assert other.acquire_rng(9).random() == pool.acquire_rng(9).random()
 
 
-def test_pool_in_threads():
+def test_pool_in_threads_and_children_of_its_generators():
     pool = RngPool(8)
 
     def work():
@@ -127,8 +121,6 @@ def test_pool_in_threads():
         answers = [threads.submit(work) for _ in range(4)]
     assert [answer.result() for answer in answers] == [[RngPool(8).acquire_rng(i).random() for i in range(200)]] * 4
 
-
-def test_children_of_a_pooled_generator_follow_from_seed_stream_and_index_alone():
     def first_of_children(pool, index, op_seed=0):
         rng = pool.acquire_rng(index, op_seed=op_seed)
         draws = [int(child.integers(2**62)) for child in rng.spawn(2) + rng.spawn(1)]

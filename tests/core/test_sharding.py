@@ -4,7 +4,6 @@ import pickle
 
 import jax
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import output
@@ -13,7 +12,7 @@ from refusing import assert_raises
 from gristmill.core.sharding import NoSharding, ShardByJaxProcess, ShardOptions, even_split, process_index_and_count
 
 
-def test_fields_and_defaults():
+def test_fields_wrong_arguments_and_values_that_are_equal_by_class_too():
     options = ShardOptions(1, 3)
     assert dataclasses.astuple(options) == (1, 3, False)
     assert dataclasses.astuple(ShardOptions(shard_index=2, shard_count=4, drop_remainder=True)) == (2, 4, True)
@@ -23,11 +22,7 @@ def test_fields_and_defaults():
     same = ShardOptions(np.int64(1), np.uint8(3))
     assert repr(same) == repr(options) and same == options
     assert type(same.shard_index) is type(same.shard_count) is int
-
-
-@pytest.mark.parametrize(
-    ("call", "arguments", "error", "match"),
-    [
+    for call, arguments, error, match in [
         # The count is checked before the index.
         *((ShardOptions, (5, n), ValueError, f"^shard_count must be a positive integer, got {n}") for n in (0, -1)),
         *((ShardOptions, (i, 3), ValueError, rf"^shard_index must be in .* \[0, 3\), got {i}$") for i in (-1, 3, 7)),
@@ -36,13 +31,8 @@ def test_fields_and_defaults():
         (NoSharding, (0,), TypeError, None),
         (even_split, (-1, NoSharding()), ValueError, r"^num_examples must be"),
         *((even_split, (value, NoSharding()), TypeError, r"^num_examples must be") for value in (1.5, None)),
-    ],
-)
-def test_wrong_arguments(call, arguments, error, match):
-    assert_raises(error, match, call, *arguments)
-
-
-def test_frozen_hashable_picklable_and_equal_by_class_too():
+    ]:
+        assert_raises(error, match, call, *arguments)
     for options in (ShardOptions(1, 3), NoSharding(), ShardByJaxProcess()):
         assert_raises(dataclasses.FrozenInstanceError, None, setattr, options, "shard_index", 0)
         other = pickle.loads(pickle.dumps(options))

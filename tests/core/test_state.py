@@ -20,7 +20,7 @@ from gristmill.core.state import (
 )
 
 
-def test_state_field():
+def test_fields_and_counts_of_states():
     assert state_field({"a": None}, "a", "owner") is None
     found = r"owner must have the key 'b', found only \['a', 1\]"
     assert_raises(StateKeyError, found, state_field, {"a": 0, 1: 0}, "b", "owner")
@@ -29,9 +29,6 @@ def test_state_field():
     with pytest.raises(StateMismatchError) as caught:
         state_field("x" * 10_000, "a", "owner")
     assert len(str(caught.value)) < 400
-
-
-def test_state_count():
     for value in (0, 7, np.int64(7), sys.maxsize):
         assert state_count({"n": value}, "n", "owner") == value
         assert type(state_count({"n": value}, "n", "owner")) is int
@@ -69,13 +66,10 @@ def test_text_that_is_no_json(text):
     assert str(caught.value)[:30] == str(again)[:30]
 
 
-def test_text_is_indented_json():
+def test_text_is_indented_json_and_what_is_shown_is_short_and_never_fails_nor_commands_a_terminal():
     state = {"b": [1, None], "a": {"next_index": 2}}
     assert state_to_text(state) == json.dumps(state, indent=4)
     assert process_file_name() == "process_0-of-1.json"
-
-
-def test_what_is_shown_is_short_and_never_fails_nor_commands_a_terminal():
     deep, endless = [], []
     for _ in range(5000):
         deep = [deep]

@@ -100,7 +100,7 @@ def test_types_registered_with_jax_are_traversed():
     assert tree.unflatten(structure, [3, 4])["p"].parts == (3, 4)
 
 
-def test_without_jax():
+def test_without_jax_which_is_not_imported_and_with_a_half_imported_one(tmp_path):
     array = np.arange(3)
     with own_traversal():
         leaves, _ = tree.flatten({"b": array, "a": np.float32(1)})
@@ -109,9 +109,6 @@ def test_without_jax():
         leaves, structure = tree.flatten({"a": [1, (2, None)]})
         assert repr(structure) == "dict['a': list[*, tuple[*, NoneType[]]]]"
     assert tree.unflatten(structure, leaves) == {"a": [1, (2, None)]}  # JAX may be imported between the two
-
-
-def test_jax_is_not_imported_and_a_half_imported_one_is_no_trouble(tmp_path):
     script = f"""
 import sys
 from types import ModuleType

@@ -46,5 +46,4 @@ class Page(HTMLParser):
                 self.rows[-1][-1] += data
 
     def named(self, name):
-        """The attributes of all tags of that name."""
         return [attributes for tag, attributes in self.tags if tag == name]

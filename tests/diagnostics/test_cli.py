@@ -240,7 +240,6 @@ def test_diagnose_and_bench(folder, call):
 
 @pytest.fixture
 def saved(folder):
-    """Writes a checkpoint of one of the pipelines after some elements."""
 
     def save(name, num):
         directory = folder / f"saved_{name}"

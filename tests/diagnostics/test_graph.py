@@ -91,12 +91,11 @@ def test_whatever_is_a_pipeline_has_a_graph_and_none_is_run():
 
 
 def arrow(indent, text, spec):
-    """A stage in the text of a graph."""
     lines = ["  ││", f"  ││{text}", "  ││", "  ╲╱", spec]
     return [f"{indent}{line}" for line in lines]
 
 
-def test_the_text_has_all_branches():
+def test_texts_of_all_branches_dot_and_json():
     graph = graph_of(ZipMapDataset([MapDataset.range(4), MapDataset.source([1, 2, 3, 4]).map(len)]).batch(2))
     assert graph_text(graph, {0: "tuple<int64[2]>[2]"}).splitlines() == [
         *("Grain Dataset graph:", "", "┌─ RangeMapDataset(start=0, stop=4, step=1)"),
@@ -108,9 +107,6 @@ def test_the_text_has_all_branches():
     ]
     text = graph_text(graph_of(diamond()))
     assert text.count("SeedMapDataset(seed=3)  (as above)") == 1 and text.count("││  SeedMapDataset(seed=3)") == 1
-
-
-def test_dot_and_json():
     graph, notes = Graph((Stage(0, 'Out("\\x")', (1, 1)), Stage(1, "Ünder", spec="int[]", length=3))), ({0: ["12 ms"]}, {1: 0.5})
     assert graph_dot(graph, *notes).splitlines()[2:] == [
         '  s1 [label="Ünder\\nint[]", fillcolor="0.06 0.35 1.00"];',

@@ -11,9 +11,7 @@ from gristmill.diagnostics import diagnose, observe
 HOSTILE = "<script>alert(\"x\")</script><img src=x onerror='y'>&amp;\ud800"
 
 
-class Hostile:
-    """A source of a user's, or what makes a transformation or a dataset hostile."""
-
+class Hostile:  # a source of a user's, or what makes a transformation or a dataset hostile
     def __len__(self):
         return 6
 
@@ -26,9 +24,7 @@ class Hostile:
     __str__ = __repr__
 
 
-class Broken(MapDataset):
-    """Fails whatever it is asked."""
-
+class Broken(MapDataset):  # fails whatever it is asked
     def fail(self, *args):
         raise RuntimeError("no")
 

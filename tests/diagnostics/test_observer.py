@@ -54,7 +54,6 @@ def take(it, n):
 
 
 def consumed(it):
-    """The elements of an iterator that is observed from now on, and its view."""
     with observe(it) as view:
         return list(it), view
 
@@ -247,9 +246,7 @@ def test_rare_long_calls_and_elements_are_not_missed(passes):
     assert snapshot.starved_ratio == pytest.approx(sum(times) / (sum(times) + 1_000_000), rel=0.01)
 
 
-class Squares(MapDataset):
-    """A user's, which reads its parent by index."""
-
+class Squares(MapDataset):  # a user's, which reads its parent by index
     def __init__(self, parent):
         super().__init__(parent)
         self.mine = parent

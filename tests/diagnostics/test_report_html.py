@@ -65,12 +65,10 @@ def synthetic(stages, *threads, **changes):
 
 
 def of_stages(page):
-    """The rows of the table of stages."""
     return [row for row in page.rows if len(row) == 7][1:]
 
 
 def of_threads(page):
-    """The rows of the timeline: thread, works, waits."""
     return [row[:3] for row in page.rows if len(row) == 4][1:]
 
 

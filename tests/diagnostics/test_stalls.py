@@ -18,9 +18,7 @@ from gristmill.experimental import ThreadPrefetchIterDataset
 NUMBERS = MapDataset.range(10)
 
 
-class Messages(logging.Handler):
-    """Keeps what is logged, and lets a test wait for it."""
-
+class Messages(logging.Handler):  # keeps what is logged, and lets a test wait for it
     def __init__(self):
         super().__init__()
         self.texts = []

@@ -20,7 +20,6 @@ def add_one(x):
 
 
 def events_of(ds, tmp_path, expected):
-    """The calls in the trace of a pipeline that gives so many elements."""
     path = tmp_path / "trace.json"
     with iter(ds) as it, observe(it, trace=True) as view:
         assert len(list(it)) == expected
@@ -31,7 +30,7 @@ def events_of(ds, tmp_path, expected):
     return [{**event, "process": names[event["pid"]]} for event in data["traceEvents"] if event["ph"] == "X"]
 
 
-def test_calls_are_nested(tmp_path):
+def test_calls_are_nested_every_process_and_thread_has_a_row_and_no_trace_leaves_nothing(tmp_path):
     ds = MapDataset.range(50).to_iter_dataset(ReadOptions(num_threads=0)).map(add_one).batch(5)
     events = events_of(ds, tmp_path, 10)
     stages = ("BatchDatasetIterator", "MapDatasetIterator")
@@ -41,9 +40,6 @@ def test_calls_are_nested(tmp_path):
         assert outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 1e-3
         assert outer["tid"] == inner["tid"] and inner["args"]["elements"] == 5
     assert {event["cat"] for event in events} == {"read", "prefetch", "preprocessing"}
-
-
-def test_every_process_and_thread_has_a_row_and_no_trace_leaves_nothing(tmp_path):
     events = events_of(MapDataset.range(50).map(add_one).to_iter_dataset().mp_prefetch(WORKERS), tmp_path, 50)
     assert {event["process"] for event in events} == {"main", "worker 0", "worker 1"}
     assert sum([event["args"]["elements"] for event in events if event["name"] == "MapMapDataset"]) == 50

@@ -18,9 +18,7 @@ from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSumma
 SECOND = 10**9
 
 
-class SlowStorage:
-    """A read waits."""
-
+class SlowStorage:  # a read waits
     def __init__(self, seconds=0.005):
         self.seconds = seconds
 

@@ -11,7 +11,6 @@ DIRECT = ReadOptions(0, 0)
 
 
 def make(n, *operations, **changes):
-    """A loader of the numbers below ``n`` in their order."""
     arguments = {"data_source": RangeDataSource(0, n, 1), "sampler": SequentialSampler(n, seed=3), "operations": operations}
     return DataLoader(**{**arguments, "read_options": DIRECT, **changes})
 
@@ -64,9 +63,7 @@ class DrawOld(TfRandomMap):
         return draw(element, rng)
 
 
-class Source:
-    """Returns what ``fn`` makes of a key."""
-
+class Source:  # returns what ``fn`` makes of a key
     def __init__(self, n, fn=lambda key: key, text="Source()"):
         self.n, self.fn, self.text = n, fn, text
 
@@ -80,9 +77,7 @@ class Source:
         return self.text
 
 
-class Faults:
-    """Raises for some numbers until it is healed, as a disk does that comes and goes."""
-
+class Faults:  # raises for some numbers until it is healed, as a disk does that comes and goes
     def __init__(self, *bad, error=OSError):
         self.bad = set(bad)
         self.error = error

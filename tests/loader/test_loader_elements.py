@@ -116,7 +116,6 @@ class TestReading:
 
 
 def legacy(*arguments, **keywords):
-    """Runs a loader with an operation that warns of its age."""
     with pytest.warns(DeprecationWarning, match="is deprecated; use gristmill.transforms"):
         return run(*arguments, **keywords)
 

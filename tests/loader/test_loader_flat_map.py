@@ -21,7 +21,6 @@ def split(max_fan_out, fn):
 
 
 def fan(element):
-    """``x % 4`` items of ``x``."""
     for j in range(element % 4):
         yield element * 10 + j
 
@@ -45,7 +44,7 @@ def elements(*operations, **changes):
     return plain(make_loader(*operations, **changes))
 
 
-def test_items_in_order_through_batches():
+def test_items_in_order_continue_the_index_and_have_no_key():
     assert elements(FAN) == ITEMS
     assert elements(FAN, Batch(4)) == [ITEMS[i : i + 4] for i in range(0, 12, 4)]
     assert elements(PLUS_ONE, FAN, PLUS_ONE, n=3) == [11, 21, 22, 31, 32, 33]
@@ -54,9 +53,6 @@ def test_items_in_order_through_batches():
     letters = split(2, lambda x: ["none", None] if x is None else [x])  # None is an element like any other
     for operations in ([letters], [letters, *AS_RECORDS]):
         assert elements(*operations, n=3, data_source=["a", None, "b"]) == ["a", "none", None, "b"]
-
-
-def test_items_continue_the_index_and_have_no_key():
     seen = []
 
     def operation(records):
@@ -155,7 +151,7 @@ def without_origin(state):
     return {key: value for key, value in json.loads(state).items() if key not in ORIGIN}
 
 
-def test_states_of_other_loaders_are_refused():
+def test_states_and_checkpoints_of_other_loaders_are_refused(tmp_path):
     it = iter(make_loader(FAN))
     next(it)
     before = it.get_state()
@@ -176,9 +172,6 @@ def test_states_of_other_loaders_are_refused():
     three_workers = iter(make_loader(FAN, worker_count=3))
     assert_raises(StateMismatchError, r"2 workers .* has 3", three_workers.set_state, without_origin(two_workers))
     assert it.get_state() == before
-
-
-def test_checkpoints_say_the_fan_out(tmp_path):
     it, handler = iter(make_loader(FAN)), grain.checkpoint.CheckpointHandler()
     next(it)
     handler.save(tmp_path, it)

@@ -19,9 +19,7 @@ def elements(sampler, n=10, **arguments):
     return run(n, sampler=sampler, **arguments)
 
 
-class Squares:
-    """A sampler without a length that is no class of ours; counts how often it is asked."""
-
+class Squares:  # a sampler without a length that is no class of ours; counts how often it is asked
     def __init__(self, length):
         self.length = length
         self.asked = []

@@ -17,11 +17,9 @@ from gristmill import DataLoader, DataLoaderIterator, MapDataset, ReadOptions, R
 from gristmill.core.errors import StateMismatchError
 from gristmill.samplers import IndexSampler, SequentialSampler
 from gristmill.sharding import NoSharding, ShardOptions
-from gristmill.sources import SharedMemoryDataSource
 
 
 def shuffled(n=10, **changes):
-    """Two epochs."""
     return make(n, sampler=IndexSampler(n, NoSharding(), True, 2, 5), **changes)
 
 
@@ -67,15 +65,12 @@ def test_the_text_is_what_json_writes(text):
         assert list(it) == []
 
 
-def test_plain_containers_stand_by_their_type():
+def test_forms_of_a_state_in_which_plain_containers_stand_by_their_type():
     for source in ([0, 1], (0, 1), np.arange(2)):
         assert parsed(of(source, 2))["data_source"] == str(type(source))
         mine = type("Mine", (type(source),), {})
         source = source.view(mine) if isinstance(source, np.ndarray) else mine(source)
         assert parsed(of(source, 2))["data_source"] == str(mine)
-
-
-def test_forms_of_a_state():
     loader = shuffled(read_options=ReadOptions(4, 100))  # what is read ahead does not count
     it, elements = iter(loader), list(loader)
     for position in range(4):
@@ -195,21 +190,3 @@ def test_datasets_as_sources():
     sources = [ds, ds[1:], ds.shuffle(seed=1), ds.shuffle(seed=2), ds.repeat(2), ds.batch(2), ds.slice([1, 2]), ds.slice([2, 1])]
     for a, b in itertools.permutations([of(source, 1) for source in sources], 2):
         assert_raises(ValueError, "data_source", a.set_state, b.get_state())
-
-
-def test_sources_in_shared_memory():
-    """Grain's ``repr`` shows the elements and a random name; ours is short."""
-    data = [0, 1, "two", b"3", None]
-    source, copy = SharedMemoryDataSource(data), SharedMemoryDataSource(data)
-    try:
-        it, other = of(source, 5), of(copy, 5)
-        long = "SharedMemoryDataSource([0, 1, 'two', b'3', None], name='psm_4d41caad')"
-        it.set_state({**parsed(it), "last_seen_indices": {"0": 2}, "data_source": long})
-        other.set_state(it.get_state())
-        assert list(it) == list(other) == [b"3", None]
-        for wrong in (long.replace("two", "too"), long.replace("[0, ", "["), "SharedMemoryDataSource(len=5)"):
-            assert_raises(ValueError, "data_source", it.set_state, {**parsed(it), "data_source": wrong})
-    finally:
-        for each in (source, copy):
-            each.unlink()
-            each.close()

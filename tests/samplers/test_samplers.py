@@ -1,4 +1,4 @@
-"""What both samplers have in common."""
+"""What both samplers have in common, and what sequential ones have alone."""
 
 import copy
 import pickle
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusing import assert_raises
 
 from gristmill.core.record import RecordMetadata
 from gristmill.samplers import IndexSampler, Sampler, SequentialSampler
@@ -41,8 +42,7 @@ def test_indices_and_iteration(sampler):
         assert type(sampler[index].index) is type(sampler[index].record_key) is int
         assert fields(sampler[index]) == fields(sampler[1])
     for index in (1.0, np.float32(1), "1", None, [1], (1,), slice(0, 2)):
-        with pytest.raises(TypeError, match="index must be an integer, got"):
-            sampler[index]
+        assert_raises(TypeError, "index must be an integer, got", sampler.__getitem__, index)
     bound = len(sampler) if len(sampler) < 2**40 else None
     for index in (-1, -(2**70), *((bound, bound + 1, 2**70) if bound is not None else ())):
         with pytest.raises(IndexError) as caught:
@@ -61,8 +61,7 @@ def test_indices_and_iteration(sampler):
         assert repr(other) == repr(sampler) and len(other) == len(sampler)
         assert [fields(other[i]) for i in range(5)] == expected[:5]
     for wrong in (1, (0, 1), "NoSharding"):
-        with pytest.raises(TypeError, match="shard_options must be a ShardOptions, got"):
-            type(sampler)(5, wrong)
+        assert_raises(TypeError, "shard_options must be a ShardOptions, got", type(sampler), 5, wrong)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -97,7 +96,7 @@ SHARDS = st.integers(1, 6).flatmap(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(
     st.integers(1, 30) | st.integers(65_530, 65_545) | st.integers(2**53 - 2, 2**53 + 2) | st.integers(2**63, 2**66),
     st.none() | SHARDS,
@@ -131,3 +130,32 @@ def test_anything_with_getitem_is_a_sampler():
 
     assert isinstance(Own(), Sampler)
     assert not isinstance(object(), Sampler)
+
+
+def test_sequential_samplers():
+    for options in (NoSharding(), ShardOptions(2, 3)):
+        sampler = SequentialSampler(8, options)
+        assert len(sampler) == 8
+        assert [(m.index, m.record_key, m.rng) for m in sampler] == [(i, i, None) for i in range(8)]
+    for n, count, length in ((8, 3, 6), (9, 3, 9), (2, 3, 0)):
+        sampler = SequentialSampler(n, ShardOptions(0, count, drop_remainder=True))
+        assert len(sampler) == len(list(sampler)) == length
+        assert_raises(IndexError, rf"\[0, {length}\), got {length}", sampler.__getitem__, length)
+    assert repr(SequentialSampler(8, seed=5)) == (
+        "SequentialSampler(num_records=8, shard_options=NoSharding(shard_index=0, shard_count=1, drop_remainder=False))"
+    )
+    for seed in (0, 5, 2**32, 2**100, 2**128 - 8, np.int64(3), True):
+        sampler = SequentialSampler(num_records=8, seed=seed)
+        for index in (0, 7):
+            expected = np.random.Generator(np.random.Philox(key=int(seed) + index)).random()
+            assert sampler[index].rng.random() == expected
+    for kwargs, error, message in [
+        ({"num_records": 0}, ValueError, "num_records must be a positive integer, got 0"),
+        ({"num_records": -1}, ValueError, "num_records must be a positive integer, got -1"),
+        ({"num_records": 1.0}, TypeError, "num_records must be an integer"),
+        ({"num_records": 8, "seed": -1}, ValueError, "seed must be .*, got -1"),
+        ({"num_records": 8, "seed": 2**128 - 7}, ValueError, "seed must be"),
+        ({"num_records": 8, "seed": 1.0}, TypeError, "seed must be an integer"),
+        ({"num_records": 8, "seed": "1"}, TypeError, "seed must be an integer"),
+    ]:
+        assert_raises(error, message, SequentialSampler, **kwargs)

@@ -62,9 +62,7 @@ def some_records():
     return [f"record {i} ".encode() * (i % 9) + rng.randbytes(i % 50) for i in range(60)]
 
 
-class Format:
-    """Good files, each with the places where a damage tells most, and with what is read from them."""
-
+class Format:  # good files, each with the places where a damage tells most, and with what is read from them
     error: type[Exception]
 
     def __init__(self, folder):
@@ -143,7 +141,6 @@ class Parquet(Format):
         assert errors or (is_readable and len(rows) == len(plain)), f"no error, {len(rows)} rows: pyarrow reads {len(plain)}"
 
     def plainly_read(self, **kwargs):
-        """The rows as pyarrow gives them, and whether it gives all of them."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

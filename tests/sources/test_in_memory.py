@@ -19,7 +19,6 @@ from gristmill.testing import assert_source_conforms
 
 @pytest.fixture
 def make():
-    """Creates sources that are unlinked after the test."""
     sources = []
 
     def create(elements, **kwargs):
@@ -64,7 +63,7 @@ def test_elements_come_back_as_they_were(values):
         source.unlink()
 
 
-def test_any_iterable_odd_values_and_the_methods_of_shareable_list(make):
+def test_any_iterable_odd_values_the_methods_of_shareable_list_and_what_is_wrong(make):
     for values in (range(5), (0, 1, 2, 3, 4), (i for i in range(5)), np.arange(5).tolist()):
         source = make(values)
         assert list(source) == [0, 1, 2, 3, 4]
@@ -82,9 +81,6 @@ def test_any_iterable_odd_values_and_the_methods_of_shareable_list(make):
     for value in values:
         (result,) = make([value])
         assert (type(result), repr(result)) == (type(value), repr(value))
-
-
-def test_wrong_indices_and_elements(make):
     source = make(range(5))
     assert (source[np.int64(3)], source[np.uint8(3)], source[True]) == (3, 3, 1)
     for index in (5, -6, 10**30, np.int64(5)):
@@ -96,9 +92,6 @@ def test_wrong_indices_and_elements(make):
         match = r"elements\[1\] must be exactly an int, float, bool, str, bytes or None, got"
         assert_raises(TypeError, match, SharedMemoryDataSource, [0, value])
         assert_raises(TypeError, "value must be exactly an int", source.__setitem__, 0, value)
-
-
-def test_names_and_blocks_of_another_kind(make):
     assert_raises(ValueError, "Elements or name must be provided", SharedMemoryDataSource)
     name = f"gristmill-test-{os.getpid()}"
     source = make([1], name=name)
@@ -154,7 +147,7 @@ def test_repr_depends_on_the_content_alone_and_grains_is_known(make):
     assert not source.is_described_by(grains(1)) and not source.is_described_by(repr(make([0])))
 
 
-def test_after_close_reading_is_a_type_error(make):
+def test_after_close_reading_is_a_type_error_and_unlinking_leaves_what_is_attached(make):
     for close in (lambda source: source.close(), lambda source: source.shm.close()):
         source = make(range(5))
         attached = SharedMemoryDataSource(name=source.shm.name)
@@ -165,9 +158,6 @@ def test_after_close_reading_is_a_type_error(make):
             assert_raises(TypeError, "is closed", call, *arguments)
         assert repr(source) == "SharedMemoryDataSource(len=5, content=closed)"
         assert list(attached) == [0, 1, 2, 3, 4]
-
-
-def test_deleting_drops_a_handle_and_unlinking_leaves_what_is_attached():
     for unlink in (lambda source: source.unlink(), lambda source: source.shm.unlink()):
         source = SharedMemoryDataSource(range(5))
         name = source.shm.name
@@ -207,11 +197,8 @@ def test_a_process_that_attaches_leaves_everything_as_it_is(tmp_path, make):
     assert source[1] == 7
 
 
-METHODS = [("spawn", "unlink in child"), ("forkserver", "no unlink"), ("fork", "unlink in child"), ("fork", "no unlink")]
-
-
-@pytest.mark.parametrize(("method", "unlink"), METHODS)
-def test_children_of_multiprocessing(tmp_path, method, unlink):
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_children_of_multiprocessing_and_forks(tmp_path, method):
     program = """
     import multiprocessing
 
@@ -227,7 +214,10 @@ def test_children_of_multiprocessing(tmp_path, method, unlink):
     if __name__ == "__main__":
         context = multiprocessing.get_context(sys.argv[1])
         source = SharedMemoryDataSource(range(5))
-        for unlink in (False, sys.argv[2] == "unlink in child"):
+        if os.fork() == 0:  # its end does not take the memory along
+            sys.exit(source[4])
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 4
+        for unlink in (False, sys.argv[1] == "spawn"):
             assert SharedMemoryDataSource(name=source.shm.name)[4] == 4
             child = context.Process(target=read, args=(source, unlink))
             child.start()
@@ -243,17 +233,7 @@ def test_children_of_multiprocessing(tmp_path, method, unlink):
         except FileNotFoundError:
             print("gone with the child", source.shm.name)
     """
-    ((line,), code) = run_program(tmp_path, program, method, unlink)
+    ((line,), code) = run_program(tmp_path, program, method)
     message, _, name = line.rpartition(" ")
     assert (message, code) == ("gone with the child", 0)
     assert not exists(name)
-
-
-def test_a_fork_that_ends_does_not_take_the_memory_along(tmp_path):
-    program = """
-    source = SharedMemoryDataSource(range(5))
-    if os.fork() == 0:
-        sys.exit(source[4])
-    print(os.waitstatus_to_exitcode(os.wait()[1]), len(SharedMemoryDataSource(name=source.shm.name)))
-    """
-    assert run_program(tmp_path, program) == (["4 5"], 0)

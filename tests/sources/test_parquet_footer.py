@@ -46,7 +46,7 @@ def write_random(path, rng):
     pq.write_table(pa.table(columns, names=names), path, row_group_size=rng.randrange(1, 30), **chosen)
 
 
-def test_null_counts(tmp_path):
+def test_null_counts_of_random_large_cut_off_and_missing_footers(tmp_path):
     path = tmp_path / "x.parquet"
     for seed in range(20):
         rng = random.Random(seed)
@@ -56,9 +56,6 @@ def test_null_counts(tmp_path):
         for group in rng.sample(range(len(expected)), len(expected)):  # in any order
             assert counts.of_group(group) == expected[group], seed
         assert counts.of_group(len(expected)) == []
-
-
-def test_large_cut_off_and_missing_footers(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({f"column {i}": [None, i] for i in range(1500)}), path, row_group_size=1)
     footer = footer_of(path)

@@ -10,7 +10,7 @@ from gristmill.sources import RandomAccessDataSource, RangeDataSource
 from gristmill.testing import assert_source_conforms
 
 
-def test_whatever_has_len_and_getitem_is_a_source():
+def test_what_is_a_source_and_what_the_module_has():
     class Letters(RandomAccessDataSource[str]):
         def __len__(self) -> int:
             return 3
@@ -24,9 +24,6 @@ def test_whatever_has_len_and_getitem_is_a_source():
         assert not isinstance(other, RandomAccessDataSource)
     assert_raises(TypeError, None, RandomAccessDataSource)
     assert RandomAccessDataSource[int].__args__ == (int,)
-
-
-def test_the_module_has_our_sources_under_their_own_names():
     for name in ("ArrayRecordDataSource", "RangeDataSource", "SharedMemoryDataSource"):
         source_class = getattr(gristmill.sources, name)
         assert source_class.__name__ == name

@@ -9,9 +9,7 @@ from gristmill.sources.reading import read_keys, wrap_keys
 KEYS = [3, 1, 1, 0, 3]
 
 
-class Plain:
-    """Records are 10 times the key; all reads are logged."""
-
+class Plain:  # records are 10 times the key; all reads are logged
     def __init__(self):
         self.calls = []
 
@@ -66,9 +64,7 @@ def test_ordinary_sequences_and_keys_around_their_length(keys, length):
     assert read_keys(data, wrapped) == read_keys(tuple(data), wrapped) == read_keys(np.array(data), wrapped) == expected
 
 
-class Answering(Vectored):
-    """Gives the records that it is made with, or raises that error."""
-
+class Answering(Vectored):  # gives the records that it is made with, or raises that error
     def __init__(self, answer):
         self.answer = answer
 

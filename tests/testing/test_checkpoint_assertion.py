@@ -18,9 +18,7 @@ THOROUGH = {"at_end": True, "through_json": True, "in_place": True, "twice": Tru
 OF_BYTES = {**THOROUGH, "through_json": False}
 
 
-class Words:
-    """Anything with states will do; these are bytes."""
-
+class Words:  # anything with states will do; these are bytes
     left = ("a", "b")
 
     def __iter__(self):
@@ -56,7 +54,6 @@ def test_what_is_right_is_accepted(is_thorough):
 
 
 def stream(kind):
-    """The first four numbers, by an iterator with a mistake or none."""
     return variant(IterDataset, __iter__=lambda self: kind())()
 
 
@@ -83,12 +80,11 @@ class Right(BareIterator):
         super().close()
 
 
-def wrong(message, **overrides):
-    return message, stream(variant(Right, **overrides))
+def wrong(message, element=Right.element, **overrides):
+    return message, stream(variant(Right, element=element, **overrides))
 
 
 def ends(end):
-    """At ``end(it)`` instead of 4."""
     return property(end, lambda it, n: None)
 
 
@@ -106,13 +102,10 @@ NO_JSON = wrong(
 )
 WRONG = [
     wrong(r"step 1 state {'position': 1} was restored, and get_state\(\) gives {'position': 0}", set_state=lambda *_: None),
-    wrong(
-        "restored at step 1 from state {'position': 1}, element 1 must be 1, got 2",
-        element=lambda it, i: i + (it.restored == i == 1),
-    ),
+    wrong("restored at step 1 from state {'position': 1}, element 1 must be 1, got 2", lambda it, i: i + (it.restored == i == 1)),
     wrong("restored at step 0 .*, element 3 must be 3, got the end", n=ends(lambda it: 4 if is_new(it) else 3)),
     wrong("restored at step 0 .*, element 4 must be the end, got 4", n=ends(lambda it: 4 if is_new(it) else 99)),
-    wrong(r"step 0 .*, element 0 must be 0, got 0\.0", element=lambda it, i: (np.int64 if is_new(it) else np.float64)(i)),
+    wrong(r"step 0 .*, element 0 must be 0, got 0\.0", lambda it, i: (np.int64 if is_new(it) else np.float64)(i)),
     wrong("restored at step 0 from .*, element 0 must be 0, got the end", **LIVE, get_state=lambda it: it.state),
     wrong(
         "the state at step 2 is like .*late.*, the first one like",
@@ -154,7 +147,7 @@ FOUND_BY_AN_OPTION = [
 ]
 
 
-def test_mistakes_are_found_always_or_by_an_option():
+def test_mistakes_are_found_always_or_by_an_option_and_iterators_are_closed():
     for message, ds in WRONG:
         assert_raises(AssertionError, message, check, ds)
         assert_raises(AssertionError, message, check, ds, **(OF_BYTES if ds is NO_JSON[1] else THOROUGH))
@@ -162,9 +155,6 @@ def test_mistakes_are_found_always_or_by_an_option():
         check(stream(Right), **{option: True})
         check(ds)
         assert_raises(AssertionError, message, check, ds, **{option: True})
-
-
-def test_iterators_are_closed():
     before = Right.num_open
     check(stream(Right), **THOROUGH)
     assert Right.num_open == before

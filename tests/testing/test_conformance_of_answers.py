@@ -16,7 +16,6 @@ from refusing import assert_raises
 
 from gristmill import IndexSampler, MapDataset, RecordMetadata, SequentialSampler
 from gristmill.sharding import NoSharding, ShardOptions
-from gristmill.sources import ArrayRecordDataSource, RangeDataSource
 from gristmill.testing import (
     assert_map_dataset_conforms,
     assert_sampler_conforms,
@@ -29,9 +28,7 @@ MAIN_PROCESS = os.getpid()
 NUMBERS = [np.arange(i, i + 3.0) for i in range(10)]
 
 
-class Source:
-    """Without any mistake, to derive mistakes from."""
-
+class Source:  # without any mistake, to derive mistakes from
     def __init__(self, **attributes):
         self.records = [np.arange(i, i + 3) for i in range(20)]
         vars(self).update(attributes)
@@ -65,9 +62,7 @@ class Sampler:
         return f"{type(self).__name__}(20)"
 
 
-class OfItsShard(Sampler):
-    """Answers only for the indices that a DataLoader asks for."""
-
+class OfItsShard(Sampler):  # answers only for the indices that a DataLoader asks for
     def __init__(self, shard_options):
         self._shard_options = shard_options
 
@@ -127,7 +122,6 @@ SOURCES = {
     "opened_when_it_is_read": made(Source, **without_lock),
     "not_comparable": made(Source, __getitem__=lambda self, key: not_comparable(value=self.records[key])),
     "huge": made(Source, __len__=lambda self: 10**15, __getitem__=lambda self, key: range(10**15)[key] * 2),
-    "range_source": RangeDataSource(3, 100, 7),
 }
 endless = variant(Sampler, __getitem__=lambda self, index: RecordMetadata(index, index % 20))
 SAMPLERS = {
@@ -180,18 +174,6 @@ RIGHT = [
 def test_what_is_right_is_accepted(check, right, options):
     check(right)
     check(right, **options)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_files_are_accepted(tmp_path):
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    writer = ArrayRecordWriter(str(tmp_path / "records.array_record"), "group_size:2")
-    for i in range(9):
-        writer.write(b"record %d" % i)
-    writer.close()
-    with ArrayRecordDataSource(str(tmp_path / "records.array_record")) as records:
-        assert_source_conforms(records)
 
 
 def test_worker_processes():

@@ -38,13 +38,10 @@ VALUES = [
 ]
 
 
-def test_a_value_equals_its_copy_and_no_other():
+def test_a_value_equals_its_copy_and_no_other_and_shapes_of_states():
     for (i, value), (j, other) in itertools.product(enumerate(VALUES), repeat=2):
         assert are_equal(value, copy.deepcopy(other)) == (i == j)
         assert are_equal({"x": [value]}, {"x": [copy.deepcopy(other)]}) == (i == j)
-
-
-def test_special_cases():
     assert are_equal(Blank(), Blank())  # there is nothing to compare
     assert not are_equal(Blank(), object())
     circles = [Opaque(0), Opaque(0)]
@@ -52,9 +49,6 @@ def test_special_cases():
         circle.value = [circle]
     assert are_equal(*circles)
     assert are_equal({"a": 1, "b": 2}, {"b": 2, "a": 1})
-
-
-def test_shapes_of_states():
     assert shape_of({"a": 1, "b": [2, None]}) == shape_of({"a": 5, "b": [0, None]})
     for other in ({"a": 1.0, "b": [2, None]}, {"a": 1, "b": [2]}, {"a": 1, "b": (2, None)}, {"a": None, "b": [2, None]}, {}):
         assert shape_of({"a": 1, "b": [2, None]}) != shape_of(other)

@@ -46,7 +46,7 @@ def filled(features, elements, num_bins=1):
     return bins
 
 
-def test_columns():
+def test_columns_and_an_element_that_cannot_be_added():
     features = [Feature("'x'", 9, alignment=4, padding=7), Feature("'m'", 5, is_meta=True)]
     bins = filled(features, [(np.arange(1, 4), np.zeros((2, 2))), (np.arange(2), np.ones((3, 2)))])
     (x, ids, positions), (m, *others) = bins.columns()
@@ -59,9 +59,6 @@ def test_columns():
     assert bins.num_bytes(2) == 2 * (9 * 8 + 2 * 4 * 9 + 8 + 5 * 2 * 8 + 2 * 4 * 5 + 8)
     again = bins.columns()
     assert not any(np.shares_memory(a, b) for a, b in zip((x, ids, positions), again[0], strict=True))
-
-
-def test_an_element_that_cannot_be_added_changes_nothing():
     features = [Feature("'x'", 4), Feature("'y'", 3)]
     bins = filled(features, [(np.arange(2, dtype=np.int8), np.ones((1, 2)))])
     before = [c[0].tolist() for c in bins.columns()]

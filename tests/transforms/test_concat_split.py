@@ -8,7 +8,7 @@ def row(concatenation):
     return {name: array.tolist() for name, array in concatenation.output().items()}
 
 
-def test_meta_features_are_repeated_and_not_cut():
+def test_meta_features_first_tokens_dtypes_and_full_length():
     targets = [Target("a", 3), Target("m", 4, is_meta=True)]
     joined = Concatenation(targets)
     assert joined.add([np.arange(5), np.array([7, 8])], [3, 0]) is None
@@ -17,9 +17,6 @@ def test_meta_features_are_repeated_and_not_cut():
     assert joined.limiting is targets[1]
     assert row(joined)["m"] == [7, 8, 0, 0]
     assert_raises(ValueError, "meta feature 'm' is 5 long", joined.add, [np.arange(1), np.arange(5)], [0, 0])
-
-
-def test_bos_overwrites_first_tokens_and_nothing_else():
     joined = Concatenation([Target("a", 4, bos_id=99), Target("b", 4)])
     for a, b in [([1, 2], [5]), ([], [6, 7]), ([3, 4], [])]:
         assert joined.add([np.array(a, np.int64), np.array(b, np.int64)], [0, 0]) is None
@@ -28,9 +25,6 @@ def test_bos_overwrites_first_tokens_and_nothing_else():
     wrong = [Target("a", 4, bos_id=300)]
     assert_raises(ValueError, r"feature 'a'.*int8.*bos_token_id", Concatenation, wrong, [np.zeros(2, np.int8)])
     assert Concatenation([Target("a", 2, bos_id=5)], [np.zeros((1, 2))]).output()["a"].tolist() == [[5, 5], [0, 0]]
-
-
-def test_the_first_sequence_decides_the_dtype_and_what_is_of_full_length():
     joined = Concatenation([Target("a", 9)], [np.zeros(2, np.int8)])
     assert joined.add([np.array([100])], [0]) is None
     for bad, match in [([300], "dtype int64 that int8"), ([[1]], r"trailing shape \(1,\)")]:

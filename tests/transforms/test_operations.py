@@ -1,4 +1,5 @@
 import logging
+import pickle
 import warnings
 
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from refusing import assert_raises
 
 from gristmill import Record, RecordMetadata
+from gristmill.experimental import PackAndBatchOperation
 from gristmill.python import BatchOperation, FilterOperation, MapOperation, Operation, RandomMapOperation
 
 
@@ -88,3 +90,60 @@ def test_operations_are_values_and_tell_that_they_are_deprecated_once_and_when_i
     ]:
         assert repr(operation) == text
         assert isinstance(operation, Operation)
+
+
+def packing(*args, **kwargs):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return PackAndBatchOperation(*args, **kwargs)
+
+
+def bare_records(elements):
+    for i, element in enumerate(elements):
+        yield Record(RecordMetadata(i, 10 + i), element)
+
+
+def test_packing_is_deprecated_and_a_value(caplog):
+    with caplog.at_level(logging.ERROR, "gristmill"), pytest.warns(DeprecationWarning, match="FirstFitPackIterDataset"):
+        one = PackAndBatchOperation(length_struct={"x": 4}, batch_size=2)
+    assert "PackAndBatchOperation is deprecated" in caplog.text
+    assert one == packing({"x": 4}, 2, max_sequences_per_bin=None) != packing({"x": 4}, 3)
+    assert repr(one) == "PackAndBatchOperation(length_struct={'x': 4}, batch_size=2, max_sequences_per_bin=None)"
+    assert pickle.loads(pickle.dumps(one)) == one
+
+
+def test_metadata_are_those_of_the_last_element_of_any_structure_and_nothing_is_kept():
+    batches = list(packing(4, 1)(bare_records([np.arange(2), np.arange(2), np.arange(3)])))
+    assert [batch.metadata for batch in batches] == [RecordMetadata(1), RecordMetadata(2)]
+    assert [batch.data[0].tolist() for batch in batches] == [[[0, 1, 0, 1]], [[0, 1, 2, 0]]]
+    packs = packing(3, 2)
+    assert list(packs(bare_records([]))) == []
+    next(packs(bare_records([np.full(3, i) for i in range(5)])))
+    assert [b.data[0].tolist() for b in packs(bare_records([np.array([9])]))] == [[[9, 0, 0], [0, 0, 0]]]
+    elements = [([np.arange(2), 5], {"y": np.ones((1, 3), np.float32)}), ([np.arange(1), 6], {"y": np.zeros((0, 3), np.float32)})]
+    (batch,) = packing(([3, 2], {"y": 2}), 2)(bare_records(elements))
+    values, segment_ids, positions = batch.data
+    assert [array.tolist() for array in values[0]] == [[[0, 1, 0], [0, 0, 0]], [[5, 6], [0, 0]]]
+    assert values[1]["y"].shape == (2, 2, 3) and values[1]["y"].dtype == np.float32
+    assert segment_ids[0][0].tolist() == [[1, 1, 2], [0, 0, 0]]
+    assert positions[1]["y"].tolist() == [[0, 0], [0, 0]]
+    assert positions[0][1].dtype == np.int32
+
+
+def test_errors_of_packing():
+    for arguments, error, match in [
+        (({"x": 4}, 0), ValueError, "batch_size"),
+        (({"x": 4}, 1.5), TypeError, "batch_size"),
+        (({"x": 4}, 2, 0), ValueError, "max_sequences_per_bin"),
+        (({"x": 0}, 2), ValueError, r"length_struct\['x'\]"),
+        (({"x": "a"}, 2), TypeError, r"length_struct\['x'\]"),
+        (({}, 2), ValueError, "length_struct"),
+    ]:
+        assert_raises(error, match, packing, *arguments)
+    for element, match in [
+        ({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"),
+        ({"y": np.arange(1)}, "structure"),
+        ({"x": [1, 2]}, "structure"),
+        ({"x": np.array([300])}, r"\['x'\].*int8"),
+    ]:
+        assert_raises(ValueError, match, list, packing({"x": 4}, 2)(bare_records([{"x": np.zeros(1, np.int8)}, element])))

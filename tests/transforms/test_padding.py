@@ -72,7 +72,7 @@ CANNOT_HOLD = {
 }
 
 
-def test_what_is_refused():
+def test_what_is_refused_and_as_a_batch_function():
     for error, value, pad_value in [(error, *pair) for error, pairs in CANNOT_HOLD.items() for pair in pairs]:
         for element, which in ((value, "the elements"), ({"k": [value]}, r"leaf \['k'\]\[0\]")):
             match = rf"pad_value must be a value that {which} of dtype .* can hold, got"
@@ -87,9 +87,6 @@ def test_what_is_refused():
         ([np.zeros(2), np.zeros(3)], 3, ValueError, r"is \(2,\) float64 in element 0 and \(3,\) float64 in element 1"),
     ]:
         assert_raises(error, match, batch_and_pad, values, batch_size=batch_size)
-
-
-def test_as_a_batch_function():
     batch_fn = partial(batch_and_pad, batch_size=4)
     for ds in (MapDataset.range(6), MapDataset.range(6).to_iter_dataset()):
         for size, expected in ((4, [[0, 1, 2, 3], [4, 5, 0, 0]]), (3, [[0, 1, 2, 0], [3, 4, 5, 0]])):  # all padded to four

@@ -6,7 +6,6 @@ import typing
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from refusing import assert_raises
 
 from gristmill import DataLoader, MapDataset, transforms
@@ -50,13 +49,12 @@ def test_transformations_are_values():
     batch = transforms.Batch(2)
     assert repr(batch) == "Batch(batch_size=2, drop_remainder=False, batch_fn=None)"
     assert hash(batch) == hash(transforms.Batch(2)) and batch != transforms.Batch(2, True)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        batch.batch_size = 3
+    assert_raises(dataclasses.FrozenInstanceError, None, setattr, batch, "batch_size", 3)
     for value in (Scale(3), batch, transforms.Batch(2, True, len)):
         assert pickle.loads(pickle.dumps(value)) == value
 
 
-def test_batch_size_is_checked_where_it_is_applied():
+def test_batch_size_is_checked_where_it_is_applied_and_so_is_the_function_of_a_transformation():
     ds = MapDataset.range(5)
     for size, error, message in (
         (0, ValueError, "batch_size must be a positive integer, got 0"),
@@ -69,9 +67,6 @@ def test_batch_size_is_checked_where_it_is_applied():
         arguments = {"data_source": [1, 2], "sampler": SequentialSampler(2), "operations": [transforms.Batch(size)]}
         assert_raises(error, message, DataLoader, **arguments)
     assert [len(x) for x in ds.batch(np.int64(2))] == [2, 2, 1]
-
-
-def test_the_function_of_a_transformation():
     methods = {"map": lambda self, element: "the method", "__call__": lambda self, element: "the call"}
     both = type("Both", (transforms.Map,), methods)()
     assert transform_function(both, transforms.Map, "map")(1) == "the method"

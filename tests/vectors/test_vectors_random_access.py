@@ -80,7 +80,7 @@ DRAWS = {
 }
 
 
-def test_draws():
+def test_draws_default_seeds_and_index_semantics():
     for row in RANDOM_MAP["rows"]:
         assert row.keys() == {"seed", "index", *DRAWS}
         for kind, draw in DRAWS.items():
@@ -99,16 +99,10 @@ def test_draws():
         assert [float(x).hex() for x in rng.standard_normal(2)] == case["normal"]
         rng.integers(0, 2**31, dtype=np.uint32)  # half a word stays behind: the next user must not see it
         pool.release_rng(rng)
-
-
-def test_default_seeds():
     for row in SEEDS:
         code = re.sub(r" \+ (\d+) x map\(f\) \+ ", lambda match: ".map(f)" * int(match[1]) + ".", row["pipeline"])
         seed = build(code)._default_seed
         assert (seed, seed.dtype) == (row["seed"], "uint32"), row
-
-
-def test_index_semantics():
     for row in INDICES:
         ds = build(row["pipeline"])
         assert (len(ds), str(ds)) == (row["len"], row["str"])
@@ -117,7 +111,6 @@ def test_index_semantics():
 
 
 def test_mixes_and_others():
-    """Elements of mixtures say where they come from."""
     for row in MIX["map_mix"]:
         components = [MapDataset.range(n).map_with_index(lambda i, _, j=j: (j, i)) for j, n in enumerate(row["lengths"])]
         ds = MapDataset.mix(components, row["weights"])

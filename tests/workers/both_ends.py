@@ -17,7 +17,6 @@ class Ends:
         os.close(self.fd)
 
     def share(self, num_bytes, value):
-        """An array that has come from the worker."""
         slot = self.arena.allocate(num_bytes)
         self.arena.view(slot)[:] = value
         return self.reader.take(slot)
@@ -27,5 +26,4 @@ class Ends:
             self.arena.free(slot)
 
     def used(self):
-        """Bytes of memory that the system has given."""
         return os.fstat(self.fd).st_blocks * 512

@@ -42,7 +42,6 @@ class Messages(Ends):
         return array
 
     def num_unused(self):
-        """Of all slots that there ever were, how many are free."""
         return sum(map(len, self.arena._free.values()))
 
     def num_used(self):
@@ -65,9 +64,7 @@ def is_shared(array):
     return not isinstance(array.base, bytearray)
 
 
-class Picky:
-    """Cannot be received."""
-
+class Picky:  # cannot be received
     def __init__(self, value):
         self.value = value
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refusing import assert_raises
 from worker_pools import end_parked_pools, parked_for_long
 
 from gristmill import config
@@ -69,7 +70,6 @@ def hired():
 
 
 def outputs(pool):
-    """What each worker produces."""
     results = []
     for worker in pool.workers:
         worker.start(None)
@@ -277,7 +277,6 @@ class TestEnd:
         before = descriptors()
         if "multiprocessing.spawn" in sys.modules:
             monkeypatch.delitem(sys.modules, "multiprocessing.spawn")
-        with pytest.raises(FileNotFoundError):
-            hired(lambda index, count: None, 3)
+        assert_raises(FileNotFoundError, None, hired, lambda index, count: None, 3)
         gc.collect()
         assert descriptors() <= before

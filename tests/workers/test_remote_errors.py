@@ -124,7 +124,7 @@ def errors_of_users():
     return [TwoArguments(1, 2), *odd, *[kind(1) for kind in kinds]]
 
 
-def test_errors_are_kept_as_they_are_without_calling_their_types():
+def test_errors_are_kept_as_they_are_without_calling_their_types_but_for_huge_objects(monkeypatch):
     for error in (*built_in_errors(), *map(caught, REAL_LIFE), *errors_of_users()):
         vars(error)["__notes__"] = ["a note"]  # add_note fails on the frozen ones
         copy = travel(error)
@@ -136,9 +136,6 @@ def test_errors_are_kept_as_they_are_without_calling_their_types():
             assert copy.__cause__ is copy.__context__ is copy.__traceback__ is None
         if type(error).__name__ == "Slots":
             assert (copy.given, copy._Slots__hidden, hasattr(copy, "empty")) == ([1], None, False)
-
-
-def test_the_object_of_an_attribute_error_travels_by_value_if_it_is_not_huge(monkeypatch):
     copy = travel(caught(lambda: json.no_such_function))
     assert (copy.name, copy.obj) == ("no_such_function", json)
     monkeypatch.setattr(remote_errors, "_MAX_BYTES", 1000)
@@ -337,7 +334,7 @@ def recurse(n):
     return recurse(n + 1)
 
 
-def test_frames_that_are_too_many_or_cannot_be_read_here():
+def test_frames_that_are_too_many_cannot_be_read_here_or_have_no_columns():
     code = compile("def gone():\n  raise KeyError(\n    1\n  )\n", "/no/such/file.py", "exec")
     names = {}
     exec(code, names)
@@ -350,9 +347,6 @@ def test_frames_that_are_too_many_or_cannot_be_read_here():
     frames, whole = places(decode_error(data)), places(error)
     assert (len(frames), frames[:50], frames[-50:]) == (101, whole[:50], whole[-50:])
     assert frames[50].name == f"... {len(whole) - 100} frames left out ..."
-
-
-def test_code_without_columns():
     script = """if True:
         import traceback
         from gristmill.workers.remote_errors import decode_error, encode_error

@@ -89,8 +89,7 @@ def test_metadata_and_arrays_that_are_attached_by_them():
     assert len({metadata, SharedMemoryArrayMetadata("name", (2, 3), "i4"), copy.deepcopy(metadata)}) == 1
     assert metadata != SharedMemoryArrayMetadata("other", (2, 3), "int32")
     assert not hasattr(metadata, "__dict__")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        metadata.name = "other"
+    assert_raises(dataclasses.FrozenInstanceError, None, setattr, metadata, "name", "other")
     assert SharedMemoryArrayMetadata("name", 5, "int8").shape == (5,)
     array = SharedMemoryArray((4, 3), "int32")
     array[...] = 1

@@ -28,23 +28,18 @@ assert list(ds) == [0, 1, 2, 3]
 PLAIN = "logging.basicConfig(format='%(message)s')"
 
 
-def logged(folder, setup=PLAIN, *, workers=2, init="pass"):
+def logged(folder, setup, *, workers=1, init="pass"):
     return sorted(output(folder, LOGS.format(setup=setup, init=init, workers=workers)))
 
 
 def test_format_and_levels_are_those_of_the_program(tmp_path):
-    for arguments, first in (
-        ("format='%(levelname)s %(name)s: %(message)s'", "INFO train.data: element 0"),
-        ("format='{name}: {message}', style='{'", "train.data: element 0"),
-        ("format='$name: $message', style='$'", "train.data: element 0"),
-    ):
-        lines = logged(tmp_path, f"logging.basicConfig({arguments})")
-        assert lines[0] == f"[worker 0] {first}"
-        assert [line.split("]")[0] for line in lines] == ["[worker 0", "[worker 0", "[worker 1", "[worker 1"]
-    # One worker has no number, and what users set up there stays.
-    assert logged(tmp_path, workers=1)[0] == "[worker] element 0"
+    lines = logged(tmp_path, "logging.basicConfig(format='%(levelname)s %(name)s: %(message)s')", workers=2)
+    assert lines == [f"[worker {i % 2}] INFO train.data: element {i}" for i in (0, 2, 1, 3)]
+    for style in ("format='{name}: {message}', style='{'", "format='$name: $message', style='$'"):
+        assert logged(tmp_path, f"logging.basicConfig({style})")[0] == "[worker] train.data: element 0"  # the only one
+    # What users set up there stays.
     init = "logging.basicConfig(level=logging.INFO, format='mine: %(message)s')"
-    assert logged(tmp_path, init=init)[0] == "mine: element 0"
+    assert logged(tmp_path, PLAIN, init=init)[0] == "mine: element 0"
     assert logged(tmp_path, "") == []  # a program that does not log has quiet workers
 
 
