@@ -25,7 +25,6 @@ from gristmill.workers import shared_array
 
 if sys.platform != "linux":
     pytest.skip("tries other systems on Linux", allow_module_level=True)
-
 REMOVE = """
 import importlib.abc, os, sys
 
@@ -260,26 +259,26 @@ class TestMacOS:
             options = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=4)
             def ds(make, num, options=options):
                 return grain.MapDataset.range(num).map(make).to_iter_dataset().mp_prefetch(options)
-            print(list(ds(lambda x: x * x, 3000)) == [x * x for x in range(3000)])
+            print(list(ds(lambda x: x * x, 1000)) == [x * x for x in range(1000)])
             print([len(text) for text in ds(lambda x: "a" * 14_000, 60)] == [14_000] * 60)
             kept = list(ds(lambda x: np.full(300_000, x), 60))
             print(all((array == i).all() for i, array in enumerate(kept)))
             sampler = grain.samplers.IndexSampler(40, shuffle=True, num_epochs=1, seed=1)
             loaders = [
                 grain.DataLoader(data_source=range(40), sampler=sampler, operations=[grain.transforms.Batch(5)], worker_count=n)
-                for n in (2, 2)
+                for n in (2, 0)
             ]
             one, other = [[batch.tolist() for batch in loader] for loader in loaders]
             print(one == other and sorted(sum(one, [])) == list(range(40)))
 
             # The consumer goes back while messages that do not fit into the socket are on their way: workers are started anew.
-            it = iter(ds(lambda x: (x, "a" * 9000), 400, grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=50)))
+            it = iter(ds(lambda x: (x, "a" * 9000), 200, grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=50)))
             state, seen = it.get_state(), []
-            for _ in range(5):
+            for _ in range(2):
                 seen.append([next(it)[0] for _ in range(7)])
                 it.set_state(state)
-            print(seen == [list(range(7))] * 5)
-            print([x for x, _ in it] == list(range(400)))
+            print(seen == [list(range(7))] * 2)
+            print([x for x, _ in it] == list(range(200)))
 
             def die(x):
                 if x == 5:

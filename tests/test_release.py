@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[1]
 spec = importlib.util.spec_from_file_location("release", ROOT / ".ci/release.py")
 release = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(release)
-
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 VERSION = SETUP["metadata"]["version"]
@@ -98,7 +97,6 @@ class TestArchives:
             here = ROOT / mapped[top] / package[len(top) + 1 :].replace(".", "/")
             expected |= {f"{folder}/{path.name}" for path in here.glob("*.py")}
         assert names == expected >= {f"{folder}/__init__.py" for folder in folders.values()}
-
         assert (metadata["Name"], metadata["Version"]) == ("gristmill", VERSION)
         assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
         assert metadata["Requires-Python"] == f">={release.OLDEST[0]}.{release.OLDEST[1]}"

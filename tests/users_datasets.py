@@ -42,6 +42,18 @@ class BareIterator(DatasetIterator):
         self.position = state["position"]
 
 
+class Given(IterDataset):
+    """Its iterators are what a function makes."""
+
+    _element_spec = None  # in place of a property
+
+    def __init__(self, make, spec=None):
+        self.make, self._element_spec = make, spec
+
+    def __iter__(self):
+        return self.make()
+
+
 class Plain(BareStream):
     """Its iterators have no state."""
 

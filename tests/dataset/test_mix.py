@@ -11,7 +11,7 @@ import pytest
 from computing_ahead import DIRECT, Boom, Failing
 from computing_ahead import numbers as stream
 from refusing import assert_raises
-from users_datasets import BareIterator, BareStream, Plain
+from users_datasets import BareIterator, BareStream, Given, Plain
 
 from gristmill import DatasetSelectionMap, IterDataset, MapDataset, ReadOptions
 from gristmill.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
@@ -40,16 +40,6 @@ def named(**lengths):
 
 def select(parts, selection=((0, 0),)):
     return MapDataset.select_from_datasets(parts, selection)
-
-
-class Given(IterDataset):
-    """A user's dataset with one iterator."""
-
-    def __init__(self, it):
-        self.it = it
-
-    def __iter__(self):
-        return self.it
 
 
 class Diagonal(DatasetSelectionMap):
@@ -304,7 +294,7 @@ def test_an_error_where_a_component_should_have_said_that_it_has_ended():
                 raise Boom
             return super().__next__()
 
-    it = iter(mixture(Given(FailsAtItsEnd(2)), numbers(9)))
+    it = iter(mixture(Given(lambda: FailsAtItsEnd(2)), numbers(9)))
     assert [next(it) for _ in range(4)] == [0, 0, 1, 1]
     assert_raises(Boom, None, next, it)
     it.skip_failed()  # where it was is the end now
@@ -361,7 +351,7 @@ def test_options_and_workers_of_components():
     # Components of different workers and parts of sources are refused.
     elsewhere = iter(STREAM)
     elsewhere._ctx.worker_index, elsewhere._ctx.worker_count = 1, 2
-    assert_raises(ValueError, "same worker", iter, mixture(STREAM, Given(elsewhere)))
+    assert_raises(ValueError, "same worker", iter, mixture(STREAM, Given(lambda: elsewhere)))
     for ds in (MapDataset.mix(components(4, 4)), MapDataset.concatenate(components(4, 4))):
         shared = partial(multithread_prefetch, ds.to_iter_dataset(), 2, 2)
         assert_raises(ValueError, "combines several datasets", shared, sequential_slice=True)

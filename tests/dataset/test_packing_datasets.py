@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from computing_ahead import DIRECT, Boom, Failing, Sharing
 from refusing import assert_raises
+from users_datasets import Given
 
 from gristmill import MapDataset
 from gristmill import experimental as gx
 from gristmill.core.errors import StateIndexError, StateMismatchError
-from gristmill.dataset import IterDataset
 
 
 def stream(elements):
@@ -39,18 +39,6 @@ def tokens(ds):
 
 
 each_packing = pytest.mark.parametrize("pack", [first_fit, concat])
-
-
-class Given(IterDataset):
-    """A user's dataset whose iterators are what a function makes."""
-
-    _element_spec = None
-
-    def __init__(self, make, spec=None):
-        self.make, self._element_spec = make, spec
-
-    def __iter__(self):
-        return self.make()
 
 
 class ChangedInPlace(Sharing):

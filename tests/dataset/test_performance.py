@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 from refusing import assert_raises
+from users_datasets import Given
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill import experimental as gx
@@ -82,11 +83,8 @@ def test_warnings(caplog):
         caplog.clear()
     assert pick(BIG[:4].to_iter_dataset(), ram_budget_mb=20, max_workers=8, samples_to_check=4) == (2, 2)
 
-    class Stream(IterDataset):  # without a conversion
-        def __iter__(self):
-            return iter([BIG[0]] * 10)
-
-    assert pick(Stream(), ram_budget_mb=45, max_workers=8) == (4, 1000)
+    without_conversion = Given(lambda: iter([BIG[0]] * 10))
+    assert pick(without_conversion, ram_budget_mb=45, max_workers=8) == (4, 1000)
     assert "prefetch_buffer_size" in caplog.text and "num_workers" not in caplog.text
     assert pick(BIG, ram_budget_mb=9) == pick(BIG, ram_budget_mb=0) == (0, 0)
     assert "num_workers is 0: 9.0 MiB are too few for an element of 10.0 MiB" in caplog.text
@@ -124,15 +122,14 @@ def test_only_the_samples_are_computed_and_in_this_thread():
     assert {*threading.enumerate()} == before
     numbers, closed = itertools.count(), set()  # a set: a garbage collection closes once more, at any time
 
-    class Closing(IterDataset):
-        def __iter__(self):
-            it, number = MapDataset.range(10).to_iter_dataset().__iter__(), next(numbers)
-            close, it.close = it.close, lambda: (closed.add(number), close())
-            return it
+    def closing():
+        it, number = MapDataset.range(10).to_iter_dataset().__iter__(), next(numbers)
+        close, it.close = it.close, lambda: (closed.add(number), close())
+        return it
 
-    pick(Closing())
+    pick(Given(closing))
     assert closed == {0}  # iterators are closed
-    assert_raises(ZeroDivisionError, None, pick, Closing().map(lambda x: 1 / 0))
+    assert_raises(ZeroDivisionError, None, pick, Given(closing).map(lambda x: 1 / 0))
     assert closed == {0, 1}
 
 

@@ -21,6 +21,7 @@ from entry import (
 )
 from files_of_laws import Stream, number, records_file, rows_file, size
 from formulas import stream, window_order
+from local_workers import LocalWorkersIterDataset
 
 from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from gristmill.core.record import Record, RecordMetadata
@@ -167,7 +168,6 @@ _SHUFFLED_PACKED = [
 ]
 _ZIPPED_WINDOWS = chain.from_iterable(zip(window_stream(_ALL, 4, 3), _ALL, strict=True))
 _BOS = {"bos_handling": BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_features": ["x"], "bos_token_id": 99}
-
 _ROWS: list[tuple[Any, ...]] = [
     ("direct", numbers, _ALL),
     ("threaded", lambda: numbers(THREADED), _ALL),
@@ -213,7 +213,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("parquet_files", lambda: ParquetIterDataset([rows_file(0, 4), rows_file(10, 12)]).map(number), [0, 10, 1, 11, 2, 3]),
     (
         "parquet_workers",
-        lambda: ParquetIterDataset(rows_file(0, 8)).map(number).mp_prefetch(TWO_WORKERS),
+        lambda: LocalWorkersIterDataset(ParquetIterDataset(rows_file(0, 8)).map(number), 2),
         [0, 3, 1, 4, 2, 5, 6, 7],
     ),
     # Packing
@@ -359,5 +359,4 @@ _ROWS: list[tuple[Any, ...]] = [
     ("elastic", functools.partial(Elastic, DIRECT), _ELASTIC),
     ("elastic_threaded", functools.partial(Elastic, THREADED), _ELASTIC),
 ]
-
 ITER_ENTRIES = [IterEntry(*row) for row in _ROWS]

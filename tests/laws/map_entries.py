@@ -188,5 +188,4 @@ _ROWS: list[tuple[Any, ...]] = [
         False,
     ),
 ]
-
 MAP_ENTRIES = [MapEntry(*row) for row in _ROWS]

@@ -1,14 +1,14 @@
 """Laws of failing user code: no error loses, repeats or reorders an element, whatever stage, read-ahead or batch it meets."""
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
+from computing_ahead import Boom, Failing
 from entry import DIRECT, THREADED
 from local_workers import LocalWorkersIterDataset
 from refusing import assert_raises
-from users_datasets import BareIterator, BareStream
+from users_datasets import BareIterator, Given
 
 from gristmill.core.options import ReadOptions
 from gristmill.dataset import IterDataset, MapDataset
@@ -21,28 +21,15 @@ from gristmill.loader.records import LegacyOperationIterDataset
 N = 12
 
 
-class Boom(Exception):
-    pass
-
-
-class Bombs:
+class Bombs(Failing):
     """User code that fails at the given elements: always, or the first ``times`` times."""
 
-    def __init__(self, elements=(), times=None, error=Boom):
+    def __init__(self, elements=(), times=10**9, error=Boom):
+        super().__init__(*elements, times=times, error=error)
         self.args = elements, times, error
-        self.left = dict.fromkeys(elements, float("inf") if times is None else times)
-        self.error = error
-        self.lock = threading.Lock()
 
     def __reduce__(self):
         return Bombs, self.args
-
-    def __call__(self, x):
-        with self.lock:
-            if self.left.get(x, 0) > 0:
-                self.left[x] -= 1
-                raise self.error(x)
-        return x
 
     def is_odd(self, x):
         return self(x) % 2 == 1
@@ -116,7 +103,6 @@ STAGES = {
     "iter_window_shuffle": following(lambda ds, b: ds.map(b).window_shuffle(1, seed=0)),
 }
 each_stage = pytest.mark.parametrize("stage", STAGES)
-
 
 # What stands after it, and what becomes of a list of outcomes: elements, or ``FAILED``
 FAILED = object()
@@ -348,13 +334,8 @@ class Stubborn(BareIterator):
         return super().__next__()
 
 
-class StubbornDataset(BareStream):
-    def __iter__(self):
-        return Stubborn(N)
-
-
 def test_a_failed_skip_changes_nothing_and_after_set_state_there_is_none():
-    it = iter(batch(StubbornDataset(N), 3))
+    it = iter(batch(Given(lambda: Stubborn(N)), 3))
     assert next(it) == [0, 1, 2]
     for _ in range(2):
         assert_raises(Boom, "5", next, it)

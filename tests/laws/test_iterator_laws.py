@@ -193,7 +193,7 @@ def test_closing(entry):
 
 
 def has_workers(entry):
-    return any(isinstance(ds, MultiprocessPrefetchIterDataset) for ds in ancestors(entry.make()))
+    return any(isinstance(ds, MultiprocessPrefetchIterDataset | LocalWorkersIterDataset) for ds in ancestors(entry.make()))
 
 
 ENTRIES = [entry for entry in ITER_ENTRIES if not has_workers(entry)]  # workers do not start workers

@@ -53,7 +53,6 @@ ELEMENTS = {
         "m": i,
     },
 }
-
 Pair = collections.namedtuple("Pair", "first second")
 
 

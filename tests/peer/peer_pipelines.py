@@ -1,6 +1,6 @@
 """Random pipelines over the whole Dataset API, as expressions that ``peer_driver.py`` can evaluate.
 
-Names in quotation marks in comments are deviations from Grain, listed in ``test_peer_datasets.py`` and ``test_peer.py``, that the
+Names in quotation marks in comments are deviations from Grain, listed in ``test_peer.py``, that the
 pipelines stay away from.
 """
 

@@ -17,7 +17,6 @@ import pytest
 
 _HERE = Path(__file__).parent
 _PEER = Path(os.environ.get("GRISTMILL_PEER_GRAIN", _HERE.parents[1] / ".peers/grain")) / "bin/python"
-
 needs_grain = pytest.mark.skipif(
     not _PEER.exists(), reason=f"Grain 0.2.18 is not installed at {_PEER} (run `make peers`), so there is nothing to compare with"
 )

@@ -10,7 +10,6 @@ import pytest
 from peer_process import needs_grain, run
 
 pytestmark = needs_grain
-
 NAMES = """
 import itertools
 x, M, I, ReadOptions = m.experimental, m.MapDataset, m.IterDataset, m.ReadOptions
@@ -277,7 +276,6 @@ x.get_next_index(it) -> 0, 3
 @random_maps_after_flat_maps list(loader(1, [Fan(lambda v: [v] * 2), RandomFn(lambda rng: type(rng).__name__)]))
 -> ['NoneType', 'NoneType'], ['Generator', 'Generator']
 """
-
 CODES, EXPECTED = {}, {}
 for _entry in TEXT.strip()[1:].split("\n@"):
     _name, _code, _values = re.fullmatch(r"(?s)(\S+)\s(.+)\s-> (.+)", _entry).groups()

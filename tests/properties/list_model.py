@@ -280,7 +280,6 @@ _map_only = [
     ),
 ]
 _fail = st.tuples(st.just("fail"), st.integers(0, 4))
-
 map_steps = st.lists(st.one_of(*_common, *_map_only), max_size=6)
 failing_map_steps = st.lists(st.one_of(*_common, *_map_only, _fail), max_size=4)
 read_options = st.sampled_from([(0, 0), (1, 1), (1, 8), (3, 5), (4, 40)])

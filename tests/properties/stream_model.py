@@ -10,36 +10,17 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import list_model
 import numpy as np
 from formulas import chosen, window_order
 from hypothesis import strategies as st
-from list_model import (
-    FAILED,
-    OPTIONS,
-    MapModel,
-    UserCode,
-    failing_map_steps,
-    finite,
-    integer_weights,
-    map_steps,
-    random_map,
-    read_options,
-    read_with,
-)
-from list_model import build as build_map
-from list_model import weight as plain_weight
+from list_model import FAILED, MapModel, UserCode, finite, integer_weights, random_map
+from list_model import weight as plain_weight  # its module cannot be sent to workers
 from local_workers import LocalWorkersIterDataset
 
+from gristmill import experimental as gx
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
-from gristmill.experimental import (
-    InterleaveIterDataset,
-    ThreadPrefetchIterDataset,
-    WithOptionsIterDataset,
-    ZipIterDataset,
-    batch_and_pad,
-    multithread_prefetch,
-)
 
 MOST_RECORDS = 30  # of a source
 END = object()
@@ -169,7 +150,7 @@ def grown_by_one(x: Any) -> Any:
 
 
 def padded(ds: Any, size: int) -> Any:
-    pad = partial(batch_and_pad, batch_size=size, pad_value=-1)
+    pad = partial(gx.batch_and_pad, batch_size=size, pad_value=-1)
     return ds.filter(is_there).map(number).batch(size, batch_fn=pad).map(as_list)
 
 
@@ -177,7 +158,7 @@ def build(tree: Any) -> Any:
     """The data set of ``tree``."""
     name, args, trees = tree
     if name == "source":
-        return build_map(read_with([*source_model(tree).steps, ("to_iter",)], *args[2:])).map(lambda x: [x])
+        return list_model.build(list_model.read_with([*source_model(tree).steps, ("to_iter",)], *args[2:])).map(lambda x: [x])
     parents = [build(t) for t in trees]
     if name == "mix":
         weights, is_named = args
@@ -186,10 +167,10 @@ def build(tree: Any) -> Any:
         names = [f"{i:02}" for i in range(len(parents))]  # their order counts, not that of the dict
         return IterDataset.mix(dict([*zip(names, parents, strict=True)][::-1]), dict(zip(names, weights, strict=True)))
     if name == "zip":
-        return ZipIterDataset(parents, strict=args[0])
+        return gx.ZipIterDataset(parents, strict=args[0])
     if name == "interleave":
         cycle, threads, ahead, buffer, is_lazy = args
-        return InterleaveIterDataset(
+        return gx.InterleaveIterDataset(
             MapDataset.source(parents).map(TROUBLE.opening) if is_lazy else parents,
             cycle_length=cycle,
             num_make_iter_threads=threads,
@@ -397,9 +378,9 @@ _STAGES: dict[str, Any] = {
     "repeat": (lambda ds, num: ds.repeat(num), None, st.integers(1, 3)),
     "endless": (lambda ds, count: ds.repeat().limit(count), None, st.integers(1, 40)),
     "cache": (lambda ds: ds.cache(copy_elements=True), same),
-    "threads": (multithread_prefetch, None, st.integers(0, 3), _buffers),
-    "prefetch": (lambda ds, n: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=n), same, _buffers),
-    "options": (lambda ds: WithOptionsIterDataset(ds, OPTIONS), same),
+    "threads": (gx.multithread_prefetch, None, st.integers(0, 3), _buffers),
+    "prefetch": (lambda ds, n: gx.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=n), same, _buffers),
+    "options": (lambda ds: gx.WithOptionsIterDataset(ds, list_model.OPTIONS), same),
     "user": (UserDataset, lambda p: each(p, lambda i, x: (*x, i))),
     "double": (lambda ds: ds.zip(ds), None),
     "fail": (
@@ -418,7 +399,7 @@ _fail = _steps.pop("fail")
 
 def _sources(steps: Any) -> Any:
     few = steps.map(lambda steps: [step for step in steps if step[0] not in ("slice", "reindex", "batch")][:3])
-    return st.tuples(st.just("source"), st.tuples(_lengths, few, read_options, st.booleans()), st.just(()))
+    return st.tuples(st.just("source"), st.tuples(_lengths, few, list_model.read_options, st.booleans()), st.just(()))
 
 
 _joins = {
@@ -449,8 +430,8 @@ def _trees(sources: Any, *steps: Any) -> Any:
     return st.integers(0, 3).flatmap(lambda depth: trees_of_depth(depth, sources, st.one_of(*steps)))
 
 
-trees = _trees(_sources(map_steps), *_steps.values())
-failing_trees = _trees(_sources(map_steps) | _sources(failing_map_steps), *_steps.values(), _fail, _fail)
+trees = _trees(_sources(list_model.map_steps), *_steps.values())
+failing_trees = _trees(_sources(list_model.map_steps) | _sources(list_model.failing_map_steps), *_steps.values(), _fail, _fail)
 
 
 def names(tree: Any) -> set[str]:

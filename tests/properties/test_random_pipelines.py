@@ -16,7 +16,7 @@ from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import slice_pipeline
 
 LIMIT = 30  # elements that are looked at
-some = settings(max_examples=120, deadline=None)
+some = settings(max_examples=80, deadline=None)
 
 
 def run_share(ds, index, count):
@@ -57,7 +57,7 @@ def test_a_part_of_the_source_is_like_a_source_of_its_own(length, steps, count):
         assert run_share(slice_pipeline(ds, i, count, sequential=True), 0, 1) == run_share(part, 0, 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(length=st.integers(0, 12), steps=map_steps, data=st.data())
 def test_map_pipelines(length, steps, data):
     model = MapModel(length, steps)

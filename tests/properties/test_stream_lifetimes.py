@@ -1,23 +1,17 @@
 """What stream stages hold on to, and how often they read: alone, and under one another."""
 
 import contextlib
-import gc
 import itertools
 import weakref
 from collections import Counter
 
 import numpy as np
 import pytest
+from computing_ahead import without_collector  # noqa: F401
 from waiting import running, wait_until
 
 from gristmill import IterDataset, MapDataset, ReadOptions
-from gristmill.experimental import (
-    ConcatThenSplitIterDataset,
-    FirstFitPackIterDataset,
-    InterleaveIterDataset,
-    ThreadPrefetchIterDataset,
-    multithread_prefetch,
-)
+from gristmill import experimental as gx
 
 LENGTH = 60
 READING = [ReadOptions(num_threads=0), ReadOptions(num_threads=2, prefetch_buffer_size=20)]
@@ -54,14 +48,14 @@ STAGES = {
     "cache": lambda ds: ds.cache(copy_elements=True).repeat(2),
     "rebatch": lambda ds: ds.map(lambda element: np.full(3, element.x)).rebatch(5),
     "mix": lambda ds: IterDataset.mix([ds]),
-    "interleave": lambda ds: InterleaveIterDataset([ds], cycle_length=1, iter_buffer_size=3),
-    "interleave_directly": lambda ds: InterleaveIterDataset([ds], cycle_length=1, iter_buffer_size=0),
-    "pack": lambda ds: FirstFitPackIterDataset(tokens(ds), length_struct={"x": 7}, num_packing_bins=4),
-    "concat": lambda ds: ConcatThenSplitIterDataset(tokens(ds), length_struct={"x": 7}),
-    "prefetch": lambda ds: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=8),
-    "prefetch_directly": lambda ds: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=0),
-    "threads": lambda ds: multithread_prefetch(ds, 2, 4),
-    "threads_directly": lambda ds: multithread_prefetch(ds, 2, 0),
+    "interleave": lambda ds: gx.InterleaveIterDataset([ds], cycle_length=1, iter_buffer_size=3),
+    "interleave_directly": lambda ds: gx.InterleaveIterDataset([ds], cycle_length=1, iter_buffer_size=0),
+    "pack": lambda ds: gx.FirstFitPackIterDataset(tokens(ds), length_struct={"x": 7}, num_packing_bins=4),
+    "concat": lambda ds: gx.ConcatThenSplitIterDataset(tokens(ds), length_struct={"x": 7}),
+    "prefetch": lambda ds: gx.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=8),
+    "prefetch_directly": lambda ds: gx.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=0),
+    "threads": lambda ds: gx.multithread_prefetch(ds, 2, 4),
+    "threads_directly": lambda ds: gx.multithread_prefetch(ds, 2, 0),
     "batch": lambda ds: ds.batch(4, batch_fn=lambda elements: Element(0, *elements)),
 }
 each_stage = pytest.mark.parametrize("stage", STAGES)
@@ -76,16 +70,9 @@ def refs(x):
     return [weakref.ref(x)] if isinstance(x, np.ndarray) else []
 
 
-@pytest.fixture
-def without_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @each_stage
-def test_what_was_delivered_is_the_consumers_alone(stage, without_collector):
+@pytest.mark.usefixtures("without_collector")
+def test_what_was_delivered_is_the_consumers_alone(stage):
     for number, after in enumerate(["source", "mix", "prefetch", "threads_directly", "interleave"]):
         options = READING[(number + [*STAGES].index(stage)) % 2]
         it = iter(STAGES[after](STAGES[stage](source(options=options))))
@@ -103,7 +90,8 @@ def test_what_was_delivered_is_the_consumers_alone(stage, without_collector):
 
 
 @each_stage
-def test_an_iterator_that_is_dropped_is_gone_and_its_threads_end(stage, without_collector):
+@pytest.mark.usefixtures("without_collector")
+def test_an_iterator_that_is_dropped_is_gone_and_its_threads_end(stage):
     for below, num in zip(["prefetch", "interleave", "threads"] * 2, [0, 1, 5, 5, 0, 1], strict=True):
         others = set(running("gristmill"))
         ds = STAGES[below](source(length=10**6, options=READING[1]))
