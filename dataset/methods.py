@@ -240,7 +240,7 @@ class MapElementMethods(Generic[T_co]):
             TypeError: ``transform`` is not callable.
 
         Example:
-            >>> list(MapDataset.source("ab").map_with_index(lambda i, x: x + str(i)))
+            >>> list(MapDataset.source(list("ab")).map_with_index(lambda i, x: x + str(i)))
             ['a0', 'b1']
         """
         from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
@@ -444,7 +444,7 @@ class MapSequenceMethods(Generic[T_co]):
             ValueError: the lengths differ.
 
         Example:
-            >>> list(MapDataset.range(2).zip(MapDataset.source("ab")))
+            >>> list(MapDataset.range(2).zip(MapDataset.source(list("ab"))))
             [(0, 'a'), (1, 'b')]
         """
         from gristmill.dataset.stages.zip import ZipMapDataset
@@ -570,7 +570,7 @@ class IterElementMethods(Generic[T_co]):
             TypeError: ``transform`` is not callable.
 
         Example:
-            >>> list(MapDataset.source("ab").to_iter_dataset().map_with_index(lambda i, x: (i, x)))
+            >>> list(MapDataset.source(list("ab")).to_iter_dataset().map_with_index(lambda i, x: (i, x)))
             [(0, 'a'), (1, 'b')]
         """
         from gristmill.dataset.stages.map_with_index import MapWithIndexIterDataset
@@ -747,7 +747,7 @@ class IterSequenceMethods(Generic[T_co]):
             TypeError: one of them is not a dataset.
 
         Example:
-            >>> list(MapDataset.range(2).to_iter_dataset().zip(MapDataset.source("ab").to_iter_dataset()))
+            >>> list(MapDataset.range(2).to_iter_dataset().zip(MapDataset.source(list("ab")).to_iter_dataset()))
             [(0, 'a'), (1, 'b')]
         """
         from gristmill.dataset.stages.zip import ZipIterDataset

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+from gristmill.core.state import shown
 
 if TYPE_CHECKING:
     from abc import ABCMeta as _ProtocolMeta
@@ -64,3 +67,24 @@ class RandomAccessDataSource(Protocol[T_co], metaclass=_SourceMeta):
     def __getitem__(self, index: int, /) -> T_co:
         """The record at ``index``, where ``0 <= index < len(self)``."""
         ...
+
+
+_FILES = (
+    ": a path is no source. To read files, use grain.sources.ArrayRecordDataSource(paths), or the streams "
+    "grain.experimental.TFRecordIterDataset(paths) and ParquetIterDataset(paths); a list of paths is a source of paths"
+)
+
+
+def check_source(name: str, source: Any) -> None:
+    """Refuses what is no source.
+
+    Raises:
+        TypeError: ``source`` has no ``__getitem__``, or is text or bytes, most likely a path.
+    """
+    is_text = isinstance(source, str | bytes) and type(source).__getitem__ in (str.__getitem__, bytes.__getitem__)
+    if is_text or not hasattr(source, "__getitem__"):
+        is_path = is_text or isinstance(source, os.PathLike)
+        raise TypeError(
+            f"{name} must have __getitem__ and __len__ (a list, an array, a data source), got {shown(source):.100} "
+            f"of type {type(source).__name__}{_FILES if is_path else ''}"
+        )

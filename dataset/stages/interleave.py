@@ -72,7 +72,7 @@ class InterleaveIterDataset(IterDataset[T]):
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> datasets = [MapDataset.source(letters) for letters in ("abc", "x", "12")]
+        >>> datasets = [MapDataset.source(list(letters)) for letters in ("abc", "x", "12")]
         >>> list(InterleaveIterDataset(datasets, cycle_length=2))
         ['a', 'x', 'b', 'c', '1', '2']
     """

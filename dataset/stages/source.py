@@ -9,7 +9,6 @@ import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.indices import Indices, as_ints
-from gristmill.core.state import shown
 from gristmill.dataset.bases.division import cut_into_parts
 from gristmill.dataset.bases.feed import Feed, read_stream
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
@@ -17,6 +16,8 @@ from gristmill.dataset.bases.node import DatasetNode, spec_of
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.telling.description import source_files, source_text
 from gristmill.dataset.telling.failures import tell
+from gristmill.sources.base import check_source
+from gristmill.sources.columns import ColumnsDataSource, is_columns
 from gristmill.sources.reading import read_keys, wrap_keys
 
 T = TypeVar("T")
@@ -32,12 +33,8 @@ class SourceMapDataset(BlockMapDataset[T]):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        if not hasattr(source, "__getitem__"):
-            raise TypeError(
-                f"source must have __getitem__ and __len__ (a list, an array, a data source), got {shown(source):.100} "
-                f"of type {type(source).__name__}"
-            )
-        self._source = source
+        check_source("source", source)
+        self._source = ColumnsDataSource(source) if is_columns(source) else source
 
     def __len__(self) -> int:
         return len(self._source)

@@ -44,9 +44,9 @@ class ZipMapDataset(BlockMapDataset[T]):
     Example:
         >>> from gristmill.dataset import MapDataset
         >>> odd = MapDataset.range(3).filter(lambda x: x % 2 == 1)
-        >>> list(ZipMapDataset([odd, MapDataset.source("abc")]))
+        >>> list(ZipMapDataset([odd, MapDataset.source(list("abc"))]))
         [(None, 'a'), (1, 'b'), (None, 'c')]
-        >>> list(ZipMapDataset([odd, MapDataset.source("abc")], drop_missing=True))
+        >>> list(ZipMapDataset([odd, MapDataset.source(list("abc"))], drop_missing=True))
         [(1, 'b')]
     """
 

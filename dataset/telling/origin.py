@@ -42,7 +42,7 @@ def origin(ds: Any, indices: Iterable[int]) -> list[Records]:
 
     Example:
         >>> from gristmill.dataset import MapDataset
-        >>> ds = MapDataset.source("abcdef").shuffle(seed=1).repeat().batch(2)
+        >>> ds = MapDataset.source(list("abcdef")).shuffle(seed=1).repeat().batch(2)
         >>> [(records.epoch, records.keys) for records in origin(ds, [1, 4])]
         [(0, [3, 0]), (1, [1, 2])]
     """

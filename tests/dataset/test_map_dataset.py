@@ -300,7 +300,7 @@ class TfdsLike(TorchLike):
 
 ROWS = [{"x": i} for i in range(5)]
 SOURCES = [
-    *[(source, list(source)) for source in ([1, "a", (2,)], (1, 2, 3), "héllo", b"abc", range(3, 30, 7), bytearray(b"xy"))],
+    *[(source, list(source)) for source in ([1, "a", (2,)], (1, 2, 3), range(3, 30, 7), bytearray(b"xy"))],
     (MapDataset.range(5), [*range(5)]),
     ({0: "a", 1: "b"}, ["a", "b"]),
     (TorchLike(), ROWS),
@@ -351,7 +351,7 @@ def test_what_sources_may_lack():
     assert ds[10**20] == 10**20 and ds[-7] == -7
     for function in (len, iter):  # and nothing on stderr when the half-made iterator goes
         assert_raises(TypeError, "len", function, ds)
-    assert_raises(KeyError, None, MapDataset.source({"a": 1}).__getitem__, 0)
+    assert_raises(KeyError, None, MapDataset.source({"a": 1, 1: 2}).__getitem__, 0)
     assert list(MapDataset.source([None, 0, None, False])) == [0, False]
     assert str(MapDataset.source(source(len=fail, getitem=fail)).map(str).shuffle(seed=1)) == "ShuffleMapDataset"
     assert MapDataset.source(TorchLike()).paths == ["a", "b"] and MapDataset.source([1]).paths == []

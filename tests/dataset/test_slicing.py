@@ -237,7 +237,7 @@ TEXTS = FIVE.map(str)
     ("ds", "expected"),
     [
         (MapDataset.range(20, 0, -4), [[20, 16, 12], [8, 4]]),
-        (MapDataset.source("abc"), [["a"], ["b"], ["c"], [], []]),
+        (MapDataset.source(list("abc")), [["a"], ["b"], ["c"], [], []]),
         (TEXTS.filter(lambda x: x != "1")[:], [["0", "2"], ["3", "4"]]),
         (TEXTS[::-1], [["2", "1", "0"], ["4", "3"]]),
         (FIVE.shuffle(seed=4).repeat(3, reseed_each_epoch=False), [list(part.shuffle(seed=4)) * 3 for part in PARTS]),

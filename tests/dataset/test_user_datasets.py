@@ -89,10 +89,10 @@ class StreamIterator(DatasetIterator):
         self.count = state["count"]
 
 
-SOURCE = MapDataset.source("abcde").to_iter_dataset()
+SOURCE = MapDataset.source(list("abcde")).to_iter_dataset()
 STREAMS = [
     (lambda: Stream(SOURCE), [*enumerate("abcde", 1)]),
-    (lambda: Stream(MapDataset.source("ab")).map(str), ["(1, 'a')", "(2, 'b')"]),  # a map parent is iterated
+    (lambda: Stream(MapDataset.source(list("ab"))).map(str), ["(1, 'a')", "(2, 'b')"]),  # a map parent is iterated
     (
         lambda: Stream(Stream(SOURCE).filter(lambda x: x[0] % 2)).batch(2, batch_fn=list),
         [[(1, (1, "a")), (2, (3, "c"))], [(3, (5, "e"))]],

@@ -28,7 +28,7 @@ def test_arguments_methods_and_texts():
     match = r"must have the same length, got the lengths \[2, 3, 2\]"
     assert_raises(ValueError, match, ZipMapDataset, [MapDataset.range(n) for n in (2, 3, 2)])
     assert list(ZipIterDataset([numbers(2), MapDataset.range(2)])) == [(0, 0), (1, 1)]
-    assert list(MapDataset.range(2).zip(MapDataset.range(5, 7), MapDataset.source("ab"))) == [(0, 5, "a"), (1, 6, "b")]
+    assert list(MapDataset.range(2).zip(MapDataset.range(5, 7), MapDataset.source(list("ab")))) == [(0, 5, "a"), (1, 6, "b")]
     assert list(numbers(2).zip(numbers(3), strict=False)) == [(0, 0), (1, 1)]
     ds = ZipMapDataset([MapDataset.range(2), MapDataset.range(2).shuffle(seed=1)])
     assert str(ds) == "ZipMapDataset(parents=(RangeMapDataset(start=0, stop=2, step=1), ShuffleMapDataset), drop_missing=False)"

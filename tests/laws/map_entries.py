@@ -14,6 +14,7 @@ from gristmill.samplers import IndexSampler
 
 SAMPLER = IndexSampler(num_records=7, shuffle=True, num_epochs=3, seed=5)
 LETTERS = list("abcdefg")
+COLUMNS = {"n": np.arange(7), "in": {"l": LETTERS}}
 EVERY_SECOND = ShardOptions(1, 2)
 SEED = 2**32 - 4  # and the next ones begin at 0
 ONE_IN_TWO = slice(None, None, -2)
@@ -108,6 +109,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("range_huge", lambda: _range(-(2**70), 2**70, 2**69), lambda i: -(2**70) + (i % 4) * 2**69, 4),
     ("source", lambda: MapDataset.source(LETTERS), lambda i: LETTERS[i % 7], 7),
     ("source_vectored", lambda: MapDataset.source(Vectored(LETTERS)), lambda i: LETTERS[i % 7], 7),
+    ("source_columns", lambda: MapDataset.source(COLUMNS), lambda i: {"n": np.int64(i % 7), "in": {"l": LETTERS[i % 7]}}, 7),
     ("map", lambda: tens().map(add_ten), lambda i: ten(i) + 10, 10),
     ("map_none", lambda: holey().map(add_ten), lambda i: unless_three(i, ten(i) + 10), 10),
     ("map_with_index", lambda: holey().map_with_index(pair), lambda i: unless_three(i, at(i)), 10),
