@@ -50,15 +50,21 @@ class MapDatasetMeta(_DatasetMeta):
 
         Element ``i`` is ``source[i % len(source)]``. Nothing is read at construction.
 
+        A ``dict`` whose keys are all ``str`` is columns: arrays, lists or sources of one length, or dicts of such again. Element
+        ``i`` is a ``dict`` of the entries ``i`` then, those of NumPy arrays being copies.
+
         Args:
-            source: a list, array, data source or other dataset; must be safe to read from several threads.
+            source: a list, array, data source, other dataset or dict of columns; must be safe to read from several threads.
 
         Raises:
-            TypeError: ``source`` has no ``__getitem__``.
+            TypeError: ``source`` has no ``__getitem__``, or is text or bytes, or one of its columns is no sequence.
+            ValueError: the lengths of columns differ, or there are none.
 
         Example:
             >>> list(MapDataset.source(["a", "b"]))
             ['a', 'b']
+            >>> MapDataset.source({"x": np.arange(6).reshape(3, 2), "y": ["a", "b", "c"]})[1]
+            {'x': array([2, 3]), 'y': 'b'}
         """
         from gristmill.dataset.stages.source import SourceMapDataset
 
