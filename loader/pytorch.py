@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec
 
@@ -41,6 +42,7 @@ def refusing_pytorch(init: Callable[P, None]) -> Callable[P, None]:
             raise TypeError(advice(args[1:], arguments))
         init(*args, **arguments)
 
+    vars(checked)["__signature__"] = inspect.signature(init)  # for those who do not look behind wrappers
     return checked
 
 

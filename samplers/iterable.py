@@ -73,7 +73,7 @@ class IterableSampler(BlockSampler):
         return f"IterableSampler(num_indices={len(self)}, num_epochs={self._num_epochs}, seed={self._seed}, content={content})"
 
     def _keys(self, indices: Indices) -> Indices:
-        return self._order[as_array(indices, len(self._order))]
+        return self._order[as_array(indices, len(self._order)).astype(np.int64, copy=False)]
 
     def _epoch(self, index: int) -> int:
         return int(np.searchsorted(self._ends, index, side="right"))

@@ -64,9 +64,10 @@ def test_what_has_no_counterpart_is_said_in_words_and_other_names_are_python_s_o
     given = {"data_source": DATA, "sampler": OURS}
     assert_raises(TypeError, r"__init__\(\) got an unexpected keyword argument 'batch'", DataLoader, **given, batch=2)
     assert_raises(TypeError, "missing 1 required keyword-only argument: 'sampler'", DataLoader, data_source=DATA)
-    parameters = inspect.signature(DataLoader).parameters
-    assert list(parameters)[:3] == ["data_source", "sampler", "operations"] and "kwargs" not in parameters
-    assert {*parameters, "return"} == set(typing.get_type_hints(DataLoader.__init__))
+    parameters = list(inspect.signature(DataLoader).parameters)
+    assert parameters[:3] == ["data_source", "sampler", "operations"]
+    assert parameters == [name for name in typing.get_type_hints(DataLoader.__init__) if name != "return"]
+    assert parameters == inspect.getfullargspec(DataLoader.__init__).kwonlyargs
 
 
 def test_users_may_derive_from_sources_and_samplers_and_a_class_with_a_metaclass():
