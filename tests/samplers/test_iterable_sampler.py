@@ -118,9 +118,9 @@ def test_refused_arguments(arguments, kind, message):
 
 def test_an_index_outside_the_source_and_a_sampler_that_gives_indices_are_refused():
     message = "the indices of the sampler must be below 3, the number of records, got 3"
-    assert_raises(ValueError, message, DataLoader, data_source="abc", sampler=IterableSampler([0, 3]))
+    assert_raises(ValueError, message, DataLoader, data_source=[*"abc"], sampler=IterableSampler([0, 3]))
     for sampler in (Drawn(), [0], np.arange(2)):
         message = r"write gristmill\.samplers\.IterableSampler\(sampler\)$"
-        assert_raises((TypeError, ValueError), message, DataLoader, data_source="abc", sampler=sampler)
-    loader = DataLoader(data_source="abc", sampler=[0], shard_options=ShardOptions(0, 1))
+        assert_raises((TypeError, ValueError), message, DataLoader, data_source=[*"abc"], sampler=sampler)
+    loader = DataLoader(data_source=[*"abc"], sampler=[0], shard_options=ShardOptions(0, 1))
     assert_raises(TypeError, r"got 0 from sampler\[0\]; .*IterableSampler\(indices\)", next, iter(loader))
