@@ -136,7 +136,7 @@ def boxes(svg):
     return root, frames, texts
 
 
-def test_the_drawing_has_every_stage_above_its_consumers_and_says_what_it_is():
+def test_the_drawing_has_every_stage_above_its_consumers_and_says_what_it_is_also_of_large_graphs():
     for ds in (chain(), diamond(), ZipMapDataset([diamond(), diamond(), MapDataset.range(4)]).batch(2)):
         graph = graph_of(ds)
         _, frames, _ = boxes(graph_svg(graph, {i: ["note"] * i for i in range(9)}, {0: 1.0, 2: 0.3}))
@@ -155,9 +155,6 @@ def test_the_drawing_has_every_stage_above_its_consumers_and_says_what_it_is():
     assert (len(page.named("tr")), len(page.named("svg"))) == (7, 1) and "prefers-color-scheme:dark" in svg
     assert "<b>; c" in page.text and not page.named("b") and not page.named("script") and "src=" not in html
     assert "http" not in (svg + html).replace("http://www.w3.org/2000/svg", "")
-
-
-def test_large_graphs():
     _, frames, texts = boxes(graph_svg(Graph((Stage(0, f"Long({'x, ' * 500})", (), "y" * 5000),))))
     assert len(texts[0]) == 10 and frames[0][2] - frames[0][0] < 400
     graph = graph_of(MapDataset.mix([MapDataset.range(i + 1).map(len) for i in range(100)]))

@@ -42,7 +42,7 @@ def shown(value):
     return page.text
 
 
-def test_datasets_from_the_sources_down_and_loaders():
+def test_datasets_from_the_sources_down_loaders_and_hostile_and_broken_objects_of_users():
     text = shown(MapDataset.range(1000).map(lambda x: x).to_iter_dataset().batch(4))
     stages = ("RangeMapDataset(start=0", "MapMapDataset", "PrefetchIterDataset", "BatchIterDataset")
     assert (places := [text.index(stage) for stage in stages]) == sorted(places)
@@ -57,9 +57,6 @@ def test_datasets_from_the_sources_down_and_loaders():
     ):
         text = shown(gm.DataLoader(data_source=source, sampler=gm.samplers.IndexSampler(6), operations=[operation]))
         assert all([part in text for part in parts])
-
-
-def test_hostile_and_broken_objects_of_users():
     ds = HostileDataset(MapDataset.source(Hostile())).map(HostileMap())
     for each in (ds, ds.to_iter_dataset(), MapDataset.mix([ds] * 200), Broken()):
         shown(each)

@@ -343,7 +343,7 @@ def test_the_option_observes_what_is_before_and_after_it_and_goes_on():
         assert_raises(TypeError, "iter", observe, wrong)
 
 
-def test_summaries_as_data_and_as_text():
+def test_summaries_as_data_as_text_and_for_other_threads():
     elements, view = consumed(iter(gristmill.load([1, 2, 3, 4], num_epochs=2, batch_size=2)))
     assert len(elements) == view.summary()[0].num_produced_elements == 4
     assert "2/2" not in str(view.postfix)
@@ -355,9 +355,6 @@ def test_summaries_as_data_and_as_text():
     (marked,) = [line for line in str(summary).splitlines() if line.startswith(" >")]
     assert f" {summary.bottleneck.id} " in marked
     assert view.report().startswith(("Bound", "Too little"))
-
-
-def test_views_may_be_read_by_other_threads():
     it, done = iter(MapDataset.range(20_000).map(lambda x: x).to_iter_dataset()), threading.Event()
 
     def look(view):

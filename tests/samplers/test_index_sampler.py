@@ -48,13 +48,9 @@ WRONG = [
 ]
 
 
-def test_validation():
+def test_validation_orders_and_texts():
     for kwargs, error, message in WRONG:
         assert_raises(error, message, IndexSampler, **kwargs)
-
-
-def test_orders_and_texts():
-    """Those of the documentation, whatever kind of integer is given; states hold the texts."""
     assert keys(IndexSampler(5, num_epochs=2, shuffle=True, seed=0)) == [0, 4, 1, 2, 3, 1, 2, 3, 0, 4]
     assert keys(IndexSampler(5, num_epochs=2, shuffle=True, seed=32)) == [2, 4, 3, 0, 1, 0, 2, 4, 1, 3]
     sampler = IndexSampler(8, ShardOptions(1, 3), shuffle=True, num_epochs=1, seed=32)

@@ -123,16 +123,13 @@ def test_blocks_of_an_index_sampler_equal_single_indices(n, shard, epochs, shuff
     assert [fields(m) for m in sampler._block(consecutive)] == [fields(sampler[i]) for i in consecutive]
 
 
-def test_anything_with_getitem_is_a_sampler():
+def test_anything_with_getitem_is_a_sampler_and_sequential_ones_have_their_own_rules():
     class Own:
         def __getitem__(self, index):
             return RecordMetadata(index, index)
 
     assert isinstance(Own(), Sampler)
     assert not isinstance(object(), Sampler)
-
-
-def test_sequential_samplers():
     for options in (NoSharding(), ShardOptions(2, 3)):
         sampler = SequentialSampler(8, options)
         assert len(sampler) == 8

@@ -192,7 +192,7 @@ def test_worker_processes():
     assert_found(message.format("element 0"), changing, in_worker=True)
 
 
-def test_options():
+def test_options_and_inputs_that_are_changed():
     squares = made(Source, __getitem__=lambda self, key: key**2)
     assert_source_conforms(squares, with_range=False)
     assert_found("beyond the end...source[20], with len(source) = 20, gave 400...with_range", assert_source_conforms, squares)
@@ -202,8 +202,6 @@ def test_options():
     assert_map_dataset_conforms(one_epoch, endless=False)
     assert_found("is there. Found: ds[20] raised IndexError", assert_map_dataset_conforms, one_epoch)
 
-
-def test_inputs_that_are_changed():
     def scale(element):
         element *= 2
         return element

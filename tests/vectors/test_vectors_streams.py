@@ -202,7 +202,7 @@ def test_behind_workers(number):
     assert plain(next(it, None)) == (elements[position] if position in range(len(elements)) else None)
 
 
-def test_threads_elastic_iterators_and_padding():
+def test_threads_elastic_iterators_padding_and_pack_and_batch_operation():
     for case in MISC["multithread_prefetch"]["cases"]:
         ds, num = numbers(case["n"]), case["num_threads"]
         assert list(x.multithread_prefetch(ds, num, 1)) == case["output"]
@@ -227,9 +227,6 @@ def test_threads_elastic_iterators_and_padding():
             batch = x.batch_and_pad(values, batch_size=batch_size, pad_value=pad_value)
             assert (batch.dtype, batch.tolist()) == (dtype, result)
     assert len(cases) == 7
-
-
-def test_pack_and_batch_operation():
     cases = load("pack_and_batch_operation")["cases"]
     for case in cases:
         length, num_rows = case["length"], case["batch_size"]
