@@ -71,4 +71,5 @@ PROGRAMS = {"live": LIVE, "stuck": STUCK, "array_records": ARRAY_RECORDS}
 def test_exit_is_silent(name, tmp_path, monkeypatch):
     if name != "array_records":
         monkeypatch.setenv("PYTHONDEVMODE", "1")
-    assert output(tmp_path, PRELUDE + PROGRAMS[name], tmp_path / "a") == []
+    for _ in range(2 if name == "array_records" else 1):
+        assert output(tmp_path, PRELUDE + PROGRAMS[name], tmp_path / "a") == []

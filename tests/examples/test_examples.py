@@ -1,11 +1,17 @@
-"""The examples, run as a reader runs them: as programs of their own."""
+"""The examples, run as a reader runs them: as programs of their own; and their checks notice what is wrong."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from refusing import assert_raises
+
+import gristmill as grain
 
 pytestmark = pytest.mark.timeout(500)  # programs that train: on a busy machine they take long
 ROOT = Path(__file__).parents[2]
@@ -64,7 +70,6 @@ def test_an_interrupted_run_resumes_by_running_again_and_a_difference_is_noticed
     interrupted = ["train_digits.py", *args, "--name", "resumed", "--interrupt-at"]
     assert "stopping hard after step 25" in run_example(*interrupted, 25, status=3)
     assert re.search("resuming after step (10|20)", run_example(*interrupted, 30, status=3))
-
     output = run_example("train_digits_story.py", *args)
     assert re.search("resuming after step (20|30)", output)
     assert SAME in output
@@ -74,7 +79,6 @@ def test_an_interrupted_run_resumes_by_running_again_and_a_difference_is_noticed
     assert len(steps_in(log)) > 41  # some steps were trained more than once
     state = next((runs / "resumed/checkpoints").glob("40/data/process_0-of-1.json"))
     assert "seed=7" in state.read_text()
-
     args = ["--out", tmp_path, "--steps", 12, "--save-every", 5]
     run_example("train_digits.py", *args, "--name", "resumed", "--interrupt-at", 8, status=3)
     log = tmp_path / "seed0-batch64-workers0/resumed/log.txt"
@@ -101,7 +105,6 @@ def test_training_digits_alone_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert not half.exists()  # what was half written is written again
     shards = sorted(path.name for path in (tmp_path / "records").iterdir())
     assert shards == ["test-00000-of-00001.array_record"] + [f"train-{i:05}-of-00004.array_record" for i in range(4)]
-
     output = run_example("train_digits.py", *args)
     (resumed_after,) = re.findall("run: resuming after step (5|10)", output)
     assert accuracy_in(output) > 0
@@ -141,3 +144,116 @@ def test_a_killed_run_of_pytorch_ends_with_the_same_bits(tmp_path: Path, workers
     assert steps_in(tmp_path / "killed/log.txt") == steps((1, 105), (101, 180))
     batches = [line.split()[2] for line in (tmp_path / "straight/log.txt").read_text().splitlines()[:-1]]
     assert len(set(batches)) == 180  # also in the second epoch and after it: 47 batches are one
+
+
+WORDS = [b"fir\n", b"\n", b"a longer line, which is as long as several frames are taken together\n", b"oak elm\n"] * 20
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import custom_parts
+
+    return custom_parts
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "words.txt"
+    path.write_bytes(b"".join(WORDS))
+    return path
+
+
+def test_it_resumes_in_the_middle(file):
+    output = run_example("custom_parts.py", "--file", file)
+    assert output.startswith(f"Lines('words.txt', 80 lines, {file.stat().st_size} bytes): source, sampler and stage conform\n")
+    done, of, next_index = map(int, re.findall(r'after (\d+) of (\d+) .*"next_index": (\d+)', output)[0])
+    assert done == of // 2 and 0 < next_index < 160
+    assert output.endswith("resumed in the middle: bit-identical\n")
+
+
+def test_frames_and_a_loader_read_all_bytes_in_the_order_of_the_sampler(parts, file):
+    in_order = sorted(WORDS, key=len)
+    text = b"".join(batch.astype(np.uint8).tobytes() for batch in parts.make_pipeline(file))
+    assert len(text) == 2 * len(b"".join(WORDS)) // 64 * 64
+    assert text == b"".join(in_order * 2)[: len(text)]
+    lines = parts.Lines(file)
+    shard = grain.sharding.NoSharding()
+    loader = grain.DataLoader(data_source=lines, sampler=parts.ShortFirst(lines.lengths), shard_options=shard)
+    assert [line.tobytes() for line in loader] == in_order
+
+
+def test_a_careless_iterator_is_noticed(parts, file, monkeypatch):
+    def set_state(self, state):
+        self._parent.set_state(state["parent"])
+        self._buffer, self._delivered = [], 0
+
+    monkeypatch.setattr(parts.FrameIterator, "set_state", set_state)
+    pipeline = parts.make_pipeline(file)
+    assert_raises(AssertionError, r"broken law: .*Found: ", grain.testing.assert_iter_dataset_conforms, pipeline)
+
+
+SMALL = ["--images", "12", "--size", "64", "--seconds", "0.3", "--step-ms", "0"]
+
+
+def test_both_verdicts_and_the_same_batches(tmp_path):
+    output = run_example("decode_images.py", *SMALL, "--workers", 2, "--out", tmp_path)
+    before, after = output.split("\nafter, with 2 workers: ")
+    assert before.startswith("before: Bound by the transform RandomMapMapDataset(transform=Decode)")
+    assert after.startswith(("Bound by ", "Too little to tell"))  # how fast workers are does not decide
+    assert re.fullmatch(r"after is [\d.]+ times as fast as before; the batches of both: identical", output.splitlines()[-1])
+    assert len([*(tmp_path / "12x64").glob("*.jpg")]) == 12
+    assert (tmp_path / "verdicts.png").read_bytes().startswith(PNG)
+
+
+def test_other_batches_are_noticed(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import decode_images
+
+    def change_in_workers(photos, num_workers):
+        ds = make_batches(photos, 0)
+        return ds.map(lambda batch: 255 - batch) if num_workers else ds
+
+    make_batches = decode_images.make_batches
+    monkeypatch.setattr(decode_images, "make_batches", change_in_workers)
+    monkeypatch.setattr(sys, "argv", ["decode_images.py", *SMALL, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as exit:
+        decode_images.main()
+    assert exit.value.code
+    assert capsys.readouterr().out.endswith("DIFFERENT\n")
+
+
+@pytest.mark.slow
+def test_a_restored_run_has_the_losses_of_the_one_that_went_on(tmp_path: Path) -> None:
+    output = run_example("train_language_model.py", "--out", tmp_path, "--steps", 30)
+    once, again = [re.findall(r"step +(\d+)  loss ([\d.]+)", part) for part in output.split("back to step 15\n")]
+    assert [int(step) for step, _ in once] == list(range(0, 30, 3))
+    assert float(once[-1][1]) < float(once[0][1]) - 1.5
+    assert once[5:] == again
+    assert float(re.findall(r"([\d.]+)% of all cells are filled", output)[0]) > 90
+    assert re.search(r"---- a function, generated\n.*\S.*---- a docstring, generated\n.*\S.*----", output, re.DOTALL)
+    assert "losses after going back: bit-identical" in output
+    assert (tmp_path / "loss.png").read_bytes().startswith(PNG)
+    (state,) = (tmp_path / "checkpoints/15/data").glob("process_0-of-1.json")
+    assert {"parent", "next_row", "counter"} <= json.loads(state.read_text()).keys()
+    assert state.stat().st_size < 1000
+
+
+def copy_without(folder: Path, name: str, part: str) -> Path:
+    text = (EXAMPLES / name).read_text()
+    assert part in text
+    (folder / name).write_text(text.replace(part, ""))
+    return folder / name
+
+
+@pytest.mark.slow
+def test_the_example_notices_that_the_data_were_not_restored(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "language_model.py", tmp_path)
+    script = copy_without(tmp_path, "train_language_model.py", ', "data": grain.checkpoint.CheckpointRestore(batches)')
+    output = run_example(script, "--out", tmp_path, "--steps", 4, status=1)
+    assert "losses after going back: DIFFERENT" in output
+
+
+def test_texts_of_a_row_do_not_see_one_another(tmp_path: Path) -> None:
+    assert "3 texts in one row, and alone: largest difference of logits" in run_example("language_model.py")
+    run_example(copy_without(tmp_path, "language_model.py", "(segments[:, :, None] == segments[:, None, :]) & "), status=1)

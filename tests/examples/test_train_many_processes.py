@@ -47,7 +47,6 @@ def check_story(folder, count, *args):
     (parameters,) = re.findall("final parameters (.*)", output)
     assert len(parameters.split()) == 2 * count
     assert len(set(parameters.split())) == 1
-
     names = {f"process_{i}-of-{count}.json" for i in range(count)}
     for step in (30, 40):
         data = folder / "resumed/checkpoints" / str(step) / "data"

@@ -95,8 +95,7 @@ def abandoned(num, api):
 
 
 def test_few_descriptors_much_memory_and_many_iterators(tmp_path):
-    parts = [FEW_DESCRIPTORS, ARRAYS_THAT_OUTLIVE_THEIR_WORKERS_NEED_NONE, UNUSED_ITERATORS, MEMORY_IS_USED_AGAIN]
-    check_parts(tmp_path, *parts, keeping("dataset"), abandoned(60, "dataset"), tools=LIMITED)
+    check_parts(tmp_path, FEW_DESCRIPTORS, UNUSED_ITERATORS, keeping("dataset"), abandoned(30, "dataset"), tools=LIMITED)
 
 
 OF_DIFFERENT_PIPELINES = """
@@ -140,5 +139,6 @@ assert 3 < num_free < 20, num_free
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_no_descriptors_and_iterators_of_all_kinds(tmp_path):
+    parts = [NO_DESCRIPTORS, ARRAYS_THAT_OUTLIVE_THEIR_WORKERS_NEED_NONE, MEMORY_IS_USED_AGAIN, OF_DIFFERENT_PIPELINES]
     kinds = [keeping("loader"), abandoned(100, "loader"), abandoned(100, "inside")]
-    check_parts(tmp_path, NO_DESCRIPTORS, *kinds, OF_DIFFERENT_PIPELINES, tools=LIMITED)
+    check_parts(tmp_path, *parts, *kinds, tools=LIMITED)

@@ -1,14 +1,22 @@
-"""The code of the pages runs from top to bottom and prints what its comments say; what pages refer to is there."""
+"""The code of the pages, also as notebooks, runs and prints what its comments say; what they refer to, and figures, are there."""
 
+import importlib
+import itertools
+import json
 import logging
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
 from notebooks import PAGES as DOCS
-from notebooks import blocks_of, environment_of, has_code
-from pages import run_page
+from notebooks import blocks_of, environment_of, has_code, notebook_of
+from pages import expected_output, run_page
 from refusing import assert_raises
 
 import gristmill
@@ -31,7 +39,11 @@ def _options(monkeypatch):
     monkeypatch.setattr(logging.getLogger("gristmill"), "handlers", [])
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: path.stem)
+# Those that need an environment of their own import PyTorch and Keras, which takes long.
+EACH_PAGE = [page if environment_of(page) is None else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE]
+
+
+@pytest.mark.parametrize("page", EACH_PAGE, ids=lambda path: path.stem)
 def test_blocks_print_what_they_say(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     environment = environment_of(page)
@@ -101,3 +113,108 @@ def test_the_readme_finds_a_bottleneck(capsys):
     (block,) = re.findall(r"```py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     exec(block, {"__name__": "readme"})
     assert capsys.readouterr().out.startswith("Bound by the transform MapMapDataset(transform=tokenize")
+
+
+def functions_of_the_page():
+    (block,) = [block for block in blocks_of(ROOT / "docs/guides/many_hosts.md") if "def pad_to_multiple" in block.code]
+    namespace = {"grain": gristmill}
+    exec(block.code[block.code.index("def ") : block.code.index("even = ")], namespace)
+    return namespace
+
+
+KEEP = {"all": lambda x: True, "some": lambda x: x % 3 == 1, "late": lambda x: x >= 4, "one": lambda x: x == 5}
+
+
+@pytest.mark.parametrize("keep", KEEP.values(), ids=KEEP)
+@pytest.mark.parametrize("num_hosts", [1, 2, 3, 5])
+def test_an_evaluation_of_many_hosts_sees_every_record_once_in_equally_many_batches(keep, num_hosts):
+    pad_to_multiple = functions_of_the_page()["pad_to_multiple"]
+    for length, batch_size in itertools.product((6, 7, 13, 24), (1, 2, 4)):
+        test_set = gristmill.MapDataset.range(length).map(lambda x: (x, -x)).filter(lambda x: keep(x[0]))
+        even = pad_to_multiple(test_set, num_hosts * batch_size)
+        shares = [list(even[i::num_hosts].to_iter_dataset().batch(batch_size)) for i in range(num_hosts)]
+        assert len({len(share) for share in shares}) == 1
+        assert {len(batch["counts"]) for share in shares for batch in share} == {batch_size}
+        rows = [(*batch["x"], batch["counts"]) for share in shares for batch in share]
+        seen = [(int(a), int(b)) for row in rows for a, b, counts in zip(*row, strict=True) if counts]
+        assert sorted(seen) == [(x, -x) for x in range(length) if keep(x)]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
+def test_notebooks_are_valid_and_hold_the_page(page):
+    notebook = notebook_of(page)
+    nbformat.validate(notebook)
+    assert notebook == notebook_of(page)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert len(code) == sum(block.runs for block in blocks_of(page))
+    assert notebook.cells[0].source.startswith("# ")  # the title, not a comment
+
+
+@pytest.mark.slow
+def test_a_notebook_runs(tmp_path, monkeypatch):
+    """One: as scripts they all run."""
+    (page,) = [page for page in WITH_CODE if page.stem == "start"]
+    kernel, folder = tmp_path / "kernels/here", tmp_path / "work"
+    kernel.mkdir(parents=True)
+    folder.mkdir()
+    arguments = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (kernel / "kernel.json").write_text(json.dumps({"argv": arguments, "display_name": "here", "language": "python"}))
+    monkeypatch.setattr(KernelSpecManager, "kernel_dirs", [str(kernel.parent)])
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    notebook = notebook_of(page)
+    NotebookClient(notebook, kernel_name="here", timeout=100, resources={"metadata": {"path": str(folder)}}).execute()
+    for cell in [cell for cell in notebook.cells if cell.cell_type == "code"]:
+        if not cell.source.startswith("%%bash"):
+            streams = [output.text for output in cell.outputs if output.get("name") == "stdout"]
+            assert "".join(streams).splitlines() == expected_output(cell.source), cell.source
+
+
+@pytest.fixture
+def publish(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("publish")
+
+
+@pytest.fixture(scope="module")
+def report():
+    return json.loads((ROOT / "docs/benchmarks.json").read_text())
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/benchmarks.md"])
+def test_pages_have_the_published_figures(publish, report, page):
+    text = (ROOT / page).read_text()
+    assert publish.with_figures(text, report) == text
+    figures = json.loads(json.dumps(report))
+    for result in figures["results"]:
+        result["medians"] = {name: 2.5 * median for name, median in result["medians"].items()}
+    assert publish.with_figures(text, figures) != text
+
+
+def test_every_workload_was_measured_by_all_and_is_in_a_table(publish, report):
+    text = (ROOT / "docs/benchmarks.md").read_text()
+    shown = {name for questions in re.findall("<!-- table: (.*?) -->", text) for name in questions.split()}
+    questions = {path.stem for path in (ROOT / "benchmarks/questions").glob("*.py")}
+    assert shown == questions
+    measured = {(result["question"], result["workload"]) for result in report["results"]}
+    workloads = {(name, w.name) for name in questions for w in importlib.import_module(f"questions.{name}").WORKLOADS}
+    assert measured == workloads
+    for result in report["results"]:
+        assert result["failures"] == {} and result["differences"] == []
+    assert not report["code_changed"]
+
+
+def test_missed_goals_the_steadiness_and_parts_of_runs(publish, report):
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    for verdict, is_missed in (("reached", False), ("MISSED", True)):
+        results = [{**result, "goals": dict.fromkeys(result["goals"], verdict)} for result in report["results"]]
+        tables, missed = publish.with_figures(page, {**report, "results": results}).split("<!-- missed -->")
+        num_goals = sum(len(result["goals"]) for result in results)
+        assert tables.count("**missed**") == missed.count("\n- ") == num_goals * is_missed
+    text = publish.machine_text({**report, "machine": {**report["machine"], "load": 0.25}})
+    assert f"Measured on {report['date']}" in text and "a load of 0.25" in text
+    assert f"medians of {report['rounds']} rounds" in text
+    steady = [{**result, "samples": {"gristmill": [3.0, 3.3]}} for result in report["results"]]
+    assert "more than 1.10 times its quickest" in publish.machine_text({**report, "results": steady})
+    part = {**report, "results": report["results"][:3]}
+    with pytest.raises(ValueError, match="publish whole runs"):
+        publish.with_figures(page, part)
