@@ -23,7 +23,6 @@ from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.plan import Plan
 from gristmill.loader.pytorch import for_indices, refusing_pytorch
 from gristmill.loader.records import (
-    TRANSFORMATION_CLASSES,
     DataIterDataset,
     SampledMapDataset,
     apply_operation,
@@ -31,8 +30,9 @@ from gristmill.loader.records import (
 )
 from gristmill.samplers import IndexSampler, IterableSampler, Sampler, SequentialSampler
 from gristmill.samplers.base import BlockSampler, answers_blocks, num_records_of, seed_of
+from gristmill.sources.base import check_source
 from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRandomMap, Transformation
-from gristmill.transforms.base import check_batch_size, check_max_fan_out
+from gristmill.transforms.base import check_batch_size, check_max_fan_out, for_a_class
 
 _CALLER = 4  # of the constructor: as a level of the stack, seen from what it calls
 
@@ -92,10 +92,10 @@ class DataLoader(grain_names.DataLoader):
         worker_init_fn: Callable[[int, int], Any] | None = None,
         worker_env: Mapping[str, str | None] | None = None,
     ) -> None:
-        for name, value in (("data_source", data_source), ("sampler", sampler)):
-            if not hasattr(value, "__getitem__"):
-                advice = for_indices(value) if name == "sampler" else ""
-                raise TypeError(f"{name} must have __getitem__, got {shown(value):.100} of type {type(value).__name__}{advice}")
+        check_source("data_source", data_source)
+        if not hasattr(sampler, "__getitem__"):
+            kind = type(sampler).__name__
+            raise TypeError(f"sampler must have __getitem__, got {shown(sampler):.100} of type {kind}{for_indices(sampler)}")
         if worker_count is None:
             worker_count = os.cpu_count() or 1
         worker_count = as_int("worker_count", worker_count, minimum=0)
@@ -236,11 +236,11 @@ def _as_operation(position: int, operation: Any) -> Any:
         check_batch_size(operation.batch_size)
     elif operation_kind(operation) is FlatMap:
         check_max_fan_out(operation)
-    is_class = isinstance(operation, type) and issubclass(operation, TRANSFORMATION_CLASSES)
-    if is_class or (operation_kind(operation) is None and not callable(operation)):
+    for_class = for_a_class(operation)
+    if for_class or (operation_kind(operation) is None and not callable(operation)):
         raise TypeError(
             f"operations[{position}] must be a transformation (an instance of Map, RandomMap, FlatMap, Filter, Batch, …) or an "
-            f"operation on an iterator of records, got {shown(operation)} of type {type(operation).__name__}"
+            f"operation on an iterator of records, got {shown(operation)} of type {type(operation).__name__}{for_class}"
         )
     return operation
 

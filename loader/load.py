@@ -10,6 +10,7 @@ from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
 from gristmill.loader.data_loader import DataLoader
 from gristmill.samplers import IndexSampler
+from gristmill.sources.base import check_source
 from gristmill.transforms import Batch, Transformations
 
 
@@ -47,6 +48,7 @@ def load(
         >>> list(load([5, 6, 7], num_epochs=1, batch_size=2))
         [array([5, 6]), array([7])]
     """
+    check_source("source", source)
     if not hasattr(source, "__len__"):
         raise TypeError(f"source must have __len__ and __getitem__, got {shown(source):.100} of type {type(source).__name__}")
     if not isinstance(transformations, Iterable):

@@ -29,8 +29,8 @@ from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.telling.failures import tell
 from gristmill.samplers.base import answers_blocks, epoch_of
 from gristmill.sources.reading import read_keys, wrap_keys
-from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, TfRandomMap
-from gristmill.transforms.base import check_max_fan_out
+from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
+from gristmill.transforms.base import TRANSFORMATION_CLASSES, check_max_fan_out
 from gristmill.transforms.batching import Allocate
 
 
@@ -185,10 +185,6 @@ class LegacyOperationIterator(PassingIterator[Any]):
     def _skip(self) -> None:
         self._records = None
         skip_one(self._source)
-
-
-# An object that belongs to several classes is treated as the first of these.
-TRANSFORMATION_CLASSES = (Map, RandomMap, TfRandomMap, FlatMap, Filter, Batch, MapWithIndex)
 
 
 def operation_kind(operation: Any) -> type | None:

@@ -141,11 +141,12 @@ def transform_function(transform: Any, kind: type, method: str) -> Callable[...,
     )
 
 
-_TRANSFORMATIONS = (Batch, Map, RandomMap, TfRandomMap, Filter, FlatMap, MapWithIndex)
+# A loader treats an object that belongs to several classes as the first of these.
+TRANSFORMATION_CLASSES = (Map, RandomMap, TfRandomMap, FlatMap, Filter, Batch, MapWithIndex)
 
 
 def is_transformation_class(transform: Any) -> bool:
-    return isinstance(transform, type) and issubclass(transform, _TRANSFORMATIONS)
+    return isinstance(transform, type) and issubclass(transform, TRANSFORMATION_CLASSES)
 
 
 def for_a_class(transform: Any) -> str:

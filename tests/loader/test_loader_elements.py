@@ -54,7 +54,7 @@ class TestDispatch:
 
     def test_map_with_index_gets_the_global_index_and_after_a_batch_that_of_the_last_record(self):
         sampler = SequentialSampler(6, ShardOptions(1, 2))  # it needs no seed
-        assert run(6, WITH_INDEX, data_source="abcdef", sampler=sampler) == [(1, "b"), (3, "d"), (5, "f")]
+        assert run(6, WITH_INDEX, data_source=list("abcdef"), sampler=sampler) == [(1, "b"), (3, "d"), (5, "f")]
         expected = [(2, [0, 2]), (4, [3, 4]), (5, [5])]
         assert run(6, Kept(lambda x: x != 1), Batch(2, **LISTS), WITH_INDEX) == expected
 

@@ -1,0 +1,261 @@
+"""Habits from other libraries: they work here, or an error says what to write, and what it says to write works."""
+
+import copy
+import itertools
+import operator
+import pathlib
+import pickle
+
+import cloudpickle
+import numpy as np
+import pytest
+from refusing import assert_raises
+
+import gristmill as grain
+from gristmill import transforms
+from gristmill.core.errors import KeyRangeError
+from gristmill.dataset import IterDataset, MapDataset
+from gristmill.dataset.bases.habits import OF_MAP_DATASETS, OF_STREAMS
+from gristmill.sources.columns import ColumnsDataSource
+from gristmill.testing import assert_source_conforms
+
+FIVE = MapDataset.range(5)
+STREAM = FIVE.to_iter_dataset()
+# Class, name, what the hint says to write, and what that gives for 0…4.
+ADVICE = [
+    (FIVE, "take", "ds[:n]", [0, 1]),
+    (FIVE, "skip", "ds[n:]", [2, 3, 4]),
+    (FIVE, "limit", "ds[:n]", [0, 1]),
+    (FIVE, "shard", "ds[index::num_shards]", [1, 4]),
+    (FIVE, "select", "ds.slice(indices)", [4, 0]),
+    (FIVE, "enumerate", "ds.map_with_index(lambda i, x: (i, x))", [(i, i) for i in range(5)]),
+    (FIVE, "concatenate", "grain.MapDataset.concatenate([ds, other])", [0, 1, 2, 3, 4, 7]),
+    (FIVE, "cache", "ds.to_iter_dataset().cache()", [*range(5)]),
+    (FIVE, "rebatch", "ds.to_iter_dataset().rebatch(n)", None),
+    (FIVE, "unbatch", "ds.flat_map(rows, max_fan_out=n)", [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]),
+    (FIVE, "thread_prefetch", "ds.to_iter_dataset().thread_prefetch(n)", [*range(5)]),
+    (FIVE, "multithread_prefetch", "ds.to_iter_dataset().multithread_prefetch(num_threads, buffer_size)", [*range(5)]),
+    (FIVE, "train_test_split", "ds[:n]", [0, 1]),
+    (FIVE, "prefetch", "mp_prefetch", None),
+    (FIVE, "cardinality", "len(ds)", 5),
+    (FIVE, "element_spec", "grain.experimental.get_element_spec(ds)", grain.experimental.ShapeDtypeStruct((), np.int64)),
+    (STREAM, "take", "ds.limit(n)", [0, 1]),
+    (STREAM, "skip", "itertools.islice(ds, n, None)", [2, 3, 4]),
+    (STREAM, "unbatch", "ds.flat_map(rows)", [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]),
+    (STREAM, "enumerate", "ds.map_with_index(lambda i, x: (i, x))", [(i, i) for i in range(5)]),
+    (STREAM, "concatenate", "grain.MapDataset.source([ds, other]).interleave(cycle_length=1)", [0, 1, 2, 3, 4, 7]),
+    (STREAM, "cardinality", "operator.length_hint(ds)", 5),
+    (STREAM, "shuffle", "before to_iter_dataset()", None),
+    (STREAM, "shuffle", "ds.window_shuffle(window_size, seed=", None),
+    (STREAM, "interleave", "MapDataset.source(paths).interleave(", None),
+    (STREAM, "to_iter_dataset", "a stream already", None),
+    (MapDataset, "from_tensor_slices", "MapDataset.source({'x': x, 'y': y})", [{"x": 1, "y": "a"}, {"x": 2, "y": "b"}]),
+    (IterDataset, "range", "MapDataset.range(n).to_iter_dataset()", [0, 1]),
+]
+
+
+@pytest.mark.parametrize(
+    ("ds", "name", "advice", "gives"), ADVICE, ids=[f"{type(ds).__name__}-{name}" for ds, name, *_ in ADVICE]
+)
+def test_what_the_error_says_to_write(ds, name, advice, gives):
+    assert not hasattr(ds, name) and getattr(ds, name, "nothing") == "nothing" and name not in dir(ds)
+    with pytest.raises(AttributeError) as caught:
+        getattr(ds, name)
+    assert f"has no attribute '{name}': " in str(caught.value) and advice in str(caught.value)
+    if gives is None:
+        return
+    other = MapDataset.source([7]) if ds is FIVE else MapDataset.source([7]).to_iter_dataset()
+    names = {"ds": ds, "other": other, "n": 2, "x": [1, 2], "y": ["a", "b"], "index": 1, "num_shards": 3, "indices": [4, 0]}
+    names |= {"num_threads": 1, "buffer_size": 1, "rows": lambda x: [x, x]}
+    found = eval(advice, vars(grain) | {"grain": grain, "itertools": itertools, "operator": operator} | names)
+    assert (found if isinstance(gives, int | grain.experimental.ShapeDtypeStruct) else list(found)) == gives
+
+
+def test_every_hint_is_of_a_name_that_there_is_not():
+    for ds, table in ((FIVE, OF_MAP_DATASETS), (STREAM, OF_STREAMS)):
+        for name in table:
+            assert_raises(AttributeError, f"no attribute '{name}': .{{8}}", getattr, ds, name)
+            assert name not in dir(type(ds)) and hasattr(type(ds), name) == hasattr(type(type(ds)), name)  # a factory
+    assert "mix" in dir(type(IterDataset)) and "batch" in dir(MapDataset) and "batch" in dir(STREAM)
+
+
+class Mixin:
+    @property
+    def cardinality(self):
+        return "of a mixin"
+
+    def __getitem__(self, index):
+        return index
+
+
+class Own(IterDataset, Mixin):
+    skip = "of the class"
+
+    def __init__(self):
+        super().__init__()
+        self.take = "of the object"
+
+    def __iter__(self):
+        return iter(STREAM)
+
+    def shuffle(self):
+        return self
+
+
+def test_what_others_call_so_is_found():
+    for ds in (Own(), pickle.loads(pickle.dumps(Own())), copy.copy(Own()), cloudpickle.loads(cloudpickle.dumps(Own()))):
+        assert (ds.skip, ds.take, ds.cardinality, ds.shuffle(), ds[3]) == ("of the class", "of the object", "of a mixin", ds, 3)
+        assert not hasattr(ds, "unbatch")
+        assert_raises(TypeError, r"'Own' object has no len|'Own' has no len", len, ds)
+        assert bool(ds) and list(ds) == [*range(5)] and operator.length_hint(ds, 3) == 3
+
+
+def test_streams_have_no_items():
+    for index in (0, slice(2), -1):
+        assert_raises(
+            TypeError, r"'PrefetchIterDataset' object is not subscriptable: .*ds\.limit\(n\)", lambda i=index: STREAM[i]
+        )
+    assert not hasattr(STREAM, "__getitem__") and not isinstance(STREAM, grain.RandomAccessDataSource)
+    assert not issubclass(IterDataset, grain.RandomAccessDataSource) and isinstance(FIVE, grain.RandomAccessDataSource)
+    assert_raises(TypeError, "source must have __getitem__", MapDataset.source, STREAM)
+
+
+class Source:
+    def __len__(self):
+        raise OSError("disk")
+
+    def __getitem__(self, index):
+        raise OSError("disk")
+
+
+LENGTHS = [
+    (STREAM.batch(2), 3, 3),
+    (STREAM.repeat(10**9), 5 * 10**9, None),  # a list of them would be too long to set aside at once
+    (STREAM.filter(bool), "at most", 5),
+    (STREAM.repeat(), "does not end", None),
+    (FIVE.repeat().to_iter_dataset(), "does not end", None),
+    (STREAM.repeat(2**62), "does not end", None),
+    (STREAM.flat_map(lambda x: [x]), "not known before", None),
+    (MapDataset.source(Source()).to_iter_dataset(), "does not say how long it is .OSError: disk", None),
+]
+
+
+def test_lengths():
+    for ds, length, hint in LENGTHS:
+        assert bool(ds)
+        if isinstance(length, int):
+            assert len(ds) == length
+        else:
+            assert_raises(TypeError, f"^object of type '{type(ds).__name__}' has no len.*: .*{length}", len, ds)
+        assert hint is None or operator.length_hint(ds) == hint
+    assert not list(FIVE[:0].to_iter_dataset()) and bool(FIVE[:0].to_iter_dataset())
+    assert_raises(OSError, "disk", list, LENGTHS[-1][0])  # of the reading
+
+
+class Up(transforms.Map):
+    def map(self, element):
+        return element + 1
+
+
+CLASSES = {
+    "map": Up,
+    "filter": type("Keep", (transforms.Filter,), {}),
+    "random_map": type("Draw", (transforms.RandomMap,), {}),
+    "map_with_index": type("Number", (transforms.MapWithIndex,), {}),
+    "flat_map": type("Split", (transforms.FlatMap,), {}),
+    "apply": Up,
+}
+
+
+@pytest.mark.parametrize("method", CLASSES)
+@pytest.mark.parametrize("ds", [FIVE, STREAM], ids=["map", "stream"])
+def test_a_class_of_transformations_is_no_transformation(ds, method):
+    cls = CLASSES[method]
+    message = rf"{cls.__name__} is a class, pass an instance, {cls.__name__}\(\)"
+    for given in [cls, [cls]] if method == "apply" else [cls]:
+        assert_raises(NotImplementedError if method == "apply" else TypeError, message, getattr(ds, method), given)
+    sampler = grain.samplers.SequentialSampler(1)
+    assert_raises(TypeError, message, grain.DataLoader, data_source=[1], sampler=sampler, operations=[cls])
+    assert list(ds.map(str)) == list("01234") and list(ds.map(np.float32)) == [0, 1, 2, 3, 4]  # other classes are functions
+
+
+def test_text_is_no_source():
+    sampler = grain.samplers.SequentialSampler(1)
+    for path in ("/data/*.array_record", b"/data", pathlib.Path("/data")):
+        for make in (MapDataset.source, grain.load, lambda source: grain.DataLoader(data_source=source, sampler=sampler)):
+            assert_raises(TypeError, r"source must have .* a path is no source.*ArrayRecordDataSource\(paths\)", make, path)
+    assert list(MapDataset.source(["/a", "/b"])) == ["/a", "/b"]
+    assert_raises(TypeError, r"got 3 of type int$", MapDataset.source, 3)
+
+
+def columns():
+    return {"x": np.arange(6.0).reshape(3, 2), "n": np.arange(3), "in": {"label": ["a", "b", "c"], "rest": range(3)}}
+
+
+def test_columns_are_read_as_rows():
+    given = columns()
+    ds = MapDataset.source(given)
+    row = ds[1]
+    assert row["x"].tolist() == [2, 3] and row["n"] == 1 and type(row["n"]) is np.int64
+    assert row["in"] == {"label": "b", "rest": 1} and list(row) == ["x", "n", "in"] and len(ds) == 3
+    for element in (ds[1], *ds.repeat(2)):
+        element["x"][:] = -1
+        element["in"]["label"] = "z"
+    assert all(np.array_equal(given[key], columns()[key]) for key in ("x", "n")) and given["in"] == columns()["in"]
+    batch = ds.seed(1).shuffle().batch(3)[0]
+    assert batch["x"].shape == (3, 2) and sorted(batch["in"]["label"].tolist()) == ["a", "b", "c"]
+    source = ColumnsDataSource(given)
+    assert_source_conforms(source)
+    text = "ColumnsDataSource(len=3, columns={'x': float64[2], 'n': int64[], 'in': {'label': list, 'rest': range}})"
+    assert repr(source) == text and repr(ds) == f"SourceMapDataset(source={text})"
+    for index in (-1, 3, 10**30):
+        assert_raises(KeyRangeError, f"index {index} is out of range for ColumnsDataSource", source.__getitem__, index)
+    spec = grain.experimental.get_element_spec(MapDataset.source({"x": np.zeros((3, 2)), "in": {"n": np.arange(3)}}))
+    assert spec["x"].shape == (2,) and spec["in"]["n"].dtype == np.int64
+    assert_raises(NotImplementedError, "element_spec", grain.experimental.get_element_spec, ds)
+
+
+def test_columns_of_pandas_count_by_position():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = pandas.DataFrame({"a": [1, 2, 3], "b": list("xyz")}).iloc[::-1]
+    assert list(MapDataset.source(dict(frame))) == [{"a": 3, "b": "z"}, {"a": 2, "b": "y"}, {"a": 1, "b": "x"}]
+
+
+class Lazy(dict):
+    def __getitem__(self, key):
+        return f"record {key}"
+
+
+def test_what_columns_are():
+    for given, error, message in [
+        ({"x": [1, 2], "y": np.zeros(3)}, ValueError, r"source\['x'\] has 2, source\['y'\] has 3"),
+        ({"x": [1, 2], "y": {"z": [1]}}, ValueError, r"source\['y'\]\['z'\] has 1"),
+        ({"x": [1], "y": 3}, TypeError, r"source\['y'\] must have an entry for every row .*, got 3 of type int"),
+        ({"x": np.array(3)}, TypeError, r"source\['x'\] must have an entry for every row"),
+        ({"x": "abc"}, TypeError, r"source\['x'\] must have an entry for every row .*, got 'abc' of type str"),
+        ({"x": {1, 2}}, TypeError, r"source\['x'\] must have an entry for every row .*, got {1, 2}"),
+        ({"x": {0: [1]}}, TypeError, r"names of columns must be str, got 0 of type int in source\['x'\]"),
+        ({"x": {}}, ValueError, r"source\['x'\] must have columns"),
+        ({}, ValueError, "source must have columns, as in"),
+    ]:
+        assert_raises(error, message, MapDataset.source, given)
+    assert list(MapDataset.source({0: "a", 1: "b"})) == ["a", "b"]  # as in Grain
+    assert list(MapDataset.source(Lazy(a=1, b=2))) == ["record 0", "record 1"]
+
+
+MIXED = [[1, "a"], ["a", 2.5], [True, "a"], [b"a", "a"], [np.int32(1), b"a"], [np.arange(2), np.array(["a", "b"])], [1, None]]
+NUMBERS = [([1, 2.5], "float64"), ([True, 2], "int64"), ([np.float32(1), np.int8(2)], "float32"), (["a", np.str_("bcd")], "<U3")]
+
+
+def test_a_batch_makes_no_text_of_numbers():
+    message = "^Expected all input elements to have the same structure but got: "
+    for elements in MIXED:
+        for wrap in (lambda x: x, lambda x: {"k": x}, lambda x: [x, {"k": x}]):
+            ds = MapDataset.source([wrap(x) for x in elements])
+            assert_raises(ValueError, message, ds.batch(2).__getitem__, 0)
+        if elements[1] is not None:
+            pieces = MapDataset.source([np.asarray(x).reshape(1, -1) for x in elements]).to_iter_dataset().rebatch(2)
+            assert_raises(ValueError, "cannot join pieces of", list, pieces)
+        assert ds.batch(2, batch_fn=list)[0] == [ds[0], ds[1]]
+    for elements, dtype in NUMBERS:
+        assert MapDataset.source(elements).batch(2)[0].dtype == dtype
