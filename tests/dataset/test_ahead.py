@@ -9,19 +9,9 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import computing_ahead
 import pytest
-from computing_ahead import (  # noqa: F401
-    DIRECT,
-    Gate,
-    Plain,
-    fails,
-    interrupted,
-    no_threads_left,
-    numbers,
-    wait_for_no_threads,
-    without_collector,
-    working,
-)
+from computing_ahead import Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
 from operations import operation
 from programs import output
 from refusing import assert_raises
@@ -258,7 +248,7 @@ class TestInterrupts:
         gate = Gate()
         it = iter(make(9, gate, 3))
         before = it.get_state()
-        with interrupted(lambda: gate.num_busy >= (3 if make is sharing else 1)):
+        with computing_ahead.interrupted(lambda: gate.num_busy >= (3 if make is sharing else 1)):
             next(it)
         assert it.get_state() == before
         gate.open.set()
@@ -423,13 +413,13 @@ WAYS = {
     "threads": lambda s: MapDataset.source(s).shuffle(seed=1).map(lambda x: x).to_iter_dataset(),
     "one thread": lambda s: MapDataset.source(s).map_with_index(lambda i, x: x).to_iter_dataset(ReadOptions(1, 500)),
     "mixture": lambda s: MapDataset.mix([MapDataset.source(s), MapDataset.source(s)]).to_iter_dataset(),
-    "thread_prefetch": lambda s: ThreadPrefetchIterDataset(mapped(s, DIRECT), prefetch_buffer_size=50),
+    "thread_prefetch": lambda s: ThreadPrefetchIterDataset(mapped(s, computing_ahead.DIRECT), prefetch_buffer_size=50),
     "thread_prefetch of threads": lambda s: ThreadPrefetchIterDataset(mapped(s), prefetch_buffer_size=50),
-    "multithread_prefetch": lambda s: multithread_prefetch(mapped(s, DIRECT), 1, 50),
+    "multithread_prefetch": lambda s: multithread_prefetch(mapped(s, computing_ahead.DIRECT), 1, 50),
     "loader": lambda s: loader(s, 0),
-    "worker": lambda s: mapped(s, DIRECT).mp_prefetch(ONE_WORKER),
+    "worker": lambda s: mapped(s, computing_ahead.DIRECT).mp_prefetch(ONE_WORKER),
     "worker with threads": lambda s: MapDataset.source(s).to_iter_dataset().mp_prefetch(ONE_WORKER),
-    "worker, random": lambda s: mapped(s, DIRECT).random_map(lambda x, rng: x, seed=0).mp_prefetch(ONE_WORKER),
+    "worker, random": lambda s: mapped(s, computing_ahead.DIRECT).random_map(lambda x, rng: x, seed=0).mp_prefetch(ONE_WORKER),
     "loader with a worker": lambda s: loader(s, 1),
 }
 

@@ -3,20 +3,9 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import computing_ahead
 import pytest
-from computing_ahead import (  # noqa: F401
-    Boom,
-    Clock,
-    Failing,
-    SharingDataset,
-    Watched,
-    fails,
-    no_threads_left,
-    numbers,
-    scarce_threads,
-    wait_for_no_threads,
-    working,
-)
+from computing_ahead import Failing, Watched, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
 from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
@@ -35,7 +24,7 @@ def many_cpus(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    fake = Clock()
+    fake = computing_ahead.Clock()
     monkeypatch.setattr(readahead, "time", fake)
     return fake
 
@@ -100,7 +89,7 @@ class TestThreadsAndBlocks:
             assert len(working()) <= num_cpus
 
     def test_fewer_threads_than_asked_for_do(self, monkeypatch):
-        scarce_threads(monkeypatch, readahead, 2)
+        computing_ahead.scarce_threads(monkeypatch, readahead, 2)
         it = stream(Watched(100), 16, 32)
         it.start_prefetch()
         assert list(it) == list(range(100))
@@ -228,7 +217,7 @@ PIPELINES = {
     "dropping": numbers(40).filter(lambda x: x % 7 != 3 or x > 30),
     "dropping_and_counting": numbers(40).filter(lambda x: x % 7).map_with_index(lambda i, x: i),
     "batches": numbers(40).batch(3, batch_fn=list),
-    "users": SharingDataset(40).map(str),
+    "users": computing_ahead.SharingDataset(40).map(str),
     "empty": numbers(0),
     "failing": numbers(40).filter(lambda x: x % 5).map(Failing(23)),
     "stopping": numbers(40, fn=Failing(23, error=StopIteration)),
@@ -259,7 +248,7 @@ def test_block_size_is_not_observable(name, monkeypatch):
         assert (type(other), other.args) == (type(error), error.args)
         if name == "failing":
             assert it.get_state() == states[-1]  # where the following attempt goes on
-    expected = {"failing": Boom, "stopping": RuntimeError}.get(name, StopIteration)
+    expected = {"failing": computing_ahead.Boom, "stopping": RuntimeError}.get(name, StopIteration)
     assert type(error) is expected and (name != "stopping" or type(error.__cause__) is StopIteration)
     plain = iter(ds)
     for element, state in zip(elements, states, strict=True):
@@ -269,7 +258,7 @@ def test_block_size_is_not_observable(name, monkeypatch):
 
 def test_slow_elements_do_not_wait_for_each_other(monkeypatch):
     """Quick ones are computed in large blocks; what turns out to be slow goes as it is."""
-    clock = Clock()
+    clock = computing_ahead.Clock()
     monkeypatch.setattr(stated_blocks, "time", clock)
 
     def slow(x):

@@ -9,25 +9,9 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
+import computing_ahead
 import pytest
-from computing_ahead import (
-    DIRECT,
-    Boom,
-    Clock,
-    ClosingDataset,
-    Count,
-    Failing,
-    Gate,
-    Plain,
-    Watched,
-    fails,
-    interrupted,
-    no_threads_left,  # noqa: F401
-    numbers,
-    scarce_threads,
-    wait_for_no_threads,
-    working,
-)
+from computing_ahead import Boom, Failing, Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
 from local_workers import LocalWorkersIterDataset
 from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
@@ -47,11 +31,11 @@ def ahead(ds, size=2):
 
 class TestElementsAndStates:
     def test_blocks_of_small_elements_grow_and_shrink(self, monkeypatch):
-        clock = Clock()
+        clock = computing_ahead.Clock()
         monkeypatch.setattr(pullahead, "time", clock)
         seconds = [0.0]
-        source = Watched(2000, lambda keys: setattr(clock, "now", clock.now + seconds[0]))
-        it = ahead(MapDataset.source(source).to_iter_dataset(DIRECT), 64)
+        source = computing_ahead.Watched(2000, lambda keys: setattr(clock, "now", clock.now + seconds[0]))
+        it = ahead(MapDataset.source(source).to_iter_dataset(computing_ahead.DIRECT), 64)
         assert [next(it) for _ in range(1000)] == list(range(1000))
         assert source.sizes[:6] == [1, 2, 4, 8, 16, 32]
         assert max(source.sizes) == 32
@@ -62,7 +46,7 @@ class TestElementsAndStates:
 
     def test_states_compute_nothing_and_wait_for_nobody_and_set_state_for_the_thread(self):
         gate = Gate(is_open=True)
-        it = ahead(ClosingDataset(numbers(20), gate))  # which is used by one thread at a time
+        it = ahead(computing_ahead.ClosingDataset(numbers(20), gate))  # which is used by one thread at a time
         it.set_state({"next_index": 4})
         assert it.get_state() == {"next_index": 4}
         assert (gate.seen, working()) == ([], [])
@@ -86,7 +70,7 @@ class TestElementsAndStates:
         it = ahead(numbers(9, fn=gate), 3)
         it.start_prefetch()
         wait_until(lambda: gate.num_busy)
-        with interrupted(lambda: it._ahead.is_stopped):
+        with computing_ahead.interrupted(lambda: it._ahead.is_stopped):
             it.set_state({"next_index": 5})
         assert it.get_state() == {"next_index": 0}
         gate.open.set()
@@ -94,7 +78,7 @@ class TestElementsAndStates:
 
     @pytest.mark.parametrize("size", [0, 1, 4])
     def test_any_object_with_three_methods_can_be_prefetched_from(self, size):
-        it = ThreadPrefetchDatasetIterator(Count(9), size)
+        it = ThreadPrefetchDatasetIterator(computing_ahead.Count(9), size)
         assert str(it) == f"ThreadPrefetchDatasetIterator(prefetch_buffer_size={size})"
         states = [it.get_state()]
         for i in range(9):
@@ -157,7 +141,7 @@ class TestErrors:
         assert list(it) == list(range(4, 200))
 
     def test_an_error_of_the_parents_set_state_arrives(self):
-        class Refusing(Count):
+        class Refusing(computing_ahead.Count):
             def set_state(self, state):
                 raise Boom("refused")
 
@@ -168,7 +152,7 @@ class TestErrors:
         fails(it, Boom)  # it cannot go back to where it was either
 
     def test_threads_may_be_scarce(self, monkeypatch):
-        scarce = scarce_threads(monkeypatch, pullahead, 0)
+        scarce = computing_ahead.scarce_threads(monkeypatch, pullahead, 0)
         it = ahead(numbers(5))
         fails(it, RuntimeError, match="can't start new thread", times=2)
         scarce.num_left = 1
@@ -179,7 +163,7 @@ class TestClose:
     def test_waits_for_a_busy_thread_for_a_moment(self, monkeypatch):
         monkeypatch.setattr(thread_prefetch, "_CLOSE_SECONDS", PATIENCE_SECONDS)
         busy = threading.Event()
-        ds = ClosingDataset(numbers(9), lambda x: busy.set() or wait_until(lambda: it._ahead.is_stopped))
+        ds = computing_ahead.ClosingDataset(numbers(9), lambda x: busy.set() or wait_until(lambda: it._ahead.is_stopped))
         it = ahead(ds)
         it.start_prefetch()
         assert busy.wait(PATIENCE_SECONDS)
@@ -189,7 +173,7 @@ class TestClose:
     def test_before_the_start_while_the_buffer_is_full_and_at_the_end(self):
         for num, size in ((0, 1), (0, 9), (1, 1), (1, 2), (1, 9), (100, 1), (100, 2)):
             gate = Gate(is_open=True)
-            ds = ClosingDataset(numbers(100), gate)
+            ds = computing_ahead.ClosingDataset(numbers(100), gate)
             it = ahead(ds, size)
             assert it._take(num) == list(range(num))
             if num == 1:
@@ -202,7 +186,7 @@ class TestClose:
 
     def test_a_thread_that_is_stuck_closes_the_parent_later(self):
         gate = Gate()
-        ds = ClosingDataset(numbers(100), gate)
+        ds = computing_ahead.ClosingDataset(numbers(100), gate)
         it = ahead(ds)
         it.start_prefetch()
         wait_until(lambda: gate.num_busy)
@@ -246,14 +230,14 @@ class TestClose:
             assert_raises(ProcessLookupError, None, os.kill, process_id, 0)
 
     def test_by_user_code_in_the_thread(self):
-        ds = ClosingDataset(numbers(100), lambda x: it.close() if x == 3 else x)
+        ds = computing_ahead.ClosingDataset(numbers(100), lambda x: it.close() if x == 3 else x)
         it = ahead(ds)
         assert_raises(ValueError, "closed", list, it)
         wait_for_no_threads()
         assert len(ds.closed) == 1
 
     def test_and_start_prefetch_reach_objects_that_are_not_ours(self):
-        class Full(Count):
+        class Full(computing_ahead.Count):
             num_started = num_closed = 0
 
             def start_prefetch(self):
@@ -279,8 +263,8 @@ class TestSeveralThreads:
     @pytest.mark.parametrize("buffer_size", [0, 1, 2, 50])
     def test_one_element_of_each_share_in_turn(self, buffer_size):
         stages = [
-            lambda ds: ds.shuffle(seed=4).to_iter_dataset(DIRECT).map(str),
-            lambda ds: ds.to_iter_dataset(DIRECT).filter(lambda x: x % 3 != 1 or x > 8),
+            lambda ds: ds.shuffle(seed=4).to_iter_dataset(computing_ahead.DIRECT).map(str),
+            lambda ds: ds.to_iter_dataset(computing_ahead.DIRECT).filter(lambda x: x % 3 != 1 or x > 8),
             lambda ds: ds.map(str).to_iter_dataset(ReadOptions(2, 4)).batch(2, batch_fn=list),
         ]
         for count, length in ((1, 5), (2, 14), (3, 13), (5, 14), (4, 2), (2, 0)):
@@ -416,7 +400,7 @@ class TestEndsOfSeveral:
     @pytest.mark.parametrize("buffer_size", [0, 1, 4])
     def test_close(self, buffer_size):
         for num in (0, 1, 7, 20):
-            ds = ClosingDataset(numbers(20))
+            ds = computing_ahead.ClosingDataset(numbers(20))
             it = iter(multithread_prefetch(ds, 3, buffer_size))
             assert it._take(num) == list(range(num))
             if num == 7:

@@ -96,6 +96,7 @@ def test_training_digits_with_workers(tmp_path: Path) -> None:
     assert len(steps_in(tmp_path / "seed0-batch64-workers2/uninterrupted/log.txt")) == 161
 
 
+@pytest.mark.slow
 def test_training_digits_alone_goes_on_where_it_stopped(tmp_path: Path) -> None:
     half = tmp_path / "records.partial"
     half.mkdir()
@@ -132,7 +133,8 @@ PYTORCH = ROOT / ".peers/torch/bin/python"
 
 
 @pytest.mark.skipif(not PYTORCH.exists(), reason=f"PyTorch is not installed at {PYTORCH} (run `make peers`)")
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_run_of_pytorch_ends_with_the_same_bits(tmp_path: Path, workers: int) -> None:
     args = ["--out", tmp_path, "--workers", workers, "--steps", 180, "--save-every", 50]
     output = run_example("train_pytorch.py", *args, python=(PYTORCH, "-W", "error"))
@@ -254,6 +256,7 @@ def test_the_example_notices_that_the_data_were_not_restored(tmp_path: Path) -> 
     assert "losses after going back: DIFFERENT" in output
 
 
+@pytest.mark.slow
 def test_texts_of_a_row_do_not_see_one_another(tmp_path: Path) -> None:
     assert "3 texts in one row, and alone: largest difference of logits" in run_example("language_model.py")
     run_example(copy_without(tmp_path, "language_model.py", "(segments[:, :, None] == segments[:, None, :]) & "), status=1)

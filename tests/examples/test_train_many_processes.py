@@ -100,7 +100,7 @@ def test_a_dataset_pipeline(tmp_path):
     check_story(tmp_path / "dataset-2", 2, "--dataset")
 
 
-@pytest.mark.parametrize("killed", ["launcher", "process"])
+@pytest.mark.parametrize("killed", [pytest.param("launcher", marks=pytest.mark.slow), "process"])
 def test_when_one_is_killed_all_end(tmp_path, killed):
     with started("--out", tmp_path, "--steps", 10**6) as launcher:
         assert any("beginning after step 0" in line for line in launcher.stdout)
