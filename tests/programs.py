@@ -10,11 +10,11 @@ from pathlib import Path
 PATIENCE_SECONDS = 100.0
 
 
-def outcome(folder: Path, code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def outcome(folder: Path, code: str, *arguments: object, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
     """How a program, which may be indented, ends and what it prints."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(code))
-    command = [sys.executable, path, *map(str, arguments)]
+    command = [python, path, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
 
 
