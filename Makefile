@@ -8,6 +8,11 @@ PY := $(VENV)/bin/python
 GRAIN := 0.2.18
 TORCH := 2.13.0
 ORBAX_OLDEST := 0.11.17
+# Libraries that use Grain and come with their tests, which tests/clients runs; some have them in their source archives only.
+CLIENTS := flax==0.12.8 keras==3.15.1
+CLIENTS_FROM_SOURCE := $(filter flax==%,$(CLIENTS))
+CLIENTS_NEED := clu==0.0.12 jax==0.10.2 jaxtyping==0.3.11 pytest==9.2.0 sentencepiece==0.2.0 tensorboard==2.21.0 \
+  tensorflow-cpu==2.21.0 tensorflow-datasets==4.9.10
 
 # What installing an extra brings, and how long the tests take, all and the quick ones: said before they begin.
 BRINGS_examples := 60 packages, 1.1 GB (JAX, Orbax, TFDS without TensorFlow, scikit-learn, Matplotlib): 2 minutes or so
@@ -95,6 +100,19 @@ peers:  ## install what we compare with and the oldest Orbax, each in its own en
 .peers/orbax-oldest/.installed-$(ORBAX_OLDEST): setup.cfg pyproject.toml
 	$(call ensure_venv,.peers/orbax-oldest)
 	.peers/orbax-oldest/bin/python -m pip install --quiet --editable '.[orbax]' orbax-checkpoint==$(ORBAX_OLDEST) pytest pytest-timeout
+	@touch $@
+
+# This package in Grain's place: Grain itself is not installed there.
+.PHONY: clients
+clients: .peers/clients/.installed  ## install libraries that use Grain, with their tests, in an environment without Grain
+
+CLIENTS_PIP := .peers/clients/bin/python -m pip --disable-pip-version-check
+.peers/clients/.installed: Makefile setup.cfg pyproject.toml
+	$(call ensure_venv,.peers/clients)
+	$(CLIENTS_PIP) install --quiet --editable . $(CLIENTS) $(CLIENTS_NEED)
+	rm -rf .peers/clients/sources
+	$(CLIENTS_PIP) download --quiet --no-deps --no-binary :all: --dest .peers/clients/sources $(CLIENTS_FROM_SOURCE)
+	cd .peers/clients/sources && for archive in *.tar.gz; do tar xzf $$archive && rm $$archive; done
 	@touch $@
 
 .PHONY: bench
