@@ -140,8 +140,8 @@ def test_outputs_and_states(number):
         assert len(output) == case["limit"]
     used = it
     for position, text in enumerate(states):
-        if case["worker_count"] and (position + number) % 5:
-            continue  # they take long; in the next case it is the position before
+        if case["worker_count"] and (position + number) % 2:
+            continue  # they take long; of the other number of workers it is this one
         is_given_text = position % 3 != (number + 1) % 3
         it = used if position % 3 == number % 3 else grain.DataLoaderIterator(loader, None if is_given_text else json.loads(text))
         if is_given_text:
