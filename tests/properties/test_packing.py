@@ -143,7 +143,7 @@ def row_of(elements, packed, length_struct, meta, paddings):
     return row
 
 
-_NESTED = {"x": ("in", "x"), "y": ("y", "deep", "y")}  # by what it begins with, a whole feature is a meta feature
+_NESTED = {"x": ("in", "x"), "y": ("y", "deep", "z")}  # by what it begins with, a whole feature is a meta feature
 
 
 def nested(features):
