@@ -69,9 +69,9 @@ class FlatMapMapDataset(BlockMapDataset[T]):
     def __init__(self, parent: Any, transform: FlatMap) -> None:
         super().__init__(parent)
         if not isinstance(transform, FlatMap):
-            advice = for_a_class(transform) or "; use ds.flat_map(..., max_fan_out=...) for plain functions"
             raise TypeError(
-                f"transform must be an instance of FlatMap, got {shown(transform)} of type {type(transform).__name__}{advice}"
+                f"transform must be an instance of FlatMap, got {shown(transform)} of type {type(transform).__name__}"
+                f"{for_a_class(transform) or '; use ds.flat_map(..., max_fan_out=...) for plain functions'}"
             )
         self._transform = transform
         self._max_fan_out = check_max_fan_out(transform)
