@@ -116,9 +116,9 @@ def exact_length(stream: Any) -> int:
         case Exact(num) if num <= sys.maxsize:
             return num
         case AtMost(num):
-            reason = f"it has {num} elements at most, as steps leave out some; count them with sum(1 for _ in ds)"
+            reason = f"it has {num} elements at most, how many is known when they have been read; count with sum(1 for _ in ds)"
         case Unknown():
-            reason = "how many elements it has is not known before they have been read; count them with sum(1 for _ in ds)"
+            reason = "how many elements it has is not known before they have been read; count with sum(1 for _ in ds)"
         case _:
             reason = "it does not end; ds.limit(n) does"
     raise _no_length(stream, reason)
