@@ -117,8 +117,12 @@ def missing_package(package: str, extra: str, purpose: str) -> ImportError:
     return ImportError(f"{purpose} needs the package {package}, which is not installed; run: pip install 'gristmill[{extra}]'")
 
 
+class SourceEnded(Exception):
+    """A source has raised ``StopIteration``: there is nothing at this key nor after it, and streams end here."""
+
+
 def stop_iteration_error(source: str) -> RuntimeError:
-    """What becomes of a ``StopIteration`` that escapes from user code: it must not end the stream (as in PEP 479)."""
+    """What becomes of a ``StopIteration`` that escapes from a function of a user: it must not end the stream (as in PEP 479)."""
     return RuntimeError(
         f"user code in {source} raised StopIteration, which would have ended the data silently; "
         "raise another exception, or catch it where it happens"

@@ -78,7 +78,7 @@ class PipelineProducer:
                 it._allocate_with(self._allocate)
         if self.log is not None:
             for number, root in enumerate(_roots(it)):
-                root._log = RootLog(self.log, number, self.care)
+                root._reader.log = RootLog(self.log, number, self.care)
         if state is not None:
             it.set_state(state)
         if skip:

@@ -17,7 +17,7 @@ from gristmill.dataset.bases.feed import Feed, read_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, stream_of
 from gristmill.dataset.bases.length import Length, Unknown, same_number
-from gristmill.dataset.bases.map import BlockMapDataset
+from gristmill.dataset.bases.map import BlockMapDataset, source_reads_once
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.origins import RecordKey
@@ -61,6 +61,10 @@ class SampledMapDataset(BlockMapDataset[Any]):
     def _draws_from(self) -> Sequence[Any]:
         return [self._source] if isinstance(self._source, DatasetNode) else []
 
+    @property
+    def _reads_once(self) -> bool:
+        return source_reads_once(self._source)
+
     def __len__(self) -> int:
         return self._length
 
@@ -77,7 +81,7 @@ class SampledMapDataset(BlockMapDataset[Any]):
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         keys, metadata = self._sampled(feed.indices)
-        data = read_stream(self._source, keys, feed)
+        data = read_stream(self, self._source, keys, feed)
         if metadata is None:
             return data
         return (Record(m, x) for x, m in zip(data, metadata, strict=False))  # the data may end early

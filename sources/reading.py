@@ -13,7 +13,7 @@ from __future__ import annotations
 import operator
 from typing import TYPE_CHECKING, Any
 
-from gristmill.core.errors import stop_iteration_error
+from gristmill.core.errors import SourceEnded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
         keys: the keys, each as the source takes it.
 
     Raises:
-        RuntimeError: the source raised ``StopIteration``.
+        SourceEnded: the source raised ``StopIteration``.
         TypeError, ValueError: the vectored read did not return one record per key.
         Exception: whatever the source raises.
 
@@ -48,7 +48,7 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
             return [source[key] for key in keys]
         answer = getattr(source, name)(keys)
     except StopIteration as error:
-        raise stop_iteration_error(f"the source {type(source).__name__}") from error
+        raise SourceEnded from error
     if isinstance(answer, dict | str | bytes):  # a table of columns, for example: as long as keys only by accident
         raise TypeError(f"{type(source).__name__}.{name} must return a sequence of records, got {type(answer).__name__}")
     records = list(answer)
@@ -62,6 +62,19 @@ def read_keys(source: Any, keys: Sequence[Any]) -> list[Any]:
 def is_read_in_blocks(source: Any) -> bool:
     """Whether ``read_keys`` reads several records at once."""
     return _vectored_read(source) is not None
+
+
+def may_be_read_again(source: Any) -> bool:
+    """Whether ``source`` is sure to give the same record for a key again.
+
+    Ours do, and sequences of Python and NumPy, and what reads several records at once. Another one may give whatever comes
+    next, in disguise.
+
+    Example:
+        >>> may_be_read_again([1, 2])
+        True
+    """
+    return type(source).__module__.partition(".")[0] in ("builtins", "numpy", "gristmill") or is_read_in_blocks(source)
 
 
 def _vectored_read(source: Any) -> str | None:

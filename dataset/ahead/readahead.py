@@ -4,7 +4,8 @@ Guarantees:
 
 1. Elements come out in the order of their indices, each once.
 2. No more than ``buffer_size`` elements are in flight or ready and not yet taken.
-3. When computing an element fails, all elements before it are delivered first, then its error, then nothing more.
+3. When computing an element fails, all elements before it are delivered first, then its error, then nothing more. Once that is
+   known, no element after it is begun.
 4. No thread exists before the first ``take`` or ``start``. After ``close`` every thread ends when the element, or the vectored
    read, that it is computing is done. Threads know this object, not the iterator that uses it: dropping the iterator closes it.
 5. ``close`` may be called anywhere, also by the garbage collector in the middle of any line here: the lock is re-entrant, is
@@ -29,13 +30,13 @@ import heapq
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 from gristmill.core.pacing import QUICK_SECONDS, BlockSize
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.threads import start_thread
-from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.feed import Feed, StopInStream
 
 _ANEW_SECONDS = 1.0  # see guarantee 5
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
@@ -259,6 +260,9 @@ class ReadAhead:
             return
         start = block.start
         elements = block.take_finished()
+        if error is not None:
+            self._stop = min(self._stop, start + len(elements))
+            self._returned = sorted([part for part in self._returned if part[0] < self._stop])
         if elements or error is not None:
             self._ready[start] = elements, error
             if start == self._taken:
@@ -315,20 +319,21 @@ class _Block:
         elements, in_one = self._elements, True
         while (num := len(elements)) < self.size:
             rest = range(self._first + num, self._first + self.size)
-            self._is_whole = in_one and stream is None
+            found: Iterable[Any] | None = None
             if len(rest) > 1 and in_one:
+                self._is_whole = stream is None
                 try:
-                    elements.extend(compute(rest) if stream is None else self._begin(stream, rest))
-                except BaseException:  # which element is it, and what comes of it alone?
-                    in_one = stream is not None
-                if len(elements) >= self.size:
-                    break
-            self._is_whole = False
-            single = self._first + len(elements)
+                    found = compute(rest) if stream is None else self._begin(stream, rest)
+                except Exception:  # which element is it, and what comes of it alone?
+                    in_one = False
+                except BaseException as error:
+                    return error
+                self._is_whole = False
             try:
-                elements += compute(range(single, single + 1))
+                elements.extend(compute(rest[:1]) if found is None else found)
             except BaseException as error:
-                return error
+                if len(elements) < self.size:  # else it was begun in vain
+                    return error.__cause__ if isinstance(error, StopInStream) else error
         return None
 
     def _begin(self, stream: Stream, indices: range) -> Iterator[Any]:
@@ -338,3 +343,10 @@ class _Block:
         if self._first + self.size < indices.stop:  # has become smaller in this moment
             self.leave(self.size)
         return stream(feed)
+
+
+def compute_in_order(compute: Compute, stream: Stream | None, indices: range) -> tuple[list[Any], BaseException | None]:
+    """The elements at ``indices``, and the error that follows them, if any. Without ``stream``, all are asked for at once first."""
+    block = _Block(indices.start, len(indices), 0.0)
+    error = block.compute(compute, stream)
+    return block.take_finished(), error

@@ -9,26 +9,36 @@ Guarantees:
 
 1. A stream gives the elements at the indices of its feed, in their order, each computed when it is asked for. It may compute less
    than that only after ``leave``.
-2. ``leave(num)`` may be called by any thread at any time. The element that is being computed then is finished; none at or
+2. What ``_stream`` itself raises may be about any of the elements. What its iterator raises is about the next one, is what computing
+   that one alone would raise, and says where it came up. A ``StopIteration`` of a user's function comes as ``StopInStream``.
+3. ``leave(num)`` may be called by any thread at any time. The element that is being computed then is finished; none at or
    after ``num`` is begun, but for one that was begun in the same moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from gristmill.core.errors import SourceEnded
 from gristmill.core.indices import Indices
+from gristmill.dataset.telling.failures import tell
 from gristmill.sources.reading import is_read_in_blocks, read_keys
+
+
+class StopInStream(Exception):
+    """A generator must not raise ``StopIteration``, which is the cause of this."""
 
 
 class _Steps:
     """What decides how many elements come: a list, one entry for each, that may get shorter."""
 
-    __slots__ = ("entries", "limit")
+    __slots__ = ("entries", "iterator", "limit")
 
     def __init__(self) -> None:
         self.entries: list[Any] | None = None
+        self.iterator: Iterator[Any] = iter([])  # over the entries
         self.limit: int | None = None
 
 
@@ -53,10 +63,17 @@ class Feed:
 
     def steps(self, entries: list[Any]) -> Iterator[Any]:
         """Iterates over ``entries``, a list with one entry for every index that nobody else has, until told to leave off."""
-        self._steps.entries = entries
+        self._steps.entries, self._steps.iterator = entries, iter(entries)
         if self._steps.limit is not None:
             del entries[self._steps.limit :]
-        return iter(entries)
+        return self._steps.iterator
+
+    @property
+    def index(self) -> int:
+        """The index of the element that is being computed, after ``steps``."""
+        assert self._steps.entries is not None
+        num_begun = len(self._steps.entries) - operator.length_hint(self._steps.iterator)
+        return operator.index(self.indices[num_begun - 1])
 
     def leave(self, num: int) -> None:
         """Lets the stream end after ``num`` elements."""
@@ -65,8 +82,40 @@ class Feed:
             del self._steps.entries[num:]
 
 
-def read_stream(source: Any, keys: list[Any], feed: Feed) -> Iterator[Any]:
+def one_by_one(compute: Callable[[Any], Any], steps: Iterator[Any]) -> Iterator[Any]:
+    """What ``compute`` makes of every step."""
+    for step in steps:
+        try:
+            x = compute(step)
+        except StopIteration as error:
+            raise StopInStream from error
+        yield x
+
+
+def failed_in_stream(error: Exception, stage: Any, feed: Feed) -> None:
+    """To be called when ``stage`` has failed with the element that it is at, before the error is raised again."""
+    tell(error, stage, [feed.index])
+    if isinstance(error, StopIteration):
+        raise StopInStream from error
+
+
+def read_stream(stage: Any, source: Any, keys: list[Any], feed: Feed) -> Iterator[Any]:
     """The records at ``keys``, one for every index of ``feed``: read at once where the source can do that, else one by one."""
     if is_read_in_blocks(source):
-        return feed.steps(read_keys(source, keys))
-    return (source[key] for key in feed.steps(keys))
+        try:
+            return feed.steps(read_keys(source, keys))
+        except Exception:
+            pass  # the elements before that record are wanted first
+    return _read_one_by_one(stage, source, feed.steps(keys), feed)
+
+
+def _read_one_by_one(stage: Any, source: Any, steps: Iterator[Any], feed: Feed) -> Iterator[Any]:
+    for key in steps:
+        try:
+            record = source[key]
+        except StopIteration as error:
+            raise SourceEnded from error
+        except Exception as error:
+            tell(error, stage, [feed.index])
+            raise
+        yield record

@@ -48,12 +48,14 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
     _parents: tuple[DatasetIterator[Any], ...] = ()
     _refills: ClassVar[bool] = False  # whether it may take elements of its parents again when it is restored
     _is_taken_again = False  # whether a step behind it may
+    _reads_once = False  # whether a source may not give the same record again
     _closed = False
     _failed_state: Any = None  # the state at which ``next`` last failed
     _own_ctx: IteratorContext | None = None
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
         self._parents = as_parents(parents, DatasetIterator)
+        self._reads_once = any([parent._reads_once for parent in self._parents])
         if self._refills:
             _are_taken_again(self._parents)
         contexts = [parent._ctx for parent in self._parents]
@@ -424,13 +426,14 @@ def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
 
     If it raises, ``it`` may be anywhere (its outermost user restores it).
     """
-    before = marked(it) if n > 1 else None
-    if before is None:
-        return it._take(n)
-    try:
-        return it._take(n)
-    except Exception:
-        return_to(it, before)
+    if not it._reads_once:  # else nothing may be taken again
+        before = marked(it) if n > 1 else None
+        if before is None:
+            return it._take(n)
+        try:
+            return it._take(n)
+        except Exception:
+            return_to(it, before)
     elements: list[Any] = []
     while len(elements) < n:
         element = it._take(1)

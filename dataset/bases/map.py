@@ -8,18 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from gristmill.core import grain_names
+from gristmill.core.cached import cached
+from gristmill.core.errors import SourceEnded
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
-from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.feed import Feed, StopInStream, one_by_one
 from gristmill.dataset.bases.habits import OF_MAP_DATASETS, with_hints
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
-from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, spec_of_first_parent
+from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, reads_once, spec_of_first_parent
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapDatasetMeta, MapElementMethods, MapSequenceMethods
 from gristmill.dataset.telling.failures import instead_of_stop, tell, told
 from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.sources.reading import may_be_read_again
 
 if TYPE_CHECKING:
     from gristmill.dataset.bases.iterator import DatasetIterator
@@ -89,18 +92,30 @@ class MapDataset(
         Law: the same as ``[self[i] for i in indices]``. If that raises, so does this, but not always the same error;
         ``read`` makes up for it.
         """
-        block: list[Any] = []
-        for i in as_ints(indices):
-            try:
-                block.append(self[i])
-            except Exception as error:
-                tell(error, self, [i])
-                raise
-        return block
+        return [self._item(i) for i in as_ints(indices)]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         """The elements of ``_block(feed.indices)``, each computed when it is asked for (see ``feed``)."""
-        return (self[i] for i in feed.steps([*as_ints(feed.indices)]))
+        return one_by_one(self._item, feed.steps([*as_ints(feed.indices)]))
+
+    def _item(self, i: int) -> Any:
+        try:
+            return self[i]
+        except Exception as error:
+            if isinstance(error, StopIteration) and (not self._parents or isinstance(error.__cause__, SourceEnded)):
+                raise SourceEnded from error
+            tell(error, self, [i])
+            raise
+
+    @cached
+    def _draws_once(self) -> bool:
+        """Whether something upstream may not give the same element when it is asked again."""
+        return reads_once(self)
+
+    @property
+    def _reads_once(self) -> bool:
+        """Whether this step itself may not give the same element when it is asked again."""
+        return not self._parents
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
         """Lets elements be computed through what ``wrap`` makes of the method that computes them (see ``observing``)."""
@@ -157,7 +172,14 @@ class BlockMapDataset(MapDataset[T]):
     def _block(self, indices: Indices) -> list[Any]: ...
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return (self._block([i])[0] for i in feed.steps([*as_ints(feed.indices)]))
+        return one_by_one(self._item, feed.steps([*as_ints(feed.indices)]))
+
+    def _item(self, i: int) -> Any:
+        return self._block([i])[0]
+
+    @property
+    def _reads_once(self) -> bool:
+        return False
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
         shadow(self, "_block", wrap)
@@ -180,6 +202,8 @@ class BlockMapDataset(MapDataset[T]):
         try:
             return self._block([index])[0]
         except BaseException as error:
+            if isinstance(error, SourceEnded):
+                raise StopIteration from error
             if isinstance(error, StopIteration):
                 raise instead_of_stop(error, str(self)) from error
             filter_traceback(error)
@@ -261,6 +285,11 @@ def _as_index(index: Any) -> int:
         raise TypeError(f"index must be an integer or a slice, got {index!r:.100} of type {type(index).__name__}") from None
 
 
+def source_reads_once(source: Any) -> bool:
+    """Whether ``source`` may not give the same record again."""
+    return reads_once(source) if isinstance(source, DatasetNode) else not may_be_read_again(source)
+
+
 def stream_elements(ds: MapDataset[Any], feed: Feed) -> Iterator[Any]:
     """The elements of ``ds`` at the indices of ``feed``, each computed when it is asked for."""
     return ds._stream(feed)
@@ -269,8 +298,13 @@ def stream_elements(ds: MapDataset[Any], feed: Feed) -> Iterator[Any]:
 def read(ds: MapDataset[Any], indices: Indices) -> list[Any]:
     """The elements of ``ds`` at ``indices``, or the error that computing them one after another would meet first."""
     try:
-        return ds._block(indices)
+        stream = stream_elements(ds, Feed(indices)) if ds._draws_once else ds._block(indices)
     except Exception:
         if len(indices) == 1:
             raise
-    return [ds._block([i])[0] for i in as_ints(indices)]
+        return [ds._block([i])[0] for i in as_ints(indices)]
+    try:
+        return list(stream)
+    except StopInStream as error:
+        assert error.__cause__ is not None
+        raise error.__cause__ from None

@@ -223,6 +223,11 @@ def ancestors(ds: Any) -> Iterator[Any]:
             todo.extend(node._parents)
 
 
+def reads_once(ds: Any) -> bool:
+    """Whether a source of ``ds`` may not give the same record again."""
+    return any([node._reads_once for node in ancestors(ds)])
+
+
 def dropping_steps(ds: Any) -> list[Any]:
     """Those that may leave out elements, of ``ds`` and everything upstream."""
     return [node for node in ancestors(ds) if node._drops]

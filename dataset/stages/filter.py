@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
-from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, stream_of
 from gristmill.dataset.bases.length import some_of_them
@@ -49,8 +49,17 @@ class FilterMapDataset(BlockMapDataset[T]):
             raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
+        return self._filtered(stream_elements(self._parents[0], feed), feed)
+
+    def _filtered(self, elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
         fn = self._fn
-        return (x if x is not None and fn(x) else None for x in stream_elements(self._parents[0], feed))
+        for x in elements:
+            try:
+                result = x if x is not None and fn(x) else None
+            except Exception as error:
+                failed_in_stream(error, self, feed)
+                raise
+            yield result
 
 
 class FilterIterDataset(IterDataset[T]):

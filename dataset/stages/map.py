@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
@@ -52,8 +52,17 @@ class MapMapDataset(BlockMapDataset[T]):
             raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
+        return self._mapped(stream_elements(self._parents[0], feed), feed)
+
+    def _mapped(self, elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
         fn = self._fn
-        return (None if x is None else fn(x) for x in stream_elements(self._parents[0], feed))
+        for x in elements:
+            try:
+                result = None if x is None else fn(x)
+            except Exception as error:
+                failed_in_stream(error, self, feed)
+                raise
+            yield result
 
 
 class MapIterDataset(IterDataset[T]):

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.counting import CountingIterator
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
@@ -48,9 +48,17 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
             raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
+        return self._mapped(stream_elements(self._parents[0], feed), feed)
+
+    def _mapped(self, elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
         fn = self._fn
-        elements = stream_elements(self._parents[0], feed)  # may end early
-        return (None if x is None else fn(i, x) for x, i in zip(elements, as_ints(feed.indices), strict=False))
+        for x, i in zip(elements, as_ints(feed.indices), strict=False):  # the elements may end early
+            try:
+                result = None if x is None else fn(i, x)
+            except Exception as error:
+                failed_in_stream(error, self, feed)
+                raise
+            yield result
 
 
 class MapWithIndexIterDataset(IterDataset[T]):

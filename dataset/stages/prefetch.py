@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from gristmill.core.errors import StateIndexError
+from gristmill.core.errors import SourceEnded, StateIndexError
 from gristmill.core.naming import stable_repr
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int, shown, state_field
-from gristmill.dataset.ahead.readahead import ReadAhead, Stream
-from gristmill.dataset.ahead.root_log import OneByOne, RootLog
-from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.ahead.reader import Reader
+from gristmill.dataset.ahead.root_log import OneByOne
+from gristmill.dataset.bases.feed import StopInStream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.length import Length, num_elements, of_number
-from gristmill.dataset.bases.map import MapDataset, read
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
@@ -69,20 +68,18 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     _work_category = "prefetch"
     _stays_on_error = True
     _closes_anytime = True
-    _read_ahead: ReadAhead | None = None
-    _finalizer: Any = None
-    _log: RootLog | None = None  # in a worker
 
     def __init__(self, ds: MapDataset[Any], parameters: PrefetchParameters) -> None:
         super().__init__()
         self._ds = ds
-        self._read_from = ds  # or what an observer has made of it
         self._length = len(ds)
+        self._end = self._length  # or where the source has ended
         self._parameters = parameters
-        self._num_threads = parameters.read_options.num_threads
-        self._buffer_size = parameters.read_options.prefetch_buffer_size
+        self._reader = Reader(ds, parameters.read_options.num_threads, parameters.read_options.prefetch_buffer_size)
+        self._reads_once = self._reader.reads_once
         self._allow_nones = parameters.allow_nones
         self._next_index = 0
+        self._failed_index = -1  # the last attempt failed there
         sparse = dropping_steps(ds)
         self._is_sparse = bool(sparse)
         self._guard = FilterGuard(str([*sparse, self][0]))
@@ -98,23 +95,34 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         return (self._parameters.read_options,)
 
     def _work_ahead(self) -> WorkAhead:
-        ahead = self._read_ahead  # which another thread may drop
-        num_threads = min(self._num_threads, self._buffer_size)
-        return WorkAhead(num_threads > 0, num_threads, 0 if ahead is None else ahead.num_ready, reads=True)
+        num_threads = self._reader.num_threads
+        return WorkAhead(num_threads > 0, num_threads, self._reader.num_ready, reads=True)
 
     def _observe_reads(self, replace: Callable[[Any], Any] | None) -> None:
-        self._read_from = self._ds if replace is None else replace(self._ds)
-        if self._read_ahead is not None:
-            self._read_ahead.compute, self._read_ahead.stream = self._read_from._block, self._streamed
+        self._reader.observe(None if replace is None else replace(self._ds))
 
     def _take(self, n: int) -> list[Any]:
-        if n > 1 and self._is_careful:
+        if n > 1 and self._reader.is_careful:
             raise OneByOne
+        if self._closed:
+            raise ValueError(f"{self} is closed")
         taken: list[Any] = []
-        index, length = self._next_index, self._length
+        parts: list[list[Any]] = []  # what was read since ``_next_index``
+        index = self._next_index
         try:
-            while len(taken) < n and index < length:
-                elements = self._read(index, min(n - len(taken), length - index))
+            while len(taken) < n and index < self._end:
+                try:
+                    elements = self._reader.take(index, min(n - len(taken), self._end - index))
+                except SourceEnded:
+                    self._end = index
+                    break
+                except Exception as error:
+                    self._failed_index = index
+                    if not parts:
+                        raise
+                    self._reader.give_back(index, [], error)
+                    raise OneByOne from None
+                parts.append(elements)
                 index += len(elements)
                 if not self._allow_nones:
                     kept = [x is not None for x in elements]
@@ -124,91 +132,54 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                 taken += elements
                 if not taken:
                     self._next_index = index  # past elements that are not there, whatever comes next
+                    parts.clear()
+        except Exception:
+            if parts:
+                self._reader.give_back(self._next_index, [x for part in parts for x in part])
+            raise
         except BaseException:
-            self._stop_reading()  # what was read and not delivered is read again
+            self._reader.stop()  # what was read and not delivered is read again
             raise
         self._next_index = index
         return taken
 
     def _stream(self, n: int) -> Iterator[Any]:
-        if self._is_careful:
+        reader, skips = self._reader, not self._allow_nones
+        if reader.is_careful:
             raise OneByOne
-        stop = min(self._next_index + n, self._length)
+        stop = min(self._next_index + n, self._end)
         while self._next_index < stop:  # not moved before the end of a part: whoever leaves off earlier goes back
-            part, after = self._stream_part(stop)
-            num = -1
-            for num, x in enumerate(part):
-                if x is None and not self._allow_nones:
-                    self._guard.observe([True] * num, self._ctx.options)
-                    return
-                yield x
-            self._guard.observe([True] * (num + 1), self._ctx.options)
-            self._next_index = after
-
-    @property
-    def _is_careful(self) -> bool:
-        return self._log is not None and self._log.is_careful
-
-    def _stream_part(self, stop: int) -> tuple[Iterable[Any], int]:
-        """Some of the elements from here to ``stop``, and the index after them."""
-        index = self._next_index
-        if self._num_threads and self._buffer_size:
-            elements = self._read_ahead_of(index, stop - index)
-            return elements, index + len(elements)
-        if self._log is not None:
-            self._log.note(index, stop)
-        return self._read_from._stream(Feed(range(index, stop))), stop
-
-    def _read(self, index: int, n: int) -> list[Any]:
-        log = self._log
-        if log is not None and log.is_careful:
-            log.note_alone(index)
-        elif self._num_threads and self._buffer_size:
-            return self._read_ahead_of(index, n)
-        elif log is not None:
-            log.note(index, index + n)
-        return read(self._read_from, range(index, index + n))
-
-    def _read_ahead_of(self, index: int, n: int) -> list[Any]:
-        elements = self._start_reading().take(n)
-        if self._log is not None:
-            self._log.note(index, index + len(elements))
-        return elements
-
-    def _start_reading(self) -> ReadAhead:
-        if self._closed:
-            raise ValueError(f"{self} is closed")
-        if self._read_ahead is None or not self._read_ahead.is_here:
-            self._stop_reading()
-            sizes = self._num_threads, self._buffer_size
-            self._read_ahead = ReadAhead(
-                self._read_from._block, self._next_index, self._length, *sizes, self._streamed, self._log
-            )
-            self._finalizer = weakref.finalize(self, self._read_ahead.close)
-        return self._read_ahead
-
-    @property
-    def _streamed(self) -> Stream | None:
-        """What computes elements one after the other; while somebody observes blocks, there are only these."""
-        return self._ds._stream if self._read_from is self._ds else None
-
-    def _stop_reading(self) -> None:
-        self._read_ahead = None
-        if self._finalizer is not None:
-            self._finalizer()
-
-    def _read_for_skip(self) -> list[Any]:
-        if self._log is not None and self._log.is_careful:
-            self._log.note_alone(self._next_index)
-        return read(self._read_from, range(self._next_index, self._next_index + 1))
+            index, num, is_missing = self._next_index, 0, False
+            try:
+                part, size = reader.part(index, stop - index)
+                for x in part:
+                    if x is None and skips:
+                        is_missing = True
+                        break
+                    yield x
+                    num += 1
+            except Exception as error:
+                reader.give_back(index + num, [], error.__cause__ if isinstance(error, StopInStream) else error)
+                raise OneByOne from None
+            except GeneratorExit:
+                raise
+            except BaseException:
+                reader.stop()
+                raise
+            if is_missing:
+                reader.give_back(index + num, [None])
+            self._guard.observe([True] * num, self._ctx.options)
+            if is_missing:
+                return
+            self._next_index = index + size
 
     def start_prefetch(self) -> None:
-        if self._num_threads and self._buffer_size and not self._closed and not self._is_careful:
-            self._start_reading().start()
+        if not self._closed:
+            self._reader.start()
 
     def close(self) -> None:
         super().close()
-        self._stop_reading()
+        self._reader.close()
 
     def get_state(self) -> Any:
         return {"next_index": self._next_index}
@@ -220,8 +191,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
             raise StateIndexError(
                 f"next_index in the state of {self} must be in [0, {self._length}], the length of the dataset, got {shown(index)}"
             )
-        self._stop_reading()
-        self._next_index = position
+        self._reader.go_to(position)
+        self._next_index, self._end = position, self._length
 
     def _mark(self) -> tuple[int, tuple[int, int]]:
         return self._next_index, self._guard.counts
@@ -243,12 +214,14 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         return self._is_sparse and not self._allow_nones
 
     def _skip(self) -> None:
+        if self._next_index == self._failed_index:
+            self._next_index += 1
+            return
         while self._next_index < self._length:
             try:
-                missing = self._read_for_skip()[0] is None and not self._allow_nones
+                missing = self._reader.take(self._next_index, 1)[0] is None and not self._allow_nones
             except Exception:
                 missing = False
             self._next_index += 1
             if not missing:
                 break
-        self._stop_reading()

@@ -10,7 +10,7 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
 from gristmill.dataset.bases.counting import CountingIterator
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.feed import Feed, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
@@ -53,7 +53,16 @@ class RandomMapMapDataset(BlockMapDataset[T]):
             raise
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return _random_stream(self._fn, stream_elements(self._parents[0], feed), as_ints(feed.indices), self._rng_pool)
+        return self._mapped(stream_elements(self._parents[0], feed), feed)
+
+    def _mapped(self, elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
+        for x, i in zip(elements, as_ints(feed.indices), strict=False):  # the elements may end early
+            try:
+                result = _random_map(self._fn, [x], [i], self._rng_pool)[0]
+            except Exception as error:
+                failed_in_stream(error, self, feed)
+                raise
+            yield result
 
 
 class RandomMapIterDataset(IterDataset[T]):

@@ -11,7 +11,7 @@ from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.division import cut_into_parts
 from gristmill.dataset.bases.feed import Feed, read_stream
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, source_reads_once
 from gristmill.dataset.bases.node import DatasetNode, spec_of
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.telling.description import source_files, source_text
@@ -48,6 +48,10 @@ class SourceMapDataset(BlockMapDataset[T]):
     @property
     def _draws_from(self) -> Sequence[Any]:
         return [self._source] if isinstance(self._source, DatasetNode) else []
+
+    @property
+    def _reads_once(self) -> bool:
+        return source_reads_once(self._source)
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
@@ -94,4 +98,4 @@ class SourceMapDataset(BlockMapDataset[T]):
         return [RecordKey(key, epoch)]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        return read_stream(self._source, wrap_keys(self._source, as_ints(feed.indices)), feed)
+        return read_stream(self, self._source, wrap_keys(self._source, as_ints(feed.indices)), feed)

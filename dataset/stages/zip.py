@@ -79,7 +79,10 @@ class ZipMapDataset(BlockMapDataset[T]):
         return [Part(parent, index) for parent in self._parents]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
-        rows = zip(*[stream_elements(parent, Feed(feed.indices)) for parent in self._parents], strict=True)
+        return self._zipped([stream_elements(parent, Feed(feed.indices)) for parent in self._parents], feed)
+
+    def _zipped(self, elements: list[Iterator[Any]], feed: Feed) -> Iterator[Any]:
+        rows = zip(*elements, strict=True)
         for row in (next(rows) for _ in feed.steps([*feed.indices])):
             yield None if self._drops and any([x is None for x in row]) else row
 
