@@ -1,0 +1,203 @@
+"""Reading a map dataset in the order of its indices, each element once.
+
+Guarantees:
+
+1. Elements come in the order of their indices. An error comes behind the elements before it, when the one that failed is asked
+   for; the next attempt computes that one anew.
+2. What was computed and not handed out is not computed again if the consumer goes on there, also after an error.
+3. With one thread, or none, a source that may not give the same record again (see ``may_be_read_again``) is asked for one
+   record after another, in their order, and for none after one that failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from gristmill.dataset.ahead.readahead import Compute, ReadAhead, Stream, compute_in_order
+from gristmill.dataset.ahead.root_log import RootLog
+from gristmill.dataset.bases.feed import Feed, one_by_one
+from gristmill.dataset.bases.map import MapDataset, stream_elements
+
+
+class Reader:
+    """Computes the elements of ``ds`` at consecutive indices, ahead of its consumer if there are threads.
+
+    Args:
+        ds: the dataset.
+        num_threads: the most threads to use; none if 0.
+        buffer_size: the most elements to be ahead; none if 0.
+    """
+
+    def __init__(self, ds: MapDataset[Any], num_threads: int, buffer_size: int) -> None:
+        self.log: RootLog | None = None  # in a worker
+        self.num_threads = min(num_threads, buffer_size)
+        self.reads_once = ds._draws_once
+        self._ds = ds
+        self._observed: Any = None  # what an observer has made of it
+        self._length = len(ds)
+        self._buffer_size = buffer_size
+        self._ahead: ReadAhead | None = None
+        self._finalizer: Any = None
+        self._index = 0  # of what comes next: what is kept, then the error, then what is read
+        self._kept: list[Any] = []
+        self._error: BaseException | None = None
+        self._part: Iterator[Any] | None = None  # of elements before ``_index``, which are handed out when they are asked for
+        self._is_closed = False
+
+    @property
+    def num_ready(self) -> int:
+        """How many elements could be taken without waiting."""
+        ahead = self._ahead  # which another thread may drop
+        return len(self._kept) + (0 if ahead is None else ahead.num_ready)
+
+    @property
+    def is_careful(self) -> bool:
+        return self.log is not None and self.log.is_careful
+
+    def take(self, index: int, n: int) -> list[Any]:
+        """The elements at ``index`` and after it, at least one and at most ``n``. Not to be called at the end."""
+        if index != self._index or self._part is not None:
+            self.go_to(index)
+        if self._kept:
+            elements = self._kept[:n]
+            del self._kept[:n]
+        elif self._error is not None:
+            error, self._error = self._error, None
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame
+        else:
+            elements = self._read(index, n)
+        self._index = index + len(elements)
+        return elements
+
+    def part(self, index: int, n: int) -> tuple[Iterator[Any], int]:
+        """As ``take``, but an iterator, from which elements are taken one by one, and how many it will give."""
+        if index != self._index or self._part is not None:
+            self.go_to(index)
+        if self.num_threads or self._kept or self._error is not None:
+            elements = self.take(index, n)
+            self._part = iter(elements)
+            return self._part, len(elements)
+        if self.log is not None:
+            self.log.note(index, index + n)
+        return stream_elements(self._ds, Feed(range(index, index + n))), n
+
+    def give_back(self, index: int, elements: list[Any], error: BaseException | None = None) -> None:
+        """Lets ``elements``, which nobody has seen, come from ``index`` on: those before what comes next; then ``error``, if any."""
+        with self._all_or_nothing():
+            self._collect()
+            self._kept[:0] = elements
+            self._index = index
+            if error is not None:
+                self._error = error
+
+    def go_to(self, index: int) -> None:
+        """Lets the element at ``index`` come next; what is kept remains if that is among it."""
+        with self._all_or_nothing():
+            self._collect()
+            num_passed = index - self._index
+            if 0 <= num_passed <= len(self._kept):
+                del self._kept[:num_passed]
+            else:
+                self.stop()
+            self._index = index
+
+    def start(self) -> None:
+        """Begins to read ahead."""
+        if self.num_threads and not self._is_closed and not self.is_careful and not self._kept and self._error is None:
+            self._collect()
+            self._started(self._index).start()
+
+    def stop(self) -> None:
+        """Ends the threads, and keeps nothing."""
+        self._kept, self._error, self._part, self._ahead = [], None, None, None
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def close(self) -> None:
+        """As ``stop``, for ever."""
+        self._is_closed = True
+        self.stop()
+
+    def observe(self, observed: Any) -> None:
+        """Reads from ``observed``, which somebody has made of the dataset; ``None``: from the dataset itself."""
+        self._observed = observed
+        if self._ahead is not None:
+            self._ahead.compute, self._ahead.stream = self._block, self._stream
+
+    @property
+    def _block(self) -> Compute:
+        compute: Compute = (self._ds if self._observed is None else self._observed)._block
+        return compute
+
+    @property
+    def _stream(self) -> Stream | None:
+        """What computes elements one after the other; while somebody observes blocks, these are of one element or nothing."""
+        if self._observed is None:
+            return functools.partial(stream_elements, self._ds)
+        if not self.reads_once:
+            return None
+        block = self._block
+        return lambda feed: one_by_one(lambda i: block(range(i, i + 1))[0], feed.steps([*feed.indices]))
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Keeps nothing if an interrupt comes in the middle."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+    def _collect(self) -> None:
+        """Keeps what was not taken of the last part."""
+        if self._part is not None:
+            rest = [*self._part]
+            self._part = None
+            self._kept[:0] = rest
+            self._index -= len(rest)
+
+    def _read(self, index: int, n: int) -> list[Any]:
+        log = self.log
+        if log is not None and log.is_careful:
+            log.note_alone(index)
+            return self._block(range(index, index + 1))
+        if not self.num_threads:
+            if log is not None:
+                log.note(index, index + n)
+            return self._computed(range(index, index + n))
+        try:
+            elements = self._started(index).take(n)
+        except BaseException:
+            self.stop()  # nothing comes after an error
+            raise
+        if log is not None:
+            log.note(index, index + len(elements))
+        return elements
+
+    def _started(self, index: int) -> ReadAhead:
+        if self._is_closed:
+            raise ValueError("the iterator was closed while it waited for its next element")
+        if self._ahead is None or not self._ahead.is_here:
+            self.stop()
+            sizes = self.num_threads, self._buffer_size
+            self._ahead = ReadAhead(self._block, index, self._length, *sizes, self._stream, self.log)
+            self._finalizer = weakref.finalize(self, self._ahead.close)
+        return self._ahead
+
+    def _computed(self, indices: range) -> list[Any]:
+        elements, error = compute_in_order(self._block, self._stream if self.reads_once else None, indices)
+        if elements and isinstance(error, Exception):
+            self._error = error
+        elif error is not None:
+            try:
+                raise error
+            finally:
+                del error
+        return elements
