@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from gristmill.dataset.ahead.root_log import OneByOne
+from gristmill.dataset.bases.feed import StopInStream
 from gristmill.dataset.bases.iterator import (
     BlockIterator,
     DatasetIterator,
@@ -73,6 +75,10 @@ class StatedBlocks:
         self._it = it
         self._stages = _streaming_stages(it)
         self._in_blocks = _passes_singly(it)
+        if it._reads_once:  # nothing may be taken again, as what comes after something that is left out
+            self._in_blocks = False
+            if any([stage._flow == "dropping" and stage._parents for stage in self._stages]):
+                self._stages = []
         self._is_exact = is_of_blocks(it)  # nobody changes its states later
         self._marks = self._is_exact and _is_costly_to_restore(it)
         self._is_new = True
@@ -99,7 +105,9 @@ class StatedBlocks:
         before = sink.num
         try:
             if n > 1 and self._can_stream():
-                self._stream(sink, n)
+                error = self._stream(sink, n)
+                if error is not None:
+                    return self._arrived(error)
             elif n > 1 and self._in_blocks and not self._stages:
                 self._take_block(sink, n)
         except Exception:
@@ -116,8 +124,8 @@ class StatedBlocks:
         # Who observes a stage shadows ``_take``, and is to see all elements.
         return bool(self._stages) and not any(["_take" in vars(stage) for stage in self._stages])
 
-    def _stream(self, sink: Sink, n: int) -> None:
-        """Takes up to ``n`` elements before the first thing that is not just another element."""
+    def _stream(self, sink: Sink, n: int) -> Exception | None:
+        """Takes up to ``n`` elements before the first thing that is not just another element; what that is, if it is an error."""
         states, first, num = LinearStates(self._state, n), sink.num, 0
         deadline = time.perf_counter() + _BLOCK_SECONDS
         try:
@@ -125,12 +133,20 @@ class StatedBlocks:
                 size = min(_PIECE, n - num)
                 num += size
                 sink.put(stream_of(self._it, size), states, num - size)
+        except OneByOne:
+            pass
+        except Exception as error:
+            traceback = error.__traceback__
+            if traceback is not None and traceback.tb_next is not None:
+                error.__traceback__ = traceback.tb_next.tb_next  # this frame and the sink's would keep the elements alive
+            return error
         finally:
             if sink.num > first:
                 self._state = states[sink.num - first - 1]
             if sink.num < first + num:
                 self._stages = []  # there may be more of that
                 self._go_to_state()
+        return None
 
     def _take_block(self, sink: Sink, n: int) -> None:
         """Takes up to ``n`` elements if their states are known then."""
@@ -170,15 +186,21 @@ class StatedBlocks:
                 self._go_to_state()
             else:
                 return_to(self._it, before)
-            has_arrived(error)
-            if isinstance(error, StopIteration):
-                cause, error = error, instead_of_stop(error, str(self._it))
-                error.__cause__ = cause
-            return [], error
+            return [], self._arrived(error)
         if not element:
             return [], StopIteration()
         self._state = self._current_state()
         return element, None
+
+    def _arrived(self, error: BaseException) -> BaseException:
+        if isinstance(error, StopInStream):
+            assert error.__cause__ is not None
+            error = error.__cause__
+        has_arrived(error)
+        if isinstance(error, StopIteration):
+            cause, error = error, instead_of_stop(error, str(self._it))
+            error.__cause__ = cause
+        return error
 
     def _take_pieces(self, n: int) -> list[Any]:
         block: list[Any] = []

@@ -346,7 +346,7 @@ class _Block:
 
 
 def compute_in_order(compute: Compute, stream: Stream | None, indices: range) -> tuple[list[Any], BaseException | None]:
-    """The elements at ``indices``, and the error that follows them, if any. Without ``stream``, all are asked for at once first."""
+    """The elements at ``indices``, all asked for at once if there is no ``stream``; and the error that follows them, if any."""
     block = _Block(indices.start, len(indices), 0.0)
     error = block.compute(compute, stream)
     return block.take_finished(), error

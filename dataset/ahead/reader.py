@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,8 @@ from gristmill.dataset.ahead.readahead import Compute, ReadAhead, Stream, comput
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.feed import Feed, one_by_one
 from gristmill.dataset.bases.map import MapDataset, stream_elements
+
+_NEAR = 32  # so many elements that were handed out are computed again without losing those after them
 
 
 class Reader:
@@ -46,6 +49,7 @@ class Reader:
         self._kept: list[Any] = []
         self._error: BaseException | None = None
         self._part: Iterator[Any] | None = None  # of elements before ``_index``, which are handed out when they are asked for
+        self._feed: Feed | None = None  # of those that are computed then
         self._is_closed = False
 
     @property
@@ -62,6 +66,8 @@ class Reader:
         """The elements at ``index`` and after it, at least one and at most ``n``. Not to be called at the end."""
         if index != self._index or self._part is not None:
             self.go_to(index)
+            if index < self._index:
+                return self._read(index, 1)
         if self._kept:
             elements = self._kept[:n]
             del self._kept[:n]
@@ -86,10 +92,18 @@ class Reader:
             return self._part, len(elements)
         if self.log is not None:
             self.log.note(index, index + n)
-        return stream_elements(self._ds, Feed(range(index, index + n))), n
+        self._feed = Feed(range(index, index + n))
+        return stream_elements(self._ds, self._feed), n
+
+    @property
+    def last_of_part(self) -> int | None:
+        """The index of the element that was taken last of what ``part`` has returned last."""
+        if self._part is not None:
+            return self._index - operator.length_hint(self._part) - 1
+        return None if self._feed is None else self._feed.index
 
     def give_back(self, index: int, elements: list[Any], error: BaseException | None = None) -> None:
-        """Lets ``elements``, which nobody has seen, come from ``index`` on: those before what comes next; then ``error``, if any."""
+        """Lets ``elements``, which nobody has seen, come at ``index``, before what is kept; then ``error``, if any."""
         with self._all_or_nothing():
             self._collect()
             self._kept[:0] = elements
@@ -98,10 +112,12 @@ class Reader:
                 self._error = error
 
     def go_to(self, index: int) -> None:
-        """Lets the element at ``index`` come next; what is kept remains if that is among it."""
+        """Lets the element at ``index`` come next. What is kept remains if that is among it, or was handed out shortly before."""
         with self._all_or_nothing():
             self._collect()
             num_passed = index - self._index
+            if self.reads_once and -_NEAR <= num_passed < 0:
+                return  # what comes after them is kept
             if 0 <= num_passed <= len(self._kept):
                 del self._kept[:num_passed]
             else:
@@ -116,7 +132,7 @@ class Reader:
 
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""
-        self._kept, self._error, self._part, self._ahead = [], None, None, None
+        self._kept, self._error, self._part, self._feed, self._ahead = [], None, None, None, None
         if self._finalizer is not None:
             self._finalizer()
 
@@ -162,13 +178,14 @@ class Reader:
             self._part = None
             self._kept[:0] = rest
             self._index -= len(rest)
+        self._feed = None
 
     def _read(self, index: int, n: int) -> list[Any]:
         log = self.log
         if log is not None and log.is_careful:
             log.note_alone(index)
             return self._block(range(index, index + 1))
-        if not self.num_threads:
+        if not self.num_threads or index < self._index:
             if log is not None:
                 log.note(index, index + n)
             return self._computed(range(index, index + n))

@@ -9,9 +9,10 @@ Guarantees:
 
 1. A stream gives the elements at the indices of its feed, in their order, each computed when it is asked for. It may compute less
    than that only after ``leave``.
-2. What ``_stream`` itself raises may be about any of the elements. What its iterator raises is about the next one, is what computing
-   that one alone would raise, and says where it came up. A ``StopIteration`` of a user's function comes as ``StopInStream``.
-3. ``leave(num)`` may be called by any thread at any time. The element that is being computed then is finished; none at or
+2. What ``_stream`` itself raises may be about any of the elements. What its iterator raises is what computing the next one alone
+   would raise, and says where it came up. A ``StopIteration`` of a user's function comes as ``StopInStream``.
+3. While an element is computed, the stream refers to none that it has given: an error would keep that alive.
+4. ``leave(num)`` may be called by any thread at any time. The element that is being computed then is finished; none at or
    after ``num`` is begun, but for one that was begun in the same moment.
 """
 
@@ -23,7 +24,7 @@ from typing import Any
 
 from gristmill.core.errors import SourceEnded
 from gristmill.core.indices import Indices
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.sources.reading import is_read_in_blocks, read_keys
 
 
@@ -86,15 +87,21 @@ def one_by_one(compute: Callable[[Any], Any], steps: Iterator[Any]) -> Iterator[
     """What ``compute`` makes of every step."""
     for step in steps:
         try:
-            x = compute(step)
+            yield compute(step)
         except StopIteration as error:
             raise StopInStream from error
-        yield x
 
 
 def failed_in_stream(error: Exception, stage: Any, feed: Feed) -> None:
     """To be called when ``stage`` has failed with the element that it is at, before the error is raised again."""
     tell(error, stage, [feed.index])
+    if isinstance(error, StopIteration):
+        raise StopInStream from error
+
+
+def failed_at_last(error: Exception, stage: Any, it: Any) -> None:
+    """As ``failed_in_stream``, by an iterator with the element that the iterator ``it`` gave last."""
+    tell_at_last(error, stage, it)
     if isinstance(error, StopIteration):
         raise StopInStream from error
 
@@ -112,10 +119,9 @@ def read_stream(stage: Any, source: Any, keys: list[Any], feed: Feed) -> Iterato
 def _read_one_by_one(stage: Any, source: Any, steps: Iterator[Any], feed: Feed) -> Iterator[Any]:
     for key in steps:
         try:
-            record = source[key]
+            yield source[key]
         except StopIteration as error:
             raise SourceEnded from error
         except Exception as error:
             tell(error, stage, [feed.index])
             raise
-        yield record

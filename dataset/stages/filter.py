@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
-from gristmill.dataset.bases.feed import Feed, failed_in_stream
+from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, stream_of
 from gristmill.dataset.bases.length import some_of_them
@@ -55,11 +55,10 @@ class FilterMapDataset(BlockMapDataset[T]):
         fn = self._fn
         for x in elements:
             try:
-                result = x if x is not None and fn(x) else None
+                yield x if x is not None and fn(x) else None
             except Exception as error:
                 failed_in_stream(error, self, feed)
                 raise
-            yield result
 
 
 class FilterIterDataset(IterDataset[T]):
@@ -121,8 +120,12 @@ class FilterDatasetIterator(PassingIterator[T]):
     def _stream(self, n: int) -> Iterator[Any]:
         fn, num_kept = self._fn, 0
         for x in stream_of(self._source, n):
-            if not fn(x):
-                break
+            try:
+                if not fn(x):
+                    break
+            except Exception as error:
+                failed_at_last(error, self, self._source)
+                raise
             num_kept += 1
             yield x
         self._guard.observe([True] * num_kept, self._ctx.options)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed, failed_in_stream
+from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
@@ -58,11 +58,10 @@ class MapMapDataset(BlockMapDataset[T]):
         fn = self._fn
         for x in elements:
             try:
-                result = None if x is None else fn(x)
+                yield None if x is None else fn(x)
             except Exception as error:
                 failed_in_stream(error, self, feed)
                 raise
-            yield result
 
 
 class MapIterDataset(IterDataset[T]):
@@ -105,7 +104,12 @@ class MapDatasetIterator(PassingIterator[T]):
 
     def _stream(self, n: int) -> Iterator[Any]:
         fn, keeps = self._fn, not self._with_nones
-        return (None if x is None and keeps else fn(x) for x in stream_of(self._source, n))
+        for x in stream_of(self._source, n):
+            try:
+                yield None if x is None and keeps else fn(x)
+            except Exception as error:
+                failed_at_last(error, self, self._source)
+                raise
 
     def _get_next_index(self) -> int:
         return next_index_of(self._source)

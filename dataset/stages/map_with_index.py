@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.counting import CountingIterator
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed, failed_in_stream
+from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
@@ -54,11 +54,10 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
         fn = self._fn
         for x, i in zip(elements, as_ints(feed.indices), strict=False):  # the elements may end early
             try:
-                result = None if x is None else fn(i, x)
+                yield None if x is None else fn(i, x)
             except Exception as error:
                 failed_in_stream(error, self, feed)
                 raise
-            yield result
 
 
 class MapWithIndexIterDataset(IterDataset[T]):
@@ -103,6 +102,10 @@ class MapWithIndexDatasetIterator(CountingIterator[T]):
     def _stream(self, n: int) -> Iterator[Any]:
         fn, ctx = self._fn, self._ctx
         for x in stream_of(self._parents[0], n):
-            result = None if x is None else fn(ctx.worker_index + self._count * ctx.worker_count, x)
+            index = ctx.worker_index + self._count * ctx.worker_count
             self._count += 1
-            yield result
+            try:
+                yield None if x is None else fn(index, x)
+            except Exception as error:
+                failed_at_last(error, self, self._parents[0])
+                raise

@@ -202,7 +202,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         go_to(self, {"next_index": index})
 
     def _place(self) -> Place:
-        return Place(self._ds, self._next_index - 1, is_exact=not self._has_gaps())
+        last = self._reader.last_of_part  # while elements are taken one by one, ``_next_index`` stands before them
+        return Place(self._ds, self._next_index - 1 if last is None else last, is_exact=not self._has_gaps())
 
     def _get_next_index(self) -> int:
         return self._next_index

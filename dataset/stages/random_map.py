@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -10,7 +9,7 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
 from gristmill.dataset.bases.counting import CountingIterator
 from gristmill.dataset.bases.element_spec import transformed_spec
-from gristmill.dataset.bases.feed import Feed, failed_in_stream
+from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
@@ -58,11 +57,10 @@ class RandomMapMapDataset(BlockMapDataset[T]):
     def _mapped(self, elements: Iterator[Any], feed: Feed) -> Iterator[Any]:
         for x, i in zip(elements, as_ints(feed.indices), strict=False):  # the elements may end early
             try:
-                result = _random_map(self._fn, [x], [i], self._rng_pool)[0]
+                yield _random_map(self._fn, [x], [i], self._rng_pool)[0]
             except Exception as error:
                 failed_in_stream(error, self, feed)
                 raise
-            yield result
 
 
 class RandomMapIterDataset(IterDataset[T]):
@@ -109,10 +107,14 @@ class RandomMapDatasetIterator(CountingIterator[T]):
 
     def _stream(self, n: int) -> Iterator[Any]:
         ctx = self._ctx
-        streams = itertools.count(ctx.worker_index + self._count * ctx.worker_count, ctx.worker_count)
-        for x in _random_stream(self._fn, stream_of(self._parents[0], n), streams, self._rng_pool):
+        for x in stream_of(self._parents[0], n):
+            stream = ctx.worker_index + self._count * ctx.worker_count
             self._count += 1
-            yield x
+            try:
+                yield _random_map(self._fn, [x], [stream], self._rng_pool)[0]
+            except Exception as error:
+                failed_at_last(error, self, self._parents[0])
+                raise
 
 
 def _random_map(fn: Any, elements: list[Any], streams: Any, pool: RngPool) -> list[Any]:
@@ -124,9 +126,3 @@ def _random_map(fn: Any, elements: list[Any], streams: Any, pool: RngPool) -> li
             pool.release_rng(rng)  # not after an error: somebody may look at it in a debugger
         result.append(x)
     return result
-
-
-def _random_stream(fn: Any, elements: Iterator[Any], streams: Any, pool: RngPool) -> Iterator[Any]:
-    """What ``_random_map`` returns, of elements that may end before ``streams``."""
-    for x, stream in zip(elements, streams, strict=False):
-        yield _random_map(fn, [x], [stream], pool)[0]

@@ -361,7 +361,7 @@ def test_modes_of_filtering(monkeypatch):
 
     with gm.config.override(py_traceback_filtering="off"):
         error = error_of(BEFORE[0]())
-    assert {"_block", "__next__"} <= {*frames(error)} and len(error.__notes__) == 1
+    assert {"_mapped", "__next__"} <= {*frames(error)} and len(error.__notes__) == 1
     it = iter(BASE.map(fail).to_iter_dataset(DIRECT))
     with gm.config.override(py_traceback_filtering="remove_frames"):
         for _ in range(2):
@@ -375,7 +375,7 @@ def test_modes_of_filtering(monkeypatch):
     walked = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     hidden = {frame.f_code.co_name: frame.f_locals.get("__tracebackhide__") for frame in walked}
     assert hidden["error_of"] is hidden["__call__"] is None
-    assert hidden["_block"] is hidden["__next__"] is True
+    assert hidden["_mapped"] is hidden["__next__"] is True
     error = error_of(MapDataset.source([np.zeros(2), np.zeros(3)]).batch(2).to_iter_dataset(DIRECT))
     assert len(frames(error)) == 2 and "batching" in traceback.extract_tb(error.__traceback__)[-1].filename  # what raised stays
     monkeypatch.setenv("GRISTMILL_PY_TRACEBACK_FILTERING", "sometimes")  # the environment may say anything
