@@ -282,6 +282,79 @@ def test_transient_failures_heal(stage):
         assert delivered == outcomes(stage, after, set()), (after, bad, mode, times, error)
 
 
+class Disguised:
+    """Whatever it is asked for, it gives what comes next, and at its end ``error``."""
+
+    def __init__(self, n, error):
+        self.records, self.error, self.num_asked = iter(range(n)), error, 0
+
+    def __len__(self):
+        return 10**6
+
+    def __getitem__(self, key):
+        self.num_asked += 1
+        for record in self.records:
+            return record
+        raise self.error("the end")
+
+
+class Through(MapDataset):
+    def __len__(self):
+        return len(self._parent)
+
+    def __getitem__(self, index):
+        return self._parent[index]
+
+
+UPSTREAM = {  # of elements, by threads or not, from a dataset of records
+    "alone": lambda ds, o: ds.to_iter_dataset(o),
+    "map": lambda ds, o: ds.map(lambda x: x).random_map(lambda x, rng: x, seed=1).to_iter_dataset(o),
+    "sliced": lambda ds, o: ds.shuffle(seed=3)[1:].map_with_index(lambda i, x: x).to_iter_dataset(o),
+    "batch": lambda ds, o: ds.batch(1, batch_fn=lambda xs: xs[0]).to_iter_dataset(o),
+    "zip": lambda ds, o: MapDataset.range(10**6).zip(ds).map(second).to_iter_dataset(o),
+    "mix": lambda ds, o: MapDataset.mix([ds]).to_iter_dataset(o),
+    "user_dataset": lambda ds, o: Through(ds).to_iter_dataset(o),
+    "stream": lambda ds, o: ds.to_iter_dataset(o).map(lambda x: x).random_map(lambda x, rng: x, seed=1),
+    "all_pass": lambda ds, o: ds.filter(lambda x: True).to_iter_dataset(o).filter(lambda x: True),
+    "loader": lambda ds, o: LegacyOperationIterDataset(ds.to_iter_dataset(o), lambda records: records),
+}
+
+
+@pytest.mark.parametrize("upstream", UPSTREAM)
+def test_what_a_source_gives_is_delivered_and_it_is_asked_once_for_each(upstream):
+    """Also behind stages that take blocks, if records are read by one thread, or none; ``StopIteration`` is the end."""
+    modes = {"direct": DIRECT, "one": ReadOptions(1, 8), "far_ahead": ReadOptions(1, 64)}
+    for after, mode, error in itertools.product(AFTER, modes, (IndexError, StopIteration)):
+        source = Disguised(11, error)
+        it = iter(AFTER[after][0](UPSTREAM[upstream](MapDataset.source(source), modes[mode])))
+        expected = AFTER[after][1]([*range(11), *([FAILED] if error is IndexError else [])])
+        if error is IndexError:
+            expected = expected[: expected.index(FAILED)]
+        assert [next(it) for _ in expected] == expected, (after, mode, error)
+        for _ in range(2):
+            with pytest.raises(error):
+                next(it)
+            assert error is IndexError or source.num_asked == 12, (after, mode, source.num_asked)
+
+
+@pytest.mark.parametrize("upstream", UPSTREAM)
+def test_of_such_a_source_only_records_that_failed_are_lost(upstream):
+    for after, options in itertools.product((alone, lambda ds: ahead(ds, 3)), (DIRECT, ReadOptions(1, 8))):
+        for make in (
+            lambda ds, o, fn: UPSTREAM[upstream](ds.map(fn), o),
+            lambda ds, o, fn: UPSTREAM[upstream](ds, o).map(fn),
+        ):
+            it = iter(after(make(MapDataset.source(Disguised(50, StopIteration)), options, Bombs({5, 20, 21}, 1))))
+            delivered, failed = [], []
+            while len(delivered) + len(failed) < 50:
+                try:
+                    delivered.append(next(it))
+                except Boom as error:
+                    failed.append(error.args[0])
+            assert failed == [5, 20, 21] and sorted(delivered + failed) == [*range(50)]
+            assert list(it) == []
+
+
 @pytest.mark.parametrize("stage", [name for name in STAGES if "iter" not in name and name != "legacy_operation"])
 def test_random_access_reports_errors_and_goes_on(stage):
     for error, expected in ((Boom, Boom), (StopIteration, RuntimeError if StopIteration in errors_of(stage) else StopIteration)):
