@@ -236,11 +236,14 @@ def _is_costly_to_restore(it: Any) -> bool:
     return it._is_costly_to_restore or any([_is_costly_to_restore(parent) for parent in it._parents])
 
 
-def _streaming_stages(it: DatasetIterator[Any]) -> list[DatasetIterator[Any]]:
+def _streaming_stages(it: DatasetIterator[Any]) -> list[BlockIterator[Any]]:
     """``it`` and those upstream, if all of them can give one element after the other."""
-    stages: list[DatasetIterator[Any]] = [it]
-    for stage in stages:
+    stages: list[BlockIterator[Any]] = []
+    todo = [it]
+    while todo:
+        stage = todo.pop()
         if not isinstance(stage, BlockIterator) or stage._stream is None:
             return []
-        stages += parents_of(stage)
+        stages.append(stage)
+        todo += parents_of(stage)
     return stages

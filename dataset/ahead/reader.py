@@ -11,7 +11,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import weakref
@@ -64,7 +63,7 @@ class Reader:
 
     def take(self, index: int, n: int) -> list[Any]:
         """The elements at ``index`` and after it, at least one and at most ``n``. Not to be called at the end."""
-        if index != self._index or self._part is not None:
+        if index != self._index or self._part is not None or self._feed is not None:
             self.go_to(index)
             if index < self._index:
                 return self._read(index, 1)
@@ -88,10 +87,13 @@ class Reader:
             self.go_to(index)
         if self.num_threads or self._kept or self._error is not None:
             elements = self.take(index, n)
-            self._part = iter(elements)
-            return self._part, len(elements)
+            part = iter(elements)
+            if index + len(elements) == self._index:  # else they come again
+                self._part = part
+            return part, len(elements)
         if self.log is not None:
             self.log.note(index, index + n)
+        self._index = index + n
         self._feed = Feed(range(index, index + n))
         return stream_elements(self._ds, self._feed), n
 
@@ -104,25 +106,31 @@ class Reader:
 
     def give_back(self, index: int, elements: list[Any], error: BaseException | None = None) -> None:
         """Lets ``elements``, which nobody has seen, come at ``index``, before what is kept; then ``error``, if any."""
-        with self._all_or_nothing():
+        try:
             self._collect()
             self._kept[:0] = elements
             self._index = index
             if error is not None:
                 self._error = error
+        except BaseException:  # an interrupt in the middle
+            self.stop()
+            raise
 
     def go_to(self, index: int) -> None:
         """Lets the element at ``index`` come next. What is kept remains if that is among it, or was handed out shortly before."""
-        with self._all_or_nothing():
+        try:
             self._collect()
             num_passed = index - self._index
-            if self.reads_once and -_NEAR <= num_passed < 0:
+            if self.reads_once and -_NEAR <= num_passed < 0 and (self._kept or self._ahead is not None):
                 return  # what comes after them is kept
             if 0 <= num_passed <= len(self._kept):
                 del self._kept[:num_passed]
             else:
                 self.stop()
             self._index = index
+        except BaseException:  # an interrupt in the middle
+            self.stop()
+            raise
 
     def start(self) -> None:
         """Begins to read ahead."""
@@ -161,15 +169,6 @@ class Reader:
             return None
         block = self._block
         return lambda feed: one_by_one(lambda i: block(range(i, i + 1))[0], feed.steps([*feed.indices]))
-
-    @contextlib.contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Keeps nothing if an interrupt comes in the middle."""
-        try:
-            yield
-        except BaseException:
-            self.stop()
-            raise
 
     def _collect(self) -> None:
         """Keeps what was not taken of the last part."""
