@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusing import assert_raises
 
+from gristmill.core.errors import SourceEnded
 from gristmill.sources.reading import read_keys, wrap_keys
 
 KEYS = [3, 1, 1, 0, 3]
@@ -83,9 +84,7 @@ def test_wrong_answers_and_errors():
     match = r"Answering\.__getitems__ must return a sequence of records, got dict"
     assert_raises(TypeError, match, read_keys, Answering({"x": 0, "y": 1}), [0, 1])
     for keys in ([1], KEYS):
-        with pytest.raises(RuntimeError, match="the source Answering raised StopIteration") as caught:
-            read_keys(Answering(StopIteration()), keys)
-        assert isinstance(caught.value.__cause__, StopIteration)
+        assert_raises(SourceEnded, "", read_keys, Answering(StopIteration()), keys)
     assert_raises(IndexError, "list index out of range", read_keys, [1, 2], [0, 5])
 
 
