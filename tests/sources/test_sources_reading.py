@@ -84,7 +84,8 @@ def test_wrong_answers_and_errors():
     match = r"Answering\.__getitems__ must return a sequence of records, got dict"
     assert_raises(TypeError, match, read_keys, Answering({"x": 0, "y": 1}), [0, 1])
     for keys in ([1], KEYS):
-        assert_raises(SourceEnded, "", read_keys, Answering(StopIteration()), keys)
+        with pytest.raises(SourceEnded):
+            read_keys(Answering(StopIteration()), keys)
     assert_raises(IndexError, "list index out of range", read_keys, [1, 2], [0, 5])
 
 
