@@ -1,7 +1,7 @@
 """How much the tests notice: small changes of the library's code, one at a time, and whether a test fails.
 
-    python tests/mutants.py map tests.json                          which tests run which lines, and how long they take
-    python tests/mutants.py try tests.json --count 300 --seed 0     the mutants
+    python tests/mutants.py map tests.json [tests ...]                          which tests run which lines, and how long they take
+    python tests/mutants.py try tests.json [others ...] --count 300 --seed 0    the mutants
 
 The map takes twice as long as the tests and needs the package ``coverage``. Each mutant is made in a copy of the tree, where
 the quickest tests that run its line are tried, of as many functions as possible, until one fails (and does not without the
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -148,10 +148,12 @@ class Map:
         # Under the names by which the editable install finds the files.
         self._coverage = coverage.Coverage(data_file=None, source=[str(ROOT / package) for package in PACKAGES])
         self._coverage.start()
+        self._tracer = sys.gettrace()
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._coverage.switch_context(item.nodeid)
+        sys.settrace(self._tracer)  # a test that traced by itself has ended ours
         start = time.monotonic()
         yield
         self.seconds[item.nodeid] = time.monotonic() - start
@@ -164,11 +166,7 @@ class Map:
         for file in data.measured_files():
             found = lines[str(Path(file).resolve().relative_to(ROOT))] = {}
             for line, tests in data.contexts_by_lineno(file).items():
-                first, others = {}, []
-                for test in sorted(filter(self.seconds.get, tests), key=self.seconds.__getitem__):
-                    if first.setdefault(test.partition("[")[0], test) != test:
-                        others.append(test)
-                found[line] = [*first.values(), *others][:MAX_TESTS]
+                found[line] = _in_turn(filter(self.seconds.get, tests), self.seconds)
         path.write_text(json.dumps({"seconds": self.seconds, "lines": lines}))
 
 
@@ -279,6 +277,31 @@ def make_map(path: Path, options: list[str]) -> None:
     plugin.save(path)
 
 
+def merged(paths: list[Path]) -> dict[str, Any]:
+    """The maps in ``paths``, of different tests, as one."""
+    seconds: dict[str, float] = {}
+    lines: dict[str, dict[str, list[str]]] = {}
+    for found in [json.loads(path.read_text()) for path in paths]:
+        seconds |= found["seconds"]
+        for file, by_line in found["lines"].items():
+            for line, tests in by_line.items():
+                lines.setdefault(file, {}).setdefault(line, []).extend(tests)
+    return {
+        "seconds": seconds,
+        "lines": {file: {line: _in_turn(x, seconds) for line, x in y.items()} for file, y in lines.items()},
+    }
+
+
+def _in_turn(tests: Iterable[str], seconds: dict[str, float]) -> list[str]:
+    """The quickest tests: first one of each function, then others."""
+    first: dict[str, str] = {}
+    others = []
+    for test in sorted(tests, key=seconds.__getitem__):
+        if first.setdefault(test.partition("[")[0], test) != test:
+            others.append(test)
+    return [*first.values(), *others][:MAX_TESTS]
+
+
 def try_mutants(tests: dict[str, Any], mutants: list[Mutant], out: Path, jobs: int) -> None:
     for name in ("jax", "numpy"):  # what most tests import: children have it already
         importlib.import_module(name)
@@ -312,17 +335,16 @@ def try_mutants(tests: dict[str, Any], mutants: list[Mutant], out: Path, jobs: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["map", "try"])
-    parser.add_argument("tests", type=Path, help="the file of the map")
+    parser.add_argument("tests", type=Path, nargs="+", help="the file of the map, and what to run; or files of maps")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("mutants.json"))
     options, others = parser.parse_known_args()
     if options.command == "map":
-        make_map(options.tests, others)
+        make_map(options.tests[0], [*others, *map(str, options.tests[1:])])
     else:
-        tests = json.loads(options.tests.read_text())
-        try_mutants(tests, chosen(options.count, options.seed), options.out, options.jobs)
+        try_mutants(merged(options.tests), chosen(options.count, options.seed), options.out, options.jobs)
 
 
 if __name__ == "__main__":
