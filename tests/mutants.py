@@ -1,7 +1,7 @@
 """How much the tests notice: small changes of the library's code, one at a time, and whether a test fails.
 
-    python tests/mutants.py map tests.json [tests ...]                          which tests run which lines, and how long they take
-    python tests/mutants.py try tests.json [others ...] --count 300 --seed 0    the mutants
+    python tests/mutants.py map tests.json [tests ...]                        which tests run which lines, and how long they take
+    python tests/mutants.py try tests.json [others ...] --count 300 --seed 0  the mutants
 
 The map takes twice as long as the tests and needs the package ``coverage``. Each mutant is made in a copy of the tree, where
 the quickest tests that run its line are tried, of as many functions as possible, until one fails (and does not without the
