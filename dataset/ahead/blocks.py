@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from gristmill.dataset.ahead.root_log import OneByOne
-from gristmill.dataset.bases.feed import StopInStream
+from gristmill.dataset.bases.feed import what_failed
 from gristmill.dataset.bases.iterator import (
     BlockIterator,
     DatasetIterator,
@@ -193,9 +193,7 @@ class StatedBlocks:
         return element, None
 
     def _arrived(self, error: BaseException) -> BaseException:
-        if isinstance(error, StopInStream):
-            assert error.__cause__ is not None
-            error = error.__cause__
+        error = what_failed(error)
         has_arrived(error)
         if isinstance(error, StopIteration):
             cause, error = error, instead_of_stop(error, str(self._it))

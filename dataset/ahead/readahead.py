@@ -36,7 +36,7 @@ from typing import Any, TypeAlias
 from gristmill.core.pacing import QUICK_SECONDS, BlockSize
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.threads import start_thread
-from gristmill.dataset.bases.feed import Feed, StopInStream
+from gristmill.dataset.bases.feed import Feed, what_failed
 
 _ANEW_SECONDS = 1.0  # see guarantee 5
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
@@ -333,7 +333,7 @@ class _Block:
                 elements.extend(compute(rest[:1]) if found is None else found)
             except BaseException as error:
                 if len(elements) < self.size:  # else it was begun in vain
-                    return error.__cause__ if isinstance(error, StopInStream) else error
+                    return what_failed(error)
         return None
 
     def _begin(self, stream: Stream, indices: range) -> Iterator[Any]:

@@ -32,6 +32,11 @@ class StopInStream(Exception):
     """A generator must not raise ``StopIteration``, which is the cause of this."""
 
 
+def what_failed(error: BaseException) -> BaseException:
+    """What a stream has met that raises ``error``."""
+    return error.__cause__ if isinstance(error, StopInStream) and error.__cause__ is not None else error
+
+
 class _Steps:
     """What decides how many elements come: a list, one entry for each, that may get shorter."""
 

@@ -13,7 +13,7 @@ from gristmill.core.errors import SourceEnded
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
-from gristmill.dataset.bases.feed import Feed, StopInStream, one_by_one
+from gristmill.dataset.bases.feed import Feed, StopInStream, one_by_one, what_failed
 from gristmill.dataset.bases.habits import OF_MAP_DATASETS, with_hints
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, reads_once, spec_of_first_parent
@@ -115,7 +115,7 @@ class MapDataset(
     @property
     def _reads_once(self) -> bool:
         """Whether this step itself may not give the same element when it is asked again."""
-        return not self._parents
+        return not self._parents and type(self)._block is MapDataset._block
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
         """Lets elements be computed through what ``wrap`` makes of the method that computes them (see ``observing``)."""
@@ -306,5 +306,4 @@ def read(ds: MapDataset[Any], indices: Indices) -> list[Any]:
     try:
         return list(stream)
     except StopInStream as error:
-        assert error.__cause__ is not None
-        raise error.__cause__ from None
+        raise what_failed(error) from None

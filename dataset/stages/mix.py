@@ -10,7 +10,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag, state_list
-from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.feed import Feed, what_failed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
 from gristmill.dataset.bases.length import Infinite, Length, added, at_most, num_elements
@@ -82,10 +82,18 @@ class MixedMapDataset(BlockMapDataset[T]):
     def _stream(self, feed: Feed) -> Iterator[Any]:
         self._check_not_empty(self._length)
         shares, places = self._select(feed.indices)
-        streams: list[Iterator[Any]] = []  # at each place, the one that its element comes from
+        streams: list[tuple[int, Iterator[Any]]] = []  # at each place, the one that its element comes from
         for component, inner_indices in shares:
-            streams += [stream_elements(self._component(component), Feed(inner_indices))] * len(inner_indices)
-        return (next(streams[place]) for place in feed.steps([*places]))
+            streams += [(component, stream_elements(self._component(component), Feed(inner_indices)))] * len(inner_indices)
+        return self._mixed([streams[place] for place in places], feed)
+
+    def _mixed(self, streams: list[tuple[int, Iterator[Any]]], feed: Feed) -> Iterator[Any]:
+        for component, stream in feed.steps(streams):
+            try:
+                yield next(stream)
+            except Exception as error:
+                add_before(what_failed(error), f"It happened in the component with dataset_index={component} of {self}.")
+                raise
 
     def _selected(self, index: int) -> tuple[int, list[int]]:
         try:

@@ -11,7 +11,7 @@ from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int, shown, state_field
 from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.ahead.root_log import OneByOne
-from gristmill.dataset.bases.feed import StopInStream
+from gristmill.dataset.bases.feed import what_failed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.length import Length, num_elements, of_number
@@ -159,7 +159,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                     yield x
                     num += 1
             except Exception as error:
-                reader.give_back(index + num, [], error.__cause__ if isinstance(error, StopInStream) else error)
+                reader.give_back(index + num, [], what_failed(error))
                 raise OneByOne from None
             except GeneratorExit:
                 raise
@@ -179,7 +179,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
 
     def close(self) -> None:
         super().close()
-        self._reader.close()
+        if "_reader" in vars(self):  # else the constructor has failed
+            self._reader.close()
 
     def get_state(self) -> Any:
         return {"next_index": self._next_index}
