@@ -124,6 +124,11 @@ def exact_length(stream: Any) -> int:
     raise _no_length(stream, reason)
 
 
+def has_own_length(node: Any) -> bool:
+    """Whether a dataset or iterator has a length that does not follow from its parents', as a stream's does."""
+    return getattr(type(node), "__len__", exact_length) is not exact_length
+
+
 def _no_length(stream: Any, reason: str) -> TypeError:
     return TypeError(f"object of type '{type(stream).__name__}' has no len(): {reason}")
 

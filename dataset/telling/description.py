@@ -18,7 +18,7 @@ import numpy as np
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import stable_repr, without_addresses
 from gristmill.core.state import shown
-from gristmill.dataset.bases.length import exact_length
+from gristmill.dataset.bases.length import has_own_length
 from gristmill.dataset.bases.node import DatasetNode, only_parent
 
 _MAX_TEXT = 1000
@@ -34,7 +34,7 @@ def describe(node: Any) -> dict[str, Any]:
     if name is None:  # the same elements and states as without this stage
         return describe(only_parent(node))
     description: dict[str, Any] = {"stage": name}
-    if getattr(type(node), "__len__", exact_length) is not exact_length:  # that of a stream follows from its parents'
+    if has_own_length(node):
         try:
             description["length"] = len(node)
         except TypeError:  # of a source without a length

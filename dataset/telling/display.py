@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from weakref import ref
 
 from gristmill.core.naming import one_line, without_addresses
+from gristmill.dataset.bases.length import has_own_length
 from gristmill.dataset.telling.description import as_json
 
 T = TypeVar("T")
@@ -72,8 +73,8 @@ def stage_name(stage: Any) -> str:
 
 
 def stage_length(stage: Any) -> int | None:
-    """``len(stage)``, if it has a length."""
-    return _answer(lambda: len(stage), None) if hasattr(type(stage), "__len__") else None
+    """``len(stage)``, if it has a length of its own."""
+    return _answer(lambda: len(stage), None) if has_own_length(stage) else None
 
 
 def length_text(length: int | None) -> str:
