@@ -44,7 +44,7 @@ class IterableSampler(BlockSampler):
         >>> [metadata.record_key for metadata in sampler]
         [3, 0, 2, 3, 0, 2]
         >>> sampler
-        IterableSampler(num_indices=6, num_epochs=2, seed=None, content=f2cfc05d1ea1bf97)
+        IterableSampler(num_indices=6, num_epochs=2, seed=None, content=2380d65413998295)
     """
 
     def __init__(self, indices: Iterable[Any], *, num_epochs: int = 1, seed: int | None = None) -> None:
