@@ -8,9 +8,8 @@ PY := $(VENV)/bin/python
 GRAIN := 0.2.18
 TORCH := 2.13.0
 ORBAX_OLDEST := 0.11.17
-# Libraries that use Grain and come with their tests, which tests/clients runs; some have them in their source archives only.
+# Libraries that use Grain and come with their tests, which tests/clients runs; flax has them in its source archive only.
 CLIENTS := flax==0.12.8 keras==3.15.1
-CLIENTS_FROM_SOURCE := $(filter flax==%,$(CLIENTS))
 CLIENTS_NEED := clu==0.0.12 jax==0.10.2 jaxtyping==0.3.11 pytest==9.2.0 sentencepiece==0.2.0 tensorboard==2.21.0 \
   tensorflow-cpu==2.21.0 tensorflow-datasets==4.9.10
 
@@ -111,8 +110,8 @@ CLIENTS_PIP := .peers/clients/bin/python -m pip --disable-pip-version-check
 	$(call ensure_venv,.peers/clients)
 	$(CLIENTS_PIP) install --quiet --editable . $(CLIENTS) $(CLIENTS_NEED)
 	rm -rf .peers/clients/sources
-	$(CLIENTS_PIP) download --quiet --no-deps --no-binary :all: --dest .peers/clients/sources $(CLIENTS_FROM_SOURCE)
-	cd .peers/clients/sources && for archive in *.tar.gz; do tar xzf $$archive && rm $$archive; done
+	$(CLIENTS_PIP) download --quiet --no-deps --no-binary flax --dest .peers/clients/sources $(filter flax==%,$(CLIENTS))
+	cd .peers/clients/sources && tar xzf flax-*.tar.gz && rm flax-*.tar.gz
 	@touch $@
 
 .PHONY: bench
