@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import abc
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from gristmill.core.as_in_grain._src.python.dataset import as_in_grain
 from gristmill.core.errors import as_int
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown
@@ -125,6 +125,15 @@ Transformation: TypeAlias = Batch | Map | RandomMap | TfRandomMap | Filter | Fla
 Transformations: TypeAlias = Sequence[Transformation]
 
 
+def _known_to_keras(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, called so that layers of Keras see what calls them, if there may be any."""
+    if "keras" not in sys.modules:
+        return function
+    from gristmill.core.as_in_grain._src.python.dataset import as_in_grain
+
+    return as_in_grain(function)
+
+
 def transform_function(transform: Any, kind: type, method: str) -> Callable[..., Any]:
     """The function to call for ``transform``: the ``method`` of an instance of ``kind``, or a callable itself.
 
@@ -132,9 +141,9 @@ def transform_function(transform: Any, kind: type, method: str) -> Callable[...,
         TypeError: ``transform`` is neither, or a class of transformations.
     """
     if isinstance(transform, kind):
-        return as_in_grain(getattr(transform, method))
+        return _known_to_keras(getattr(transform, method))
     if callable(transform) and not is_transformation_class(transform):
-        return as_in_grain(transform)
+        return _known_to_keras(transform)
     raise TypeError(
         f"transform must be callable or an instance of {kind.__name__}, got {shown(transform)} of type {type(transform).__name__}"
         f"{for_a_class(transform)}"

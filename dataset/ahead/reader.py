@@ -39,7 +39,7 @@ class Reader:
         self.num_threads = min(num_threads, buffer_size)
         self.reads_once = ds._draws_once
         self._ds = ds
-        self._observed: Any = None  # what an observer has made of it
+        self._read_from: Any = ds  # or what an observer has made of it
         self._length = len(ds)
         self._buffer_size = buffer_size
         self._ahead: ReadAhead | None = None
@@ -151,23 +151,18 @@ class Reader:
 
     def observe(self, observed: Any) -> None:
         """Reads from ``observed``, which somebody has made of the dataset; ``None``: from the dataset itself."""
-        self._observed = observed
+        self._read_from = self._ds if observed is None else observed
         if self._ahead is not None:
-            self._ahead.compute, self._ahead.stream = self._block, self._stream
-
-    @property
-    def _block(self) -> Compute:
-        compute: Compute = (self._ds if self._observed is None else self._observed)._block
-        return compute
+            self._ahead.compute, self._ahead.stream = self._read_from._block, self._stream
 
     @property
     def _stream(self) -> Stream | None:
         """What computes elements one after the other; while somebody observes blocks, these are of one element or nothing."""
-        if self._observed is None:
+        if self._read_from is self._ds:
             return functools.partial(stream_elements, self._ds)
         if not self.reads_once:
             return None
-        block = self._block
+        block = self._read_from._block
         return lambda feed: one_by_one(lambda i: block(range(i, i + 1))[0], feed.steps([*feed.indices]))
 
     def _collect(self) -> None:
@@ -183,7 +178,7 @@ class Reader:
         log = self.log
         if log is not None and log.is_careful:
             log.note_alone(index)
-            return self._block(range(index, index + 1))
+            return self._computed(range(index, index + 1))
         if not self.num_threads or index < self._index:
             if log is not None:
                 log.note(index, index + n)
@@ -203,12 +198,15 @@ class Reader:
         if self._ahead is None or not self._ahead.is_here:
             self.stop()
             sizes = self.num_threads, self._buffer_size
-            self._ahead = ReadAhead(self._block, index, self._length, *sizes, self._stream, self.log)
+            self._ahead = ReadAhead(self._read_from._block, index, self._length, *sizes, self._stream, self.log)
             self._finalizer = weakref.finalize(self, self._ahead.close)
         return self._ahead
 
     def _computed(self, indices: range) -> list[Any]:
-        elements, error = compute_in_order(self._block, self._stream if self.reads_once else None, indices)
+        block: Compute = self._read_from._block
+        if len(indices) == 1:
+            return block(indices)
+        elements, error = compute_in_order(block, self._stream if self.reads_once else None, indices)
         if elements and isinstance(error, Exception):
             self._error = error
         elif error is not None:

@@ -7,14 +7,13 @@ by a file with "grain/_src/python/dataset" in its path. So that it knows ours to
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
 
 def as_in_grain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, called from here if Keras is loaded, so that there may be a layer in it."""
-    return functools.partial(_call, function) if "keras" in sys.modules else function
+    """``function``, called from here."""
+    return functools.partial(_call, function)
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:
