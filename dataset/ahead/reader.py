@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from gristmill.dataset.ahead.readahead import Compute, ReadAhead, Stream, compute_in_order
+from gristmill.dataset.ahead.readahead import ReadAhead, Stream, compute_in_order
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.feed import Feed, one_by_one
 from gristmill.dataset.bases.map import MapDataset, stream_elements
@@ -45,6 +45,7 @@ class Reader:
         self._ahead: ReadAhead | None = None
         self._finalizer: Any = None
         self._index = 0  # of what comes next: what is kept, then the error, then what is read
+        self._keeps = False  # whether there may be something of the following
         self._kept: list[Any] = []
         self._error: BaseException | None = None
         self._part: Iterator[Any] | None = None  # of elements before ``_index``, which are handed out when they are asked for
@@ -63,37 +64,39 @@ class Reader:
 
     def take(self, index: int, n: int) -> list[Any]:
         """The elements at ``index`` and after it, at least one and at most ``n``. Not to be called at the end."""
-        if index != self._index or self._part is not None or self._feed is not None:
+        if index == self._index and not self._keeps:
+            elements = self._read(index, n)
+        else:
             self.go_to(index)
             if index < self._index:
                 return self._read(index, 1)
-        if self._kept:
             elements = self._kept[:n]
-            del self._kept[:n]
-        elif self._error is not None:
-            error, self._error = self._error, None
-            try:
-                raise error
-            finally:
-                del error  # its traceback refers to this frame
-        else:
-            elements = self._read(index, n)
+            if elements:
+                del self._kept[:n]
+            elif self._error is not None:
+                error, self._error = self._error, None
+                try:
+                    raise error
+                finally:
+                    del error  # its traceback refers to this frame
+            else:
+                elements = self._read(index, n)
         self._index = index + len(elements)
         return elements
 
     def part(self, index: int, n: int) -> tuple[Iterator[Any], int]:
         """As ``take``, but an iterator, from which elements are taken one by one, and how many it will give."""
-        if index != self._index or self._part is not None:
+        if index != self._index or self._keeps:
             self.go_to(index)
-        if self.num_threads or self._kept or self._error is not None:
+        if self.num_threads or self._keeps:
             elements = self.take(index, n)
             part = iter(elements)
             if index + len(elements) == self._index:  # else they come again
-                self._part = part
+                self._part, self._keeps = part, True
             return part, len(elements)
         if self.log is not None:
             self.log.note(index, index + n)
-        self._index = index + n
+        self._index, self._keeps = index + n, True
         self._feed = Feed(range(index, index + n))
         return stream_elements(self._ds, self._feed), n
 
@@ -109,7 +112,7 @@ class Reader:
         try:
             self._collect()
             self._kept[:0] = elements
-            self._index = index
+            self._index, self._keeps = index, True
             if error is not None:
                 self._error = error
         except BaseException:  # an interrupt in the middle
@@ -128,6 +131,7 @@ class Reader:
             else:
                 self.stop()
             self._index = index
+            self._keeps = bool(self._kept) or self._error is not None
         except BaseException:  # an interrupt in the middle
             self.stop()
             raise
@@ -140,7 +144,7 @@ class Reader:
 
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""
-        self._kept, self._error, self._part, self._feed, self._ahead = [], None, None, None, None
+        self._kept, self._error, self._part, self._feed, self._ahead, self._keeps = [], None, None, None, None, False
         if self._finalizer is not None:
             self._finalizer()
 
@@ -176,20 +180,36 @@ class Reader:
 
     def _read(self, index: int, n: int) -> list[Any]:
         log = self.log
-        if log is not None and log.is_careful:
-            log.note_alone(index)
-            return self._computed(range(index, index + 1))
-        if not self.num_threads or index < self._index:
+        if self.num_threads and index >= self._index and not self.is_careful:
+            try:
+                elements = self._started(index).take(n)
+            except BaseException:
+                self.stop()  # nothing comes after an error
+                raise
             if log is not None:
-                log.note(index, index + n)
-            return self._computed(range(index, index + n))
-        try:
-            elements = self._started(index).take(n)
-        except BaseException:
-            self.stop()  # nothing comes after an error
-            raise
+                log.note(index, index + len(elements))
+            return elements
         if log is not None:
-            log.note(index, index + len(elements))
+            if log.is_careful:
+                n = 1
+                log.note_alone(index)
+            else:
+                log.note(index, index + n)
+        indices = range(index, index + n)
+        if n == 1 or not self.reads_once:
+            try:
+                return self._read_from._block(indices)
+            except Exception:
+                if n == 1:
+                    raise
+        elements, error = compute_in_order(self._read_from._block, self._stream, indices)
+        if elements and isinstance(error, Exception):
+            self._error, self._keeps = error, True
+        elif error is not None:
+            try:
+                raise error
+            finally:
+                del error
         return elements
 
     def _started(self, index: int) -> ReadAhead:
@@ -201,17 +221,3 @@ class Reader:
             self._ahead = ReadAhead(self._read_from._block, index, self._length, *sizes, self._stream, self.log)
             self._finalizer = weakref.finalize(self, self._ahead.close)
         return self._ahead
-
-    def _computed(self, indices: range) -> list[Any]:
-        block: Compute = self._read_from._block
-        if len(indices) == 1:
-            return block(indices)
-        elements, error = compute_in_order(block, self._stream if self.reads_once else None, indices)
-        if elements and isinstance(error, Exception):
-            self._error = error
-        elif error is not None:
-            try:
-                raise error
-            finally:
-                del error
-        return elements

@@ -107,7 +107,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if self._closed:
             raise ValueError(f"{self} is closed")
         taken: list[Any] = []
-        parts: list[list[Any]] = []  # what was read since ``_next_index``
+        read: list[Any] = []  # since ``_next_index``
         index = self._next_index
         try:
             while len(taken) < n and index < self._end:
@@ -118,11 +118,11 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                     break
                 except Exception as error:
                     self._failed_index = index
-                    if not parts:
+                    if not read:
                         raise
                     self._reader.give_back(index, [], error)
                     raise OneByOne from None
-                parts.append(elements)
+                read = read + elements if read else elements
                 index += len(elements)
                 if not self._allow_nones:
                     kept = [x is not None for x in elements]
@@ -132,10 +132,10 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                 taken += elements
                 if not taken:
                     self._next_index = index  # past elements that are not there, whatever comes next
-                    parts.clear()
+                    read = []
         except Exception:
-            if parts:
-                self._reader.give_back(self._next_index, [x for part in parts for x in part])
+            if read:
+                self._reader.give_back(self._next_index, read)
             raise
         except BaseException:
             self._reader.stop()  # what was read and not delivered is read again
