@@ -169,9 +169,13 @@ def upstream_for_observers(node: Any) -> Sequence[Any]:
     return found
 
 
+class NoSingleParentError(ValueError, AttributeError):
+    """Also an ``AttributeError``, so that ``hasattr(node, "_parent")``, by which programs walk up a pipeline, is false."""
+
+
 def only_parent(node: Any) -> Any:
     if len(node._parents) != 1:
-        raise ValueError(f"{type(node).__name__} must have exactly one parent here, it has {len(node._parents)}")
+        raise NoSingleParentError(f"{type(node).__name__} must have exactly one parent here, it has {len(node._parents)}")
     return node._parents[0]
 
 
