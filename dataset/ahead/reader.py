@@ -138,8 +138,7 @@ class Reader:
 
     def start(self) -> None:
         """Begins to read ahead."""
-        if self.num_threads and not self._is_closed and not self.is_careful and not self._kept and self._error is None:
-            self._collect()
+        if self.num_threads and not self._is_closed and not self.is_careful and not self._keeps:
             self._started(self._index).start()
 
     def stop(self) -> None:
