@@ -35,25 +35,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("core", "dataset", "loader", "workers")
 MAX_TESTS = 120  # for one mutant
 MAX_SECONDS = 30  # that these take together, by the map
-_SWAPS: dict[type, tuple[str, str]] = {
-    ast.Lt: ("<", "<="),
-    ast.LtE: ("<=", "<"),
-    ast.Gt: (">", ">="),
-    ast.GtE: (">=", ">"),
-    ast.Eq: ("==", "!="),
-    ast.NotEq: ("!=", "=="),
-    ast.Is: (" is ", " is not "),
-    ast.IsNot: (" is not ", " is "),
-    ast.In: (" in ", " not in "),
-    ast.NotIn: (" not in ", " in "),
-    ast.Add: ("+", "-"),
-    ast.Sub: ("-", "+"),
-    ast.Mult: ("*", "+"),
-    ast.FloorDiv: ("//", "*"),
-    ast.Mod: ("%", "//"),
-    ast.And: (" and ", " or "),
-    ast.Or: (" or ", " and "),
-}
+_SWAPS: dict[type, tuple[str, str]]
+_SWAPS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Mult: ("*", "+")}
+_SWAPS |= {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mod: ("%", "//")}
+_SWAPS |= {ast.Is: (" is ", " is not "), ast.IsNot: (" is not ", " is "), ast.FloorDiv: ("//", "*")}
+_SWAPS |= {ast.In: (" in ", " not in "), ast.NotIn: (" not in ", " in "), ast.And: (" and ", " or "), ast.Or: (" or ", " and ")}
 
 
 @dataclass(frozen=True)
@@ -286,10 +272,8 @@ def merged(paths: list[Path]) -> dict[str, Any]:
         for file, by_line in found["lines"].items():
             for line, tests in by_line.items():
                 lines.setdefault(file, {}).setdefault(line, []).extend(tests)
-    return {
-        "seconds": seconds,
-        "lines": {file: {line: _in_turn(x, seconds) for line, x in y.items()} for file, y in lines.items()},
-    }
+    lines = {file: {line: _in_turn(x, seconds) for line, x in y.items()} for file, y in lines.items()}
+    return {"seconds": seconds, "lines": lines}
 
 
 def _in_turn(tests: Iterable[str], seconds: dict[str, float]) -> list[str]:

@@ -63,14 +63,13 @@ class Sampler:
 
 
 class OfItsShard(Sampler):  # answers only for the indices that a DataLoader asks for
-    def __init__(self, shard_options):
-        self._shard_options = shard_options
+    _shard_options = property(lambda self: self.shard_options)
 
     def __len__(self):
         return 20
 
     def key(self, index):
-        assert index % self._shard_options.shard_count == self._shard_options.shard_index
+        assert index % self.shard_options.shard_count == self.shard_options.shard_index
         return index
 
 
@@ -112,17 +111,12 @@ def made(base, **overrides):
 without_lock = {"__getitem__": notes_that_it_was_read, "__getstate__": lambda self: {"records": self.records}}
 not_comparable = variant(SimpleNamespace, __eq__=object.__eq__)
 vectored = made(Source, __getitems__=lambda self, keys: [self[key] for key in keys])
-SOURCES = {
-    "list": list("abc"),
-    "text": "some text",
-    "structured": np.array([(1, np.nan), (2, 3.0)], [("a", int), ("b", float)]),
-    "empty": [],
-    "plain": Source(),
-    "vectored": vectored,
-    "opened_when_it_is_read": made(Source, **without_lock),
-    "not_comparable": made(Source, __getitem__=lambda self, key: not_comparable(value=self.records[key])),
-    "huge": made(Source, __len__=lambda self: 10**15, __getitem__=lambda self, key: range(10**15)[key] * 2),
-}
+opened = made(Source, **without_lock)
+not_equal = made(Source, __getitem__=lambda self, key: not_comparable(value=self.records[key]))
+huge = made(Source, __len__=lambda self: 10**15, __getitem__=lambda self, key: range(10**15)[key] * 2)
+structured = np.array([(1, np.nan), (2, 3.0)], [("a", int), ("b", float)])
+SOURCES = {"list": list("abc"), "text": "some text", "structured": structured, "empty": [], "plain": Source()}
+SOURCES |= {"vectored": vectored, "opened_when_it_is_read": opened, "not_comparable": not_equal, "huge": huge}
 endless = variant(Sampler, __getitem__=lambda self, index: RecordMetadata(index, index % 20))
 SAMPLERS = {
     "sequential_shard": SequentialSampler(20, ShardOptions(1, 3, drop_remainder=True), seed=2**100),
@@ -136,16 +130,9 @@ SAMPLERS = {
 }
 Filtering = variant(Dataset, element=lambda self, i: Dataset.element(self, i) if i % 3 else None)
 two_parents = TwoParents(MapDataset.range(9).shuffle(seed=1), Filtering())
-DATASETS = {
-    "right": Dataset(),
-    "filtering": Filtering(),
-    "parents": two_parents,
-    "under_stages": Dataset().shuffle(seed=3).repeat(2).batch(3),
-    "endless": Dataset().repeat(),
-    "empty": Dataset()[:0],
-    "one": Dataset()[:1],
-    "huge": MapDataset.range(10**18).shuffle(seed=3),
-}
+DATASETS = {"right": Dataset(), "filtering": Filtering(), "parents": two_parents}
+DATASETS |= {"endless": Dataset().repeat(), "empty": Dataset()[:0], "one": Dataset()[:1]}
+DATASETS |= {"under_stages": Dataset().shuffle(seed=3).repeat(2).batch(3), "huge": MapDataset.range(10**18).shuffle(seed=3)}
 jitter = made(RandomMap, random_map=lambda self, x, rng: x + rng.normal())
 TRANSFORMS = {
     "map": (made(Map, map=lambda self, x: x * 2), None),
@@ -258,55 +245,59 @@ class SharesAPosition(Source):
         return super().__getitem__(self.position)
 
 
-def source(message, **overrides):
-    return assert_source_conforms, message, made(Source, **overrides)
+def source(message, read=Source.__getitem__, **overrides):
+    return assert_source_conforms, message, made(Source, **{"__getitem__": read, **overrides})
 
 
-def sampler(message, **overrides):
-    return partial(assert_sampler_conforms, num_records=20), message, made(Sampler, **overrides)
+def of_blocks(message, read):
+    return source(message, __getitems__=read)
 
 
-def dataset(message, base=Dataset, **overrides):
-    return assert_map_dataset_conforms, message, made(base, seen=[], **overrides)
+def sampler(message, metadata=Sampler.metadata, **overrides):
+    return partial(assert_sampler_conforms, num_records=20), message, made(Sampler, metadata=metadata, **overrides)
+
+
+def of_length_20(message, key):
+    return sampler(message, __len__=lambda self: 20, __getitem__=lambda self, i: RecordMetadata(i, key(i)))
+
+
+def dataset(message, element=Dataset.element, **overrides):
+    return assert_map_dataset_conforms, message, made(Dataset, seen=[], element=element, **overrides)
+
+
+def sliced(message, slice_):
+    return dataset(f"ds[a:b:c] is...{message}", slice=slice_)
 
 
 def transform(message, base, **overrides):
     return partial(assert_transform_conforms, elements=NUMBERS), message, made(base, **overrides)
 
 
+def draw():
+    return np.random.default_rng().normal()
+
+
+BUFFER, RNG, COUNT = np.zeros(3, int), np.random.default_rng(0), itertools.count()
+SHORT_REPR = {"__repr__": lambda self: "Grows"}
 WRONG = [
     source(
         "len(source) is the number ...len(source) after reads must be 20, got 25",
-        **without_lock,
-        __len__=lambda self: 25 if "lock" in vars(self) else 20,
+        **{**without_lock, "__len__": lambda self: 25 if "lock" in vars(self) else 20},
     ),
-    source("is there. Found: source[19] raised IndexError", __getitem__=lambda self, key: self.records[:19][key]),
-    source(
-        "depends on what...source[7] must be",
-        __getitem__=lambda self, key: np.random.default_rng().normal() if key == 7 else self.records[key],
-    ),
-    source(
-        "depends on what...source[19] must be ...memory",
-        buffer=np.zeros(3, int),
-        __getitem__=lambda self, key: np.add(self.records[key], 0, out=self.buffer),
-    ),
-    source(
-        "depends on what...source[19] must be",
-        __getitem__=lambda self, key: np.add(self.records[key], 1, out=self.records[key]).copy(),
-    ),
-    source("read...source[19], read with 19 others must be", __getitems__=lambda self, keys: [self[i] for i in sorted(keys)]),
-    source(
+    source("is there. Found: source[19] raised IndexError", lambda self, key: self.records[:19][key]),
+    source("depends on what...source[7] must be", lambda self, key: draw() if key == 7 else self.records[key]),
+    source("depends on what...source[19] must be ...memory", lambda self, key: np.add(self.records[key], 0, out=BUFFER)),
+    source("depends on what...source[19] must be", lambda self, i: np.add(self.records[i], 1, out=self.records[i]).copy()),
+    of_blocks("read...source[19], read with 19 others must be", lambda self, keys: [self[key] for key in sorted(keys)]),
+    of_blocks(
         "ValueError: Variant.__getitems__ must return one record per key",
-        __getitems__=lambda self, keys: [self[key] for key in dict.fromkeys(keys)],
+        lambda self, keys: [self[i] for i in dict.fromkeys(keys)],
     ),
-    source(
-        "vectored...source.__getitems__([]) raised ValueError",
-        __getitems__=lambda self, keys: list(np.stack([self[key] for key in keys])),
-    ),
+    of_blocks("vectored...source.__getitems__([]) raised ValueError", lambda self, keys: list(np.stack([self[i] for i in keys]))),
     (assert_source_conforms, "several threads...source[...] in one of 8 threads must be", SharesAPosition()),
     source(
         "several threads...source[...] in one of 8 threads raised IndexError",
-        __getitem__=lambda self, key: (self.records if threading.get_ident() == MAIN_THREAD else [])[key],
+        lambda self, i: (self.records if threading.get_ident() == MAIN_THREAD else [])[i],
     ),
     (assert_source_conforms, "by cloudpickle...copying Source raised TypeError...__getstate__", Source(lock=threading.Lock())),
     source(
@@ -314,78 +305,51 @@ WRONG = [
     ),
     source(
         "by cloudpickle...copying Variant raised KeyError",
-        __getitem__=notes_that_it_was_read,
+        notes_that_it_was_read,
         __getstate__=lambda self: {"records": self.records, "was": str(vars(self)["lock"])},
     ),
     source("the repr is the same...Variant object at 0x...has a memory address...define __repr__", __repr__=object.__repr__),
     source("the repr is the same...repr of a copy...Numbers(", __repr__=lambda self: f"Numbers({id(self)})"),
     source("the repr...repr after reads must be 'False'", **without_lock, __repr__=lambda self: str("lock" in vars(self))),
-    source("beyond the end...source[20]...raised KeyError: 20", __getitem__=lambda self, key: dict(enumerate(self.records))[key]),
-    sampler(
-        "depends on what...sampler[0], after somebody drew from its rng, must be",
-        rng=np.random.default_rng(0),
-        metadata=lambda self, i: RecordMetadata(i, i, self.rng),
-    ),
+    source("beyond the end...source[20]...raised KeyError: 20", lambda self, key: dict(enumerate(self.records))[key]),
+    sampler("depends on what...sampler[0], after somebody drew from its rng, must be", lambda self, i: RecordMetadata(i, i, RNG)),
     sampler("the repr is the same...has a memory address", __repr__=object.__repr__),
-    sampler("is a RecordMetadata...sampler[0] is 19", metadata=lambda self, i: self.key(i)),
-    sampler("is a RecordMetadata...sampler[0].index is None", metadata=lambda self, i: RecordMetadata(None, i)),
-    sampler("is a RecordMetadata...sampler[0].rng is 17", metadata=lambda self, i: RecordMetadata(i, i, 17)),
-    sampler("index grows...sampler[9].index is 9, sampler[10].index is 0", metadata=lambda self, i: RecordMetadata(i % 10, i)),
+    sampler("is a RecordMetadata...sampler[0] is 19", lambda self, i: self.key(i)),
+    sampler("is a RecordMetadata...sampler[0].index is None", lambda self, i: RecordMetadata(None, i)),
+    sampler("is a RecordMetadata...sampler[0].rng is 17", lambda self, i: RecordMetadata(i, i, 17)),
+    sampler("index grows...sampler[9].index is 9, sampler[10].index is 0", lambda self, i: RecordMetadata(i % 10, i)),
     sampler("keys of the source...sampler[19].record_key is 20, and num_records 20", key=lambda self, i: i + 1),
     sampler("keys of the source...sampler[0].record_key is '0'", key=lambda self, i: str(i)),
-    sampler(
-        "raises IndexError...sampler[20], with 20 indices before its end, gave RecordMetadata",
-        __len__=lambda self: 20,
-        __getitem__=lambda self, i: RecordMetadata(i, i % 20),
-    ),
-    sampler(
-        "raises IndexError...sampler[20], with 20 ... raised ValueError",
-        __len__=lambda self: 20,
-        __getitem__=lambda self, i: RecordMetadata(i, range(20).index(i)),
-    ),
+    of_length_20("raises IndexError...sampler[20], with 20 indices before its end, gave RecordMetadata", lambda i: i % 20),
+    of_length_20("raises IndexError...sampler[20], with 20 ... raised ValueError", range(20).index),
     sampler("is there...sampler[19] raised IndexError", __len__=lambda self: 20, key=lambda self, i: range(19)[i]),
     sampler("raises IndexError...sampler[11], with 10 ... gave", key=lambda self, i: [i][i == 10]),  # there is more after its end
     dataset(  # as soon as another thread has read
         "length of an epoch...len(ds) after reads must be 20, got 30",
-        __len__=lambda self: 30 if len({*self.seen}) > 1 else 20,
-        __repr__=lambda self: "Grows",
-        element=lambda self, i: self.seen.append(threading.get_ident()) or Dataset.element(self, i),
+        lambda self, i: self.seen.append(threading.get_ident()) or Dataset.element(self, i),
+        **{**SHORT_REPR, "__len__": lambda self: 30 if len({*self.seen}) > 1 else 20},
     ),
     dataset("length of an epoch...len(ds) raised ValueError", __len__=lambda self: -1),
-    dataset("depends on what...ds[-21] must be", element=lambda self, i: np.random.default_rng().normal()),
+    dataset("depends on what...ds[-21] must be", lambda self, i: draw()),
     dataset(  # the second time that it is asked for a later epoch, that one is another one
         "depends on what...ds[150] must be",
-        element=lambda self, i: Dataset.element(self, i) if i < 20 else self.seen.append(i) or len(self.seen),
+        lambda self, i: Dataset.element(self, i) if i < 20 else self.seen.append(i) or len(self.seen),
     ),
-    dataset(
-        "vectored...ds._block(array... must be",
-        _block=lambda self, indices: [self[i if isinstance(indices, list) else 0] for i in indices],
-    ),
+    dataset("vectored...ds._block(array... must be", _block=lambda self, x: [self[i if isinstance(x, list) else 0] for i in x]),
     dataset("vectored...at once gave 10 instead of 26", _block=lambda self, indices: [self[i] for i in indices[:10]]),
     dataset("the repr is the same...has a memory address", __repr__=object.__repr__),
-    dataset(
-        "ds[a:b:c] is...ds[slice... raised TypeError...Begin __getitem__ with",
-        __getitem__=lambda self, index: self.element(index),
-    ),
-    dataset("ds[a:b:c] is...of type list", slice=lambda self, sl: [self[i] for i in range(20)[sl]]),
-    dataset(
-        "ds[a:b:c] is...len(ds[slice(1, None, 2)]) must be 10, got 19",
-        slice=lambda self, sl: MapDataset.slice(self, slice(sl.start, sl.stop)),
-    ),
-    dataset(
-        "ds[a:b:c] is...ds[slice(None, None, -1)][0] must be",
-        slice=lambda self, sl: MapDataset.slice(self, sorted(range(20)[sl])),
-    ),
+    dataset("ds[a:b:c] is...ds[slice... raised TypeError...Begin __getitem__ with", __getitem__=lambda self, i: self.element(i)),
+    sliced("of type list", lambda self, sl: [self[i] for i in range(20)[sl]]),
+    sliced("len(ds[slice(1, None, 2)]) must be 10, got 19", lambda self, sl: MapDataset.slice(self, slice(sl.start, sl.stop))),
+    sliced("ds[slice(None, None, -1)][0] must be", lambda self, sl: MapDataset.slice(self, sorted(range(20)[sl]))),
     dataset("iterating gives...the first elements must be", __iter__=lambda self: iter(self[::-1])),
     dataset("iterating gives...what comes after an epoch must be [], got", __iter__=lambda self: iter(self.repeat())),
     dataset(
-        "iterating gives...first elements must be", Filtering, __iter__=lambda self: iter(self.to_iter_dataset(allow_nones=True))
+        "iterating gives...first elements must be",
+        Filtering.element,
+        __iter__=lambda self: iter(self.to_iter_dataset(allow_nones=True)),
     ),
-    transform(
-        "depends on what...for element 9 must be",
-        Map,
-        map=lambda self, x: x + next(vars(self).setdefault("count", itertools.count())),
-    ),
+    transform("depends on what...for element 9 must be", Map, map=lambda self, x: x + next(COUNT)),
     transform(
         "depends on what...for element 9 must be...Draw no random numbers but from a generator that is handed in",
         RandomMap,
@@ -393,10 +357,7 @@ WRONG = [
     ),
     transform("is there. Found: ... for element 0 raised ValueError: The truth value", Filter, filter=lambda self, x: x > 3),
     transform(
-        "Variant made more items of one element than its max_fan_out = 2",
-        FlatMap,
-        max_fan_out=2,
-        flat_map=lambda self, x: iter(x),
+        "Variant made more items of one element than its max_fan_out = 2", FlatMap, max_fan_out=2, flat_map=lambda _, x: iter(x)
     ),
     transform("raised TypeError: Variant must have an attribute max_fan_out", FlatMap, flat_map=lambda self, x: x),
     transform("raised TypeError: Variant must return", FlatMap, max_fan_out=3, flat_map=lambda self, x: 3),
