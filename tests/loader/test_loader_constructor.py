@@ -15,8 +15,6 @@ from gristmill.sharding import ShardOptions
 from gristmill.transforms import Batch
 
 PLUS_ONE = Mapped(lambda x: x + 1)
-
-
 NO_SEED = "is random and needs a sampler with a seed"
 
 
@@ -57,14 +55,12 @@ def test_arguments_are_keywords_and_wrong_ones_are_refused_in_grain_s_order():
 
 def test_number_of_workers():
     for worker_count in (1, 2, True, np.int64(3), None):
-        options = make(6, worker_count=worker_count).multiprocessing_options
-        assert options.num_workers == int(worker_count or os.cpu_count())
-        assert type(options.num_workers) is int
+        num_workers = make(6, worker_count=worker_count).multiprocessing_options.num_workers
+        assert num_workers == int(worker_count or os.cpu_count()) and type(num_workers) is int
     for worker_count in (0, False, np.int8(0)):
         loader = make(6, worker_count=worker_count, worker_buffer_size=0, enable_profiling=True)
         options = loader.multiprocessing_options
-        assert options == gristmill.MultiprocessingOptions(0, 0, True)
-        assert type(options.num_workers) is int
+        assert options == gristmill.MultiprocessingOptions(0, 0, True) and type(options.num_workers) is int
     assert_raises(AttributeError, None, setattr, loader, "multiprocessing_options", options)
 
 
@@ -76,8 +72,7 @@ def test_operations_are_copied_and_nothing_happens_at_construction_and_loaders_t
     assert list(make(3, operations=(operation for operation in (PLUS_ONE, PLUS_ONE)))) == [2, 3, 4]
     make(3, lambda records: 1 / 0, data_source=Source(3, lambda key: 1 / 0))
     loader = make(6, TO_TUPLE, Kept(lambda x: x != (3,)), lambda records: records, DRAW, Batch(2))
-    it = iter(loader)
-    next(it)
+    next(it := iter(loader))
     copy = cloudpickle.loads(cloudpickle.dumps(loader))
     copied = iter(copy)
     copied.set_state(it.get_state())

@@ -35,8 +35,7 @@ class TestGenerators:
             assert run(6, TO_TUPLE, DRAW, sampler=SequentialSampler(6, ShardOptions(i, 3), seed=3)) == whole[i::3]
         loader = make(6, EMPTY, DRAW, sampler=IndexSampler(6, num_epochs=2, seed=1))
         first = list(loader)
-        assert list(loader) == first
-        assert len(set(first)) == 12  # an epoch has other streams than the one before
+        assert list(loader) == first and len(set(first)) == 12  # an epoch has other streams than the one before
         it = iter(make(1, DRAW, sampler=[RecordMetadata(0, 0)], shard_options=NoSharding()))
         assert_raises(ValueError, "needs a sampler with a seed", next, it)
 
@@ -60,7 +59,6 @@ class TestDispatch:
 
     @pytest.mark.parametrize("before", [[], AS_RECORDS], ids=["data", "records"])
     def test_data_or_records_are_the_same(self, before):
-        """Pipelines carry bare data, or records as soon as an operation looks at their metadata."""
         halved = Mapped(lambda x: None if x is None or x % 2 else x)
         assert run(4, *before, halved, data_source=[0, 1, None, 2]) == [0, None, None, 2]
         assert run(3, *before, Kept(lambda x: x is None), data_source=[0, None, 2]) == [None]
@@ -79,8 +77,7 @@ class TestDispatch:
         assert_raises(ValueError, "same structure", run, 2, Mapped(lambda x: [x] * (1 + x)), *before, Batch(2))
         seen = []
         it = iter(make(9, *before, Mapped(lambda x: seen.append(x) or x), Batch(2), plus_one))
-        assert seen == []
-        assert next(it).tolist() == [1, 2] and seen == [0, 1]
+        assert seen == [] and next(it).tolist() == [1, 2] and seen == [0, 1]
 
 
 class TestReading:
@@ -98,8 +95,7 @@ class TestReading:
         operations = [Mapped(lambda reader: (reader, threading.current_thread()))]
         pairs = run(300, *operations, data_source=source, read_options=ReadOptions(4, 50))
         assert read == Counter(range(300))
-        assert {user for _, user in pairs} == {here}
-        assert here not in {reader for reader, _ in pairs}
+        assert {user for _, user in pairs} == {here} and here not in {reader for reader, _ in pairs}
         for options in (ReadOptions(4, 0), ReadOptions(0, 8)):
             assert set(run(9, data_source=source, read_options=options)) == {here}
 
@@ -166,8 +162,7 @@ class TestLegacyOperations:
         assert next(it) == (2, 3)
         it.set_state(states[0])
         for _ in range(2):
-            assert list(it) == [(0, 1), (2, 3), (4, 4)]
-            assert_raises(StopIteration, None, next, it)
+            assert list(it) == [(0, 1), (2, 3), (4, 4)] and next(it, "the end") == "the end"
             end = it.get_state()
             it.set_state(states[0])
         it.set_state(end)
@@ -175,8 +170,6 @@ class TestLegacyOperations:
 
 
 def test_samplers_and_iterators_that_are_not_quite_ours():
-    """A subclass is asked what it overrides, and what is not a sampler is named."""
-
     def derived(kind, **methods):
         return type("Derived", (kind,), {f"__{name}__": method for name, method in methods.items()})
 

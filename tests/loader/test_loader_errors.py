@@ -16,7 +16,7 @@ from gristmill.sharding import NoSharding
 from gristmill.transforms import Batch
 
 READ_OPTIONS = [ReadOptions(0, 0), ReadOptions(2, 3), ReadOptions(16, 500)]
-N = 11
+N, READING = 11, "gristmill-read"
 BATCH = Batch(3, batch_fn=list)
 
 
@@ -61,7 +61,6 @@ class TestEverywhere:
         faults = Faults()
         loader = faulty(place, faults, read_options, *AFTER[after], *batch)
         expected = plain(loader)
-
         faults.bad = {0, 7}
         it, again, failing = iter(loader), iter(loader), 2 if batch else 7
         assert_raises(OSError, "bad 0", next, it)
@@ -74,7 +73,6 @@ class TestEverywhere:
         faults.bad = set()
         again.set_state(state)
         assert plain(it) == plain(again) == expected[failing:]
-
         faults.bad, it, found = {4, 10}, iter(loader), []
         while True:
             try:
@@ -118,10 +116,6 @@ def test_legacy_classes_and_interrupts_lose_nothing():
     assert plain(it) == [[2, 3], [4, 5], [6, 7], [8, 9], [10]]
 
 
-def reading_threads():
-    return running("gristmill-read")
-
-
 class TestClosing:
     loader = make(10_000, sampler=IndexSampler(10_000), read_options=ReadOptions(3, 10))
 
@@ -129,7 +123,7 @@ class TestClosing:
     def ends_without_threads(self):
         yield
         gc.collect()
-        wait_until(lambda: not reading_threads())
+        wait_until(lambda: not running(READING))
 
     @staticmethod
     def check_closed(*iterators):
@@ -140,9 +134,8 @@ class TestClosing:
     def test_close(self):
         it, unused = iter(self.loader), iter(self.loader)
         assert iter(it) is it is not unused
-        assert not reading_threads()
-        assert [next(it), next(it)] == [0, 1]
-        assert reading_threads()
+        assert not running(READING)
+        assert [next(it), next(it)] == [0, 1] and running(READING)
         state = it.get_state()
         it.close()
         it.close()
@@ -150,13 +143,10 @@ class TestClosing:
         self.check_closed(it, unused)
         assert it.get_state() == state
         it.start_prefetch()
-
         with iter(self.loader) as it:
             assert next(it) == 0
         self.check_closed(it)
-        for element in self.loader:
-            if element == 5:
-                break
+        assert 5 in self.loader  # which goes no further
         loader = make(9)  # closes its iterators, and goes on
         a, b = iter(loader), DataLoaderIterator(loader, None)
         next(a)
@@ -169,12 +159,10 @@ class TestClosing:
     def test_start_prefetch(self):
         it = iter(make(9, read_options=ReadOptions(0, 5)))  # without threads
         it.start_prefetch()
-        assert not reading_threads()
-        assert list(it) == list(range(9))
+        assert not running(READING) and list(it) == list(range(9))
         it = iter(self.loader)
         for _ in range(3):
             it.start_prefetch()
-        assert reading_threads()
-        assert list(itertools.islice(it, 50)) == list(range(50))
+        assert running(READING) and list(itertools.islice(it, 50)) == list(range(50))
         it.start_prefetch()
         assert list(itertools.islice(it, 50)) == list(range(50, 100))

@@ -8,6 +8,7 @@ import typing
 
 import pytest
 from loaders import DRAW, TO_TUPLE, Kept, Mapped, make, plain
+from operations import operation
 from refusing import assert_raises
 
 import gristmill
@@ -20,24 +21,22 @@ from gristmill.transforms import Batch, FlatMap
 DATA = range(10)
 PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 OURS = IndexSampler(10, num_epochs=1)
+TWICE = operation(FlatMap, "flat_map", lambda x: [x, x], max_fan_out=2)
 
 
 @pytest.mark.parametrize(
     ("args", "arguments", "expected"),
     [
-        ([DATA], {}, [[i] for i in DATA]),
-        ([DATA, 2], {}, PAIRS),
+        *(([DATA], {}, [[i] for i in DATA]), ([DATA, 2], {}, PAIRS), ([DATA, OURS], {}, list(DATA))),
         ([DATA, 4, None, None, None, 0, None, False, True], {}, [[0, 1, 2, 3], [4, 5, 6, 7]]),
         ([DATA], {"batch_size": None}, list(DATA)),
         ([DATA, 10, True], {}, [plain(gristmill.load(DATA, shuffle=True, seed=0, num_epochs=1))]),
         ([DATA], {"batch_size": 5, "num_workers": 2}, [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]),
         ([], {"dataset": DATA, "batch_size": 2, "collate_fn": sum}, [1, 5, 9, 13, 17]),
-        ([DATA], {"batch_size": 2, "sampler": iter([9, 3, 3])}, [[9, 3], [3]]),
-        ([DATA], {"sampler": OURS}, list(DATA)),
+        *(([DATA], {"batch_size": 2, "sampler": iter([9, 3, 3])}, [[9, 3], [3]]), ([DATA], {"sampler": OURS}, list(DATA))),
         ([DATA], {"batch_sampler": [[0, 1], [9]], "collate_fn": tuple}, [(0, 1), (9,)]),
         ([], {"data_source": DATA, "sampler": OURS, "operations": [Mapped(abs)], "batch_size": 2}, PAIRS),
         ([], {"data_source": DATA, "batch_size": 4, "drop_last": True, "shard_options": ShardOptions(1, 2)}, [[5, 6, 7, 8]]),
-        ([DATA, OURS], {}, list(DATA)),
     ],
 )
 def test_for_arguments_of_pytorch_a_call_is_given_that_does_the_same(args, arguments, expected):
@@ -50,17 +49,14 @@ def test_for_arguments_of_pytorch_a_call_is_given_that_does_the_same(args, argum
 
 
 def test_what_has_no_counterpart_is_said_in_words_and_other_names_are_python_s_own_errors():
-    in_words = {
-        *("pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator", "persistent_workers"),
-        *("num_epochs", "worker_count"),
-    }
-    arguments = dict.fromkeys(in_words - {"num_epochs", "worker_count"}, "given")
+    names = ["pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator", "persistent_workers"]
+    arguments, in_words = dict.fromkeys(names, "given"), {*names, "num_epochs", "worker_count", "in_order"}
     with pytest.raises(TypeError) as caught:
         DataLoader(DATA, 8, num_workers=2, prefetch_factor=4, in_order=False, **arguments)
     _, line, *words = str(caught.value).splitlines()
     settings = "operations=[gristmill.transforms.Batch(8)], worker_count=2, worker_buffer_size=4, worker_init_fn=worker_init_fn)"
     assert line.endswith(settings)
-    assert {text.partition(":")[0] for text in words} == in_words | {"in_order"}
+    assert {text.partition(":")[0] for text in words} == in_words
     given = {"data_source": DATA, "sampler": OURS}
     assert_raises(TypeError, r"__init__\(\) got an unexpected keyword argument 'batch'", DataLoader, **given, batch=2)
     assert_raises(TypeError, "missing 1 required keyword-only argument: 'sampler'", DataLoader, data_source=DATA)
@@ -89,13 +85,6 @@ class TooLong(WithoutLength):
         return 20
 
 
-class Twice(FlatMap):
-    max_fan_out = 2
-
-    def flat_map(self, element):
-        return [element, element]
-
-
 SHARDS = [ShardOptions(0, 1), ShardOptions(1, 3), ShardOptions(2, 3, True)]
 SAMPLERS = {
     "sequential": SequentialSampler(11, seed=0),
@@ -106,14 +95,8 @@ SAMPLERS = {
     "own": WithoutLength(),
     "own, too long": TooLong(),
 }
-OPERATIONS = {
-    "none": [],
-    "map": [Mapped(lambda x: None if x % 3 else x)],
-    "random": [TO_TUPLE, DRAW],
-    "batches": [Batch(3)],
-    "full batches": [Batch(3, drop_remainder=True)],
-    "batches of batches": [Batch(2, drop_remainder=True), Batch(2)],
-}
+OPERATIONS = {"none": [], "map": [Mapped(lambda x: None if x % 3 else x)], "random": [TO_TUPLE, DRAW], "batches": [Batch(3)]}
+OPERATIONS |= {"full batches": [Batch(3, True)], "batches of batches": [Batch(2, True), Batch(2)]}
 
 
 @pytest.mark.parametrize("operations", OPERATIONS.values(), ids=OPERATIONS)
@@ -128,10 +111,10 @@ def test_the_length_is_the_number_of_elements(sampler, operations):
         assert operator.length_hint(loader) == len(loader) and loader  # true, even if it is empty
 
 
-@pytest.mark.parametrize("operations", [[Batch(2)], [Batch(2, True)]], ids=["batches", "full batches"])
-def test_the_length_counts_what_each_worker_makes(operations):
-    loader = make(11, *operations, worker_count=2, shard_options=ShardOptions(0, 2))  # workers have three records each
-    assert len(loader) == len(list(loader)) == (2 if operations[0].drop_remainder else 4)
+def test_the_length_counts_what_each_worker_makes():
+    for batch, length in ((Batch(2), 4), (Batch(2, True), 2)):
+        loader = make(11, batch, worker_count=2, shard_options=ShardOptions(0, 2))  # workers have three records each
+        assert len(loader) == len(list(loader)) == length
 
 
 @pytest.mark.parametrize(
@@ -140,7 +123,7 @@ def test_the_length_counts_what_each_worker_makes(operations):
         (IndexSampler(10), [], None, r"it does not end\. Give num_epochs .*itertools\.islice\(loader, n\)"),
         (IndexSampler(10), [Batch(2), Kept(bool)], None, "it does not end"),
         (OURS, [TO_TUPLE, Kept(bool), Batch(3)], 4, r"how many elements operations\[1\], Kept, makes"),
-        (OURS, [Twice()], None, r"operations\[0\], Twice, makes"),
+        (OURS, [TWICE], None, r"operations\[0\], FlatMap, makes"),
         (IndexSampler(10), [lambda records: itertools.islice(records, 4)], None, r"operations\[0\], .*lambda"),
     ],
     ids=["endless", "endless filter", "filter", "flat_map", "function"],

@@ -1,7 +1,4 @@
-"""Which elements a ``DataLoader`` reads: sharding, lengths of samplers, keys past the end of the source.
-
-Which records a shard has in each epoch is in ``vectors/test_vectors_loaders.py``.
-"""
+"""Which elements a ``DataLoader`` reads: sharding, lengths of samplers, keys past the end (see also the vectors of loaders)."""
 
 import itertools
 import sys
@@ -40,8 +37,7 @@ def test_the_loader_s_sharding_overrides_the_sampler_s_and_warns_if_they_differ(
     sampler = IndexSampler(8, ShardOptions(0, 2), num_epochs=1)
     with pytest.warns(UserWarning, match="replaces that of the sampler") as caught:
         assert elements(sampler, shard_options=ShardOptions(0, 4)) == [0, 2]
-    assert "ShardOptions(shard_index=0, shard_count=4" in str(caught[0].message)
-    assert "ShardOptions(shard_index=0, shard_count=2" in str(caught[0].message)
+    assert all(f"ShardOptions(shard_index=0, shard_count={count}" in str(caught[0].message) for count in (4, 2))
     with pytest.warns(UserWarning, match="replaces that of the sampler"):
         elements(sampler, shard_options=ShardOptions(1, 2))
     sampler = IndexSampler(6, ShardOptions(1, 3), num_epochs=1)
@@ -83,8 +79,7 @@ class TestSamplersOfUsers:
     def test_lengths_that_are_not_true(self):
         for options in (DIRECT, ReadOptions(2, 8)):
             it = iter(make(10, sampler=with_length(100, 3), shard_options=NoSharding(), read_options=options))
-            assert list(it) == [0, 1, 4]
-            assert_raises(StopIteration, None, next, it)
+            assert list(it) == [0, 1, 4] and next(it, "the end") == "the end"
         assert elements(with_length(2, 9), shard_options=NoSharding()) == [0, 1]
         sampler = [RecordMetadata(i, key) for i, key in enumerate("bca")]
         source = {"a": 1, "b": 2, "c": 3}
@@ -104,11 +99,7 @@ class TestKeysPastTheEnd:
         assert set(elements(sampler, data_source=Source(50, type))) == {int}
 
     def test_sources_without_length_or_records(self):
-        class Squaring:
-            def __getitem__(self, key):
-                return key * key
-
-        for source in (Squaring(), Source(None, lambda key: key * key)):
+        for source in (type("Squaring", (), {"__getitem__": lambda self, key: key * key})(), Source(None, lambda key: key * key)):
             assert elements(SequentialSampler(4), data_source=source) == [0, 1, 4, 9]
         it = iter(DataLoader(data_source=[], sampler=SequentialSampler(4)))
         assert_raises(IndexError, "the source list is empty", next, it)

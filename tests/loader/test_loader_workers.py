@@ -1,8 +1,4 @@
-"""``DataLoader`` with worker processes: what it is made of and errors.
-
-Orders and states are in ``vectors/test_vectors_loaders.py``, checkpoints in ``checkpoint/test_orbax.py``, the workers
-themselves in ``dataset/test_mp_prefetch.py``.
-"""
+"""``DataLoader`` with worker processes: what it is made of and errors; the workers are in ``dataset/test_mp_prefetch.py``."""
 
 import copy
 import json
@@ -49,8 +45,7 @@ class TestOutputs:
             return list(make(20, TO_TUPLE, DRAW, WITH_INDEX, worker_count=count, sampler=sampler, **options))
 
         expected = outputs(0)
-        assert type(expected[0]) is tuple
-        assert [outputs(1), outputs(2, read_options=ReadOptions(3, 9))] == [expected] * 2
+        assert type(expected[0]) is tuple and [outputs(1), outputs(2, read_options=ReadOptions(3, 9))] == [expected] * 2
         sampler = SequentialSampler(11, ShardOptions(1, 2))
         assert list(loader(11, Mapped(lambda x: None if x == 3 else x), sampler=sampler)) == [1, None, 5, 7, 9]
         assert list(loader(2, worker_count=3)) == [0, 1]
@@ -151,8 +146,7 @@ def test_states_that_are_refused_change_nothing():
         assert_raises(ValueError, f"taken with worker_count=2, the DataLoader has worker_count={count}", it.set_state, state)
         assert it.get_state() == before
         assert count == 0 or it._iterator._pool is None  # no process has been started
-    it = iter(loader(8))
-    assert next(it) == 0
+    next(it := iter(loader(8)))
     state = json.loads(it.get_state())
     state["last_seen_indices"]["1"] = 9
     assert_raises(IndexError, r"worker 1 .* \[0, 4\]", it.set_state, state)
