@@ -8,14 +8,11 @@ import pytest
 from programs import output
 
 REPOSITORY = Path(__file__).parents[2]
-HEAVY = {
-    *("absl", "array_record", "etils", "jax", "jaxlib", "orbax", "pandas", "prometheus_client", "pyarrow"),
-    *("tensorflow", "tensorflow_datasets", "torch"),
-}
+HEAVY = {"absl", "array_record", "etils", "jax", "jaxlib", "orbax", "pandas", "prometheus_client", "pyarrow"}
+HEAVY |= {"tensorflow", "tensorflow_datasets", "torch"}
 
 
 def test_importing_alone_imports_no_machinery_and_using_it_no_optional_package(tmp_path):
-    """The facade is lazy: what a program does not use costs it nothing."""
     script = f"""
         import sys, gristmill
         print(*sorted(m for m in sys.modules if m.startswith('gristmill')))
@@ -52,21 +49,13 @@ def test_the_main_job_needs_numpy_and_cloudpickle_only(tmp_path):
         print(next(it).tolist(), grain.sharding.ShardByJaxProcess())
         print([x.tolist() for x in it])
     """
-    assert output(tmp_path, script) == [
-        "[5, 2, 6] ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)",
-        "[[0, 4, 1], [3]]",
-    ]
+    first = "[5, 2, 6] ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)"
+    assert output(tmp_path, script) == [first, "[[0, 4, 1], [3]]"]
 
 
 # From the bottom to the top; a package may import those of lower levels, and itself.
-LEVELS = [
-    {"core"},
-    {"samplers", "sources", "transforms", "workers"},
-    {"dataset"},
-    {"checkpoint", "loader"},
-    {"diagnostics", "testing"},
-    {"api"},
-]
+LEVELS = [{"core"}, {"samplers", "sources", "transforms", "workers"}, {"dataset"}, {"checkpoint", "loader"}]
+LEVELS += [{"diagnostics", "testing"}, {"api"}]
 TOP = set().union(*LEVELS)
 
 

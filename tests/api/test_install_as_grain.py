@@ -8,7 +8,6 @@ from programs import output
 
 
 def check(folder, script, *arguments):
-    """Runs a program that checks by itself and says nothing."""
     assert output(folder, script, *arguments) == []
 
 

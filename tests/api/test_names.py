@@ -15,22 +15,20 @@ ShapeDtypeStructProtocol TFRecordIterDataset ThreadPrefetchDatasetIterator Threa
 WindowShuffleMapDataset WithOptionsIterDataset ZipIterDataset ZipMapDataset apply_transformations batch_and_pad device_put
 get_element_spec get_next_index index_shuffle multithread_prefetch pick_performance_config set_next_index
 """
+TRANSFORMS = ["{}Transform", "python.{}Transform", "experimental.{}Transform", "python.experimental.{}Transform"]
 HERE, IN_PYTHON, IN_EXPERIMENTAL = "{}", "python.{}", "python.experimental.{}"
-
+OF_ORBAX = ["PyGrain{}", "Grain{}", "python.PyGrain{}", "python.Grain{}"]
 # Places of names, and the other spellings of them (all relative to gristmill).
 FAMILIES = [
     ("DataLoader load ReadOptions Record RecordMetadata config MapDataset IterDataset DatasetIterator", "", [IN_PYTHON]),
     ("IndexSampler SequentialSampler Sampler", "samplers.", [IN_PYTHON, HERE]),
     ("RandomAccessDataSource ArrayRecordDataSource RangeDataSource", "sources.", [IN_PYTHON, HERE]),
-    ("Map RandomMap Filter", "transforms.", ["python.{}Transform", "{}Transform"]),
+    ("Map RandomMap Filter", "transforms.", TRANSFORMS[:2]),
+    ("MapWithIndex", "transforms.", TRANSFORMS),
     ("Transformation Transformations DatasetSelectionMap", "transforms.", [IN_PYTHON, HERE]),
     ("ShardOptions NoSharding ShardByJaxProcess", "sharding.", [IN_PYTHON, HERE]),
     ("INDEX RECORD_KEY DATASET_INDEX EPOCH SEED RECORD META_FEATURES", "constants.", [IN_PYTHON, HERE]),
-    (
-        "CheckpointHandler CheckpointSave CheckpointRestore",
-        "checkpoint.",
-        ["PyGrain{}", "Grain{}", "python.PyGrain{}", "python.Grain{}"],
-    ),
+    ("CheckpointHandler CheckpointSave CheckpointRestore", "checkpoint.", OF_ORBAX),
     ("MapOperation RandomMapOperation FilterOperation BatchOperation Operation", "python.", [HERE]),
     ("diagnose observe visualize start_telemetry stop_telemetry", "diagnostics.", [HERE]),
     ("Diagnosis ExecutionSummary Snapshot StageSummary View", "diagnostics.", []),
@@ -45,9 +43,6 @@ ALIASES = {
     "multiprocessing.SharedMemoryArray": ["python.SharedMemoryArray", "SharedMemoryArray"],
     "multiprocessing.SharedMemoryArrayMetadata": [],
     "sources.SharedMemoryDataSource": ["python.InMemoryDataSource", "InMemoryDataSource", "sources.InMemoryDataSource"],
-    "transforms.MapWithIndex": [
-        f"{place}MapWithIndexTransform" for place in ("", "python.", "experimental.", "python.experimental.")
-    ],
     "transforms.TfRandomMap": [],
     "transforms.FlatMap": ["experimental.FlatMapTransform", "python.experimental.FlatMapTransform"],
     "transforms.Batch": ["python.Batch", "Batch", "python.BatchTransform", "BatchTransform"],
@@ -60,16 +55,11 @@ ALIASES = {
         for name in names.split()
     },
 }
-
 # Names of the frozen legacy surface that only the root and its modules have.
-NOT_IN_PYTHON = [
-    *("samplers", "checkpoint", "sources", "DataLoaderIterator", "SharedMemoryArrayMetadata", "IterableSampler"),
-    *("TfRandomMap", "FlatMap", "__version__"),
-]
-MODULES = [
-    *("checkpoint", "constants", "diagnostics", "experimental", "multiprocessing", "samplers", "sharding", "sources"),
-    *("transforms", "testing", "python", "python.experimental"),
-]
+NOT_IN_PYTHON = ["samplers", "checkpoint", "sources", "DataLoaderIterator", "SharedMemoryArrayMetadata", "IterableSampler"]
+NOT_IN_PYTHON += ["TfRandomMap", "FlatMap", "__version__"]
+MODULES = ["checkpoint", "constants", "diagnostics", "experimental", "multiprocessing", "samplers", "sharding", "sources"]
+MODULES += ["transforms", "testing", "python", "python.experimental"]
 
 
 def resolve(name):
@@ -92,7 +82,6 @@ def test_all_spellings_are_one_object(home, aliases):
 
 
 def test_no_public_name_is_forgotten_here_and_modules_and_constants_are_as_they_were():
-    """A name that is added to a public module must be added to the table above."""
     known = {*ALIASES, *(alias for aliases in ALIASES.values() for alias in aliases)}
     for module in MODULES:
         names = [name for name in dir(resolve(module)) if not name.startswith("_")]
@@ -101,9 +90,7 @@ def test_no_public_name_is_forgotten_here_and_modules_and_constants_are_as_they_
     assert [name for name in NOT_IN_PYTHON if hasattr(gristmill.python, name)] == []
     for name in MODULES:
         module = importlib.import_module(f"gristmill.{name}")
-        assert resolve(name) is module
-        assert module.__name__ == f"gristmill.{name}"
-        assert module.__doc__
+        assert resolve(name) is module and module.__name__ == f"gristmill.{name}" and module.__doc__
         assert name.partition(".")[0] in dir(gristmill)
     for place in ("", "python", "checkpoint"):
         module = resolve(place)
@@ -119,8 +106,7 @@ def test_no_public_name_is_forgotten_here_and_modules_and_constants_are_as_they_
 def test_classes_keep_the_names_that_states_hold_and_the_version_is_one():
     for spelling, name in [
         *((f"python.{name}Transform", name) for name in ("Map", "RandomMap", "MapWithIndex", "Filter")),
-        ("python.InMemoryDataSource", "SharedMemoryDataSource"),
-        ("python.PyGrainDatasetIterator", "DataLoaderIterator"),
+        *(("python.InMemoryDataSource", "SharedMemoryDataSource"), ("python.PyGrainDatasetIterator", "DataLoaderIterator")),
         ("python.PyGrainCheckpointHandler", "CheckpointHandler"),
         *((f"sharding.{name}", name) for name in ("NoSharding", "ShardOptions", "ShardByJaxProcess")),
         *((f"samplers.{name}", name) for name in ("IndexSampler", "SequentialSampler")),
@@ -131,6 +117,5 @@ def test_classes_keep_the_names_that_states_hold_and_the_version_is_one():
     handler = gristmill.checkpoint.CheckpointHandler
     assert handler.typestr() == f"{handler.__module__}.{handler.__qualname__}"  # how it names itself for Orbax
     version, info = gristmill.__version__, gristmill.__version_info__
-    assert type(version) is str and type(info) is tuple
+    assert type(version) is str and type(info) is tuple and len(info) >= 2
     assert info == tuple(int(part) for part in version.split(".") if part.isdigit())
-    assert len(info) >= 2

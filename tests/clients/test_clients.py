@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 PEER = Path(os.environ.get("GRISTMILL_PEER_CLIENTS", Path(__file__).parents[2] / ".peers/clients"))
-CLIENTS = {  # their tests in the folder of the archive, and how many pass
-    "flax": ("examples/gemma", ["input_pipeline_test.py", "-k", "ds0"], 2),
-}
+# Their tests in the folder of the archive, and how many pass.
+CLIENTS = {"flax": ("examples/gemma", ["input_pipeline_test.py", "-k", "ds0"], 2)}
 
 
 @pytest.mark.skipif(not (PEER / ".installed").exists(), reason=f"there are no clients at {PEER} (run `make clients`)")
@@ -27,9 +26,7 @@ def test_clients_own_tests_pass(client):
     options = ["-q", "-p", "no:cacheprovider"]
     command = [PEER / "bin/python", "-m", "gristmill", "run-as-grain", "-m", "pytest", *options, *tests]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    process = subprocess.run(
-        command, cwd=sources / folder, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert re.findall(r"(\d+) (passed|failed|errors?)", process.stdout.splitlines()[-1]) == [(str(num_passed), "passed")], (
-        process.stdout[-10000:] + process.stderr[-1000:]
-    )
+    settings = {"cwd": sources / folder, "env": environment, "timeout": 280}
+    process = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+    found = re.findall(r"(\d+) (passed|failed|errors?)", process.stdout.splitlines()[-1])
+    assert found == [(str(num_passed), "passed")], process.stdout[-10000:] + process.stderr[-1000:]

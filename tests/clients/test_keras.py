@@ -37,7 +37,6 @@ def check(tmp_path, backend, program):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("backend", "passed"), [("jax", 42), ("numpy", 39)])
 def test_its_own_tests(backend, passed, tmp_path):
-    """With NumPy there is no ``fit``."""
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     folder = next((CLIENTS.parents[1] / "lib").glob("python3*")) / "site-packages/keras/src"
     files = [*folder.glob("utils/*_dataset_utils_test.py"), *folder.glob("layers/preprocessing/**/*_test.py")]

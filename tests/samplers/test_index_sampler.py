@@ -18,11 +18,9 @@ def keys(sampler, indices=None):
 
 
 def test_signature():
-    assert str(inspect.signature(IndexSampler).replace(return_annotation=inspect.Signature.empty)).replace("'", "") == (
-        "(num_records: int, shard_options: ShardOptions = "
-        "NoSharding(shard_index=0, shard_count=1, drop_remainder=False), "
-        "shuffle: bool = False, num_epochs: int | None = None, seed: int | None = None)"
-    )
+    signature = str(inspect.signature(IndexSampler).replace(return_annotation=inspect.Signature.empty)).replace("'", "")
+    first = "num_records: int, shard_options: ShardOptions = NoSharding(shard_index=0, shard_count=1, drop_remainder=False)"
+    assert signature == f"({first}, shuffle: bool = False, num_epochs: int | None = None, seed: int | None = None)"
 
 
 # In this order: each row also breaks all rules below it that it can.
@@ -55,21 +53,17 @@ def test_validation_orders_and_texts():
     assert keys(IndexSampler(5, num_epochs=2, shuffle=True, seed=32)) == [2, 4, 3, 0, 1, 0, 2, 4, 1, 3]
     sampler = IndexSampler(8, ShardOptions(1, 3), shuffle=True, num_epochs=1, seed=32)
     assert keys(sampler, (1, 4, 7)) == [5, 4, 3]
-    assert repr(IndexSampler(5, shuffle=True, num_epochs=2, seed=0)) == (
-        "IndexSampler(num_records=5, shard_options=NoSharding(shard_index=0, shard_count=1, drop_remainder=False), "
-        "shuffle=True, num_epochs=2, seed=0)"
-    )
-    assert repr(IndexSampler(5, ShardOptions(1, 2, True))) == (
-        "IndexSampler(num_records=5, shard_options=ShardOptions(shard_index=1, shard_count=2, drop_remainder=True), "
-        "shuffle=False, num_epochs=None, seed=None)"
-    )
+    text = "IndexSampler(num_records=5, shard_options={}, shuffle={}, num_epochs={}, seed={})".format
+    shard = "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)"
+    assert repr(IndexSampler(5, shuffle=True, num_epochs=2, seed=0)) == text(shard, True, 2, 0)
+    shard = "ShardOptions(shard_index=1, shard_count=2, drop_remainder=True)"
+    assert repr(IndexSampler(5, ShardOptions(1, 2, True))) == text(shard, False, None, None)
     assert "ShardByJaxProcess(" in repr(IndexSampler(5, ShardByJaxProcess()))
     for seed in (0, 2**32 - 1, True, np.int64(7), np.uint32(7)):
         for shuffle in (False, True):
             sampler = IndexSampler(np.int64(5), shuffle=shuffle, num_epochs=np.int32(2), seed=seed)
             same = IndexSampler(5, shuffle=shuffle, num_epochs=2, seed=int(seed))
-            assert repr(sampler) == repr(same)
-            assert keys(sampler) == keys(same)
+            assert repr(sampler) == repr(same) and keys(sampler) == keys(same)
             assert sampler[3].rng.random() == same[3].rng.random()
 
 

@@ -15,9 +15,7 @@ from gristmill.sharding import ShardOptions
 from gristmill.testing import assert_sampler_conforms
 
 
-class Drawn:
-    """Draws an order whenever it is gone through, as samplers of PyTorch do."""
-
+class Drawn:  # an order whenever it is gone through, as samplers of PyTorch do
     def __init__(self, seed=None):
         self.rng = random.Random(seed)
 
@@ -25,9 +23,7 @@ class Drawn:
         return iter(self.rng.sample(range(20), 8))
 
 
-class Shared:
-    """Another part of the indices in every epoch, as a ``DistributedSampler`` has."""
-
+class Shared:  # another part of the indices in every epoch, as a ``DistributedSampler`` has
     def set_epoch(self, epoch):
         self.epoch = epoch
 
@@ -39,26 +35,13 @@ def keys(sampler):
     return [metadata.record_key for metadata in sampler]
 
 
-@pytest.mark.parametrize(
-    ("make", "expected"),
-    [
-        (lambda: [3, np.int64(1)], [3, 1]),
-        (lambda: np.array([3, 1], np.uint8), [3, 1]),
-        (lambda: range(2), [0, 1]),
-        (lambda: islice(iter(int, 1), 3), [0, 0, 0]),
-        (list, []),
-        (Shared, [0, 2, 4]),
-    ],
-    ids=["list", "array", "range", "part of an endless iterator", "nothing", "epochs"],
-)
-def test_the_indices_are_those_of_the_iterable(make, expected):
-    sampler = IterableSampler(make())
-    assert keys(sampler) == expected
-    assert_sampler_conforms(sampler, 5)
-
-
-def test_every_epoch_asks_anew_and_nothing_depends_on_the_iterable_later():
-    indices = np.arange(3)
+def test_the_indices_are_those_of_the_iterable_and_every_epoch_asks_anew():
+    given = [([3, np.int64(1)], [3, 1]), (np.array([3, 1], np.uint8), [3, 1]), (range(2), [0, 1]), ([], [])]
+    for indices, expected in [*given, (islice(iter(int, 1), 3), [0, 0, 0]), (Shared(), [0, 2, 4])]:
+        sampler = IterableSampler(indices)
+        assert keys(sampler) == expected
+        assert_sampler_conforms(sampler, 5)
+    indices = np.arange(3)  # nothing depends on it later
     sampler = IterableSampler(indices, num_epochs=2)
     indices[:] = 9
     assert keys(sampler) == [0, 1, 2, 0, 1, 2]
@@ -93,27 +76,19 @@ def test_shards_and_workers_share_the_indices_out():
         assert [list(loader) for loader in loaders] == [order[index:stop:count] for index in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "kind", "message"),
-    [
+def test_refused_arguments():
+    for arguments, kind, message in [
         ({"indices": 3}, TypeError, "indices must be an iterable of integers .* got 3 of type int"),
         ({"indices": [1, 2.0]}, TypeError, r"indices must be integers, got 2.0 of type float from list"),
-        (
-            {"indices": [[1, 2]]},
-            TypeError,
-            r"got \[1, 2\] of type list from list: batches are made by",
-        ),
+        ({"indices": [[1, 2]]}, TypeError, r"got \[1, 2\] of type list from list: batches are made by"),
         ({"indices": np.zeros((2, 2), int)}, TypeError, r"array of integers \[n\], got one of shape \(2, 2\)"),
         ({"indices": np.array([True, False])}, TypeError, "array of integers .* type bool"),
         ({"indices": [2, -1]}, ValueError, "indices must be positions of records, from 0 on, got -1"),
         ({"indices": iter([2]), "num_epochs": 2}, ValueError, "none in epoch 1: list_iterator can be gone through only once"),
         ({"indices": [2], "num_epochs": None}, TypeError, "num_epochs must be an integer, got None"),
         ({"indices": [2], "seed": -1}, ValueError, "seed must be"),
-    ],
-    ids=lambda value: None if isinstance(value, type | str) else " ".join(value),
-)
-def test_refused_arguments(arguments, kind, message):
-    assert_raises(kind, message, IterableSampler, **arguments)
+    ]:
+        assert_raises(kind, message, IterableSampler, **arguments)
 
 
 def test_an_index_outside_the_source_and_a_sampler_that_gives_indices_are_refused():
