@@ -27,25 +27,20 @@ if sys.platform != "linux":
     pytest.skip("tries other systems on Linux", allow_module_level=True)
 REMOVE = """
 import importlib.abc, os, sys
-
 def remove(module, *names):
     for name in names:
         if hasattr(module, name):
             delattr(module, name)
-
 class Hide(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name in hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
 def no_files_of_linux(event, args):
     if event in ("open", "os.listdir", "os.scandir") and str(args[0]).startswith(("/proc", "/sys", "/dev/shm")):
         raise FileNotFoundError(2, "No such file or directory", args[0])
-
 def stat(path, *args, stat=os.stat, **kwargs):
     no_files_of_linux("open", [path])
     return stat(path, *args, **kwargs)
-
 hidden = set()
 sys.meta_path.insert(0, Hide())
 sys.addaudithook(no_files_of_linux)
@@ -64,14 +59,12 @@ remove(os, "pidfd_open", "waitid")
 remove(mmap, "MADV_REMOVE")
 remove(select, "epoll")
 remove(socket, "MSG_NOSIGNAL")
-
 def small_socketpair(*args, make=socket.socketpair):
     pair = make(*args)
     for end in pair:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     return pair
-
 socket.socketpair = small_socketpair
 """,
     # The standard library is imported as it is, and then has the shared memory of Windows: no descriptors, nothing to unlink.
@@ -89,12 +82,10 @@ remove(signal, "SIGKILL", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGALRM", "SIGCHLD", 
 remove(select, "poll", "epoll")
 remove(socket, "AF_UNIX", "MSG_DONTWAIT", "MSG_NOSIGNAL", "send_fds", "recv_fds")
 remove(faulthandler, "register")
-
 class SharedMemory:
     _blocks = weakref.WeakValueDictionary()
     _name = _mmap = _buf = None
     _fd = -1
-
     def __init__(self, name=None, create=False, size=0, *, track=True):
         if create and name in self._blocks:
             raise FileExistsError(17, "File exists", name)
@@ -104,19 +95,15 @@ class SharedMemory:
         self._mmap = self._blocks.setdefault(self._name, mmap.mmap(-1, -(-size // 4096) * 4096)) if create else self._blocks[name]
         self._size = len(self._mmap)
         self._buf = memoryview(self._mmap)
-
     name = property(lambda self: self._name)
     size = property(lambda self: self._size)
     buf = property(lambda self: self._buf)
-
     def close(self):
         if self._buf is not None:
             self._buf.release()
             self._buf = self._mmap = None
-
     def unlink(self):
         pass
-
 multiprocessing.shared_memory.SharedMemory = SharedMemory
 multiprocessing.shared_memory._USE_POSIX = False
 """,
@@ -169,7 +156,6 @@ class TestEverywhere:
                 length_struct={"t": 8}, num_packing_bins=2,
             )
             print([len(row["t"]) for row in packed][:2])
-
             sampler = grain.samplers.IndexSampler(10, shuffle=True, num_epochs=1, seed=1)
             it = iter(grain.DataLoader(data_source=range(10), sampler=sampler, operations=[grain.transforms.Batch(3)]))
             first = next(it).tolist()
@@ -178,7 +164,6 @@ class TestEverywhere:
             it.set_state(state)
             print([first, *rest])
             print(rest == [batch.tolist() for batch in it])
-
             source = grain.sources.SharedMemoryDataSource(["zero", b"one", 2])
             again = pickle.loads(pickle.dumps(source))
             again[2] = 3
@@ -268,9 +253,8 @@ class TestMacOS:
                 grain.DataLoader(data_source=range(40), sampler=sampler, operations=[grain.transforms.Batch(5)], worker_count=n)
                 for n in (2, 0)
             ]
-            one, other = [[batch.tolist() for batch in loader] for loader in loaders]
-            print(one == other and sorted(sum(one, [])) == list(range(40)))
-
+            batches, records = [batch.tolist() for batch in loaders[0]], [x for batch in loaders[1] for x in batch.tolist()]
+            print(batches == [records[i % 2 :: 2][i // 2 * 5 :][:5] for i in range(8)] and sorted(records) == list(range(40)))
             # The consumer goes back while messages that do not fit into the socket are on their way: workers are started anew.
             it = iter(ds(lambda x: (x, "a" * 9000), 200, grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=50)))
             state, seen = it.get_state(), []
@@ -279,7 +263,6 @@ class TestMacOS:
                 it.set_state(state)
             print(seen == [list(range(7))] * 2)
             print([x for x, _ in it] == list(range(200)))
-
             def die(x):
                 if x == 5:
                     os.kill(os.getpid(), signal.SIGKILL)

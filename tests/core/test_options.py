@@ -13,14 +13,12 @@ from gristmill.core.options import DatasetOptions, ExecutionTrackingMode, Multip
 
 
 def test_read_and_multiprocessing_options_are_mutable_values_with_slots():
+    multiprocessing = "MultiprocessingOptions(num_workers={}, per_worker_buffer_size={}, enable_profiling={})"
     for options, text in [
         (ReadOptions(), "ReadOptions(num_threads=16, prefetch_buffer_size=500)"),
         (ReadOptions(3, 4), "ReadOptions(num_threads=3, prefetch_buffer_size=4)"),
-        (MultiprocessingOptions(), "MultiprocessingOptions(num_workers=0, per_worker_buffer_size=1, enable_profiling=False)"),
-        (
-            MultiprocessingOptions(2, 3, True),
-            "MultiprocessingOptions(num_workers=2, per_worker_buffer_size=3, enable_profiling=True)",
-        ),
+        (MultiprocessingOptions(), multiprocessing.format(0, 1, False)),
+        (MultiprocessingOptions(2, 3, True), multiprocessing.format(2, 3, True)),
     ]:
         assert repr(options) == text
         for other in (copy.copy(options), pickle.loads(pickle.dumps(options)), dataclasses.replace(options)):
@@ -53,22 +51,11 @@ def test_threads_and_workers_need_a_buffer(caplog):
     assert "num_threads=6" in record.getMessage() and "only 5 threads can be busy" in record.getMessage()
 
 
-RATIOS = st.none() | st.floats(0, 1)
-GIVEN = st.fixed_dictionaries(
-    {},
-    optional={
-        "filter_warn_threshold_ratio": RATIOS,
-        "filter_raise_threshold_ratio": RATIOS,
-        "execution_tracking_mode": st.sampled_from(ExecutionTrackingMode),
-        "min_shm_size": st.integers(0, 2**40),
-    },
-)
-DEFAULTS = {
-    "filter_warn_threshold_ratio": 0.9,
-    "filter_raise_threshold_ratio": None,
-    "execution_tracking_mode": ExecutionTrackingMode.DISABLED,
-    "min_shm_size": 0,
-}
+OPTIONAL = dict.fromkeys(["filter_warn_threshold_ratio", "filter_raise_threshold_ratio"], st.none() | st.floats(0, 1))
+OPTIONAL |= {"execution_tracking_mode": st.sampled_from(ExecutionTrackingMode), "min_shm_size": st.integers(0, 2**40)}
+GIVEN = st.fixed_dictionaries({}, optional=OPTIONAL)
+DEFAULTS = {"filter_warn_threshold_ratio": 0.9, "filter_raise_threshold_ratio": None}
+DEFAULTS |= {"execution_tracking_mode": ExecutionTrackingMode.DISABLED, "min_shm_size": 0}
 
 
 @given(GIVEN, GIVEN, GIVEN)

@@ -35,24 +35,19 @@ import gristmill as grain
 from computing_ahead import ClosingDataset
 from gristmill.experimental import ElasticIterator, InterleaveIterDataset
 from users_datasets import Plain
-
 class Untouchable:  # it must not be read
     __len__ = lambda self: 12
     __getitem__ = lambda self, index: 1 // 0
-
 class Counting(ClosingDataset):
     __init__ = lambda self: super(Counting, self).__init__(grain.MapDataset.range(3).to_iter_dataset())
     __iter__ = lambda self: made.append(super(Counting, self).__iter__()) or made[-1]  # so that only close() closes it
-
 class Shard(grain.IterDataset):
     def __init__(self, index=0, count=1):
         super().__init__()
         self.shard = grain.sharding.ShardOptions(index, count)
-
     def __iter__(self):
         files = [grain.MapDataset.range(10 * k, 10 * k + 3).to_iter_dataset() for k in range(4)]
         return ElasticIterator(InterleaveIterDataset(files, cycle_length=2), 0, self.shard)
-
 make = lambda size=20: grain.MapDataset.range(size).seed(1).shuffle()
 make_of = lambda size: make(size)
 broken = lambda: {}["cannot make it"]
@@ -72,7 +67,6 @@ workers = grain.MapDataset.range(20).map(lambda x: 2 * x).to_iter_dataset().mp_p
 sampler = grain.samplers.IndexSampler(30, shuffle=True, seed=1, num_epochs=2)
 loader = grain.DataLoader(data_source=np.arange(30), sampler=sampler, operations=[grain.transforms.Batch(4)])
 text = "no pipeline"
-
 class holder:
     ds = numbers
 """

@@ -68,16 +68,11 @@ def test_shuffle_pipelines(row):
             assert name != "filtered" or len(found) == len(row[name])
 
 
-DRAWS = {
-    "integers_0_2**31": lambda rng: int(rng.integers(0, 2**31)),
-    "integers_100": lambda rng: int(rng.integers(100)),
-    "random": lambda rng: rng.random().hex(),
-    "normal": lambda rng: rng.normal().hex(),
-    "uint32x3": lambda rng: rng.integers(0, 2**32, 3, dtype=np.uint32).tolist(),
-    "permutation_6": lambda rng: rng.permutation(6).tolist(),
-    "float32": lambda rng: float(rng.random(dtype=np.float32)).hex(),
-    "raw": lambda rng: rng.bit_generator.random_raw(6).tolist(),
-}
+DRAWS = {"integers_0_2**31": lambda rng: int(rng.integers(0, 2**31)), "integers_100": lambda rng: int(rng.integers(100))}
+DRAWS |= {"random": lambda rng: rng.random().hex(), "normal": lambda rng: rng.normal().hex()}
+DRAWS |= {"uint32x3": lambda rng: rng.integers(0, 2**32, 3, dtype=np.uint32).tolist()}
+DRAWS |= {"permutation_6": lambda rng: rng.permutation(6).tolist(), "raw": lambda rng: rng.bit_generator.random_raw(6).tolist()}
+DRAWS |= {"float32": lambda rng: float(rng.random(dtype=np.float32)).hex()}
 
 
 def test_draws_default_seeds_and_index_semantics():

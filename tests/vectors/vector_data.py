@@ -27,17 +27,10 @@ def build(pipeline: str) -> Any:
     code = code.replace("(same source", "(source([{a: arange(n)} for n in (2,3,4,1)]).to_iter_dataset()")
     code = _BARE_BODY.sub(lambda match: f"{match[0]}lambda {_LAMBDAS[match[1]]}: ", code)
     code = re.sub(r"x -> (.*)\)$", r"FM(lambda x: \1))", code)
-    names = {
-        "FM": FM,
-        **{name: getattr(experimental, name) for name in experimental.__all__},
-        "IterDataset": IterDataset,
-        "a": "a",
-        "arange": np.arange,
-        "ShardOptions": gristmill.sharding.ShardOptions,
-        **{name: getattr(MapDataset, name) for name in ("concatenate", "mix", "range", "source")},
-        "f": lambda x: x + 1,
-        "g": lambda x, rng: x,
-    }
+    makers = {name: getattr(MapDataset, name) for name in ("concatenate", "mix", "range", "source")}
+    names = {name: getattr(experimental, name) for name in experimental.__all__} | makers | {"FM": FM, "IterDataset": IterDataset}
+    names |= {"a": "a", "arange": np.arange, "ShardOptions": gristmill.sharding.ShardOptions}
+    names |= {"f": lambda x: x + 1, "g": lambda x, rng: x}
     return eval(code, names)
 
 

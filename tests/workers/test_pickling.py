@@ -6,7 +6,6 @@ PROGRAM = """
     import abc, collections, enum, typing
     from dataclasses import dataclass, field
     import gristmill as gm
-
     class Base:
         '''Sets all its slots but one, and compares them.'''
         __slots__ = ()
@@ -23,7 +22,6 @@ PROGRAM = """
             return {name: getattr(self, name, None) for name in self.names()} | getattr(self, "__dict__", {})
         def __eq__(self, other):
             return type(self) is type(other) and self.parts() == other.parts()
-
     class WithDict(Base): pass
     class Slots(Base): __slots__ = ("x", "empty")
     class OneSlot(Base): __slots__ = "only"
@@ -72,20 +70,15 @@ PROGRAM = """
     class Color(enum.Enum):
         RED = 0
         GREEN = 1
-
     slotted = [Slots, OneSlot, Documented, Private, WithBoth, NothingMore, MoreSlots, DictBelowSlots, SlotsBelowDict]
     others = [WithDict, Itself, Reduces, Concrete, Box, Error, DataSlots, FrozenSlots, Row, RowWithMethods, Color]
-
     def layout(value):
         '''What there is room for in an instance.'''
         return hasattr(value, "__dict__"), hasattr(value, "__weakref__")
-
     captured = [cls(x) for cls in slotted + others for x in (0, 1)]
-
     def make(i):
         value = (slotted + others)[i // 2](i % 2)
         return value, layout(value), [value, {"captured": captured[i]}]
-
     ds = gm.MapDataset.range(len(captured)).map(make).to_iter_dataset().mp_prefetch(gm.MultiprocessingOptions(1))
     for expected, (value, there, (again, inner)) in zip(captured, ds, strict=True):
         assert type(value) is type(expected) and value == expected == inner["captured"], (value, expected)

@@ -422,14 +422,11 @@ CONSUMER = """
     import sys, traceback
     import gristmill as gm
     from gristmill.workers.remote_errors import RemoteError
-
     class MyError(Exception):
         def __init__(self, a, b):
             super().__init__(f"{a}{b}")
-
     class MyGroup(ExceptionGroup):
         pass
-
     def fail(how):
         if how == "chained":
             try:
@@ -442,14 +439,12 @@ CONSUMER = """
         if how == "value":
             raise ValueError("text", only_there.Value())
         only_there.fail()
-
     def in_worker(how):
         ds = gm.MapDataset.source([how]).map(fail).to_iter_dataset()
         try:
             next(iter(ds.mp_prefetch(gm.MultiprocessingOptions(1), lambda i, n: sys.path.append(sys.argv[1]))))
         except Exception as error:
             return error
-
     chain, made, lost, value = map(in_worker, ["chained", "made there", "only there", "value"])
     assert type(chain) is MyGroup and [type(error) for error in chain.exceptions] == [MyError, MyError, KeyError], chain
     assert chain.__cause__ is chain.exceptions[0] and chain.exceptions[1].args == ("34",)

@@ -129,37 +129,16 @@ def test_any_open_block_will_do_and_may_be_closed(make):
     assert raw[0].any()
 
 
-OPERATIONS = {
-    "whole": [lambda a: a, lambda a: a[...], lambda a: a.reshape(3, 2, 2), lambda a: a.view("uint8"), lambda a: a.view()],
-    "part": [
-        lambda a: a[1:],
-        lambda a: a[:2],
-        lambda a: a[4:],  # empty, at the end
-        lambda a: a.T,
-        lambda a: a[::-2, 1],
-        lambda a: a[1:][1:].T[::-1],
-        lambda a: np.broadcast_to(a, (2, 4, 3), subok=True),
-        lambda a: a.view([("x", "i4"), ("y", "i4"), ("z", "i4")])["y"],
-    ],
-    "plain view": [lambda a: a.view(np.ndarray)[1:], lambda a: np.asarray(memoryview(a)[1:]), lambda a: np.asarray(a).T],
-    "result": [
-        lambda a: a + 1,
-        lambda a: np.divmod(a, 2)[1],
-        lambda a: a.sum(0),
-        lambda a: a.mean(1, keepdims=True),
-        lambda a: np.stack([a, a]),
-        lambda a: np.where(a > 1, a, 0),
-        lambda a: np.add(a, 1, out=np.zeros((4, 3))),
-    ],
-    "copy": [
-        lambda a: a.copy(),
-        lambda a: a.astype("float32"),
-        lambda a: a[a > 2],
-        lambda a: a[[0, 1]][1:],
-        lambda a: np.zeros_like(a),
-        copy.deepcopy,
-    ],
-}
+FIELDS = [("x", "i4"), ("y", "i4"), ("z", "i4")]
+WHOLE = [lambda a: a, lambda a: a[...], lambda a: a.reshape(3, 2, 2), lambda a: a.view("uint8"), lambda a: a.view()]
+PART = [lambda a: a[1:], lambda a: a[:2], lambda a: a[4:], lambda a: a.T, lambda a: a[::-2, 1], lambda a: a[1:][1:].T[::-1]]
+PART += [lambda a: np.broadcast_to(a, (2, 4, 3), subok=True), lambda a: a.view(FIELDS)["y"]]
+PLAIN = [lambda a: a.view(np.ndarray)[1:], lambda a: np.asarray(memoryview(a)[1:]), lambda a: np.asarray(a).T]
+RESULT = [lambda a: a + 1, lambda a: np.divmod(a, 2)[1], lambda a: a.sum(0), lambda a: a.mean(1, keepdims=True)]
+RESULT += [lambda a: np.stack([a, a]), lambda a: np.where(a > 1, a, 0), lambda a: np.add(a, 1, out=np.zeros((4, 3)))]
+COPY = [lambda a: a.copy(), lambda a: a.astype("float32"), lambda a: a[a > 2], lambda a: a[[0, 1]][1:], np.zeros_like]
+COPY += [copy.deepcopy]
+OPERATIONS = {"whole": WHOLE, "part": PART, "plain view": PLAIN, "result": RESULT, "copy": COPY}
 
 
 @pytest.mark.parametrize(("kind", "operation"), [(kind, fn) for kind, fns in OPERATIONS.items() for fn in fns])
@@ -316,14 +295,11 @@ def run(tmp_path, script, *arguments):
 
 ALIVE_AT_EXIT = """
 method, background = sys.argv[1], sys.argv[2] == "True"
-
 class Cycle:
     def __init__(self, array):
         self.array, self.cycle = array, self
-
     def __del__(self):
         self.array[:1] += 1
-
 def keep(array, unlinks):
     if unlinks:
         array.unlink_on_del()
@@ -331,7 +307,6 @@ def keep(array, unlinks):
     sys.cycle = Cycle(make())
     Cycle(make())
     globals()[f"kept{id(array)}"] = array[3:]
-
 def work(given):
     if background:
         SharedMemoryArray.enable_async_del(num_threads=2)
@@ -347,7 +322,6 @@ def work(given):
         array = make()
         array.unlink_on_del()
         del array
-
 if __name__ == "__main__":
     array = make()
     work(array)
@@ -370,15 +344,12 @@ def produce(queue, how):
     array = make(5)
     queue.put({"array": array, "metadata": array.metadata, "view": array[1:]}[how])
     sys.kept = array
-
 def produce_in_pool(value):
     array = make(value)
     sys.kept = [*getattr(sys, "kept", []), make()]
     return array
-
 def show(array):
     print(array[0])
-
 if __name__ == "__main__":
     context, unlinked = multiprocessing.get_context(sys.argv[1]), sys.argv[2]
     mine = make(1)  # With fork, the child shares our resource tracker only if there is one.
@@ -421,11 +392,9 @@ def test_what_a_child_has_given_away_outlives_it(tmp_path, method, unlinked):
 EARLY = """
 if sys.argv[1] != "fork":
     array = make()  # a fork has none then, and a tracker of its own, which ends with it
-
 def work(queue, gives):
     sys.kept = [make(), make().metadata]
     queue.put(None if sys.argv[1] == "fork" else (array.shm.name, make(7) if gives else None))
-
 if __name__ == "__main__":
     context = multiprocessing.get_context(sys.argv[1])
     context.set_forkserver_preload(["json"])  # not the main program
@@ -450,10 +419,8 @@ def test_others_who_end_or_unlink_do_no_harm(tmp_path):
     """Programs that have nothing in common, and the standard library; names that are gone are not remembered."""
     script = """
     from gristmill.core import shared_block
-
     def attached(name):
         return SharedMemoryArray.from_metadata(SharedMemoryArrayMetadata(name, (1000,), float))
-
     if len(sys.argv) == 1:
         for _ in range(100):
             array = SharedMemoryArray((10,))
@@ -495,7 +462,6 @@ def test_others_who_end_or_unlink_do_no_harm(tmp_path):
 def test_a_fork_inherits_memory_but_no_duty(tmp_path):
     script = """
     from gristmill.workers import shared_array
-
     warnings.simplefilter("ignore")  # Python 3.12 does not like forks of processes with threads
     SharedMemoryArray.enable_async_del(3, max_outstanding_requests=0)
     assert len(shared_array._pool._permits) == threading.active_count() - 1 == 3
@@ -536,21 +502,17 @@ def test_a_killed_creator_leaves_nothing(tmp_path):
 def test_the_background_takes_its_limit_and_is_waited_for(tmp_path):
     script = """
     from gristmill.workers import shared_array
-
     class Slow:
         def __init__(self):
             self.going_on = threading.Event()
-
         def release(self):
             self.going_on.wait()
             print("released", flush=True)
-
     def droppable(n):
         arrays = [make() for _ in range(n)]
         for array in arrays:
             array.unlink_on_del()
         return arrays
-
     SharedMemoryArray.enable_async_del(1, max_outstanding_requests=2)
     SharedMemoryArray.enable_async_del(7)
     print([(thread.name, thread.daemon) for thread in threading.enumerate() if thread is not threading.main_thread()])

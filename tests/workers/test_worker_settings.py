@@ -12,16 +12,13 @@ os.dup2(1, 2)
 {setup}
 log = logging.getLogger("train.data")
 log.setLevel(logging.INFO)
-
 def tell(x):
     log.info("element %d", x)
     log.debug("not this one")
     logging.getLogger("other").info("nor this one")
     return x
-
 def init(index, count):
     {init}
-
 ds = gristmill.MapDataset.range(4).map(tell).to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions({workers}), init)
 assert list(ds) == [0, 1, 2, 3]
 """
@@ -54,17 +51,13 @@ FLAGS = """
     from absl import app, flags
     import gristmill
     import settings
-
     FLAGS = flags.FLAGS
     SCALE = flags.DEFINE_integer("scale", 7, "")
-
     def show(ds):
         print(list(ds.to_iter_dataset().mp_prefetch(gristmill.MultiprocessingOptions(num_workers=2))))
-
     def main(_):
         for scaled in (lambda x: x * SCALE.value, lambda x: x * FLAGS.scale, lambda x: x * flags.FLAGS.scale):
             show(gristmill.MapDataset.range(4).map(settings.shift).map(scaled))
-
     show(gristmill.MapDataset.range(2).map(lambda x: (x, "absl" in sys.modules)))  # flags are not parsed, and not needed
     app.run(main)
 """
