@@ -102,8 +102,7 @@ class Format:  # good files, each with the places where a damage tells most, and
 class Parquet(Format):
     error = ValueError
     OPTIONS = (
-        {"store_schema": False},
-        {"compression": "none", "use_dictionary": False},
+        *({"store_schema": False}, {"compression": "none", "use_dictionary": False}),
         {"data_page_version": "2.0", "write_page_checksum": True, "write_page_index": True, "compression": "zstd"},
         {"write_statistics": False, "store_schema": False, "compression": "gzip"},
         {"use_dictionary": False, "compression": "lz4", "data_page_size": 64, "column_encoding": {"n": "DELTA_BINARY_PACKED"}},

@@ -21,7 +21,6 @@ from gristmill.sources.reading import read_keys
 from gristmill.testing import assert_source_conforms
 
 module = pytest.importorskip("array_record.python.array_record_module", reason="array_record has no wheels for this platform")
-
 SIZES = [7, 0, 30, 1]
 
 
@@ -133,15 +132,9 @@ def test_paths_and_parts_of_files(paths):
 
 def test_wrong_arguments_and_keys(paths, monkeypatch):
     for bad, message in [
-        ([], "must not be empty"),
-        ((), "must not be empty"),
-        (3, "got 3 of type int"),
-        (None, "got None of type NoneType"),
-        ({"a"}, "of type set"),
-        (b"path", "got 112 of type int"),
-        (["a[0:1]", 3], "got 3 of type int"),
-        ("file[5:3]", "ends before it starts"),
-        ([instruction("file", -1, 3)], "skip must be a non-negative integer, got -1"),
+        *(([], "must not be empty"), ((), "must not be empty"), (3, "got 3 of type int"), (None, "got None of type NoneType")),
+        *(({"a"}, "of type set"), (b"path", "got 112 of type int"), (["a[0:1]", 3], "got 3 of type int")),
+        *(("file[5:3]", "ends before it starts"), ([instruction("file", -1, 3)], "skip must be a non-negative integer, got -1")),
         ([instruction("file", 0, -1)], "take must be a non-negative integer, got -1"),
     ]:
         assert_raises(ValueError, message, ArrayRecordDataSource, bad)

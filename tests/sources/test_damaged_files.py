@@ -1,7 +1,4 @@
-"""Damaged files: an error that names them or what was written, never the end of the interpreter, never other data.
-
-Each format's files are damaged in many ways and read in a process of their own, which starts again behind a file that ended it.
-"""
+"""Damaged files: an error that names them or what was written, never the end of the interpreter, never other data."""
 
 import signal
 import subprocess

@@ -95,8 +95,7 @@ def test_any_iterable_odd_values_the_methods_of_shareable_list_and_what_is_wrong
     assert_raises(ValueError, "Elements or name must be provided", SharedMemoryDataSource)
     name = f"gristmill-test-{os.getpid()}"
     source = make([1], name=name)
-    assert source.shm.name == name
-    assert str(source) == f"InMemoryDataSource(name={name}, len=1)"
+    assert source.shm.name == name and str(source) == f"InMemoryDataSource(name={name}, len=1)"
     assert_raises(FileExistsError, None, SharedMemoryDataSource, [2], name=name)
     assert SharedMemoryDataSource(name=name)[0] == 1
     source.unlink()
@@ -138,10 +137,9 @@ def test_repr_depends_on_the_content_alone_and_grains_is_known(make):
     others = [make(values) for values in ([], [0, 1, 2, 3, 5], range(6), [0, 1, 2, 3, 4.0], ["a"], [b"a"])]
     assert len({before, *map(repr, others)}) == 7
     assert len(repr(make(["x" * 1000] * 100))) < 80
-    source[0] = 7
-    assert repr(source) != before
-    source[0] = 0
-    assert repr(source) == before
+    for value in (7, 0):
+        source[0] = value
+        assert (repr(source) == before) == (value == 0)
     source, grains = make([0, "it's", None]), """SharedMemoryDataSource([{}, "it's", None], name='psm_4d41caad')""".format
     assert source.is_described_by(repr(source)) and source.is_described_by(grains(0))
     assert not source.is_described_by(grains(1)) and not source.is_described_by(repr(make([0])))
@@ -193,8 +191,7 @@ def test_a_process_that_attaches_leaves_everything_as_it_is(tmp_path, make):
             print("refused")
     """
     assert run_program(tmp_path, program, pickle.dumps(source).hex()) == ([f"'\\xe9' {same!r}", *["refused"] * 5], 0)
-    assert exists(source.shm.name)
-    assert source[1] == 7
+    assert exists(source.shm.name) and source[1] == 7
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
@@ -235,5 +232,4 @@ def test_children_of_multiprocessing_and_forks(tmp_path, method):
     """
     ((line,), code) = run_program(tmp_path, program, method)
     message, _, name = line.rpartition(" ")
-    assert (message, code) == ("gone with the child", 0)
-    assert not exists(name)
+    assert (message, code) == ("gone with the child", 0) and not exists(name)

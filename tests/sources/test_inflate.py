@@ -29,13 +29,10 @@ def test_reading_and_seeking(content):
     assert [file.read(1) for _ in range(5)] == [b"\0", b"\1", b"\2", b"\3", b"\4"]
     for size in (1000, 10**7):
         file = inflated(content)
-        assert read_all(file, size) == DATA
-        assert file.read(1) == b""
+        assert read_all(file, size) == DATA and file.read(1) == b""
     for offset in (5, 300_000, 300_000, 7, 0, len(DATA) - 1, len(DATA)):
-        assert file.seek(offset) == offset
-        assert file.read(3)[:1] == DATA[offset : offset + 1]
-    assert file.seek(10**9) == len(DATA)
-    assert file.read(3) == b""
+        assert file.seek(offset) == offset and file.read(3)[:1] == DATA[offset : offset + 1]
+    assert file.seek(10**9) == len(DATA) and file.read(3) == b""
     assert file.seek(0, io.SEEK_END) == len(DATA)
 
 

@@ -57,12 +57,9 @@ TYPES = [
     (pa.int64(), [1, None, 3, 4], [*map(np.float64, (1, "nan", 3)), np.int64(4)]),
     (pa.uint8(), [1, 2, 3, 4], [*map(np.uint8, (1, 2, 3, 4))]),
     (pa.float32(), [1, None, 3, 4], [*map(np.float32, (1, "nan", 3, 4))]),
-    (pa.bool_(), [True, None, False, True], [True, None, False, np.bool_(True)]),
-    (pa.string(), ["a", None, "", "d"]),
-    (pa.large_string(), ["a", None, "", "d"]),
-    (pa.binary(), [b"a", None, b"", b"d"]),
-    (pa.binary(1), [b"a", None, b"c", b"d"]),
-    (pa.null(), [None] * 4),
+    *((pa.bool_(), [True, None, False, True], [True, None, False, np.bool_(True)]), (pa.string(), ["a", None, "", "d"])),
+    *((pa.large_string(), ["a", None, "", "d"]), (pa.binary(), [b"a", None, b"", b"d"])),
+    *((pa.binary(1), [b"a", None, b"c", b"d"]), (pa.null(), [None] * 4)),
     (pa.timestamp("us", "Europe/Berlin"), NOONS, [np.datetime64(x or "NaT", "us") for x in NOONS]),
     (pa.date32(), DAYS, [np.datetime64(x or "NaT", "D") for x in DAYS]),
     (pa.time32("s"), [datetime.time(1), None, None, None]),
@@ -122,12 +119,12 @@ def test_places_row_groups_and_columns(path):
         assert rows.read(group, stop - 8 * group) == []
     write(path, {"x": range(10)}, row_group_size=2)
     every_other = slice(1, None, 2)
-    for *slices, groups in [
+    for *slices, groups in (
         (every_other, [1, 3]),
         (slice(4, None, 5), [4]),
         (slice(5, None, 6), []),
         (every_other, every_other, [3]),
-    ]:
+    ):
         expected = [[{"x": 2 * group}, {"x": 2 * group + 1}] for group in groups]
         assert read_all(ParquetRows(path, slices=tuple(slices))) == expected
     write(path, {"a": [1, 2], "a.b": [None, 4], "s": [{"b": 5}, {"b": None}], "c": ["x", "y"]})

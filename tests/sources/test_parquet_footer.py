@@ -7,14 +7,10 @@ from gristmill.sources.arrow_files import open_input
 from gristmill.sources.parquet_footer import NullCounts, read_footer
 
 TYPES = [
-    (pa.int64(), [1, -(2**40), None]),
-    (pa.bool_(), [True, False, None]),
-    (pa.string(), ["a" * 300, "", None]),
-    (pa.float32(), [1.5, None, 2.0]),
-    (pa.list_(pa.int32()), [[1, None], [], None]),
+    *((pa.int64(), [1, -(2**40), None]), (pa.bool_(), [True, False, None]), (pa.string(), ["a" * 300, "", None])),
+    *((pa.float32(), [1.5, None, 2.0]), (pa.list_(pa.int32()), [[1, None], [], None])),
     (pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))]), [{"a": None, "b": ["x"]}, None, {"a": 1, "b": []}]),
-    (pa.map_(pa.string(), pa.int64()), [[("k", 1)], [("m", None)], []]),
-    (pa.decimal128(30, 2), [1, None, 3]),
+    *((pa.map_(pa.string(), pa.int64()), [[("k", 1)], [("m", None)], []]), (pa.decimal128(30, 2), [1, None, 3])),
 ]
 
 
@@ -35,13 +31,8 @@ def write_random(path, rng):
     types = rng.choices(TYPES, k=rng.randrange(1, 40))
     columns = [pa.array(rng.choices(values[: rng.randrange(1, 4)], k=num_rows), kind) for kind, values in types]
     names = [f"column {i}" * rng.choice([1, 30]) for i in range(len(columns))]
-    options = {
-        "write_statistics": [True, True, False, names[:3]],
-        "store_schema": [True, False],
-        "write_page_index": [True, False],
-        "compression": ["none", "snappy"],
-        "data_page_version": ["1.0", "2.0"],
-    }
+    options = {"write_statistics": [True, True, False, names[:3]], "store_schema": [True, False]}
+    options |= {"write_page_index": [True, False], "compression": ["none", "snappy"], "data_page_version": ["1.0", "2.0"]}
     chosen = {name: rng.choice(values) for name, values in options.items()}
     pq.write_table(pa.table(columns, names=names), path, row_group_size=rng.randrange(1, 30), **chosen)
 
@@ -74,8 +65,7 @@ def test_null_counts_of_random_large_cut_off_and_missing_footers(tmp_path):
 
 
 def field(number, kind, *value):
-    """A field with its number in full, not as the difference from the one before."""
-    return bytes([kind, 2 * number, *value])
+    return bytes([kind, 2 * number, *value])  # the number in full, not as the difference from the one before
 
 
 def test_fields_of_all_types_are_passed_over():

@@ -14,8 +14,6 @@ from gristmill.sources.tfrecord import TFRecordFile, check_compression
 
 RECORDS = [b"a", b"", b"bb" * 100, bytes(3000), b"last"]
 COMPRESS = {None: bytes, "gzip": gzip.compress, "zlib": zlib.compress}
-
-
 ENDS = np.cumsum([0, *[len(framed(record)) for record in RECORDS]]).tolist()
 CONTENT = b"".join(map(framed, RECORDS))
 PLACES = [*range(62), *range(235, 270), 3000, *range(len(CONTENT) - 30, len(CONTENT))]
@@ -48,8 +46,7 @@ def read_all(file, offset=0):
             block, offsets = file.read(offset)
         except ValueError as error:
             return records, [*begins, offset], error
-        assert len(offsets) == len(block) + 1
-        assert offsets[0] == offset
+        assert len(offsets) == len(block) + 1 and offsets[0] == offset
         if not block:
             return records, [*begins, offset], None
         records += block

@@ -59,8 +59,7 @@ def columns(draw):
 
 
 def assert_same(ours, expected):
-    assert type(ours) is np.ndarray
-    assert ours.dtype == expected.dtype and ours.shape == expected.shape
+    assert type(ours) is np.ndarray and ours.dtype == expected.dtype and ours.shape == expected.shape
     if ours.dtype.names is None and not ours.dtype.hasobject:
         np.testing.assert_array_equal(ours, expected)
     else:  # NaN in a field or as an object is not equal to itself
@@ -68,8 +67,7 @@ def assert_same(ours, expected):
 
 
 def numpys(*leaves):
-    """What the contract says: one element only gets another axis, which keeps its byte order."""
-    return np.expand_dims(leaves[0], 0) if len(leaves) == 1 else np.stack(leaves)
+    return np.expand_dims(leaves[0], 0) if len(leaves) == 1 else np.stack(leaves)  # of one the byte order is kept
 
 
 STRUCTURES = {
@@ -119,7 +117,6 @@ _texts = st.lists(st.text("a\0", max_size=3), min_size=1, max_size=4)
 @given(_texts | _texts.map(lambda texts: [text.encode() for text in texts]), st.booleans())
 @pytest.mark.filterwarnings("ignore:BatchOperation")
 def test_text_and_bytes_are_kept_or_refused(leaves, as_scalars):
-    """An array of them cannot tell a NUL at the end from an unused cell."""
     if as_scalars:  # of NumPy, which keep a NUL themselves
         leaves = [(np.bytes_ if isinstance(leaf, bytes) else np.str_)(leaf) for leaf in leaves]
     nul = b"\0" if isinstance(leaves[0], bytes) else "\0"
@@ -175,8 +172,7 @@ DIFFERENCES = [
     ([{"a": 1, "b": 3}, {"a": 2, "b": None}], ["['b'] is missing"]),
     ([{"a": 1}, 1], ["['a'] is missing", "(the element itself) is not in element 0"]),
     ([1, {"a": 1}], ["(the element itself) is missing", "['a'] is not in element 0"]),
-    ([1, None], ["(the element itself) is missing"]),
-    ([[1], (1,)], ["element 0 is", "element 1 is"]),
+    *(([1, None], ["(the element itself) is missing"]), ([[1], (1,)], ["element 0 is", "element 1 is"])),
     ([{"a": 1}, OrderedDict(a=1)], ["element 0 is", "element 1 is"]),
 ]
 
@@ -205,8 +201,7 @@ def address(array):
 def test_a_dropped_batch_is_used_again():
     pool = BufferPool()
     batch = pool(SHAPE, FLOAT)
-    assert (batch.shape, batch.dtype) == (SHAPE, FLOAT)
-    assert batch.flags.c_contiguous and batch.flags.writeable
+    assert (batch.shape, batch.dtype) == (SHAPE, FLOAT) and batch.flags.c_contiguous and batch.flags.writeable
     place = address(batch)
     del batch
     assert address(pool(SHAPE[::-1], np.dtype(np.int32))) == place  # as many bytes
@@ -218,21 +213,12 @@ def test_a_dropped_batch_is_used_again():
         assert array.base is None and (array.shape, array.dtype) == (shape, dtype)
     assert pool._buffers == []
     kept = [pool((MEGABYTE + i,), np.dtype(np.uint8)) for i in range(30)]  # it does not grow for ever
-    assert len(pool._buffers) < 10
-    assert len({address(batch) for batch in kept}) == 30
+    assert len(pool._buffers) < 10 and len({address(batch) for batch in kept}) == 30
 
 
-VIEWS = [
-    lambda batch: batch,
-    lambda batch: batch[1],
-    lambda batch: batch.T,
-    lambda batch: batch.view(np.uint8)[0, :1],
-    memoryview,
-    lambda batch: np.frombuffer(memoryview(batch).cast("B"), np.uint8),
-    lambda batch: batch.reshape(-1).base,
-    lambda batch: np.lib.stride_tricks.as_strided(batch, (1,), (4,)),
-    jax.device_put,
-]
+VIEWS = [lambda batch: batch, lambda batch: batch[1], lambda batch: batch.T, lambda batch: batch.view(np.uint8)[0, :1]]
+VIEWS += [memoryview, lambda batch: np.frombuffer(memoryview(batch).cast("B"), np.uint8), lambda batch: batch.reshape(-1).base]
+VIEWS += [lambda batch: np.lib.stride_tricks.as_strided(batch, (1,), (4,)), jax.device_put]
 
 
 @pytest.mark.parametrize("view", VIEWS)

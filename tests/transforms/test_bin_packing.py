@@ -78,17 +78,12 @@ def test_columns_and_an_element_that_cannot_be_added():
 
 def test_paddings():
     for padding, first, expected in [  # they are taken as the feature is
-        (0.1, np.zeros(1, np.float32), [np.float32(0.1)] * 2),
-        (True, np.zeros(1, np.int64), [1, 1]),
-        ("no", np.array(["yes"]), ["no", "no"]),
-        (b"", np.array([b"yes"]), [b"", b""]),
-        ([5, 6, 7], np.zeros(1), [6, 7]),
-        ([[1, 2], [3, 4], [5, 6]], np.zeros((1, 2)), [[3, 4], [5, 6]]),
-        ([5, 6], np.zeros((1, 2)), [[5, 6]] * 2),
+        *((0.1, np.zeros(1, np.float32), [np.float32(0.1)] * 2), (True, np.zeros(1, np.int64), [1, 1])),
+        *(("no", np.array(["yes"]), ["no", "no"]), (b"", np.array([b"yes"]), [b"", b""]), ([5, 6, 7], np.zeros(1), [6, 7])),
+        *(([[1, 2], [3, 4], [5, 6]], np.zeros((1, 2)), [[3, 4], [5, 6]]), ([5, 6], np.zeros((1, 2)), [[5, 6]] * 2)),
     ]:
         ((values, _, _),) = filled([Feature("'x'", 3, padding=padding)], [(first,)]).columns()
-        assert values.dtype == first.dtype
-        assert values[0, 1:].tolist() == expected
+        assert values.dtype == first.dtype and values[0, 1:].tolist() == expected
     ((values, _, _),) = filled([Feature("'x'", 5, alignment=2, padding=[1, 2, 3, 4, 5])], [(np.zeros(1),)] * 2).columns()
     assert values.tolist() == [[0, 2, 0, 4, 5]]
     for padding, first, match in [
@@ -100,14 +95,10 @@ def test_paddings():
         assert_raises(ValueError, match, filled, [Feature("'x'", 3, padding=padding)], [(first,)])
 
 
-SEQUENCES = [  # dtype, and sequences with their lengths
-    (np.int64, [([1, 2], 2), (7, 1), (np.array(3), 1), (range(3), 3)]),
-    (np.float64, [((1.5,), 1), ([], 0)]),
-    (np.float32, [(np.float32(1), 1)]),
-    ("<U3", [("abc", 1)]),
-    ("S2", [(b"ab", 1)]),
-    (object, [(np.array([None, {}], object), 2)]),
-]
+# Dtype, and sequences with their lengths.
+SEQUENCES = [(np.int64, [([1, 2], 2), (7, 1), (np.array(3), 1), (range(3), 3)]), (np.float64, [((1.5,), 1), ([], 0)])]
+SEQUENCES += [(np.float32, [(np.float32(1), 1)]), ("<U3", [("abc", 1)]), ("S2", [(b"ab", 1)])]
+SEQUENCES += [(object, [(np.array([None, {}], object), 2)])]
 
 
 def test_as_sequence_and_as_dtype_of_lose_nothing_but_digits():
@@ -123,13 +114,8 @@ def test_as_sequence_and_as_dtype_of_lose_nothing_but_digits():
         return as_dtype_of("'x'", np.array(array), np.dtype(dtype), (), "the first").tolist()
 
     for array, dtype, expected in [
-        ([1, 2], np.int8, [1, 2]),
-        ([1.0, 2.0], np.int64, [1, 2]),
-        (["ab"], "<U2", ["ab"]),
-        ([], np.int8, []),
-        ([1.5, 2], np.complex128, [1.5, 2]),
-        ([1, 0], np.bool_, [True, False]),
-        ([1, 2], object, [1, 2]),
+        *(([1, 2], np.int8, [1, 2]), ([1.0, 2.0], np.int64, [1, 2]), (["ab"], "<U2", ["ab"]), ([], np.int8, [])),
+        *(([1.5, 2], np.complex128, [1.5, 2]), ([1, 0], np.bool_, [True, False]), ([1, 2], object, [1, 2])),
         ([0.1, np.inf], np.float32, [float(np.float32(0.1)), np.inf]),  # floats are rounded
     ]:
         assert converted(array, dtype) == expected
@@ -141,15 +127,11 @@ def test_as_sequence_and_as_dtype_of_lose_nothing_but_digits():
 
 def test_layout_reads_and_names_and_refuses_what_does_not_fit_together():
     layout = PackLayout({"x": 4, "m": {"a": 3, "b": 2}}, ["m", "q"], {"x": 2}, {"m": {"a": 9}})
-    assert [(f.name, f.length, f.alignment, f.padding, f.is_meta) for f in layout.features] == [
-        ("'x'", 4, 2, None, False),
-        ("'m'['a']", 3, 1, 9, True),
-        ("'m'['b']", 2, 1, None, True),
-    ]
+    features = [("'x'", 4, 2, None, False), ("'m'['a']", 3, 1, 9, True), ("'m'['b']", 2, 1, None, True)]
+    assert [(f.name, f.length, f.alignment, f.padding, f.is_meta) for f in layout.features] == features
     sequences, carried = layout.read({"x": [1], "m": {"a": 5, "b": True}, "q": "any", "other": 0})
     assert [s.tolist() for s in sequences] == [[1], [5], [1]] and carried == ("any",)
-    assert sequences[2].dtype == np.int64
-    assert layout.index("x") == 0
+    assert sequences[2].dtype == np.int64 and layout.index("x") == 0
     assert_raises(ValueError, "group by", layout.index, "m")
     for arguments, error, match in [
         ({"length_struct": 3}, TypeError, "length_struct must be a dict"),

@@ -11,10 +11,8 @@ def row(concatenation):
 def test_meta_features_first_tokens_dtypes_and_full_length():
     targets = [Target("a", 3), Target("m", 4, is_meta=True)]
     joined = Concatenation(targets)
-    assert joined.add([np.arange(5), np.array([7, 8])], [3, 0]) is None
-    assert joined.limiting is None
-    assert joined.add([np.arange(1), np.array([1, 2, 3])], [0, 0]) == [0, 0]
-    assert joined.limiting is targets[1]
+    assert joined.add([np.arange(5), np.array([7, 8])], [3, 0]) is joined.limiting is None
+    assert joined.add([np.arange(1), np.array([1, 2, 3])], [0, 0]) == [0, 0] and joined.limiting is targets[1]
     assert row(joined)["m"] == [7, 8, 0, 0]
     assert_raises(ValueError, "meta feature 'm' is 5 long", joined.add, [np.arange(1), np.arange(5)], [0, 0])
     joined = Concatenation([Target("a", 4, bos_id=99), Target("b", 4)])

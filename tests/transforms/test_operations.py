@@ -16,17 +16,12 @@ def records(values=range(4)):
 
 
 def run(operation, data=None):
-    """All that the operation gives; its deprecation is part of the contract and tested below."""
     with pytest.warns(DeprecationWarning):
         return list(operation(iter(records() if data is None else data)))
 
 
-OPERATIONS = {
-    "Map": MapOperation(lambda x: x * 2),
-    "RandomMap": RandomMapOperation(lambda x, rng: x + int(rng.integers(1000))),
-    "Filter": FilterOperation(lambda x: x % 2),
-    "Batch": BatchOperation(2),
-}
+OPERATIONS = {"Map": MapOperation(lambda x: x * 2), "Filter": FilterOperation(lambda x: x % 2), "Batch": BatchOperation(2)}
+OPERATIONS["RandomMap"] = RandomMapOperation(lambda x, rng: x + int(rng.integers(1000)))
 DRAWN = [i + int(np.random.Generator(np.random.Philox(key=i)).integers(1000)) for i in range(4)]
 
 
@@ -88,8 +83,7 @@ def test_operations_are_values_and_tell_that_they_are_deprecated_once_and_when_i
         (FilterOperation(condition_function=len), "FilterOperation(condition_function=<built-in function len>)"),
         (BatchOperation(2, batch_fn=len), "BatchOperation(batch_size=2, drop_remainder=False, batch_fn=<built-in function len>)"),
     ]:
-        assert repr(operation) == text
-        assert isinstance(operation, Operation)
+        assert repr(operation) == text and isinstance(operation, Operation)
 
 
 def packing(*args, **kwargs):
@@ -99,8 +93,7 @@ def packing(*args, **kwargs):
 
 
 def bare_records(elements):
-    for i, element in enumerate(elements):
-        yield Record(RecordMetadata(i, 10 + i), element)
+    return (Record(RecordMetadata(i, 10 + i), element) for i, element in enumerate(elements))
 
 
 def test_packing_is_deprecated_and_a_value(caplog):
@@ -126,24 +119,18 @@ def test_metadata_are_those_of_the_last_element_of_any_structure_and_nothing_is_
     assert [array.tolist() for array in values[0]] == [[[0, 1, 0], [0, 0, 0]], [[5, 6], [0, 0]]]
     assert values[1]["y"].shape == (2, 2, 3) and values[1]["y"].dtype == np.float32
     assert segment_ids[0][0].tolist() == [[1, 1, 2], [0, 0, 0]]
-    assert positions[1]["y"].tolist() == [[0, 0], [0, 0]]
-    assert positions[0][1].dtype == np.int32
+    assert positions[1]["y"].tolist() == [[0, 0], [0, 0]] and positions[0][1].dtype == np.int32
 
 
 def test_errors_of_packing():
     for arguments, error, match in [
-        (({"x": 4}, 0), ValueError, "batch_size"),
-        (({"x": 4}, 1.5), TypeError, "batch_size"),
-        (({"x": 4}, 2, 0), ValueError, "max_sequences_per_bin"),
-        (({"x": 0}, 2), ValueError, r"length_struct\['x'\]"),
-        (({"x": "a"}, 2), TypeError, r"length_struct\['x'\]"),
-        (({}, 2), ValueError, "length_struct"),
+        *((({"x": 4}, 0), ValueError, "batch_size"), (({"x": 4}, 1.5), TypeError, "batch_size")),
+        *((({"x": 4}, 2, 0), ValueError, "max_sequences_per_bin"), (({"x": 0}, 2), ValueError, r"length_struct\['x'\]")),
+        *((({"x": "a"}, 2), TypeError, r"length_struct\['x'\]"), (({}, 2), ValueError, "length_struct")),
     ]:
         assert_raises(error, match, packing, *arguments)
     for element, match in [
-        ({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"),
-        ({"y": np.arange(1)}, "structure"),
-        ({"x": [1, 2]}, "structure"),
-        ({"x": np.array([300])}, r"\['x'\].*int8"),
+        *(({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"), ({"y": np.arange(1)}, "structure")),
+        *(({"x": [1, 2]}, "structure"), ({"x": np.array([300])}, r"\['x'\].*int8")),
     ]:
         assert_raises(ValueError, match, list, packing({"x": 4}, 2)(bare_records([{"x": np.zeros(1, np.int8)}, element])))

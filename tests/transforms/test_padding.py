@@ -36,24 +36,15 @@ def test_full_batches_are_the_default_ones_and_others_begin_with_them():
     values = [{"a": 1, "b": ("x", None)}]
     padded = batch_and_pad(values, batch_size=2, pad_value={"a": -1, "b": ("y", None)})  # one for each leaf
     assert (padded["a"].tolist(), padded["b"][0].tolist(), padded["b"][1]) == ([1, -1], ["x", "y"], None)
+    match = "have the structure of the elements with a value for each leaf; got"
     for wrong in ({"a": -1}, {"a": 1, "b": "y"}, {"a": 1, "b": ("y", 0)}, [1, "y"], None):
-        match = "have the structure of the elements with a value for each leaf; got"
         assert_raises(ValueError, match, batch_and_pad, values, batch_size=2, pad_value=wrong)
 
 
 def test_a_pad_value_is_cast_to_the_leaf():
     for value, pad_value, expected in [
-        (1, 2.0, 2),
-        (1, np.float32(-3), -3),
-        (True, 1, True),
-        (1.5, 3, 3.0),
-        (1.5, np.nan, np.nan),
-        (1.5, -np.inf, -np.inf),
-        (np.float32(1), 0.1, np.float32(0.1)),
-        (1j, 2, 2 + 0j),
-        ("abc", "zz", "zz"),
-        ("abc", 12, "12"),
-        (b"abc", 0, b"0"),
+        *((1, 2.0, 2), (1, np.float32(-3), -3), (True, 1, True), (1.5, 3, 3.0), (1.5, np.nan, np.nan), (1.5, -np.inf, -np.inf)),
+        *((np.float32(1), 0.1, np.float32(0.1)), (1j, 2, 2 + 0j), ("abc", "zz", "zz"), ("abc", 12, "12"), (b"abc", 0, b"0")),
         (2**70, 3, 3),
     ]:
         padded = batch_and_pad([value], batch_size=2, pad_value=pad_value)
@@ -63,8 +54,7 @@ def test_a_pad_value_is_cast_to_the_leaf():
 
 CANNOT_HOLD = {
     ValueError: [
-        *[(1, pad_value) for pad_value in (2.7, 1.5, np.nan, "5", "x")],
-        *[(1.0, pad_value) for pad_value in (1j, "2.5")],
+        *(*[(1, pad_value) for pad_value in (2.7, 1.5, np.nan, "5", "x")], *[(1.0, pad_value) for pad_value in (1j, "2.5")]),
         *[(True, pad_value) for pad_value in (2, 0.5)],
         *[(np.int32(1), 1e30), (np.float32(1), 1e300), ("abc", "abcd"), (b"a", 12)],
     ],
@@ -82,8 +72,7 @@ def test_what_is_refused_and_as_a_batch_function():
         ([], 3, ValueError, "cannot batch 0 values to batch_size 3"),
         ([1] * 4, 3, ValueError, "cannot batch 4 values to batch_size 3: there must be at least 1 and at most 3"),
         ([1], 0, ValueError, "batch_size must be a positive integer, got 0"),
-        ([1], 2.0, TypeError, "batch_size must be an integer"),
-        ([{"a": 1}, {}], 3, ValueError, r"leaf \['a'\] is missing"),
+        *(([1], 2.0, TypeError, "batch_size must be an integer"), ([{"a": 1}, {}], 3, ValueError, r"leaf \['a'\] is missing")),
         ([np.zeros(2), np.zeros(3)], 3, ValueError, r"is \(2,\) float64 in element 0 and \(3,\) float64 in element 1"),
     ]:
         assert_raises(error, match, batch_and_pad, values, batch_size=batch_size)
