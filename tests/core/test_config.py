@@ -18,12 +18,9 @@ DEFAULTS = {
     **dict.fromkeys(("num_threads_computing_num_records", "num_threads_fetching_records"), 64),
     **dict.fromkeys(("tf_interleaved_shuffle_block_size", "tf_interleaved_shuffle_parallel_blocks"), 10),
     **dict.fromkeys(("tf_lookup_num_parallel_calls", "tf_prefetch_buffer_size"), -1),
-    "tf_lookup_batch_size": 100,
-    "stall_seconds": 0,
-    "debug_report_seconds": 60,
-    "py_dataset_visualization_output_dir": None,
-    "py_traceback_filtering": "auto",
 }
+DEFAULTS |= {"tf_lookup_batch_size": 100, "stall_seconds": 0, "debug_report_seconds": 60}
+DEFAULTS |= {"py_dataset_visualization_output_dir": None, "py_traceback_filtering": "auto"}
 
 
 @pytest.fixture
@@ -143,7 +140,6 @@ FLAGS_PROGRAM = """
     import sys
     from absl import flags
     from gristmill.core.config import config
-
     flags.DEFINE_bool("grain_py_debug_mode", False, "")
     flags.DEFINE_string("grain_py_traceback_filtering", "auto", "")
     print(config.py_debug_mode)  # defined but not parsed: the environment counts

@@ -22,31 +22,19 @@ import warnings
 
 import numpy as np
 
-ELEMENTS = {
-    "int": lambda i: i,
-    "float": lambda i: i / 4,
-    "bool": lambda i: i % 2 == 0,
-    "int32": np.int32,
-    "uint8": lambda i: np.uint8(i % 200),
-    "float32": lambda i: np.float32(i) / 3,
-    "int_or_float": lambda i: i if i % 2 else i + 0.5,
-    "int8_or_uint8": lambda i: np.int8(i % 100) if i % 3 else np.uint8(i % 200),
-    "str": lambda i: "é" * (i % 4) + str(i),
-    "bytes": lambda i: b"x" * (i % 4) + str(i).encode(),
-    "array": lambda i: np.arange(i, i + 3, dtype=np.int16),
-    "matrix": lambda i: np.full((2, 2), i, np.float16, order="F"),
-    "no_bytes": lambda i: np.zeros((0, 2), np.int32),
-    "scalar_array": lambda i: np.array(i),
-    "dict": lambda i: {"b": i, "a": np.float32(i)},
-    "tuple": lambda i: (i, float(i)),
-    "list": lambda i: [i, str(i)],
-    "sometimes_none": lambda i: None if i % 3 == 1 else i,
-    "nested": lambda i: {"x": (i, {"y": [np.int8(i % 100), None]}), "e": {}},
-    "named": lambda i: Pair(i, np.int32(i)),
-    "ordered": lambda i: collections.OrderedDict(z=i, a=[i]),
+ELEMENTS = {"int": lambda i: i, "float": lambda i: i / 4, "bool": lambda i: i % 2 == 0, "int32": np.int32}
+ELEMENTS |= {"uint8": lambda i: np.uint8(i % 200), "float32": lambda i: np.float32(i) / 3, "scalar_array": lambda i: np.array(i)}
+ELEMENTS |= {"int_or_float": lambda i: i if i % 2 else i + 0.5, "sometimes_none": lambda i: None if i % 3 == 1 else i}
+ELEMENTS |= {"int8_or_uint8": lambda i: np.int8(i % 100) if i % 3 else np.uint8(i % 200)}
+ELEMENTS |= {"str": lambda i: "é" * (i % 4) + str(i), "bytes": lambda i: b"x" * (i % 4) + str(i).encode()}
+ELEMENTS |= {"array": lambda i: np.arange(i, i + 3, dtype=np.int16), "no_bytes": lambda i: np.zeros((0, 2), np.int32)}
+ELEMENTS |= {"matrix": lambda i: np.full((2, 2), i, np.float16, order="F"), "dict": lambda i: {"b": i, "a": np.float32(i)}}
+ELEMENTS |= {"tuple": lambda i: (i, float(i)), "list": lambda i: [i, str(i)], "named": lambda i: Pair(i, np.int32(i))}
+ELEMENTS |= {"nested": lambda i: {"x": (i, {"y": [np.int8(i % 100), None]}), "e": {}}}
+ELEMENTS |= {"ordered": lambda i: collections.OrderedDict(z=i, a=[i]), "holes": lambda i: {"a": np.arange(i, i + i * 7 % 5)}}
+ELEMENTS |= {
     "rows": lambda i: {"x": np.arange(i, i + i % 4 + 1), "y": (np.full((i % 4 + 1, 2), i, np.float32),)},
     "tokens": lambda i: {"a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9)},
-    "holes": lambda i: {"a": np.arange(i, i + i * 7 % 5)},
     "sequences": lambda i: {
         "a": np.arange(10 * i, 10 * i + 1 + i * 7 % 9, dtype=np.int32),
         "b": np.full((1 + i * 3 % 5, 2), i + 0.5),
@@ -232,9 +220,7 @@ class Builder:
             def __repr__(self):
                 return f"Backwards({self.length})"
 
-        class BackwardsWithLength(Backwards):
-            def __len__(self):
-                return self.length
+        BackwardsWithLength = type("BackwardsWithLength", (Backwards,), {"__len__": lambda self: self.length})
 
         def every_third_not(records):
             """An operation as they were once: a function of an iterator."""

@@ -1,8 +1,4 @@
-"""Runs the driver in Grain's environment and in ours.
-
-Grain 0.2.18 runs in an environment of its own: ``make peers`` makes it in ``.peers/grain``; ``GRISTMILL_PEER_GRAIN`` names
-another.
-"""
+"""Runs the driver in Grain's environment (``make peers`` makes it; ``GRISTMILL_PEER_GRAIN`` names another) and in ours."""
 
 import contextlib
 import json

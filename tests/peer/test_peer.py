@@ -14,51 +14,40 @@ NAMES = """
 import itertools
 x, M, I, ReadOptions = m.experimental, m.MapDataset, m.IterDataset, m.ReadOptions
 Batch, Shard = m.transforms.Batch, m.sharding.ShardOptions
-
 def loader(n=6, operations=(), shard=None, epochs=1, **kwargs):
     sampler = m.samplers.IndexSampler(n, shard or m.sharding.NoSharding(), False, epochs, 0)
     defaults = {"data_source": m.sources.RangeDataSource(0, n, 1), "sampler": sampler}
     return m.DataLoader(operations=operations, **{**defaults, **kwargs})
-
 def R(*args):
     return M.range(*args).to_iter_dataset()
-
 def rows(*elements):
     return M.source(elements).to_iter_dataset()
-
 def outcome(fn):
     value = attempt(fn)
     return value["error"][0] if isinstance(value, dict) and "error" in value else value
-
 def steps(it, n):
     return [outcome(lambda: (lambda x: x.tolist() if hasattr(x, "tolist") else x)(next(it))) for _ in range(n)]
-
 def at(it, n):
     "Another iterator, at what was the state after n elements."
     return [next(it) for _ in range(n)] and it.get_state()
-
 def strict(ds, ratio):
     return x.WithOptionsIterDataset(ds, x.DatasetOptions(filter_raise_threshold_ratio=ratio))
-
 class MapFn(m.transforms.Map):
     def __init__(self, fn):
         self.map = fn
     def map(self, element):
         raise AssertionError
-
 class RandomFn(m.transforms.RandomMap):
     def __init__(self, fn):
         self.random_map = lambda element, rng: fn(rng)
     def random_map(self, element, rng):
         raise AssertionError
-
 class Fan(x.FlatMapTransform):
     max_fan_out = 2
     def __init__(self, fn):
         self.flat_map = fn
     def flat_map(self, element):
         raise AssertionError
-
 class Fails:
     "A function that fails at one element, until it is mended."
     def __init__(self, element, error=OSError):
