@@ -80,16 +80,10 @@ def test_integers_of_all_kinds_are_taken_and_built_in_ones_returned():
 
 
 def test_only_integers_in_range_are_taken():
+    right = {"index": 1, "max_index": 10, "seed": 3, "rounds": 4}
     for change, error, message in [
-        *(
-            ({name: value}, TypeError, f"{name} must be an integer, got")
-            for name in ("index", "max_index", "seed", "rounds")
-            for value in (1.0, "1", None, [1])
-        ),
-        *(
-            ({"rounds": value}, ValueError, rf"rounds must be an even integer in \[4, 1024\], got {value}")
-            for value in (2, 5, 1026, -4)
-        ),
+        *(({name: x}, TypeError, f"{name} must be an integer, got") for name in right for x in (1.0, "1", None, [1])),
+        *(({"rounds": n}, ValueError, rf"rounds must be an even integer in \[4, 1024\], got {n}") for n in (2, 5, 1026, -4)),
         ({"index": -1}, ValueError, "index must be in .0, max_index. = .0, 10., got -1"),
         ({"index": 11}, ValueError, "index must be in .0, max_index. = .0, 10., got 11"),
         ({"index": 0, "max_index": -1}, ValueError, "index must be in .0, max_index. = .0, -1., got 0"),
@@ -99,4 +93,4 @@ def test_only_integers_in_range_are_taken():
         ({"rounds": 3, "index": 11}, ValueError, "rounds must be"),  # in this order
         ({"index": 1, "max_index": 0}, ValueError, "index must be"),
     ]:
-        assert_raises(error, f"^{message}", index_shuffle, **{"index": 1, "max_index": 10, "seed": 3, "rounds": 4, **change})
+        assert_raises(error, f"^{message}", index_shuffle, **{**right, **change})

@@ -10,15 +10,12 @@ from refusing import assert_raises
 
 from gristmill.core.seeds import RngPool, check_seed, derive_seed, keyed_rng
 
-DRAWS = {
-    "float32": lambda rng: rng.random(3, dtype=np.float32).tolist(),
-    "uint8": lambda rng: rng.integers(256, size=5, dtype=np.uint8).tolist(),
-    "normal": lambda rng: rng.normal(size=3).tolist(),
-    "choice": lambda rng: rng.choice(100, 5, replace=False).tolist(),
-    "raw": lambda rng: rng.bit_generator.random_raw(3).tolist(),
-    "jumped": lambda rng: rng.bit_generator.jumped().random_raw(2).tolist(),
-    "mixed": lambda rng: [rng.integers(9, dtype=np.uint32), rng.random(), rng.poisson(3), rng.shuffle([1, 2])],
-}
+DRAWS = {"float32": lambda rng: rng.random(3, dtype=np.float32).tolist(), "normal": lambda rng: rng.normal(size=3).tolist()}
+DRAWS |= {"uint8": lambda rng: rng.integers(256, size=5, dtype=np.uint8).tolist()}
+DRAWS |= {"choice": lambda rng: rng.choice(100, 5, replace=False).tolist()}
+DRAWS |= {"raw": lambda rng: rng.bit_generator.random_raw(3).tolist()}
+DRAWS |= {"jumped": lambda rng: rng.bit_generator.jumped().random_raw(2).tolist()}
+DRAWS |= {"mixed": lambda rng: [rng.integers(9, dtype=np.uint32), rng.random(), rng.poisson(3), rng.shuffle([1, 2])]}
 
 
 def state(rng):

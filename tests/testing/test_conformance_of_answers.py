@@ -118,16 +118,12 @@ structured = np.array([(1, np.nan), (2, 3.0)], [("a", int), ("b", float)])
 SOURCES = {"list": list("abc"), "text": "some text", "structured": structured, "empty": [], "plain": Source()}
 SOURCES |= {"vectored": vectored, "opened_when_it_is_read": opened, "not_comparable": not_equal, "huge": huge}
 endless = variant(Sampler, __getitem__=lambda self, index: RecordMetadata(index, index % 20))
-SAMPLERS = {
-    "sequential_shard": SequentialSampler(20, ShardOptions(1, 3, drop_remainder=True), seed=2**100),
-    "index": IndexSampler(20, shuffle=True, num_epochs=3, seed=5),
-    "index_endless": IndexSampler(20, shuffle=True, seed=5),
-    "index_huge": IndexSampler(20, shuffle=True, seed=5, num_epochs=10**15),
-    "index_shard": IndexSampler(20, ShardOptions(2, 3), shuffle=True, num_epochs=1, seed=5),
-    "without_length": Sampler(),
-    "endless": endless(),
-    "of_its_shard": OfItsShard(ShardOptions(1, 4)),
-}
+SAMPLERS = {"without_length": Sampler(), "endless": endless(), "of_its_shard": OfItsShard(ShardOptions(1, 4))}
+SAMPLERS |= {"sequential_shard": SequentialSampler(20, ShardOptions(1, 3, drop_remainder=True), seed=2**100)}
+SAMPLERS |= {"index": IndexSampler(20, shuffle=True, num_epochs=3, seed=5)}
+SAMPLERS |= {"index_endless": IndexSampler(20, shuffle=True, seed=5)}
+SAMPLERS |= {"index_huge": IndexSampler(20, shuffle=True, seed=5, num_epochs=10**15)}
+SAMPLERS |= {"index_shard": IndexSampler(20, ShardOptions(2, 3), shuffle=True, num_epochs=1, seed=5)}
 Filtering = variant(Dataset, element=lambda self, i: Dataset.element(self, i) if i % 3 else None)
 two_parents = TwoParents(MapDataset.range(9).shuffle(seed=1), Filtering())
 DATASETS = {"right": Dataset(), "filtering": Filtering(), "parents": two_parents}
@@ -141,14 +137,10 @@ TRANSFORMS = {
     "map_with_index": (made(MapWithIndex, map_with_index=lambda self, i, x: {"index": i, "element": x}), None),
     "filter": (made(Filter, filter=lambda self, x: x.sum() > 10), None),
     "flat_map": (made(FlatMap, max_fan_out=3, flat_map=lambda self, x: iter(x)), None),
-    "function": (lambda x: x + 1, None),
-    "same_object": (lambda x: x, None),
-    "dropping": (lambda x: None if x[0] == 3 else x, Map),
-    "random_function": (lambda x, rng: rng.permutation(x), RandomMap),
-    "function_with_index": (lambda i, x: (i, x), MapWithIndex),
-    "predicate": (lambda x: x[0] > 3, Filter),
-    "flat_function": (lambda x: [*x, *x], FlatMap),
 }
+TRANSFORMS |= {"function": (lambda x: x + 1, None), "same_object": (lambda x: x, None), "predicate": (lambda x: x[0] > 3, Filter)}
+TRANSFORMS |= {"dropping": (lambda x: None if x[0] == 3 else x, Map), "function_with_index": (lambda i, x: (i, x), MapWithIndex)}
+TRANSFORMS |= {"random_function": (lambda x, rng: rng.permutation(x), RandomMap), "flat_function": (lambda x: [*x, *x], FlatMap)}
 RIGHT = [
     *[(assert_source_conforms, x, {"max_records": 1}) for x in SOURCES.values()],
     *[(partial(assert_sampler_conforms, num_records=20), x, {"max_indices": 3}) for x in SAMPLERS.values()],

@@ -175,27 +175,26 @@ def test_errors_lose_nothing():
     assert_raises(ValueError, message, check, numbers(20), max_elements=4, failing=failing(19))
 
 
-def wrong(message, **overrides):
-    return message, stream(**overrides)
+def wrong(message, element=Right.element, **overrides):
+    return message, stream(element=element, **overrides)
 
 
-def setting(**parts):
-    """A ``set_state`` that computes attributes of the state, one after the other."""
-    return lambda it, state: [setattr(it, name, part(state)) for name, part in parts.items()]
+def wrongly_set(message, get_state=Right.get_state, **parts):
+    """Its ``set_state`` computes attributes of the state, one after the other."""
+
+    def set_state(it, state):
+        for name, part in parts.items():
+            setattr(it, name, part(state))
+
+    return wrong(message, get_state=get_state, set_state=set_state)
 
 
-def position(state):
-    return state["position"]
-
-
+BUFFER, MORE, POSITION = np.zeros(2), operator.itemgetter("more"), operator.itemgetter("position")
 WRONG = [
     wrong("iter(ds) is a DatasetIterator...Found: iter(ds) is a list_iterator", __new__=lambda *_: iter([1, 2])),
     wrong("iter(it) is it...Found: iter(it) is another object", __iter__=lambda it: type(it)(it.ds)),
-    wrong("is there. Found: next(it) raised ZeroDivisionError", element=lambda it, i: 1 // (i - 4)),
-    wrong(
-        "an element stays...element 0, looked at after later ones, must be",
-        element=lambda it, i: np.add(0.0, i, out=vars(it).setdefault("buffer", np.zeros(2))),
-    ),
+    wrong("is there. Found: next(it) raised ZeroDivisionError", lambda it, i: 1 // (i - 4)),
+    wrong("an element stays...element 0, looked at after later ones, must be", lambda it, i: np.add(0.0, i, out=BUFFER)),
     ("after its end...after the end, next(it) gave array([0, 0])", Stream(BeginsAnew)),
     wrong(  # in the dataset, whose last iterator sets it back
         "every iterator gives the same...element 0 of two iterators that take turns must be",
@@ -212,25 +211,23 @@ WRONG = [
         "a state is apart...after the state that it gave before was changed, must be",
         get_state=lambda it: {"position": it.position, "more": it.more},
     ),
-    wrong(
-        "a state is apart...after the state that was set was changed, must be",
-        set_state=setting(position=position, more=lambda state: state["more"]),
-    ),
+    wrongly_set("a state is apart...after the state that was set was changed, must be", position=POSITION, more=MORE),
     wrong(  # elements depend on a number that states do not have
-        "exactly where...element 1 must be 1, got 0", element=lambda it, i: next(vars(it).setdefault("calls", itertools.count()))
+        "exactly where...element 1 must be 1, got 0", lambda it, i: next(vars(it).setdefault("calls", itertools.count()))
     ),
-    wrong(
+    wrongly_set(
         "exactly where...TypeError: unhashable",
         get_state=lambda it: {"position": (it.position,)},
-        set_state=setting(position=lambda state: sum({position(state)}.pop())),
+        position=lambda state: sum({POSITION(state)}.pop()),
     ),
-    wrong(
+    wrongly_set(
         "is refused...set_state(None) raised nothing; right is a state like {'position': 5",
-        set_state=setting(position=lambda state: dict(state or {}).get("position", 0)),
+        position=lambda state: dict(state or {}).get("position", 0),
     ),
-    wrong(
+    wrongly_set(
         "is refused...after the state {'position': 0} was refused, must be ... got {'position': 0",
-        set_state=setting(position=position, more=lambda state: copy.deepcopy(state["more"])),
+        position=POSITION,
+        more=lambda state: copy.deepcopy(state["more"]),
     ),
     wrong(
         "may be called twice...ZeroDivisionError",
@@ -241,13 +238,13 @@ WRONG = [
         "lost unnoticed...raised StopIteration, although element 5 was not there yet",
         __next__=lambda it: next(iter(())) if it._closed else Right.__next__(it),
     ),
-    wrong("lost unnoticed...must be array([5, 5]), got array([6, 6])", element=lambda it, i: np.full(2, i + it._closed)),
+    wrong("lost unnoticed...must be array([5, 5]), got array([6, 6])", lambda it, i: np.full(2, i + it._closed)),
     wrong("lost unnoticed...get_state() after close() must be", close=lambda it: vars(it).update(position=0)),
     wrong("start_prefetch...get_state() after start_prefetch() must be", start_prefetch=lambda it: next(it)),
     wrong(
         "start_prefetch...element 0 after start_prefetch() must be",
+        lambda it, i: np.full(2, i + getattr(it, "taken", 0)),
         start_prefetch=lambda it: vars(it).update(taken=1),
-        element=lambda it, i: np.full(2, i + getattr(it, "taken", 0)),
     ),
     wrong("start_prefetch...ZeroDivisionError", start_prefetch=lambda it: 1 // 0),
     wrong("a batch has...ds.batch(2, batch_fn=list) must be", _take=lambda it, n: Right._take(it, n)[::-1]),

@@ -1,7 +1,4 @@
-"""The guarantees of ``workers/pool.py``: which processes run which task, and when they end.
-
-Tasks are local to the tests: they travel by value, so that workers need not import pytest.
-"""
+"""The guarantees of ``workers/pool.py``: which processes run which task, and when they end. Tasks travel by value."""
 
 import gc
 import os
@@ -27,8 +24,7 @@ def patient(monkeypatch):
     yield from parked_for_long(monkeypatch)
 
 
-class Owner:
-    """What a task is made of."""
+class Owner: ...  # what a task is made of
 
 
 def task_of(function):

@@ -48,13 +48,10 @@ def fields(error):
     return {name: getattr(error, name, "unset") for name in names}
 
 
-ARGS = {
-    "UnicodeDecodeError": [("utf-8", b"ab\xff", 2, 3, "invalid start byte")],
-    "UnicodeEncodeError": [("ascii", "ab\xff", 2, 3, "ordinal not in range(128)")],
-    "UnicodeTranslateError": [("ab\xff", 2, 3, "no such letter")],
-    "BaseExceptionGroup": [],  # below
-    "ExceptionGroup": [],
-}
+ARGS = {"BaseExceptionGroup": [], "ExceptionGroup": []}  # below
+ARGS |= {"UnicodeDecodeError": [("utf-8", b"ab\xff", 2, 3, "invalid start byte")]}
+ARGS |= {"UnicodeEncodeError": [("ascii", "ab\xff", 2, 3, "ordinal not in range(128)")]}
+ARGS |= {"UnicodeTranslateError": [("ab\xff", 2, 3, "no such letter")]}
 ANY_ARGS = [(), ("message",), (2, "two"), (13, "denied", "a.txt"), (2, "gone", "a", None, "b")]
 
 
