@@ -1,5 +1,4 @@
-"""The files of a checkpoint: what they say about the pipeline, so that another one is refused (decision 17); what is left of them
-when saving fails, and what files of somebody else may bring about."""
+"""The files of a checkpoint: the description of the pipeline (decision 17), saves that fail, and files of somebody else."""
 
 import json
 import random
@@ -28,8 +27,7 @@ def chain(*, n=20, seed=3, batch_size=2, random_seed=5, step=1, drop=False, epoc
     ds = gristmill.MapDataset.range(n) if source is None else gristmill.MapDataset.source(source)
     ds = ds.shuffle(seed=seed)[::step].repeat(epochs).map(lambda x: x + 1).to_iter_dataset()
     ds = ds.random_map(lambda x, rng: x + int(rng.integers(9)), seed=random_seed)
-    if filtered:
-        ds = ds.filter(lambda x: True)
+    ds = ds.filter(lambda x: True) if filtered else ds
     return iter(ds.batch(batch_size, drop_remainder=drop))
 
 
@@ -48,25 +46,16 @@ def described(folder):
 
 # What is saved, what changes what the stream holds, and what the message must name.
 OTHERS = [
-    (chain, {"n": 22}, "length"),
-    (chain, {"seed": 4}, "seed of ShuffleMapDataset"),
+    *((chain, {"n": 22}, "length"), (chain, {"seed": 4}, "seed of ShuffleMapDataset")),
     (chain, {"random_seed": 6}, "seed of RandomMapDatasetIterator"),
-    (chain, {"batch_size": 4}, "batch_size of BatchDatasetIterator"),
-    (chain, {"drop": True}, "drop_remainder"),
-    (chain, {"step": 2}, "length"),
-    (chain, {"epochs": 3}, "length of MapMapDataset"),
-    (chain, {"filtered": True}, "stage"),
-    (chain, {"source": list(range(20))}, "stage"),
-    (chain, {"source": np.arange(20)}, "stage"),
-    (loader, {"batch_size": 4}, "batch_size of Batch"),
-    (loader, {"num_maps": 2}, "stage"),
-    (loader, {"seed": 4}, "sampler of DataLoader"),
-    (loader, {"shuffle": False}, "sampler of DataLoader"),
-    (loader, {"source": range(20)}, "source of DataLoader"),
-    (loader, {"shard": ShardOptions(0, 2)}, "length of DataLoader"),
+    *((chain, {"batch_size": 4}, "batch_size of BatchDatasetIterator"), (chain, {"drop": True}, "drop_remainder")),
+    *((chain, {"step": 2}, "length"), (chain, {"epochs": 3}, "length of MapMapDataset"), (chain, {"filtered": True}, "stage")),
+    *((chain, {"source": list(range(20))}, "stage"), (chain, {"source": np.arange(20)}, "stage")),
+    *((loader, {"batch_size": 4}, "batch_size of Batch"), (loader, {"num_maps": 2}, "stage")),
+    *((loader, {"seed": 4}, "sampler of DataLoader"), (loader, {"shuffle": False}, "sampler of DataLoader")),
+    *((loader, {"source": range(20)}, "source of DataLoader"), (loader, {"shard": ShardOptions(0, 2)}, "length of DataLoader")),
     (loader, {"workers": 2}, "worker_count of DataLoader"),
-    # Which its repr does not show.
-    (lambda seed=1: loader(sequential_seed=seed), {"seed": 2}, "sampler_seed of DataLoader"),
+    (lambda seed=1: loader(sequential_seed=seed), {"seed": 2}, "sampler_seed of DataLoader"),  # its repr does not show it
 ]
 
 
@@ -97,15 +86,10 @@ def test_a_loader_describes_itself_and_a_damaged_description_is_refused(tmp_path
     it = loader()
     next(it)
     HANDLER.save(tmp_path, it)
-    of_loader = {
-        "stage": "DataLoader",
-        "length": 40,
-        "worker_count": 0,
-        "shard_options": "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)",
-        "sampler": repr(gristmill.samplers.IndexSampler(20, shuffle=True, num_epochs=2, seed=3)),
-        "sampler_seed": 3,
-        "source": "<class 'list'>",
-    }
+    shard = "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)"
+    of_loader = {"stage": "DataLoader", "length": 40, "worker_count": 0, "shard_options": shard, "sampler_seed": 3}
+    sampler = gristmill.samplers.IndexSampler(20, shuffle=True, num_epochs=2, seed=3)
+    of_loader |= {"sampler": repr(sampler), "source": "<class 'list'>"}
     of_map = {"stage": "Map", "parents": [of_loader]}
     expected = {"stage": "Batch", "batch_size": 2, "drop_remainder": False, "parents": [of_map]}
     assert described(tmp_path)["pipeline"] == expected
@@ -167,15 +151,13 @@ class SeededSampler(Records):
 
 
 def test_sources_and_samplers_of_users(tmp_path):
-    """Addresses of objects do not get into descriptions, numbers of NumPy and any seeds do."""
     HANDLER.save(tmp_path, iter(gristmill.MapDataset.source(Records()).to_iter_dataset()))
     assert " at 0x" not in (tmp_path / PIPELINE).read_text()
     HANDLER.restore(tmp_path, iter(gristmill.MapDataset.source(Records()).to_iter_dataset()))
     for seed in (np.int64(3), (1, 2), np.random.SeedSequence(5)):
         operations = [Batch(np.int64(2), np.bool_(True))]
         loader = gristmill.DataLoader(data_source=range(6), sampler=SeededSampler(seed), operations=operations)
-        it = iter(loader)
-        next(it)
+        next(it := iter(loader))
         HANDLER.save(tmp_path, it)
         assert next(HANDLER.restore(tmp_path, iter(loader))).tolist() == [2, 3]
 

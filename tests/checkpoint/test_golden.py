@@ -106,5 +106,4 @@ def test_what_we_write_is_the_same(name, tmp_path):
                 assert next(it, "the end") == "the end"
             HANDLER.save(tmp_path, item=it)
             assert (tmp_path / PROCESS).read_bytes() == file_content(state)
-            expected = pipeline_file(f"gristmill {gristmill.__version__}", golden, crc32)
-            assert (tmp_path / PIPELINE).read_bytes() == expected
+            assert (tmp_path / PIPELINE).read_bytes() == pipeline_file(f"gristmill {gristmill.__version__}", golden, crc32)

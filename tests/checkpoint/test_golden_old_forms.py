@@ -8,12 +8,7 @@ from refusing import assert_raises
 
 from gristmill import MapDataset, MultiprocessingOptions
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
-from gristmill.experimental import (
-    ThreadPrefetchIterDataset,
-    get_next_index,
-    multithread_prefetch,
-    set_next_index,
-)
+from gristmill.experimental import ThreadPrefetchIterDataset, get_next_index, multithread_prefetch, set_next_index
 
 EVERYTHING = [0, 10, 2, 3, 5, 6, 8, 9, 11]  # of three workers
 
@@ -27,8 +22,6 @@ MAKE = {
     "threads": lambda ds, count: multithread_prefetch(ds, count, 1),
     "no_threads": lambda ds, count: multithread_prefetch(ds, count, 0),
 }
-
-
 each_way = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 
 
@@ -41,24 +34,16 @@ def old(states, nums, last):
 
 
 def new(states, turn):
-    return {
-        "next_index_in_cycle": turn,
-        "next_index_in_datasets": 3,
-        "iterators_in_use_indices": [0, 1, 2],
-        "iterators_in_use_states": [{"next_index": state} for state in states],
-        "exhausted": [0, 0, 0],
-        "future_states": {},
-    }
+    cycle = {"next_index_in_cycle": turn, "next_index_in_datasets": 3, "iterators_in_use_indices": [0, 1, 2]}
+    in_use = [{"next_index": state} for state in states]
+    return {**cycle, "iterators_in_use_states": in_use, "exhausted": [0, 0, 0], "future_states": {}}
 
 
 # State, the same as it is written today, and how many elements came before.
 STATES = [
-    (old([0, 0, 0], [0, 0, 0], -1), new([0, 0, 0], 0), 0),
-    (old([None, None, None], [0, 0, 0], -1), new([0, 0, 0], 0), 0),
-    (old([0, 0, 0], [1, 0, 0], 0), new([1, 0, 0], 1), 1),
-    (old([0, None, 0], [1, 1, 1], 2), new([1, 4, 1], 0), 3),
-    (old([1, 4, 0], [1, 0, 1], 0), new([2, 4, 1], 1), 4),
-    (old([0, 0, 0], [4, 1, 4], 2), new([4, 4, 4], 0), 9),
+    *((old([0, 0, 0], [0, 0, 0], -1), new([0, 0, 0], 0), 0), (old([None, None, None], [0, 0, 0], -1), new([0, 0, 0], 0), 0)),
+    *((old([0, 0, 0], [1, 0, 0], 0), new([1, 0, 0], 1), 1), (old([0, None, 0], [1, 1, 1], 2), new([1, 4, 1], 0), 3)),
+    *((old([1, 4, 0], [1, 0, 1], 0), new([2, 4, 1], 1), 4), (old([0, 0, 0], [4, 1, 4], 2), new([4, 4, 4], 0), 9)),
 ]
 
 
@@ -72,8 +57,7 @@ def test_states_continue_and_become_those_of_today(make):
                 assert list(it) == EVERYTHING[position:]
             it.set_state(state)
             assert it.get_state() == it.get_state() == today
-            assert list(it) == EVERYTHING[position:]
-            assert state == given
+            assert list(it) == EVERYTHING[position:] and state == given
     ds = make(filtered(), 3).map_with_index(lambda i, v: (i, v)).batch(2, batch_fn=list)
     with iter(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=1)) as it:  # below other steps
         it.set_state({"parent": old([0, None, 0], [1, 1, 1], 2), "counter": 3})
@@ -105,7 +89,6 @@ WRONG = [
 
 @each_way
 def test_others_are_refused_and_what_says_more_than_there_is_later(make):
-    """Data have become fewer: known when it is looked at. The state stays what it was, in effect."""
     with iter(make(filtered(), 3)) as it:
         it.set_state(old([1, 4, 0], [0, 0, 0], 0))
         before = it.get_state()
@@ -116,7 +99,6 @@ def test_others_are_refused_and_what_says_more_than_there_is_later(make):
             assert_raises(error, words, it.set_state, state)
             assert it.get_state() == before
         assert list(it) == [2, 3, 5, 6, 8, 9, 11]
-
         it.set_state(old([0, 0, 0], [2, 3, 1], 0))
         it.start_prefetch()
         for _ in range(2):
@@ -138,10 +120,8 @@ def test_nothing_is_computed_before_it_is_asked_for_and_an_error_comes_with_next
     computed = []
     it = iter(multithread_prefetch(MapDataset.range(10).to_iter_dataset().map(lambda v: computed.append(v) or v), 2, 0))
     it.set_state(old([0, 1], [2, 0], 0))
-    assert computed == []
-    assert next(it) == 3
-    assert sorted(computed) == [0, 2, 3]
-    assert get_next_index(it) == 4
+    assert computed == [] and next(it) == 3
+    assert sorted(computed) == [0, 2, 3] and get_next_index(it) == 4
     read = Failing(3)
     it = iter(multithread_prefetch(MapDataset.range(9).to_iter_dataset().map(read), 2, 1).map(lambda v: v))
     it.set_state(old([0, 0], [2, 2], 1))

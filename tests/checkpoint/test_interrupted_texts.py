@@ -14,8 +14,7 @@ from gristmill.checkpoint.handler import _describe
 
 @pytest.fixture(autouse=True)
 def without_collector():
-    """Which others have callbacks for, in Python: an interrupt there is not theirs to raise."""
-    gc.disable()
+    gc.disable()  # others have callbacks for it, in Python: an interrupt there is not theirs to raise
     yield
     gc.enable()
 

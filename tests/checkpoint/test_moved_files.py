@@ -21,7 +21,6 @@ HANDLER = CheckpointHandler()
 
 
 def write(folder, kind="array_record", num_files=2, first=0, num_records=5, size=4):
-    """Files ``<first>.<kind>``, …, each with so many records of so many bytes."""
     folder.mkdir()
     for i in range(num_files):
         path = folder / f"{first + i}.{kind}"
@@ -84,8 +83,7 @@ def test_moved_files_are_the_same_data(pipeline, num_files, tmp_path):
     kind, make = pipeline[0], PIPELINES[pipeline]
     write(tmp_path / "old", kind, num_files)
     it = make(tmp_path / "old")
-    for _ in range(3):
-        next(it)
+    next(it), next(it), next(it)
     HANDLER.save(tmp_path, it)
     state, expected = it.get_state(), rest(it)
     shutil.move(tmp_path / "old", tmp_path / "new")
@@ -138,7 +136,6 @@ def test_other_records_of_the_same_files_are_refused_and_states_without_files_ar
     make(tmp_path / "new", "[0:2]").set_state(state)
     other = make(tmp_path / "old", "[1:3]")
     check_refused(other, r"file 0.* '0.array_record\[0:2\], .* '0.array_record\[1:3\], ", lambda: other.set_state(state))
-
     it, again, moved = make(tmp_path / "old"), make(tmp_path / "old"), make(tmp_path / "new")
     next(it)
     without_files = json.loads(it.get_state())
@@ -159,7 +156,6 @@ def test_of_many_files_a_state_tells_some_and_a_checkpoint_more(tmp_path):
     check_refused(other, r"file 3.* '27 more, SHA-1 .* '27 more, SHA-1 ", lambda: other.set_state(it.get_state()))
     HANDLER.save(tmp_path, it)
     check_refused(other, r"file 20.* '20.array_record\[0:5\], \d+ bytes'", lambda: HANDLER.restore(tmp_path, other))
-
     shutil.rmtree(tmp_path / "new")  # a description that says nothing of files is about their paths
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     make, file = OF_ARRAY_RECORDS["chain"], tmp_path / "pipeline_0-of-1.json"

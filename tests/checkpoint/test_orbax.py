@@ -161,18 +161,12 @@ def test_the_handler_alone(kind, tmp_path):
         assert values(it, 1) == expected
 
 
-EVERYWHERE = {
-    "loader": "manager, with a model",
-    "flat_map": "new",
-    "dataset": "asynchronous manager, with a model",
-    "loader_with_workers": "asynchronous manager",
-    "dataset_with_workers": "new",
-}
+EVERYWHERE = {"loader": "manager, with a model", "flat_map": "new", "dataset": "asynchronous manager, with a model"}
+EVERYWHERE |= {"loader_with_workers": "asynchronous manager", "dataset_with_workers": "new"}
 
 
 @pytest.mark.parametrize(("name", "way"), EVERYWHERE.items())
 def test_from_everywhere_to_everywhere(name, way, tmp_path):
-    """Before the first element, after three, and after the end. Also twice in a row: nothing is left of the first time."""
     pipeline, expected, way, has_workers = MAKE[name](Source()), [], WAYS[way], name.endswith("workers")
     with way.open(tmp_path) as saver, iter(pipeline) as first:
         for step, n in enumerate([0, 3, None]):
@@ -351,8 +345,5 @@ def test_states_and_the_protocol_do_not_need_jax(tmp_path):
     lines = output(tmp_path, WITHOUT_JAX, tmp_path)
     for files, error, folder in zip(lines[:4:2], lines[1:4:2], "ab", strict=True):
         assert files == f"['{FILE}']" and f"File {tmp_path}/{folder}/nowhere/{FILE} does not exist" in error
-    assert lines[4:] == [
-        f"gristmill.checkpoint.{name} needs the package orbax-checkpoint, which is not installed; "
-        "run: pip install 'gristmill[orbax]'"
-        for name in ["CheckpointSave"] * 3 + ["CheckpointRestore"] * 3
-    ]
+    reason = "needs the package orbax-checkpoint, which is not installed; run: pip install 'gristmill[orbax]'"
+    assert lines[4:] == [f"gristmill.checkpoint.Checkpoint{name} {reason}" for name in ["Save"] * 3 + ["Restore"] * 3]

@@ -71,7 +71,6 @@ COMMON = {
 
 @pytest.mark.parametrize("name", COMMON)
 def test_states_of_common_pipelines_are_below_a_kilobyte(name):
-    """As ``json.dumps`` writes them, without the spaces of a checkpoint file."""
     make, num = COMMON[name]
     with iter(make()) as it:
         for position in range(num + 1):

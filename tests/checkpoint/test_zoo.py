@@ -114,11 +114,7 @@ OF_LOADERS = {"worker_count", "sampler", "data_source"}  # in states with items 
 @pytest.mark.filterwarnings("ignore:.*examples are dropped")
 @pytest.mark.parametrize("name", ALL)
 def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(name, saved, opened, tmp_path):
-    """All of the same description are restored, and some of the others.
-
-    Without description, whose a state is cannot be seen (decision 17), but it is refused, or has the same layout: nothing else
-    happens than that elements come, or a refusal.
-    """
+    """Without description, whose a state is cannot be seen (decision 17), but it is refused, or has the same layout."""
     root, expected = saved
     descriptions = {other: json.loads((root / other / PIPELINE_NAME).read_text())["pipeline"] for other in ALL}
     same = [other for other in ALL if descriptions[other] == descriptions[name]]
