@@ -111,6 +111,8 @@ class Reader:
         """Lets ``elements``, which nobody has seen, come at ``index``, before what is kept; then ``error``, if any."""
         try:
             self._collect()
+            if index + len(elements) != self._index:
+                self.stop()  # something is missing between these and what is kept
             self._kept[:0] = elements
             self._index, self._keeps = index, True
             if error is not None:
