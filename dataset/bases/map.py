@@ -297,11 +297,16 @@ def stream_elements(ds: MapDataset[Any], feed: Feed) -> Iterator[Any]:
 
 def read(ds: MapDataset[Any], indices: Indices) -> list[Any]:
     """The elements of ``ds`` at ``indices``, or the error that computing them one after another would meet first."""
+    stream: Iterator[Any] | None = None
     try:
-        stream = stream_elements(ds, Feed(indices)) if ds._draws_once else ds._block(indices)
+        if not ds._draws_once:
+            return ds._block(indices)
+        if "_block" not in vars(ds):  # else somebody observes blocks
+            stream = stream_elements(ds, Feed(indices))
     except Exception:
         if len(indices) == 1:
             raise
+    if stream is None:
         return [ds._block([i])[0] for i in as_ints(indices)]
     try:
         return list(stream)
