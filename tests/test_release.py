@@ -92,8 +92,7 @@ class TestArchives:
         mapped = dict(map(str.strip, line.split("=")) for line in SETUP["options"]["package_dir"].strip().splitlines())
         expected = {"gristmill/py.typed"}
         for package, folder in folders.items():
-            top = package if package in mapped else package.rpartition(".")[0]
-            top = top if top in mapped else "gristmill"
+            top = max((name for name in mapped if f"{package}.".startswith(f"{name}.")), key=len)
             here = ROOT / mapped[top] / package[len(top) + 1 :].replace(".", "/")
             expected |= {f"{folder}/{path.name}" for path in here.glob("*.py")}
         assert names == expected >= {f"{folder}/__init__.py" for folder in folders.values()}

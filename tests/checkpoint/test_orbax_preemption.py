@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from refusing import assert_raises
 
 from gristmill import DataLoader, MapDataset
 from gristmill.checkpoint import CheckpointRestore, CheckpointSave
@@ -127,7 +126,8 @@ def check_restored(folder, expected):
     before = [it.get_state() for it in iterators.values()]
     with ocp.CheckpointManager(folder) as manager:
         assert manager.all_steps() == [1] and manager.latest_step() == 1
-        assert_raises(FileNotFoundError, None, restore, manager, 2, iterators)
+        with pytest.raises(FileNotFoundError):
+            restore(manager, 2, iterators)
         assert [it.get_state() for it in iterators.values()] == before
         found = restore(manager, None, iterators)
         np.testing.assert_array_equal(found["model"]["w"], MODEL["w"])
