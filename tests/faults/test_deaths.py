@@ -21,9 +21,9 @@ def check_death(it, expected, how):
     return num
 
 def check_deaths(die, how, workers, api, is_small):
-    # Elements of this size are sent one by one, so all before the deadly one arrive.
+    # Elements of this size are sent one by one, so all before the deadly one arrive; those that were begun with it may, too.
     num = check_death(iter(APIS[api](Deadly(die, 5, size=20_000), 12, workers)), [*range(12)], how)
-    assert num == 5, (how, num)
+    assert num >= 5, (how, num)
     if is_small:  # many are sent at a time; it dies once, which is told at the latest behind those that it was at
         num = check_death(iter(APIS[api](Deadly(die, 300), 5000, workers)), [*range(5000)], how)
         assert 0 < num < 5000, (how, num)
