@@ -6,16 +6,18 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from gristmill.dataset.ahead.root_log import OneByOne
-from gristmill.dataset.bases.feed import what_failed
+from gristmill.dataset.bases.feed import OneByOne, what_failed
 from gristmill.dataset.bases.iterator import (
     BlockIterator,
     DatasetIterator,
+    can_stream,
     is_of_blocks,
+    leaves_out,
     marked,
     return_to,
     snapshot,
     stream_of,
+    streaming_stages,
 )
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.states.values import LinearStates, copied
@@ -73,11 +75,11 @@ class StatedBlocks:
 
     def __init__(self, it: DatasetIterator[Any]) -> None:
         self._it = it
-        self._stages = _streaming_stages(it)
+        self._stages = streaming_stages(it)
         self._in_blocks = _passes_singly(it)
         if it._reads_once:  # nothing may be taken again, as what comes after something that is left out
             self._in_blocks = False
-            if any([stage._flow == "dropping" and stage._parents for stage in self._stages]):
+            if leaves_out(self._stages):
                 self._stages = []
         self._is_exact = is_of_blocks(it)  # nobody changes its states later
         self._marks = self._is_exact and _is_costly_to_restore(it)
@@ -104,7 +106,7 @@ class StatedBlocks:
         self._begin()
         before = sink.num
         try:
-            if n > 1 and self._can_stream():
+            if n > 1 and can_stream(self._stages):
                 error = self._stream(sink, n)
                 if error is not None:
                     return self._arrived(error)
@@ -119,10 +121,6 @@ class StatedBlocks:
     def _begin(self) -> None:
         if self._is_new:
             self._state, self._is_new = self._current_state(), False
-
-    def _can_stream(self) -> bool:
-        # Who observes a stage shadows ``_take``, and is to see all elements.
-        return bool(self._stages) and not any(["_take" in vars(stage) for stage in self._stages])
 
     def _stream(self, sink: Sink, n: int) -> Exception | None:
         """Takes up to ``n`` elements before the first thing that is not just another element; what that is, if it is an error."""
@@ -232,16 +230,3 @@ def _passes_singly(it: DatasetIterator[Any]) -> bool:
 def _is_costly_to_restore(it: Any) -> bool:
     """Whether something upstream would lose what it has in memory if it were taken back by its state."""
     return it._is_costly_to_restore or any([_is_costly_to_restore(parent) for parent in it._parents])
-
-
-def _streaming_stages(it: DatasetIterator[Any]) -> list[BlockIterator[Any]]:
-    """``it`` and those upstream, if all of them can give one element after the other."""
-    stages: list[BlockIterator[Any]] = []
-    todo = [it]
-    while todo:
-        stage = todo.pop()
-        if not isinstance(stage, BlockIterator) or stage._stream is None:
-            return []
-        stages.append(stage)
-        todo += parents_of(stage)
-    return stages

@@ -46,7 +46,3 @@ class RootLog:
 
     def leave(self, entry: int) -> None:
         self._book.leave(entry)
-
-
-class OneByOne(Exception):
-    """Several elements were asked for: whoever did takes them one by one now, as after any error."""

@@ -32,6 +32,10 @@ class StopInStream(Exception):
     """A generator must not raise ``StopIteration``, which is the cause of this."""
 
 
+class OneByOne(Exception):
+    """Several elements were asked for: whoever did takes them one by one now, as after any error."""
+
+
 def what_failed(error: BaseException) -> BaseException:
     """What a stream has met that raises ``error``."""
     return error.__cause__ if isinstance(error, StopInStream) and error.__cause__ is not None else error

@@ -19,6 +19,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.instruments import shadow
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
+from gristmill.dataset.bases.feed import OneByOne, StopInStream, what_failed
 from gristmill.dataset.bases.node import Node, as_parents
 from gristmill.dataset.bases.observing import Observable, Wrap, divert_next
 from gristmill.dataset.bases.origins import Place
@@ -426,7 +427,16 @@ def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
 
     If it raises, ``it`` may be anywhere (its outermost user restores it).
     """
-    if not it._reads_once:  # else nothing may be taken again
+    elements: list[Any] = []
+    if it._reads_once:  # nothing may be taken again
+        if n > 1 and can_stream(stages := streaming_stages(it)) and not leaves_out(stages):
+            try:
+                elements.extend(stream_of(it, n))
+            except OneByOne:
+                pass  # it comes again
+            except StopInStream as error:
+                raise what_failed(error) from None
+    else:
         before = marked(it) if n > 1 else None
         if before is None:
             return it._take(n)
@@ -434,7 +444,6 @@ def pull(it: DatasetIterator[Any], n: int) -> list[Any]:
             return it._take(n)
         except Exception:
             return_to(it, before)
-    elements: list[Any] = []
     while len(elements) < n:
         element = it._take(1)
         if not element:
@@ -447,6 +456,29 @@ def stream_of(it: DatasetIterator[Any], n: int) -> Iterator[Any]:
     """Up to ``n`` next elements of an iterator that can give one after the other."""
     assert isinstance(it, BlockIterator) and it._stream is not None
     return it._stream(n)
+
+
+def streaming_stages(it: DatasetIterator[Any]) -> list[BlockIterator[Any]]:
+    """``it`` and those upstream, if all of them can give one element after the other."""
+    stages: list[BlockIterator[Any]] = []
+    todo = [it]
+    while todo:
+        stage = todo.pop()
+        if not isinstance(stage, BlockIterator) or stage._stream is None:
+            return []
+        stages.append(stage)
+        todo += stage._parents
+    return stages
+
+
+def can_stream(stages: list[BlockIterator[Any]]) -> bool:
+    """Whether there are any, and nobody observes them: who does shadows ``_take``, and is to see all elements."""
+    return bool(stages) and not any(["_take" in vars(stage) for stage in stages])
+
+
+def leaves_out(stages: list[BlockIterator[Any]]) -> bool:
+    """Whether one of ``stages`` takes elements that it does not give."""
+    return any([stage._flow == "dropping" and bool(stage._parents) for stage in stages])
 
 
 def skip_one(it: DatasetIterator[Any]) -> bool:

@@ -10,8 +10,7 @@ from gristmill.core.naming import stable_repr
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int, shown, state_field
 from gristmill.dataset.ahead.reader import Reader
-from gristmill.dataset.ahead.root_log import OneByOne
-from gristmill.dataset.bases.feed import what_failed
+from gristmill.dataset.bases.feed import OneByOne, what_failed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.length import Length, num_elements, of_number
@@ -159,6 +158,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                     yield x
                     num += 1
             except Exception as error:
+                self._next_index = index + num
                 reader.give_back(index + num, [], what_failed(error))
                 raise OneByOne from None
             except GeneratorExit:
@@ -167,6 +167,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                 reader.stop()
                 raise
             if is_missing:
+                self._next_index = index + num
                 reader.give_back(index + num, [None])
             self._guard.observe([True] * num, self._ctx.options)
             if is_missing:
