@@ -288,6 +288,7 @@ def test_classes_of_users(caplog):
 
 
 def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_before():
+    gc.collect()  # here and below: an observed copy and its instrument know each other
     own = vars(BareIterator)["__next__"], vars(Squares)["__getitem__"]
     ds = Squares(MapDataset.range(30))
     observed, other, read = BareIterator(5), BareIterator(5), iter(ds.to_iter_dataset(DIRECT))
@@ -296,7 +297,7 @@ def test_other_objects_of_a_users_class_are_not_counted_and_the_class_is_as_befo
         assert [next(read), ds[5], next(read), [*ds[2:4]]] == [0, 25, 1, [4, 9]]
         assert BareIterator.__next__.__name__ == "__next__"
         assert "_block" not in vars(ds) and type(ds) is Squares
-    gc.collect()  # the observed copy and its instrument know each other
+    gc.collect()
     assert (vars(BareIterator)["__next__"], vars(Squares)["__getitem__"]) == own and read._ds is ds
     assert [next(observed), next(other), next(read)] == [2, 3, 4]
     assert produced(view.summary()) == [2] and produced(read_view.summary()) == [2, 2, 2]
