@@ -121,7 +121,7 @@ def read_stream(stage: Any, source: Any, keys: list[Any], feed: Feed) -> Iterato
         try:
             return feed.steps(read_keys(source, keys))
         except Exception:
-            pass  # the elements before that record are wanted first
+            pass  # reading one by one raises it again, behind the records before the one that fails
     return _read_one_by_one(stage, source, feed.steps(keys), feed)
 
 

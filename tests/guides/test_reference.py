@@ -227,7 +227,7 @@ TABLE = names_in("Method | `MapDataset` | `IterDataset` | Number of elements | S
 
 
 def public(names: object) -> set[str]:
-    return {name for name in names if not name.startswith("_")}  # type: ignore[attr-defined]
+    return {name for name in names if not name.startswith("_")}
 
 
 def test_every_method_is_in_the_column_of_its_class_and_takes_a_seed_or_not():
