@@ -109,6 +109,8 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
     def _take(self, n: int) -> list[Any]:
         if self._undropped:
             self._drop_delivered()
+        if n == 1 and (block := self._take_ready()):
+            return block
         before = self._position()
         taken: list[tuple[int, Fetched]] = []
         try:
@@ -127,6 +129,25 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
             finally:
                 del failure  # it may have the error, whose traceback refers to this frame
         return elements
+
+    def _take_ready(self) -> list[Any]:
+        """What ``_collect`` would take first, in a block, if that is ready; nothing otherwise. For single elements: it is quick."""
+        if not self._members:
+            return []
+        slot = self._slot
+        after, member = self._after[slot], self._members.get(self._indices[slot])
+        if member is None or not member.ready or after is None or self._exhausted[slot]:
+            return []
+        try:
+            element, states, which = member.ready[0]
+            self._after[slot] = states, which
+            self._slot = (slot + 1) % self._cycle_length
+            member.ready.popleft()
+        except BaseException:  # an interrupt in the middle
+            self._slot, self._after[slot] = slot, after
+            self._forget()
+            raise
+        return [element]
 
     def _collect(self, n: int, taken: list[tuple[int, Fetched]]) -> Failure | None:
         """Takes elements until there are ``n``, or the end, or a failure, which is returned."""
