@@ -131,7 +131,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         return elements
 
     def _take_ready(self) -> list[Any]:
-        """What ``_collect`` would take first, in a block, if that is ready; nothing otherwise. For single elements: it is quick."""
+        """What ``_collect`` would take first, in a block, if that is ready; nothing otherwise. It is quick."""
         if not self._members:
             return []
         slot = self._slot
