@@ -12,6 +12,8 @@ from gristmill.core.errors import as_int
 
 _log = logging.getLogger("gristmill")
 
+_MAX_LANES = 1 << 16  # as many as a message between processes can tell apart
+
 
 @dataclass(slots=True)
 class ReadOptions:
@@ -45,7 +47,7 @@ class ReadOptions:
             )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class MultiprocessingOptions:
     """How many worker processes run a pipeline and how far they may run ahead.
 
@@ -55,6 +57,12 @@ class MultiprocessingOptions:
         enable_profiling: accepted for compatibility, without effect.
         worker_env: environment variables of the workers that differ from this process's; ``None`` as a value removes one. By
             default ``JAX_PLATFORMS`` is ``cpu`` and no GPU is visible there.
+        num_lanes: into how many lanes the stream is divided, at least as many as workers and at most 65 536. Elements, their
+            order and states follow from this number alone, whatever ``num_workers`` is: with 8 lanes, 0, 1, 3 or 8 workers give
+            what 8 workers give without it, and read each other's states. A worker computes whole lanes. ``None``: one for each
+            worker. Every lane has its own copy of what stateful steps keep: a window shuffle of 10 000 elements of 1 kB takes
+            10 MB in each, 80 MB in 8 lanes, wherever these are computed. Sources are shared by the lanes of a process, and so
+            are the threads and the read-ahead of ``ReadOptions``, of which each lane uses its part.
 
     Raises:
         TypeError: a value is of the wrong type.
@@ -63,12 +71,17 @@ class MultiprocessingOptions:
     Example:
         >>> MultiprocessingOptions(num_workers=2).num_workers
         2
+        >>> from gristmill.dataset import MapDataset
+        >>> ds = MapDataset.range(9).to_iter_dataset().batch(2)
+        >>> list(ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)))
+        [array([0, 3]), array([1, 4]), array([2, 5]), array([6]), array([7]), array([8])]
     """
 
     num_workers: int = 0
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
     worker_env: Mapping[str, str | None] | None = field(default=None, repr=False, kw_only=True)
+    num_lanes: int | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.num_workers = as_int("num_workers", self.num_workers, minimum=0)
@@ -76,6 +89,20 @@ class MultiprocessingOptions:
             "per_worker_buffer_size", self.per_worker_buffer_size, minimum=1 if self.num_workers else 0
         )
         _check_environment(self.worker_env)
+        self._check_lanes()
+
+    def __repr__(self) -> str:
+        shown = [f.name for f in fields(self) if f.repr or (f.name == "num_lanes" and self.num_lanes is not None)]
+        return f"{type(self).__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
+
+    def _check_lanes(self) -> None:
+        if self.num_lanes is not None:
+            self.num_lanes = as_int("num_lanes", self.num_lanes, minimum=1)
+            if not self.num_workers <= self.num_lanes <= _MAX_LANES:
+                raise ValueError(
+                    f"num_lanes must be at least num_workers, {self.num_workers}, and at most {_MAX_LANES}, "
+                    f"got {self.num_lanes}: a worker computes whole lanes. Use fewer workers or more lanes"
+                )
 
 
 def _check_environment(variables: Any) -> None:

@@ -779,7 +779,8 @@ class IterAheadMethods(Generic[T_co]):
         stays until the state is set: ``it.set_state(it.get_state())`` tries again.
 
         Args:
-            options: number of workers (0 returns this dataset itself) and outputs that each keeps ready; by default 10 workers.
+            options: number of workers, outputs that each keeps ready, and ``num_lanes``, with which the stream does not depend on
+                the number of workers at all; by default 10 workers. 0 workers without lanes return this dataset itself.
             worker_init_fn: called with worker index and number of workers in each process before anything else.
             sequential_slice: give each worker a contiguous part of the source instead of every ``n``-th element.
 
@@ -797,15 +798,18 @@ class IterAheadMethods(Generic[T_co]):
         if not isinstance(options, MultiprocessingOptions):
             raise TypeError(f"options must be a MultiprocessingOptions, got {options!r:.200}")
         ds = cast("IterDataset[T_co]", self)
-        if options.num_workers == 0:
+        if options.num_workers == 0 and options.num_lanes is None:
             return ds
-        as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1)
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():  # threads of a free-threaded Python do as well
+        as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
+        if (
+            options.num_workers and not getattr(sys, "_is_gil_enabled", lambda: True)()
+        ):  # threads of a free-threaded Python do as well
             from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
 
             if worker_init_fn is not None:
                 warnings.warn("worker_init_fn is ignored: in free-threaded Python the workers are threads", stacklevel=2)
-            return multithread_prefetch(ds, options.num_workers, options.per_worker_buffer_size, sequential_slice)
+            num_threads = options.num_lanes or options.num_workers
+            return multithread_prefetch(ds, num_threads, options.per_worker_buffer_size, sequential_slice)
         from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 
         return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)

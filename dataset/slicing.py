@@ -23,6 +23,11 @@ def worker_slice(index: int, count: int) -> slice:
     return slice(index, None, count)
 
 
+def lanes_of_worker(index: int, count: int, num_lanes: int) -> range:
+    """Which lanes are computed by worker ``index`` of ``count``, in the order of their turns."""
+    return range(index, num_lanes, count)
+
+
 def slice_pipeline(ds: IterDataset[T], index: int, count: int, *, sequential: bool = False) -> IterDataset[T]:
     """Returns the pipeline that worker ``index`` of ``count`` runs in place of ``ds``.
 

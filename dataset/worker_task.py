@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,84 +11,99 @@ from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
-from gristmill.dataset.slicing import slice_pipeline, worker_slice
+from gristmill.dataset.slicing import lanes_of_worker, slice_pipeline, worker_slice
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.transforms.batching import Allocate
-from gristmill.workers.logbook import Logbook
+from gristmill.workers.logbook import Logbook, who_reads
 from gristmill.workers.messages import Care
 
 
 @dataclass(frozen=True)
 class PipelineTask:
-    """Called in a worker: runs ``init_fn`` and returns what produces the elements of its share."""
+    """Called in a worker: runs ``init_fn`` and returns what produces the elements of its lanes."""
 
     dataset: IterDataset[Any]
     options: DatasetOptions
     init_fn: Callable[[int, int], Any] | None
     sequential_slice: bool
+    num_lanes: int
 
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
         if self.init_fn is not None:
             self.init_fn(index, count)
-        numbers = None if self.sequential_slice else worker_slice(index, count)
-        return PipelineProducer(self.share(index, count), self.options, index, count, numbers, allocate)
+        return PipelineProducer(self, index, count, allocate)
 
-    def share(self, index: int, count: int) -> IterDataset[Any]:
-        return slice_pipeline(self.dataset, index, count, sequential=self.sequential_slice)
+    def share(self, lane: int) -> IterDataset[Any]:
+        return slice_pipeline(self.dataset, lane, self.num_lanes, sequential=self.sequential_slice)
+
+
+class _Lane:
+    """A lane of the pipeline."""
+
+    def __init__(self, ds: IterDataset[Any]) -> None:
+        self.ds = ds
+        self.iterator: DatasetIterator[Any] | None = None
+        self.blocks: StatedBlocks | None = None
+
+    def close(self) -> None:
+        it, self.iterator, self.blocks = self.iterator, None, None
+        if it is not None:
+            it.close()
 
 
 class PipelineProducer:
-    """The elements of a share with the states after them."""
+    """The elements of the lanes of a worker with the states after them."""
 
-    def __init__(
-        self,
-        ds: IterDataset[Any],
-        options: DatasetOptions,
-        index: int,
-        count: int,
-        numbers: slice | None,
-        allocate: Allocate | None = None,
-    ) -> None:
-        self._ds = ds
-        self._options = options
+    def __init__(self, task: PipelineTask, index: int, count: int, allocate: Allocate | None = None) -> None:
         self.index = index
         self._count = count
-        self._numbers = numbers
         self._allocate = allocate
-        self.iterator: DatasetIterator[Any] | None = None
-        self._blocks: StatedBlocks | None = None
+        self._lanes: dict[int, _Lane] = {}
+        self._blocks: StatedBlocks | None = None  # of the lane that ``take`` is at
         self.log: Logbook | None = None
         self.care: Care | None = None
+        self.renew(task)
+
+    @property
+    def iterators(self) -> list[DatasetIterator[Any]]:
+        """Those that are open."""
+        return [lane.iterator for lane in self._lanes.values() if lane.iterator is not None]
 
     def renew(self, task: PipelineTask) -> None:
         """For another iterator: sources and transforms are as they were sent, whatever the last one has left in them."""
-        it, self.iterator = self.iterator, None
-        if it is not None:
-            it.close()
-        self._ds = task.share(self.index, self._count)
+        for lane in self._lanes.values():
+            lane.close()
+        self._task = task
+        self._lanes = {number: _Lane(task.share(number)) for number in lanes_of_worker(self.index, self._count, task.num_lanes)}
 
-    def start(self, state: Any, *, skip: bool) -> Any:
-        it = self.iterator
+    def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
+        for number in self._lanes.keys() - states:
+            self._lanes[number].close()
+        return {number: self._start(number, state, skip=skip and i == 0) for i, (number, state) in enumerate(states.items())}
+
+    def _start(self, number: int, state: Any, *, skip: bool) -> Any:
+        lane = self._lanes[number]
+        it = lane.iterator
         if it is None or state is None:
-            if it is not None:
-                it.close()
-            it = self.iterator = iterate(self._ds)
-            it._ctx.belong_to(self.index, self._count, self._options)
+            lane.close()
+            it = lane.iterator = iterate(lane.ds)
+            it._ctx.belong_to(number, self._task.num_lanes, self._task.options)
+            share_threads(it, len(self._lanes))
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
-            for number, root in enumerate(_roots(it)):
-                root._reader.log = RootLog(self.log, number, self.care)
+            for root, reading in enumerate(roots(it)):
+                reading._reader.log = RootLog(self.log, who_reads(number, root), self.care)
         if state is not None:
             it.set_state(state)
         if skip:
             it._skip()
-        self._blocks = StatedBlocks(it)
+        lane.blocks = StatedBlocks(it)
         return snapshot(it)
 
     def begin(self, n: int) -> None:
-        assert self._blocks is not None
-        self._blocks.growing = Growing()
+        if self._blocks is not None:
+            self._blocks.growing = Growing()
         if self.log is not None:
             self.log.begin(n)
 
@@ -101,21 +116,36 @@ class PipelineProducer:
         growing = self._blocks.growing
         return growing.elements, growing.states
 
-    def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        assert self._blocks is not None
-        return self._blocks.take(n)
+    def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        self._blocks = blocks = self._lanes[lane].blocks
+        assert blocks is not None
+        return blocks.take(n)
 
-    def annotate(self, error: BaseException, state: Any) -> None:
+    def annotate(self, error: BaseException, lane: int, state: Any) -> None:
         from gristmill.dataset.telling.failures import tell_in_worker
 
-        tell_in_worker(error, f"worker {self.index} of {self._count}", place(state, self._numbers))
+        task = self._task
+        numbers = None if task.sequential_slice else worker_slice(lane, task.num_lanes)
+        tell_in_worker(error, worker_name(self.index, self._count, lane, task.num_lanes), place(state, numbers))
 
 
-def _roots(it: DatasetIterator[Any]) -> list[PrefetchDatasetIterator[Any]]:
+def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:
+    """What a worker is called when something happens in one of its lanes."""
+    worker = f"worker {index} of {count}"
+    return worker if count == num_lanes else f"{worker}, lane {lane} of {num_lanes}"
+
+
+def share_threads(it: DatasetIterator[Any], num_lanes: int) -> None:
+    """Has all that reads by index upstream use its part of the threads and of what may be ahead, which lanes share."""
+    for root in roots(it):
+        root._reader.share(num_lanes)
+
+
+def roots(it: DatasetIterator[Any]) -> list[PrefetchDatasetIterator[Any]]:
     """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
     if isinstance(it, PrefetchDatasetIterator):
         return [it]
-    return [root for parent in it._parents for root in _roots(parent)]
+    return [root for parent in it._parents for root in roots(parent)]
 
 
 def place(state: Any, numbers: slice | None, *, exact: bool = False) -> str:

@@ -318,18 +318,18 @@ class _Reporter:
         self._observer.stop()
 
     def _join(self) -> None:
-        it = getattr(self._producer, "iterator", None)
-        if it is not None and tell_of_joining(it, self._observer.adopt):
-            if self._observer.root is None:
-                self._observer.adopt(it)
-            else:
-                self._observer.adopt_again(it)
-            self._observer.prepare()
+        for it in getattr(self._producer, "iterators", ()):  # those of several lanes are one pipeline
+            if tell_of_joining(it, self._observer.adopt):
+                if self._observer.root is None:
+                    self._observer.adopt(it)
+                else:
+                    self._observer.adopt_again(it)
+                self._observer.prepare()
 
-    def _start(self, original: Callable[..., Any], state: Any, *, skip: bool) -> Any:
+    def _start(self, original: Callable[..., Any], states: Any, *, skip: bool) -> Any:
         # The first element is made after this, so it is observed.
         self._is_at_work = True
-        result = original(state, skip=skip)
+        result = original(states, skip=skip)
         self._join()
         return result
 

@@ -43,7 +43,8 @@ class DataLoader(grain_names.DataLoader):
     Each ``iter(loader)`` is an independent iterator from the beginning, whose position can be saved and restored. Order:
     element ``k`` is record ``sampler[k * shard_count + shard_index].record_key`` of the source; operations are applied one
     after the other, lazily, while threads read records ahead. With ``worker_count`` processes, worker ``w`` does all this for
-    the elements ``w``, ``w + worker_count``, …, and outputs are taken from the workers in turn. Scripts need no
+    the elements ``w``, ``w + worker_count``, …, and outputs are taken from the workers in turn; ``num_lanes`` makes that
+    independent of the number of workers. Scripts need no
     ``if __name__ == "__main__"`` for that.
 
     ``len(loader)`` is the number of elements of one iterator, for this shard and all workers, where it follows from sampler and
@@ -61,6 +62,9 @@ class DataLoader(grain_names.DataLoader):
         enable_profiling: accepted for compatibility, without effect.
         worker_init_fn: called with worker index and worker count in each worker process before anything else.
         worker_env: environment variables of the workers (see ``MultiprocessingOptions``).
+        num_lanes: into how many lanes the elements are divided, at least as many as workers. Elements and states are those of as
+            many workers then, whatever ``worker_count`` is: a state that was taken with 8 workers goes on with ``num_lanes=8``
+            and 0 to 8 workers. ``None``: one lane for each worker. See ``MultiprocessingOptions`` for what a lane costs.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -91,6 +95,7 @@ class DataLoader(grain_names.DataLoader):
         enable_profiling: bool = False,
         worker_init_fn: Callable[[int, int], Any] | None = None,
         worker_env: Mapping[str, str | None] | None = None,
+        num_lanes: int | None = None,
     ) -> None:
         check_source("data_source", data_source)
         if not hasattr(sampler, "__getitem__"):
@@ -107,8 +112,9 @@ class DataLoader(grain_names.DataLoader):
         self._operations = [_as_operation(i, operation) for i, operation in enumerate(_as_iterable(operations))]
         self._read_options = read_options or ReadOptions()
         self._multiprocessing_options = MultiprocessingOptions(
-            worker_count, worker_buffer_size, bool(enable_profiling), worker_env=worker_env
+            worker_count, worker_buffer_size, bool(enable_profiling), worker_env=worker_env, num_lanes=num_lanes
         )
+        self._num_lanes = self._multiprocessing_options.num_lanes
         self._worker_init_fn = worker_init_fn
         self._shard_options = _sharding(sampler, shard_options)
         _check_seed(sampler, self._operations)
@@ -116,7 +122,15 @@ class DataLoader(grain_names.DataLoader):
         self._length = _local_length(sampler, self._shard_options)
         self._dataset = self._lower()
         has_flat_map = FlatMap in [operation_kind(operation) for operation in self._operations]
-        self._plan = Plan(data_source, sampler, self._shard_options, self._length, worker_count, has_flat_map, self._dataset)
+        self._plan = Plan(
+            data_source,
+            sampler,
+            self._shard_options,
+            self._length,
+            worker_count if self._num_lanes is None else self._num_lanes,
+            has_flat_map,
+            self._dataset,
+        )
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
     def _lower(self) -> IterDataset[Any]:
@@ -173,7 +187,8 @@ class DataLoader(grain_names.DataLoader):
         return (
             f"DataLoader(data_source={complete_repr(self._data_source):.200}, sampler={self._sampler!r}, "
             f"operations=[{', '.join(map(transform_name, self._operations))}], shard_options={self._shard_options!r}, "
-            f"worker_count={self._multiprocessing_options.num_workers}, read_options={self._read_options!r})"
+            f"worker_count={self._multiprocessing_options.num_workers}, read_options={self._read_options!r}"
+            f"{'' if self._num_lanes is None else f', num_lanes={self._num_lanes}'})"
         )
 
     def _repr_html_(self) -> str:
@@ -197,7 +212,7 @@ class DataLoader(grain_names.DataLoader):
         description: dict[str, Any] = {
             "stage": "DataLoader",
             "length": self._length,
-            "worker_count": self._multiprocessing_options.num_workers,
+            "worker_count": self._plan.num_lanes,
             "shard_options": stable_repr(self._shard_options),
             "sampler": without_addresses(stable_repr(self._sampler)),
             "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),  # not part of every sampler's repr

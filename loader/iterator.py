@@ -99,7 +99,7 @@ class DataLoaderIterator(Iterator[Any]):
 
     @property
     def _num_positions(self) -> int:
-        return max(1, self._plan.num_workers)
+        return max(1, self._plan.num_lanes)
 
     @property
     def _step(self) -> int:
@@ -114,13 +114,13 @@ class DataLoaderIterator(Iterator[Any]):
     def _position(self) -> tuple[int, list[int]]:
         """The worker before the one that is next, and how many records each worker has read for what was delivered."""
         state = self._iterator.get_state()
-        if not self._plan.num_workers:
+        if not self._plan.num_lanes:
             return -1, [state["next_index"]]
         return state["next_index_in_cycle"] - 1, [state["next_index"] for state in state["iterators_in_use_states"]]
 
     def _set_position(self, next_worker: int, num_read: list[int]) -> None:
         states = [{"next_index": num} for num in num_read]
-        if not self._plan.num_workers:
+        if not self._plan.num_lanes:
             self._iterator.set_state(states[0])
         else:
             self._iterator.set_state(
@@ -246,18 +246,16 @@ class DataLoaderIterator(Iterator[Any]):
     def _origin(self) -> dict[str, Any]:
         """What a state says about the loader it belongs to."""
         plan = self._plan
-        values = (plan.num_workers, stable_repr(plan.sampler), plan.source_text)
+        values = (plan.num_lanes, stable_repr(plan.sampler), plan.source_text)
         files = source_files(plan.source)
         origin = dict(zip(_ORIGIN, values, strict=True))
         return origin if files is None else {**origin, _FILES: few_files(files, _MAX_FILES)}
 
     def _check_origin(self, state: Mapping[str, Any]) -> None:
-        worker_count = self._plan.num_workers
+        count, name = self._plan.num_lanes, "worker_count" if self._loader._num_lanes is None else "num_lanes"
         saved_count = state_count(state, "worker_count", "a DataLoader")
-        if saved_count != worker_count:
-            raise StateMismatchError(
-                f"the state was taken with worker_count={saved_count}, the DataLoader has worker_count={worker_count}"
-            )
+        if saved_count != count:
+            raise StateMismatchError(f"the state was taken with worker_count={saved_count}, the DataLoader has {name}={count}")
         sampler = self._origin["sampler"]
         if not isinstance(state["sampler"], str) or state["sampler"] != sampler:
             raise StateMismatchError(

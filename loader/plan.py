@@ -21,7 +21,7 @@ class Plan:
         sampler: gives keys by index.
         shard: which of the indices.
         length: how many of them.
-        num_workers: worker processes, 0 for none.
+        num_lanes: lanes, 0 if the stream is not divided.
         has_flat_map: the number of elements is not that of the records.
         dataset: the pipeline.
     """
@@ -30,7 +30,7 @@ class Plan:
     sampler: Any
     shard: ShardOptions
     length: int
-    num_workers: int
+    num_lanes: int
     has_flat_map: bool
     dataset: IterDataset[Any]
 

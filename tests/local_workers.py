@@ -13,7 +13,7 @@ import cloudpickle
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.dataset import IterDataset
 from gristmill.dataset.bases.round_robin import Shard
-from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator, ProcessShard
+from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
 from gristmill.dataset.worker_task import PipelineProducer, PipelineTask
 from gristmill.workers.arena import Arena, open_memory
 from gristmill.workers.logbook import Logbook
@@ -32,16 +32,18 @@ def through_json(state: Any) -> Any:
 
 
 class LocalWorkersIterDataset(IterDataset[Any]):
-    """``parent.mp_prefetch(MultiprocessingOptions(num_workers))`` without processes: it costs no time to start.
+    """``parent.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes))`` without processes: it costs no time to start.
 
     With ``care``, workers go on as they do after one that died.
     """
 
     _adds_step = False
 
-    def __init__(self, parent: IterDataset[Any], num_workers: int = 1, care: Care | None = None) -> None:
+    def __init__(
+        self, parent: IterDataset[Any], num_workers: int = 1, care: Care | None = None, num_lanes: int | None = None
+    ) -> None:
         super().__init__(parent)
-        self._options = MultiprocessingOptions(num_workers)
+        self._options = MultiprocessingOptions(num_workers, num_lanes=num_lanes)
         self._care = care
 
     def __iter__(self) -> LocalWorkersIterator:
@@ -54,9 +56,10 @@ class LocalWorkersIterator(MultiprocessPrefetchIterator[Any]):
     _care: Care | None = None
 
     def _open(self) -> Sequence[Shard]:
-        task = PipelineTask(self._ds, self._ctx.options, None, self._sequential_slice)
-        pool: Any = LocalPool([LocalWorker(task(i, self._count, None), self._care) for i in range(self._count)])
-        return [ProcessShard(pool, i, self._count, None) for i in range(self._count)]
+        task = PipelineTask(self._ds, self._ctx.options, None, self._sequential_slice, self._count)
+        num_workers = self._options.num_workers
+        pool: Any = LocalPool([LocalWorker(task(i, num_workers, None), self._care) for i in range(num_workers)])
+        return self._lanes_in(pool)
 
 
 class LocalPool:
@@ -76,28 +79,33 @@ class LocalWorker:
         memory = open_memory("test")
         producer.log = Logbook(Arena(memory))
         os.close(memory)  # it is mapped
-        self._begin: tuple[Any, bool] | None = None
-        self._stop: BaseException | None = None
-        self._size = 1
+        self._begin: tuple[dict[int, Any], bool] | None = None
+        self._num_sent: dict[int, int] = {}  # of lanes that have not come to an end
+        self._stops: dict[int, BaseException | None] = {}  # what comes next of a lane, if that is no element
 
-    def start(self, state: Any, *, skip: bool = False, care: Care | None = None) -> None:
+    def start(self, states: dict[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
         self._producer.care = self._care or care
-        self._begin, self._stop, self._size = (through_pickle(state), skip), None, 1
+        self._begin, self._size = (through_pickle(states), skip), 1
+        self._num_sent, self._stops = dict.fromkeys(states, 0), {}
 
-    def receive(self, patience: float | None = None) -> tuple[int, Any]:
+    def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
+        lane = min(self._num_sent, key=self._num_sent.__getitem__)
         try:
             if self._begin is not None:
-                (state, skip), self._begin = self._begin, None
-                state = self._producer.start(state, skip=skip)
+                (states, skip), self._begin = self._begin, None
+                states = self._producer.start(states, skip=skip)
                 if skip:
-                    return SKIPPED, pickle.dumps(state)
-            if self._stop is None:
+                    return SKIPPED, lane, pickle.dumps(states[lane])
+            if self._stops.get(lane) is None:
                 self._producer.begin(self._size)
-                elements, states, self._stop = self._producer.take(self._size)
+                elements, states, self._stops[lane] = self._producer.take(lane, self._size)
+                self._num_sent[lane] += len(elements)
                 self._size = min(2 * self._size, _MAX_BLOCK) if self._care is None else 1
                 if elements:
-                    return OUTPUTS, (*through_pickle((elements, list(states))), None)
+                    return OUTPUTS, lane, (*through_pickle((elements, list(states))), None)
+            stop = self._stops[lane]
         except Exception as error:
-            self._stop = error
-        assert self._stop is not None
-        return (END, b"") if isinstance(self._stop, StopIteration) else (ERROR, encode_error(self._stop))
+            stop = error
+        del self._num_sent[lane]
+        assert stop is not None
+        return (END, lane, b"") if isinstance(stop, StopIteration) else (ERROR, lane, encode_error(stop))

@@ -10,6 +10,9 @@ Guarantees:
 4. An interrupt from the keyboard is not for it, and it writes nothing to the standard streams.
 5. No element waits for one that comes after it: what is finished of a block that takes long is sent within twice
    ``_LATE_SECONDS``, by another thread.
+6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for the one of which the fewest
+   were sent. So none waits for more than a block of each of the others. What follows the elements of a lane, an error or the
+   end, leaves the others alone.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import _exit as end_process  # at once, whatever other threads do
 from typing import Any, Protocol
@@ -73,14 +76,18 @@ _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 class Producer(Protocol):
     """What a worker runs. May also have what ``Watched`` has, and ``renew(task)``: called before a start for another consumer."""
 
-    def start(self, state: Any, *, skip: bool) -> Any:
-        """Continues from ``state`` (``None``: the beginning), past the next element if ``skip``; returns the state then."""
+    def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
+        """Continues the lanes from these states (``None``: the beginning), the first one past its next element if ``skip``.
 
-    def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
-        """The next elements, at most ``n``, the state after each, and what follows: an error, ``StopIteration``, or more."""
+        Returns:
+            The states then.
+        """
 
-    def annotate(self, error: BaseException, state: Any) -> None:
-        """Notes at an error where in the pipeline it came up; ``state`` is the one before the element that raised it."""
+    def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        """The lane's next elements, at most ``n``, the state after each, and what follows: error, ``StopIteration``, or more."""
+
+    def annotate(self, error: BaseException, lane: int, state: Any) -> None:
+        """Notes at an error where in the pipeline it came up; ``state`` is the lane's before the element that raised it."""
 
 
 class Watched(Producer, Protocol):
@@ -115,7 +122,7 @@ class _Connection:
         self._num_ahead = 0
         self._bytes_ahead = 0
         self._generation = 0
-        self.start: tuple[Any, bool, Care | None] | None = None  # state, whether to skip an element, and how to go on
+        self.start: tuple[dict[int, Any], bool, Care | None] | None = None  # states, whether to skip an element, how to go on
         self.is_for_another = False  # the start, than the ones before were
         self.calls: list[bytes] = []  # functions that nobody has called yet
 
@@ -137,8 +144,8 @@ class _Connection:
             body = bytes(memoryview(self._received)[COMMAND.size : COMMAND.size + length])
             del self._received[: COMMAND.size + length]
             if kind == START:
-                *start, is_for_another = pickle.loads(body)
-                self.start = tuple(start)
+                states, skip, care, is_for_another = pickle.loads(body)
+                self.start = states, skip, care
                 self.is_for_another |= is_for_another  # also if a start is overtaken
                 self._generation = generation
                 self._ahead.clear()
@@ -153,7 +160,7 @@ class _Connection:
                     self._num_ahead -= num
                     self._bytes_ahead -= num_bytes
 
-    def send(self, kind: int, payload: bytes, slots: list[Slot], num_elements: int = 0) -> None:
+    def send(self, kind: int, payload: bytes, slots: list[Slot], num_elements: int = 0, lane: int = 0) -> None:
         """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
         num_bytes = max(len(payload), num_elements * _MIN_BYTES) if not slots else _MAX_BYTES_AHEAD + 1
         while self.start is None and not self._may_send(num_elements, num_bytes):
@@ -171,7 +178,7 @@ class _Connection:
         self._ahead.append((num_elements, num_bytes))
         self._num_ahead += num_elements
         self._bytes_ahead += num_bytes
-        header = HEADER.pack(kind, is_shared, self._generation, len(slots), length)
+        header = HEADER.pack(kind, is_shared, lane, self._generation, len(slots), length)
         try:
             self._socket.sendall(header + pack_slots(slots) + payload, _NO_SIGPIPE)
         except ConnectionError:
@@ -186,6 +193,21 @@ class _Connection:
         )
 
 
+class _Lane:
+    """A lane that has not ended.
+
+    Args:
+        number: which one.
+        state: after its last element that was sent.
+    """
+
+    def __init__(self, number: int, state: Any) -> None:
+        self.number = number
+        self.state = state
+        self.num_sent = 0
+        self.block_size = BlockSize()
+
+
 class Worker:
     """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``report`` and ``set_instruments``."""
 
@@ -197,8 +219,9 @@ class Worker:
         self.producer = producer
         self._watched: Any = producer if hasattr(producer, "finished") else None
         self._lock = threading.Lock()  # whoever has it may send: the thread that computes elements, but while it does
+        self._lane = _Lane(0, None)  # of the block that is being computed
         self._num_taken = 0  # blocks
-        self._num_sent = 0  # elements of the block that is being computed
+        self._num_sent = 0  # elements of that block
         self._has_several = threading.Event()  # this block may have some that are finished before the last one
         self._watcher: threading.Thread | None = None
 
@@ -214,59 +237,72 @@ class Worker:
                 while self._connection.start is None:
                     self._connection.receive(wait=True)
                     self._obey()
-                (state, skip, care), self._connection.start = self._connection.start, None
+                (states, skip, care), self._connection.start = self._connection.start, None
                 self._connection.send(STARTED, b"", [])
+                first = next(iter(states))
                 if self._watched is not None:
                     self._watched.care = care
                 try:
                     if self._connection.is_for_another and hasattr(self.producer, "renew"):
                         self.producer.renew(self._load_task())
                     self._connection.is_for_another = False
-                    state = self.producer.start(state, skip=skip)
+                    states = self.producer.start(states, skip=skip)
                 except BaseException as error:
-                    self._report(error, state)
+                    self._report(error, _Lane(first, states[first]), is_last=True)
                     continue
                 if skip:
-                    self._connection.send(SKIPPED, dumps(state), [])
-                self._produce(state, is_careful=care is not None)
+                    self._connection.send(SKIPPED, dumps(states[first]), [], lane=first)
+                self._produce([_Lane(*item) for item in states.items()], is_careful=care is not None)
 
-    def _produce(self, state: Any, *, is_careful: bool) -> None:
-        """Sends elements until the end, an error or a new start."""
-        block_size, connection = BlockSize(), self._connection
-        while connection.start is None:
-            began = time.perf_counter()
-            self._encoder.forget_allocated()
-            size = block_size.now
-            elements, states, stop = self._take(size)
-            num_taken, num_sent = len(elements), self._num_sent
-            if num_sent:
-                state, elements, states = states[num_sent - 1], elements[num_sent:], states[num_sent:]
-            seconds, num_bytes, has_slots = 0.0, 0, False
-            if elements:
-                message = self._encode(elements, states)
-                del elements  # their memory is used again
-                seconds, num_bytes, has_slots = time.perf_counter() - began, len(message.payload), bool(message.slots)
-                if self._watched is not None:
-                    self._watched.end()
-                if message.num_elements:
-                    state = states[message.num_elements - 1]
-                    self._send_outputs(message)
-                stop = message.failure or stop
+    def _produce(self, lanes: list[_Lane], *, is_careful: bool) -> None:
+        """Sends elements until all lanes are at their ends or errors, or there is a new start.
+
+        The consumer needs elements of the lanes in turn: next comes a block of the one of which the fewest were sent.
+        """
+        connection = self._connection
+        while lanes and connection.start is None:
+            lane = min(lanes, key=_num_sent)
+            stop = self._send_block(lane, is_careful)
+            if isinstance(stop, Passed):
+                lanes = []
+            elif stop is not None:
+                lanes.remove(lane)
             if isinstance(stop, StopIteration | Passed):
-                self._send_report(True)
-                connection.send(END if isinstance(stop, StopIteration) else PASSED, b"", [])
-                return
-            if stop is not None:
-                self._report(stop, state)
-                return
-            is_heavy = bool(num_sent) or has_slots or num_bytes > _MAX_BLOCK_BYTES
-            may_grow = 2 * num_bytes <= _MAX_BLOCK_BYTES and not is_careful
-            block_size.adapt(seconds, size, _MAX_BLOCK, num=num_taken, is_heavy=is_heavy, may_grow=may_grow)
-            connection.receive(wait=False)
-            self._obey()
+                self._send_report(not lanes)
+                connection.send(END if isinstance(stop, StopIteration) else PASSED, b"", [], lane=lane.number)
+            elif stop is not None:
+                self._report(stop, lane, is_last=not lanes)
+            else:
+                connection.receive(wait=False)
+                self._obey()
 
-    def _take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+    def _send_block(self, lane: _Lane, is_careful: bool) -> BaseException | None:
+        """Sends the next elements of ``lane``; returns what follows them, if that is no element."""
+        began = time.perf_counter()
+        self._encoder.forget_allocated()
+        size = lane.block_size.now
+        elements, states, stop = self._take(lane, size)
+        num_taken, num_sent = len(elements), self._num_sent
+        if num_sent:
+            elements, states = elements[num_sent:], states[num_sent:]
+        seconds, num_bytes, has_slots = 0.0, 0, False
+        if elements:
+            message = self._encode(elements, states)
+            del elements  # their memory is used again
+            seconds, num_bytes, has_slots = time.perf_counter() - began, len(message.payload), bool(message.slots)
+            if self._watched is not None:
+                self._watched.end()
+            if message.num_elements:
+                self._send_outputs(message, states)
+            stop = message.failure or stop
+        is_heavy = bool(num_sent) or has_slots or num_bytes > _MAX_BLOCK_BYTES
+        may_grow = 2 * num_bytes <= _MAX_BLOCK_BYTES and not is_careful
+        lane.block_size.adapt(seconds, size, _MAX_BLOCK, num=num_taken, is_heavy=is_heavy, may_grow=may_grow)
+        return stop
+
+    def _take(self, lane: _Lane, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         """What the producer gives; the other thread may send some of it meanwhile."""
+        self._lane = lane
         self._num_taken += 1
         self._num_sent = 0
         if self._watched is not None:
@@ -275,7 +311,7 @@ class Worker:
                 self._watch_several(n > 1)
         self._lock.release()
         try:
-            return self.producer.take(n)
+            return self.producer.take(lane.number, n)
         finally:
             self._lock.acquire()
 
@@ -302,10 +338,11 @@ class Worker:
                     elements, states = self._watched.finished()
                     num = min(len(elements), len(states))
                     if num_taken == self._num_taken and num > self._num_sent:
-                        message = self._encode(elements[self._num_sent : num], states[self._num_sent : num])
+                        states = states[self._num_sent : num]
+                        message = self._encode(elements[self._num_sent : num], states)
                         del elements
                         if message.num_elements:
-                            self._send_outputs(message)
+                            self._send_outputs(message, states)
 
     def _encode(self, elements: Sequence[Any], states: Sequence[Any]) -> Encoded:
         try:
@@ -313,10 +350,13 @@ class Worker:
         except BaseException as unpicklable:  # the states
             return Encoded(b"", [], 0, unpicklable)
 
-    def _send_outputs(self, message: Encoded) -> None:
+    def _send_outputs(self, message: Encoded, states: Sequence[Any]) -> None:
         self._send_report(False)
-        self._connection.send(OUTPUTS, message.payload, message.slots, message.num_elements)
-        self._num_sent += message.num_elements
+        lane, num = self._lane, message.num_elements
+        self._connection.send(OUTPUTS, message.payload, message.slots, num, lane.number)
+        self._num_sent += num
+        lane.num_sent += num
+        lane.state = states[num - 1]
 
     def _obey(self) -> None:
         while self._connection.calls:
@@ -331,13 +371,17 @@ class Worker:
             if content is not None:
                 self._connection.send(REPORT, content, [])
 
-    def _report(self, error: BaseException, state: Any) -> None:
+    def _report(self, error: BaseException, lane: _Lane, *, is_last: bool) -> None:
         if isinstance(error, SystemExit):  # as if in the main program: the process ends
             raise error
         with contextlib.suppress(Exception):  # it shows objects of users
-            self.producer.annotate(error, state)
-        self._send_report(True)
-        self._connection.send(ERROR, encode_error(error), [])
+            self.producer.annotate(error, lane.number, lane.state)
+        self._send_report(is_last)
+        self._connection.send(ERROR, encode_error(error), [], lane=lane.number)
+
+
+def _num_sent(lane: _Lane) -> int:
+    return lane.num_sent
 
 
 class _Failed:
@@ -346,13 +390,13 @@ class _Failed:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
-    def start(self, state: Any, *, skip: bool) -> Any:
+    def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         raise self._error
 
-    def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+    def take(self, lane: int, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         return [], [], self._error
 
-    def annotate(self, error: BaseException, state: Any) -> None:
+    def annotate(self, error: BaseException, lane: int, state: Any) -> None:
         pass
 
 

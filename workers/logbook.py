@@ -18,6 +18,16 @@ _NUM_ENTRIES = 128
 _NUM_OWN = 32  # of the thread that the worker runs in; the others are for threads that work ahead
 
 OUTPUTS = -1  # who computes the next outputs: their range counts from the one after the last that was sent
+_MAX_ROOTS = 1 << 16  # of a lane
+
+
+def who_reads(lane: int, root: int) -> int:
+    """Who reads for a lane, where several may."""
+    return lane * _MAX_ROOTS + root
+
+
+def lane_and_root(who: int) -> tuple[int, int]:
+    return divmod(who, _MAX_ROOTS)
 
 
 class Entry(NamedTuple):
@@ -49,8 +59,9 @@ class Logbook:
 
     def note(self, who: int, start: int, stop: int) -> None:
         """Notes what the outputs are being made of, in place of what ``who`` was noted to be at."""
-        if 0 <= who < _NUM_OWN - 1:
-            _ENTRY.pack_into(self._memory, (who + 1) * _ENTRY.size, who + 2, start, stop)
+        _, root = lane_and_root(who)  # outputs are those of one lane at a time
+        if root < _NUM_OWN - 1:
+            _ENTRY.pack_into(self._memory, (root + 1) * _ENTRY.size, who + 2, start, stop)
 
     def note_alone(self, who: int, index: int) -> None:
         """Notes that the next output is being made of what ``who`` has at ``index``, and of nothing else any more."""

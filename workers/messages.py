@@ -1,6 +1,6 @@
 """The messages between a worker and the consumer.
 
-A worker sends ``HEADER`` (kind, generation, number of slots, bytes in the message), the slots, and the bytes. Bytes beyond
+A worker sends ``HEADER`` (kind, lane, generation, number of slots, bytes in the message), the slots, and the bytes. Bytes beyond
 ``MAX_INLINE`` are in the last of the slots, so that a message fits into the socket and nobody waits in the middle of one.
 The consumer sends ``COMMAND`` (kind, generation, bytes that follow). The generation counts the starts of a worker: what it
 sent before the last one is of no interest any more.
@@ -14,16 +14,16 @@ from typing import Any
 
 from gristmill.workers.arena import Slot
 
-OUTPUTS = 1  # elements and the states after them
-END = 2  # there are no more elements
-ERROR = 3  # what the next element raises
-SKIPPED = 4  # the state after an element that was skipped
+OUTPUTS = 1  # elements of a lane and the states after them
+END = 2  # there are no more elements in the lane
+ERROR = 3  # what the next element of the lane raises
+SKIPPED = 4  # the state of the lane after an element that was skipped
 STARTED = 5  # the last start has been noticed
 REPORT = 6  # whatever somebody who watches the worker has it say
 PASSED = 7  # what the worker was told to be careful about is behind it
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 
-HEADER = struct.Struct("<BBxxIII")  # kind, whether the bytes are in the last slot, generation, slots, bytes
+HEADER = struct.Struct("<BBHIII")  # kind, whether the bytes are in the last slot, lane, generation, slots, bytes
 SLOT = struct.Struct("<QQ")
 
 START = 1  # from a pickled state on
@@ -55,6 +55,7 @@ class Passed(BaseException):
 @dataclass(slots=True)
 class Message:
     kind: int
+    lane: int
     generation: int
     slots: list[Slot]
     payload: Any  # bytes; None: they are in the last slot

@@ -120,15 +120,15 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         return self.usable and not self._process.has_ended()
 
-    def start(self, state: Any, *, skip: bool = False, care: Care | None = None) -> None:
-        """Makes the worker produce from ``state`` on; what it has sent before will not be received any more.
+    def start(self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
+        """Makes the worker produce from ``states`` on; what it has sent before will not be received any more.
 
         Args:
-            state: a state; ``None`` is the beginning.
-            skip: leave out the first element, and send the state after it.
+            states: of each lane that it is to produce, in the order in which they are needed; ``None`` is the beginning.
+            skip: leave out the next element of the first lane, and send the state after it.
             care: what to be careful about.
         """
-        body = dumps((state, skip, care, self.is_for_another))  # a state may have a class of __main__
+        body = dumps((states, skip, care, self.is_for_another))  # a state may have a class of __main__
         self._is_started = False
         self.generation += 1
         self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None  # or it is being born
@@ -150,8 +150,8 @@ class WorkerProcess:
         shadow(self, "_next_message", waiting)
         shadow(self, "receive", receiving)
 
-    def receive(self, patience: float | None = None) -> tuple[int, Any]:
-        """Waits for the next message since ``start``: its kind and its content.
+    def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
+        """Waits for the next message since ``start``: its kind, its lane and its content.
 
         The content of ``OUTPUTS`` is what ``decode`` returns, that of others is bytes.
 
@@ -183,7 +183,7 @@ class WorkerProcess:
         content = decode(data, slots, self._reader) if message.kind == OUTPUTS else bytes(data)
         self._return_slots()
         self.usable = True
-        return message.kind, content
+        return message.kind, message.lane, content
 
     def share_memory(self) -> None:
         """Called when this process is forked."""
@@ -222,7 +222,7 @@ class WorkerProcess:
 
     def _next_message(self) -> Message:
         self._fill(HEADER.size)
-        kind, is_shared, generation, num_slots, length = HEADER.unpack_from(self._received)
+        kind, is_shared, lane, generation, num_slots, length = HEADER.unpack_from(self._received)
         if kind == NOT_STARTED:
             with contextlib.suppress(WorkerDied):
                 self._fill(1 << 30)
@@ -234,7 +234,7 @@ class WorkerProcess:
         slots = unpack_slots(self._received[HEADER.size : start])
         payload = None if is_shared else bytes(self._received[start:stop])
         del self._received[:stop]
-        return Message(kind, generation, slots, payload)
+        return Message(kind, lane, generation, slots, payload)
 
     def _fill(self, num_bytes: int) -> None:
         """Waits until this much has been received."""

@@ -138,6 +138,10 @@ class Reader:
             self.stop()
             raise
 
+    def share(self, num: int) -> None:
+        """Leaves room for ``num - 1`` others like this: uses its part of the threads, and of what may be ahead."""
+        self.num_threads, self._buffer_size = -(-self.num_threads // num), -(-self._buffer_size // num)
+
     def start(self) -> None:
         """Begins to read ahead."""
         if self.num_threads and not self._is_closed and not self.is_careful and not self._keeps:

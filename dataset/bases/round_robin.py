@@ -33,7 +33,7 @@ from gristmill.dataset.states.old import (
     parse_old_workers_state,
     refuse_old_interleave,
 )
-from gristmill.dataset.states.values import CycleState, Fetched, copied, given
+from gristmill.dataset.states.values import CycleState, copied, given
 from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")
@@ -53,8 +53,8 @@ class Shard(Member, abc.ABC):
         """Begins to compute from ``state`` on (``None``: the beginning), without waiting."""
 
     @abc.abstractmethod
-    def fetch(self) -> list[Fetched] | Failure | None:
-        """Waits for the next elements, or what makes the error that the next one raises; ``None`` at the end."""
+    def fetch(self, num: int) -> None:
+        """Waits until the next element is ready, or its failure, or the end is there, where ``num`` are wanted of all shards."""
 
     @abc.abstractmethod
     def skip(self, state: Any) -> Any:
@@ -155,15 +155,9 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         if shard is None or self._process_id != os.getpid():
             self._run()
             return
-        fetched = shard.fetch()
+        shard.fetch(num)
         if self._closed:
             raise ValueError(f"{self} was closed while it waited for its next element")
-        if isinstance(fetched, list):
-            shard.ready.extend(fetched)
-        elif fetched is None:
-            shard.has_ended = True
-        else:
-            shard.failure = fetched
 
     def _run(self) -> None:
         """Makes the shards compute from where this iterator is."""
@@ -172,13 +166,17 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         if any([after and after is not _BEGINNING and after[0][after[1]] is None for after in self._after]):
             raise self._stateless()
         shards = self._open()
-        for slot, shard in enumerate(shards):
-            if not self._is_vacant(slot):
-                shard.start(self._state_of(slot))
+        turns = [(self._slot + i) % self._count for i in range(self._count)]
+        self._start_all({shards[slot]: self._state_of(slot) for slot in turns if not self._is_vacant(slot)})
         self._members = dict(enumerate(shards))
         self._process_id = os.getpid()
         if self._closed:  # in the meantime
             raise ValueError(f"{self} is closed")
+
+    def _start_all(self, states: dict[Shard, Any]) -> None:
+        """Makes shards compute from these states on. Their turns come in this order."""
+        for shard, state in states.items():
+            shard.start(state)
 
     def start_prefetch(self) -> None:
         if not (self._members or self._closed or all(map(self._is_vacant, range(self._count)))):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
@@ -16,10 +13,10 @@ from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
+from gristmill.dataset.bases.round_robin import Shard
+from gristmill.dataset.local_lanes import InProcessIterator, raised_again
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
-from gristmill.dataset.states.values import Fetched
 
 T = TypeVar("T")
 
@@ -90,9 +87,7 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
         )
 
 
-class MultithreadPrefetchIterator(RoundRobinIterator[T]):
-    _tell: Callable[[Any], None] | None = None  # is told of every share that is opened
-
+class MultithreadPrefetchIterator(InProcessIterator[T]):
     def __init__(self, ds: IterDataset[T], num_threads: int, buffer_size: int, *, sequential_slice: bool) -> None:
         super().__init__(ds, num_threads, sequential_slice=sequential_slice)
         self._buffer_size = buffer_size
@@ -104,22 +99,8 @@ class MultithreadPrefetchIterator(RoundRobinIterator[T]):
     def _work_ahead(self) -> WorkAhead:
         return super()._work_ahead()._replace(waits=self._buffer_size > 0, num_threads=self._count)
 
-    def _tell_opened(self, tell: Callable[[Any], None] | None) -> None:
-        self._tell = tell
-
-    def _share_iterators(self) -> list[DatasetIterator[Any]]:
-        shares, tell = super()._share_iterators(), self._tell
-        if tell is not None:
-            for it in shares:
-                it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
-                tell(it)
-        return shares
-
-    def _share(self, index: int) -> IterDataset[T]:
-        return slice_pipeline(self._ds, index, self._count, sequential=self._sequential_slice)
-
-    def _open(self) -> Sequence[Shard]:
-        return [ThreadShard(it, self._buffer_size) for it in self._share_iterators()]
+    def _shard(self, it: DatasetIterator[Any]) -> Shard:
+        return ThreadShard(it, self._buffer_size)
 
     def _forget(self) -> None:
         for shard in self._members.values():  # an error may keep them alive
@@ -151,11 +132,14 @@ class ThreadShard(Shard):
             self._iterator.set_state(state)
         self._iterator.start_prefetch()
 
-    def fetch(self) -> list[Fetched] | Callable[[], BaseException] | None:
+    def fetch(self, num: int) -> None:
         elements, failure = self._iterator._try_take(1)
         if failure is not None:
-            return partial(_again, *failure)
-        return [(elements[0], *self._iterator._position())] if elements else None
+            self.failure = partial(raised_again, *failure)
+        elif elements:
+            self.ready.append((elements[0], *self._iterator._position()))
+        else:
+            self.has_ended = True
 
     def skip(self, state: Any) -> Any:
         self._iterator._skip()
@@ -170,16 +154,3 @@ class ThreadShard(Shard):
 
     def close(self, seconds: float) -> None:
         self._iterator._close(seconds)
-
-
-def _again(error: BaseException, traceback: TracebackType | None) -> BaseException:
-    """An error equal to ``error``, which is not to refer to all the frames that it is raised through; if it can be copied."""
-    try:
-        new = copy.copy(error)
-        is_equal = type(new) is type(error) and bool(new.args == error.args)
-    except Exception:
-        is_equal = False
-    if not is_equal:
-        new = error
-    new.__cause__, new.__context__, new.__suppress_context__ = error.__cause__, error.__context__, error.__suppress_context__
-    return new.with_traceback(traceback)

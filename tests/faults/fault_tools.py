@@ -245,5 +245,5 @@ def kill_all(work, number=signal.SIGKILL):
     wait_for(lambda: all(map(has_ended, work.process_ids())), "the workers do not die")
 
 
-def mp(ds, workers, *args):
-    return ds.mp_prefetch(gm.MultiprocessingOptions(workers), *args)
+def mp(ds, workers, *args, **options):
+    return ds.mp_prefetch(gm.MultiprocessingOptions(workers, **options), *args)

@@ -77,6 +77,7 @@ PIPELINES = {
     "map": lambda num, bad, w: mp(gm.MapDataset.range(num).map(crash(bad)).to_iter_dataset(DIRECT), w),
     "iter map": lambda num, bad, w: mp(gm.MapDataset.range(num).to_iter_dataset().filter(lambda x: True).map(crash(bad)), w),
     "loader": crashing_loader,
+    "lanes": lambda num, bad, w: mp(gm.MapDataset.range(num).map(crash(bad)).to_iter_dataset(DIRECT), w, num_lanes=3 * w - 1),
     "batch": lambda num, bad, w: mp(gm.MapDataset.source(Crashing(num, bad)).to_iter_dataset().batch(4), w),
 }
 
@@ -111,7 +112,8 @@ for api in "dataset", "inside":  # which is not skipped
 
 
 def test_records_that_kill_and_one_that_was_there_by_accident(tmp_path):
-    check_parts(tmp_path, "check_records('source', 400, [7, 399], 2)", BY_ACCIDENT, tools=RECORDS)
+    records = ["check_records('source', 400, [7, 399], 2)", "check_records('lanes', 60, [7, 8, 40], 2)"]
+    check_parts(tmp_path, *records, BY_ACCIDENT, tools=RECORDS)
 
 
 KILLS = """
@@ -148,7 +150,13 @@ def test_killed_from_outside(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_all_deaths(tmp_path):
-    cases = [("map", 5, [3], 1), ("iter map", 400, [300], 2), ("loader", 20, [7, 19], 1), ("batch", 40, [7, 8, 39], 2)]
+    cases = [
+        ("map", 5, [3], 1),
+        ("iter map", 400, [300], 2),
+        ("loader", 20, [7, 19], 1),
+        ("batch", 40, [7, 8, 39], 2),
+        ("lanes", 900, [500], 1),
+    ]
     parts = [*DYING[2:], BEFORE_THE_FIRST_ELEMENT, NO_DEATHS, *[f"check_records{case}" for case in cases]]
     for i in range(12):
         arguments = f"{SITUATIONS[i % 4]!r}, {1 + (i + i // 4) % 2}, {APIS[i % 3]!r}, signal.{['SIGKILL', 'SIGTERM'][i // 4 % 2]}"

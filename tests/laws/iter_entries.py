@@ -199,6 +199,7 @@ _ROWS: list[tuple[Any, ...]] = [
     ("thread_prefetch", lambda: filtered().thread_prefetch(3), _PRESENT),
     ("thread_prefetch_0", lambda: sparse().thread_prefetch(0), _SPARSE),
     ("multithread_prefetch", lambda: filtered().multithread_prefetch(2, 2), [2, 1, 4, 5, 8, 7, 10]),
+    ("lanes", lambda: sparse().mp_prefetch(MultiprocessingOptions(num_lanes=3)), _SPARSE),
     ("multithread_prefetch_0", lambda: sparse().multithread_prefetch(3, 0), _SPARSE),
     ("chain", lambda: lists(filtered().map_with_index(pair).random_map(draw, seed=1), 2), cut(_DRAWN_PAIRS, 2)),
     # Files

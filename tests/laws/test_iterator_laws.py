@@ -9,6 +9,7 @@ from entry import plain, run, through_json
 from local_workers import LocalWorkersIterDataset, through_pickle
 from stage_table import ITER_ENTRIES, STREAMS, WITH_PROCESSES
 
+from gristmill import MultiprocessingOptions
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
@@ -211,6 +212,37 @@ def test_elements_and_states_are_those_of_the_pipeline(entry):
     if not entry.states_vary:
         assert [state["iterators_in_use_states"] for state in worker_states] == [[state] for state in states]
         assert careful_states == worker_states
+
+
+LANES = {
+    "none": lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)),
+    "two": lambda ds: LocalWorkersIterDataset(ds, 2, num_lanes=3),
+    "careful": lambda ds: LocalWorkersIterDataset(ds, 1, care=Care(), num_lanes=3),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_who_computes_the_lanes_is_not_observable(entry):
+    def trace(lanes, state=None):
+        """Elements, states, and the error at the end, if there is one."""
+        elements, states = [], []
+        try:
+            it = iter(lanes(entry.make()))
+            if state is not None:
+                it.set_state(state)
+            for x in it:
+                elements.append(plain(x))
+                states.append(None if entry.states_vary else it.get_state())
+        except ValueError as error:
+            return elements, states, str(error)
+        return elements, states, None
+
+    elements, states, error = by_three = trace(lambda ds: LocalWorkersIterDataset(ds, 3))
+    for lanes in LANES.values():
+        assert trace(lanes) == by_three
+    for position, state in enumerate(states):
+        if state is not None:
+            assert trace([*LANES.values()][position % 3], state) == (elements[position + 1 :], states[position + 1 :], error)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

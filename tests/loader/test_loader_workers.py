@@ -72,10 +72,10 @@ class TestSharedMemory:  # batches are stacked where the consumer sees them, wha
     @pytest.mark.parametrize("lowering", LOWERINGS)
     def test_batches_are_stacked_there(self, lowering):
         made, granted = loader(6, *LOWERINGS[lowering], Batch(3), worker_count=1), []
-        task = PipelineTask(made._dataset._parents[0], DatasetOptions(), None, False)
+        task = PipelineTask(made._dataset._parents[0], DatasetOptions(), None, False, 1)
         producer = task(0, 1, lambda shape, dtype: granted.append(np.empty(shape, dtype)) or granted[-1])
-        producer.start(None, skip=False)
-        elements, _, _ = producer.take(1)
+        producer.start({0: None}, skip=False)
+        elements, _, _ = producer.take(0, 1)
         assert elements[0] is granted[0] and len(granted) == 1
 
     def test_and_arrive_as_plain_arrays(self):

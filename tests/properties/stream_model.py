@@ -392,6 +392,8 @@ _STAGES: dict[str, Any] = {
 _WORKERS = {
     "workers": lambda ds, n: ds.mp_prefetch(MultiprocessingOptions(num_workers=n, per_worker_buffer_size=3)),
     "local_workers": LocalWorkersIterDataset,
+    "lanes": lambda ds, n: ds.mp_prefetch(MultiprocessingOptions(num_lanes=n)),
+    "local_lanes": lambda ds, n: LocalWorkersIterDataset(ds, -(-n // 2), num_lanes=n),
 }
 _steps = {name: st.tuples(st.just(name), st.tuples(*args)) for name, (_, _, *args) in _STAGES.items()}
 _fail = _steps.pop("fail")

@@ -34,17 +34,17 @@ def task_of(function):
         def __init__(self, *arguments):
             self.arguments, self.position = arguments, 0
 
-        def start(self, state, *, skip):
-            self.position = state or 0
-            return self.position
+        def start(self, states, *, skip):
+            self.position = states[0] or 0
+            return {0: self.position}
 
-        def take(self, n):
+        def take(self, lane, n):
             if self.position:
                 return [], [], StopIteration()
             self.position = 1
             return [function(*self.arguments)], [1], StopIteration()
 
-        def annotate(self, error, state):
+        def annotate(self, error, lane, state):
             pass
 
     return lambda index, count, allocate: Once(index, count)
@@ -68,13 +68,13 @@ def hired():
 def outputs(pool):
     results = []
     for worker in pool.workers:
-        worker.start(None)
+        worker.start({0: None})
     for worker in pool.workers:
-        kind, content = worker.receive()
+        kind, _, content = worker.receive()
         assert kind == OUTPUTS
         (element,), (state,), failure = content
         assert (state, failure) == (1, None)
-        assert worker.receive() == (END, b"")
+        assert worker.receive() == (END, 0, b"")
         results.append(element)
     return results
 
@@ -174,8 +174,8 @@ class TestTasks:
         picky = type("Picky", (), {"__call__": refuse, "__getstate__": lambda self: 1, "__setstate__": refuse})()
         pool = hired(task=picky)
         for _ in range(2):  # a new start finds the same
-            pool.worker(0).start(None)
-            kind, content = pool.workers[0].receive()
+            pool.worker(0).start({0: None})
+            kind, _, content = pool.workers[0].receive()
             assert kind == ERROR and b"not there" in content
 
 

@@ -1,0 +1,247 @@
+"""The lanes of worker processes, seen from the consumer."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+from gristmill.core.errors import add_note
+from gristmill.dataset.bases.cycle import Failure
+from gristmill.dataset.bases.round_robin import Shard
+from gristmill.dataset.slicing import lanes_of_worker, worker_slice
+from gristmill.dataset.worker_task import place, worker_name
+from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
+from gristmill.workers.logbook import Entry, lane_and_root
+from gristmill.workers.messages import END, ERROR, PASSED, SKIPPED, Care
+from gristmill.workers.pool import WorkerPool, is_exiting
+from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
+from gristmill.workers.remote_errors import decode_error, encode_error
+
+_PATIENCE_SECONDS = 0.5  # for the next element, where a death is still to be reported
+_CAREFUL_OUTPUTS = 1000  # of each lane after a death: read-ahead may have been that far
+
+
+class WorkerLane(Shard):
+    """A lane that a worker process computes, perhaps with others."""
+
+    def __init__(self, worker: LanesOfWorker, number: int) -> None:
+        super().__init__()
+        self.worker = worker
+        self.number = number
+
+    def __str__(self) -> str:
+        return self.worker.text(self)
+
+    @property
+    def is_running(self) -> bool:
+        return self.failure is None and not self.has_ended
+
+    def start(self, state: Any) -> None:
+        self.worker.start({self.number: state})
+
+    def fetch(self, num: int) -> None:
+        self.worker.fetch(self)
+
+    def skip(self, state: Any) -> Any:
+        return self.worker.skip(self, state)
+
+
+class LanesOfWorker:
+    """What one worker process computes.
+
+    A worker that dies is replaced. The new one goes on from the last elements that arrived, and carefully, as long as it is
+    where the dead one was at work: it computes one output at a time and nothing ahead, so that all before a record that kills
+    is delivered, and notes which it reads. If the record is known at which a worker died, an error that names it takes its place;
+    to skip that means to try the record once more, which leaves it out if it kills again. If it is not, and nothing kills the
+    new worker, the death is reported behind what the dead one was at, or as soon as the next element is slow.
+    """
+
+    def __init__(self, pool: WorkerPool, index: int, count: int, num_lanes: int, is_sequential: bool) -> None:
+        self.lanes = {number: WorkerLane(self, number) for number in lanes_of_worker(index, count, num_lanes)}
+        self._pool = pool
+        self._index = index
+        self._count = count
+        self._num_lanes = num_lanes
+        self._is_sequential = is_sequential
+        self._states: dict[int, Any] = {}  # of lanes that were started: after the last element that was fetched
+        self._skipping: int | None = None  # the lane whose next element is to be left out
+        self._care: Care | None = None
+        self._num_careful = 0  # outputs to go carefully
+        self._unexplained = ""  # a death that may be no element's fault
+        self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
+        self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
+
+    def text(self, lane: WorkerLane) -> str:
+        """Which worker, which lane, and where that is."""
+        name = f"worker {self._index}" if self._count == self._num_lanes else f"worker {self._index}, lane {lane.number}"
+        return f"{name}, {self._place(lane.number)}"
+
+    def start(self, states: dict[int, Any]) -> None:
+        """Begins to compute these lanes from these states on. They are needed in this order."""
+        self._states, self._skipping = states, None
+        self._restart()
+
+    def _restart(self, first: int | None = None) -> None:
+        """Has the worker go on with all lanes that are running, from where their last element was fetched."""
+        self._held = None
+        running = sorted(
+            [n for n in self._states if self.lanes[n].is_running], key=lambda n: (n != first, len(self.lanes[n].ready))
+        )
+        if running:
+            states = {number: self._states[number] for number in running}
+            self._pool.worker(self._index).start(states, skip=self._skipping is not None, care=self._care)
+
+    def fetch(self, lane: WorkerLane) -> None:
+        """Waits until ``lane`` has something; what comes for the others is theirs."""
+        while lane.is_running and not lane.ready:
+            if self._care is not None and self._num_careful <= 0:
+                if self._unexplained:
+                    lane.failure = partial(RuntimeError, self._unexplained)
+                    return
+                self._care = None
+                self._restart()
+            try:
+                (kind, number, content), self._held = self._held or self._receive(), None
+            except WorkerDied as death:
+                if is_exiting() and threading.current_thread() is not threading.main_thread():
+                    raise SystemExit from None  # which ends a thread in silence
+                lane.failure = partial(RuntimeError, self._obituary(death, lane.number))
+                return
+            self._give(lane if kind == PASSED else self.lanes[number], kind, content)
+
+    def _give(self, lane: WorkerLane, kind: int, content: Any) -> None:
+        """Gives a lane what has come for it."""
+        if not lane.is_running:
+            return  # it stands behind something that could not be unpickled
+        if kind in (END, PASSED):
+            lane.failure = partial(RuntimeError, self._unexplained) if self._unexplained else None
+            lane.has_ended = lane.failure is None
+        elif kind == ERROR:
+            lane.failure = partial(decode_error, content)
+        else:
+            elements, states, error = content
+            num = len(elements)
+            if num:
+                self._states[lane.number] = states[num - 1]
+                if self._accused is not None and self._lane_of(self._accused) == lane.number:
+                    self._accused = None
+            self._num_careful -= num
+            lane.ready.extend(zip(elements, repeat(states), range(num)))
+            if error is not None:
+                lane.failure = self._not_unpickled(error, lane.number)
+
+    def _not_unpickled(self, error: Exception, number: int) -> Failure:
+        name = worker_name(self._index, self._count, number, self._num_lanes)
+        add_note(error, f"An output of {name}, {self._place(number)}, was received and could not be unpickled.")
+        return partial(decode_error, encode_error(error))
+
+    def _receive(self) -> tuple[int, int, Any]:
+        """The worker's next message, or that of one that takes its place.
+
+        Raises:
+            WorkerDied: it died, and there is no use in trying again.
+        """
+        while True:
+            worker = self._pool.workers[self._index]
+            try:
+                return worker.receive(_PATIENCE_SECONDS if self._unexplained else None)
+            except WorkerBusy:
+                worker.usable = False
+                self._restart(self._skipping)
+            except WorkerSilent:
+                return PASSED, 0, b""
+            except WorkerDied as death:
+                if not self._takes_care(death, worker.unfinished()):
+                    raise
+                self._restart(self._skipping)
+
+    def _takes_care(self, death: WorkerDied, entries: list[Entry]) -> bool:
+        """Decides how another worker goes on where one has died; false if it would do the same."""
+        num = max([entry.stop for entry in entries if entry.who == OUTPUTS_MADE], default=0)
+        reading = [entry for entry in entries if entry.who != OUTPUTS_MADE]
+        is_known = len(reading) == 1 and reading[0].stop - reading[0].start == 1
+        refused = {} if self._care is None else self._care.refused
+        if is_known and reading[0][:2] not in refused:
+            who, index, _ = reading[0]
+            self._unexplained, self._accused = "", (who, index)
+            self._care = Care({**refused, (who, index): self._accusation(death, who, index)})
+        elif self._care is None and (reading or num > 1):
+            lane = self._lane_of(reading[0]) if reading else next(n for n in self._states if self.lanes[n].is_running)
+            self._unexplained = self._obituary(death, lane)
+            self._care = Care({}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading})
+        else:
+            return False
+        self._num_careful = (num if self._unexplained and not reading else _CAREFUL_OUTPUTS) * len(self.lanes)
+        return True
+
+    def skip(self, lane: WorkerLane, state: Any) -> Any:
+        """See ``Shard``."""
+        lane.failure = None
+        self._states[lane.number] = state
+        if self._unexplained:
+            self._unexplained, self._care = "", None
+            self._restart()
+            return None
+        try:
+            if (
+                self._accused is not None
+                and self._lane_of(self._accused) == lane.number
+                and self._is_innocent(lane, self._accused)
+            ):
+                return None
+            self._skipping = lane.number
+            self._restart(lane.number)
+            kind, _, content = self._receive()
+        except WorkerDied as death:
+            raise RuntimeError(self._obituary(death, lane.number)) from None
+        if kind != SKIPPED:
+            raise decode_error(content)
+        self._skipping = None
+        self._states[lane.number] = pickle.loads(content)
+        return self._states[lane.number]
+
+    def _is_innocent(self, lane: WorkerLane, accused: tuple[int, int]) -> bool:
+        """Whether the next output comes when a record at which a worker died is read once more."""
+        self._accused = None
+        assert self._care is not None
+        self._care = Care({key: text for key, text in self._care.refused.items() if key != accused})
+        self._restart(lane.number)
+        message = self._receive()
+        self._accused = None
+        if message[0] == ERROR:
+            return False
+        self._held = message
+        return True
+
+    def _place(self, number: int) -> str:
+        return place(self._states.get(number), self._numbers(number))
+
+    def _numbers(self, number: int) -> slice | None:
+        """Which elements of the whole pipeline are those of a lane, if that is known."""
+        return None if self._is_sequential else worker_slice(number, self._num_lanes)
+
+    def _lane_of(self, entry: tuple[int, ...]) -> int:
+        return lane_and_root(entry[0])[0]
+
+    def _obituary(self, death: WorkerDied, number: int) -> str:
+        return (
+            f"{self._death(death, number)}, {self._place(number)}. "
+            "Nothing is lost: it.set_state(it.get_state()) goes on from the last delivered element with a new process"
+        )
+
+    def _accusation(self, death: WorkerDied, who: int, index: int) -> str:
+        number, root = lane_and_root(who)
+        where = (
+            f"at element {index} of its input {root}" if root else place({"next_index": index}, self._numbers(number), exact=True)
+        )
+        return (
+            f"{self._death(death, number)}, {where}. Nothing is lost: it.skip_failed() goes on without that, "
+            "it.set_state(it.get_state()) tries it once more"
+        )
+
+    def _death(self, death: WorkerDied, number: int) -> str:
+        lane = "" if self._count == self._num_lanes else f", at work for lane {number} of {self._num_lanes}"
+        return f"Worker process {self._index} of {self._count} was terminated unexpectedly{lane}: it {death}"
