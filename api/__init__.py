@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gristmill import checkpoint as checkpoint
     from gristmill import constants as constants
     from gristmill import diagnostics as diagnostics
+    from gristmill import lengths as lengths
     from gristmill import monitoring as monitoring
     from gristmill import multiprocessing as multiprocessing
     from gristmill import samplers as samplers
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from gristmill.core.config import config as config
     from gristmill.core.version import __version__ as __version__
     from gristmill.core.version import __version_info__ as __version_info__
+    from gristmill.dataset.bases.length import dataset_length as dataset_length
+    from gristmill.dataset.stages.global_batch import global_batch as global_batch
     from gristmill.diagnostics import diagnose as diagnose
     from gristmill.diagnostics import observe as observe
     from gristmill.diagnostics import start_telemetry as start_telemetry
@@ -43,6 +46,7 @@ _MODULES = frozenset(
         "constants",
         "diagnostics",
         "experimental",
+        "lengths",
         "monitoring",
         "multiprocessing",
         "python",
@@ -68,7 +72,9 @@ _NAMES = {
     "__version__": "gristmill.core.version",
     "__version_info__": "gristmill.core.version",
     "config": "gristmill.core.config",
+    "dataset_length": "gristmill.dataset.bases.length",
     "diagnose": "gristmill.diagnostics",
+    "global_batch": "gristmill.dataset.stages.global_batch",
     "install_as_grain": "gristmill.install",
     "load": "gristmill.loader",
     "observe": "gristmill.diagnostics",

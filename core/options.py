@@ -12,7 +12,7 @@ from gristmill.core.errors import as_int
 
 _log = logging.getLogger("gristmill")
 
-_MAX_LANES = 1 << 16  # as many as a message between processes can tell apart
+MAX_LANES = 1 << 16  # as many as a message between processes can tell apart
 
 
 @dataclass(slots=True)
@@ -98,9 +98,9 @@ class MultiprocessingOptions:
     def _check_lanes(self) -> None:
         if self.num_lanes is not None:
             self.num_lanes = as_int("num_lanes", self.num_lanes, minimum=1)
-            if not self.num_workers <= self.num_lanes <= _MAX_LANES:
+            if not self.num_workers <= self.num_lanes <= MAX_LANES:
                 raise ValueError(
-                    f"num_lanes must be at least num_workers, {self.num_workers}, and at most {_MAX_LANES}, "
+                    f"num_lanes must be at least num_workers, {self.num_workers}, and at most {MAX_LANES}, "
                     f"got {self.num_lanes}: a worker computes whole lanes. Use fewer workers or more lanes"
                 )
 

@@ -11,12 +11,15 @@ import builtins
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import numpy as np
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.bases.habits import without_hints
 from gristmill.transforms import (
     DatasetSelectionMap,
@@ -35,6 +38,41 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
+
+
+def _check_order(order: Any, options: MultiprocessingOptions, sequential_slice: bool) -> Any:
+    """``order``, if it is one that goes with the other arguments of ``mp_prefetch``."""
+    if order not in ("workers", "stream"):
+        raise ValueError(f"order must be 'workers' or 'stream', got {order!r:.200}")
+    if order == "stream" and (options.num_lanes is not None or sequential_slice):
+        name = "sequential_slice=True" if sequential_slice else f"num_lanes={options.num_lanes}"
+        raise ValueError(
+            f"order='stream' cannot be used with {name}, which divides the stream into others: its stream is that of no workers "
+            "at all. Use one of the two"
+        )
+    return order
+
+
+def _by_workers(ds: Any, options: MultiprocessingOptions, worker_init_fn: Any, sequential_slice: bool = False) -> Any:
+    """``ds``, computed by worker processes, or by threads where these do as well."""
+    if options.num_workers == 0 and options.num_lanes is None:
+        return ds
+    as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
+    if options.num_workers and not getattr(sys, "_is_gil_enabled", lambda: True)():
+        from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
+
+        if worker_init_fn is not None:
+            warnings.warn("worker_init_fn is ignored: in free-threaded Python the workers are threads", stacklevel=3)
+        num_threads = options.num_lanes or options.num_workers
+        return multithread_prefetch(ds, num_threads, options.per_worker_buffer_size, sequential_slice)
+    from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
+
+    return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
+
+
+def _in_lanes(ds: Any, num_lanes: int | None = None, *, options: MultiprocessingOptions, worker_init_fn: Any) -> Any:
+    num_workers = options.num_workers if num_lanes is None else min(options.num_workers, num_lanes)
+    return _by_workers(ds, replace(options, num_workers=num_workers, num_lanes=num_lanes), worker_init_fn)
 
 
 class _DatasetMeta(abc.ABCMeta):
@@ -327,6 +365,38 @@ class MapSequenceMethods(Generic[T_co]):
         from gristmill.dataset.stages.batch import BatchMapDataset
 
         return BatchMapDataset(self, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
+
+    def global_batch(
+        self,
+        batch_size: int,
+        *,
+        num_lanes: int | None = None,
+        shard_options: ShardOptions | None = None,
+        workers: MultiprocessingOptions | None = None,
+        end: Literal["drop", "pad", "repeat"] = "drop",
+        agree: Callable[..., int] | None = None,
+        agree_every: int = 16,
+        batch_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> IterDataset[Any]:
+        """Returns ``self.to_iter_dataset().global_batch(...)``: this host's rows of batches that all hosts share.
+
+        An addition to Grain's methods; see ``IterDataset.global_batch``, also for ``len``, states and what is raised.
+
+        Example:
+            >>> list(MapDataset.range(7).global_batch(4, num_lanes=2))
+            [array([0, 2, 1, 3])]
+        """
+        ds = cast("MapDataset[T_co]", self).to_iter_dataset()
+        return ds.global_batch(
+            batch_size,
+            num_lanes=num_lanes,
+            shard_options=shard_options,
+            workers=workers,
+            end=end,
+            agree=agree,
+            agree_every=agree_every,
+            batch_fn=batch_fn,
+        )
 
     def interleave(self, make_dataset: Callable[[Any], Any] | None = None, *, cycle_length: int) -> IterDataset[Any]:
         """Returns the elements of several datasets in turn, one dataset for every element of this one.
@@ -658,6 +728,67 @@ class IterSequenceMethods(Generic[T_co]):
 
         return BatchIterDataset(self, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
 
+    def global_batch(
+        self,
+        batch_size: int,
+        *,
+        num_lanes: int | None = None,
+        shard_options: ShardOptions | None = None,
+        workers: MultiprocessingOptions | None = None,
+        end: Literal["drop", "pad", "repeat"] = "drop",
+        agree: Callable[..., int] | None = None,
+        agree_every: int = 16,
+        batch_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> IterDataset[Any]:
+        """Returns this host's rows of batches that all hosts share, the same whatever the number of hosts and of workers.
+
+        An addition to Grain's methods. The stream is divided into ``num_lanes`` fixed lanes: lane ``l`` is everything before this
+        point over the elements ``l``, ``l + num_lanes``, … of each ``MapDataset`` that ``to_iter_dataset`` was called on. Every
+        step takes ``k = batch_size / num_lanes`` elements of each lane; row ``r`` comes from lane ``r // k``. Host ``h`` of ``H``
+        owns the lanes ``[h * num_lanes / H, (h + 1) * num_lanes / H)`` and gets their rows, in order.
+
+        Law: laid side by side, the rows of all hosts are the same for every ``H`` that divides ``num_lanes`` and all workers.
+        Filters, packing, shuffles and the like work inside of a lane; each has what they hold in memory.
+
+        State: ``{"num_lanes", "batch_size", "step", "lanes": {number: state}}``, and what hosts have agreed on. Restored with any
+        number of workers, any ``batch_size`` that ``num_lanes`` divides, and any number of hosts (``CheckpointRestore`` reads the
+        files of all; see also ``gristmill.checkpoint.merge_states``), every lane goes on with its next element.
+
+        Args:
+            batch_size: rows of a batch of all hosts together.
+            num_lanes: number of lanes, a divisor of ``batch_size``; by default the largest power of two up to 64 that is one.
+            shard_options: this host and the number of hosts, which divides ``num_lanes``; by default there is only one.
+            workers: computes the lanes of this host in worker processes, each of them several whole lanes.
+            end: ``"drop"``: all hosts end before the first step that some lane cannot fill. ``"pad"``: every element comes
+                exactly once, and elements are ``(batch, mask)``; where a lane has ended, its rows are copies of its last one
+                (zeros if it never had one), and ``mask``, a bool for each row, is false there. ``"repeat"``: a lane that has
+                ended begins anew, each at its own pace.
+            agree: for several hosts, where lengths are not known before: called by all hosts at the same steps, with how many of
+                the next ``agree_every`` steps this host has, it returns the smallest of all their numbers; with
+                ``largest=True``, for ``"pad"``, the largest. As ``gristmill.checkpoint.agree_jax`` and ``agree_torch``.
+            agree_every: how many steps to take ahead for that, and keep in memory.
+            batch_fn: makes a batch of a list of rows; by default their leaves are stacked along a new first axis.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: numbers do not divide one another, a root is shorter than ``num_lanes``, workers are more than lanes,
+                or ``agree`` is needed. When iterating: ``map`` has left out elements, by ``None``, that lengths count.
+
+        Example:
+            >>> from gristmill import ShardOptions
+            >>> ds = MapDataset.range(16).to_iter_dataset().map(lambda x: x * 10)
+            >>> for host in range(2):
+            ...     print(list(ds.global_batch(8, num_lanes=4, shard_options=ShardOptions(host, 2))))
+            [array([ 0, 40, 10, 50]), array([ 80, 120,  90, 130])]
+            [array([20, 60, 30, 70]), array([100, 140, 110, 150])]
+            >>> list(MapDataset.range(5).to_iter_dataset().global_batch(2, end="pad"))[-1]
+            (array([4, 3]), array([ True, False]))
+        """
+        from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
+
+        given = (num_lanes, shard_options, workers, end, agree, agree_every, batch_fn)
+        return GlobalBatchIterDataset(self, batch_size, *given)
+
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T_co]:
         """Returns a dataset of the same rows in batches of another size.
 
@@ -769,6 +900,8 @@ class IterAheadMethods(Generic[T_co]):
         options: MultiprocessingOptions | None = None,
         worker_init_fn: Callable[[int, int], Any] | None = None,
         sequential_slice: bool = False,
+        *,
+        order: Literal["workers", "stream"] = "workers",
     ) -> IterDataset[T_co]:
         """Returns a dataset of the same elements, computed by worker processes.
 
@@ -778,41 +911,43 @@ class IterAheadMethods(Generic[T_co]):
         each worker for itself. Processes start with the first element and need no ``if __name__ == "__main__"``. An error
         stays until the state is set: ``it.set_state(it.get_state())`` tries again.
 
+        With ``order="stream"`` elements, errors and states are those of the pipeline without workers, so that a state that was
+        taken with 7 workers goes on with 1, or with none. Workers compute the steps from ``to_iter_dataset`` on whose outputs
+        follow from an index: ``map``, ``random_map``, ``map_with_index``, ``filter``, ``batch``, and ``map`` and ``filter`` of
+        batches. This process computes the rest: what follows the first step of another kind, or the first that numbers or
+        batches what a ``filter`` has left. If ``MapDataset.map`` gives ``None`` before steps of workers that number or batch
+        elements, that is an error. Of an ``interleave`` workers compute whole datasets, and ``map`` behind it.
+
         Args:
             options: number of workers, outputs that each keeps ready, and ``num_lanes``, with which the stream does not depend on
                 the number of workers at all; by default 10 workers. 0 workers without lanes return this dataset itself.
             worker_init_fn: called with worker index and number of workers in each process before anything else.
             sequential_slice: give each worker a contiguous part of the source instead of every ``n``-th element.
+            order: ``"workers"``: outputs of the workers' own streams in turn, as in Grain; ``"stream"``: see above.
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: the pipeline cannot be shared out, or has workers already.
+            ValueError: the pipeline cannot be shared out, or has workers already; or ``order`` is ``"stream"``, and there is
+                nothing in the pipeline whose elements follow from an index, or one of the arguments that divide the stream.
 
         Example:
             >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
             >>> list(ds.mp_prefetch(MultiprocessingOptions(num_workers=2)))
             [0, 1, 4, 9]
+            >>> batches = ds.batch(2).mp_prefetch(MultiprocessingOptions(num_workers=2), order="stream")
+            >>> list(batches)
+            [array([0, 1]), array([4, 9])]
         """
         if options is None:
             options = MultiprocessingOptions(num_workers=10)
         if not isinstance(options, MultiprocessingOptions):
             raise TypeError(f"options must be a MultiprocessingOptions, got {options!r:.200}")
         ds = cast("IterDataset[T_co]", self)
-        if options.num_workers == 0 and options.num_lanes is None:
-            return ds
-        as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
-        if (
-            options.num_workers and not getattr(sys, "_is_gil_enabled", lambda: True)()
-        ):  # threads of a free-threaded Python do as well
-            from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
+        if _check_order(order, options, sequential_slice) == "workers" or not options.num_workers:
+            return _by_workers(ds, options, worker_init_fn, sequential_slice)
+        from gristmill.dataset.stages.stream_order import in_stream_order
 
-            if worker_init_fn is not None:
-                warnings.warn("worker_init_fn is ignored: in free-threaded Python the workers are threads", stacklevel=2)
-            num_threads = options.num_lanes or options.num_workers
-            return multithread_prefetch(ds, num_threads, options.per_worker_buffer_size, sequential_slice)
-        from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
-
-        return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
+        return in_stream_order(ds, partial(_in_lanes, options=options, worker_init_fn=worker_init_fn))
 
     def multithread_prefetch(self, num_threads: int, buffer_size: int, *, sequential_slice: bool = False) -> IterDataset[T_co]:
         """Returns a dataset of the same elements, computed by threads: what ``mp_prefetch`` does with processes.

@@ -27,6 +27,7 @@ from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.dataset.stages.multithread_prefetch import MultithreadPrefetchIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
+from gristmill.dataset.stages.stream_order import StreamOrderIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchIterDataset
 from gristmill.workers.process import missing_calls
 
@@ -136,6 +137,14 @@ def _first_sizes(ds: Any, num: int) -> Iterator[int]:
         yield from map(_size, itertools.islice(it, num))
 
 
+_COMPUTED_ELSEWHERE = (
+    ThreadPrefetchIterDataset,
+    MultithreadPrefetchIterDataset,
+    MultiprocessPrefetchIterDataset,
+    StreamOrderIterDataset,
+)
+
+
 class _Unbuffered(PipelineEditor):
     """Lets everything be computed in this thread, and not before it is asked for."""
 
@@ -147,8 +156,8 @@ class _Unbuffered(PipelineEditor):
             parts = parts.map(_unbuffered_part) if isinstance(parts, MapDataset) else [_unbuffered_part(part) for part in parts]
             cycle_length = parameters_of(ds).cycle_length
             return InterleaveIterDataset(parts, cycle_length=cycle_length, make_iter_buffer_size=0, iter_buffer_size=0)
-        if isinstance(ds, ThreadPrefetchIterDataset | MultithreadPrefetchIterDataset | MultiprocessPrefetchIterDataset):
-            return self.replaced(ds._parent)
+        if isinstance(ds, _COMPUTED_ELSEWHERE):
+            return self.replaced(ds.parents[0])
         return self._over_replaced(ds) if isinstance(ds, IterDataset) and ds._parents else ds
 
 

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gristmill.core.sharding import ShardOptions, even_split
+from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.length import Length, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, ancestors
+from gristmill.dataset.stages.runs import RunsMapDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
 
 T = TypeVar("T")
@@ -21,6 +23,11 @@ T = TypeVar("T")
 def worker_slice(index: int, count: int) -> slice:
     """Which elements are those of worker ``index`` of ``count``: this is the one place that says so."""
     return slice(index, None, count)
+
+
+def numbers_of(ds: Any) -> Numbers:
+    """Which numbers the elements of ``ds``, as far as it is made by steps that do not count them, have in the whole pipeline."""
+    return next((node.numbers for node in ancestors(ds) if isinstance(node, RunsMapDataset)), Numbers(0, 1))
 
 
 def lanes_of_worker(index: int, count: int, num_lanes: int) -> range:
@@ -106,10 +113,25 @@ class PipelineEditor(abc.ABC):
         return ds._over(replaced)
 
 
+def replaced_in(ds: IterDataset[T], old: Any, new: Any) -> IterDataset[T]:
+    """``ds`` with ``new`` in place of ``old``, which it is made of."""
+    result: IterDataset[T] = _Replacing(old, new).replaced(ds)
+    return result
+
+
+class _Replacing(PipelineEditor):
+    def __init__(self, old: Any, new: Any) -> None:
+        super().__init__()
+        self._replaced[id(old)] = new
+
+    def _replace(self, ds: Any) -> Any:
+        return self._over_replaced(ds)
+
+
 class _Slicer(PipelineEditor, Division):
     def __init__(self, shard: ShardOptions, is_sequential: bool) -> None:
         PipelineEditor.__init__(self)
-        Division.__init__(self, shard.shard_count, is_sequential)
+        Division.__init__(self, shard.shard_index, shard.shard_count, is_sequential)
         self._shard = shard
         self._slice = worker_slice(shard.shard_index, shard.shard_count)
 

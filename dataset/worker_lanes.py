@@ -9,9 +9,10 @@ from itertools import repeat
 from typing import Any
 
 from gristmill.core.errors import add_note
+from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.cycle import Failure
 from gristmill.dataset.bases.round_robin import Shard
-from gristmill.dataset.slicing import lanes_of_worker, worker_slice
+from gristmill.dataset.slicing import lanes_of_worker
 from gristmill.dataset.worker_task import place, worker_name
 from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
 from gristmill.workers.logbook import Entry, lane_and_root
@@ -59,13 +60,13 @@ class LanesOfWorker:
     new worker, the death is reported behind what the dead one was at, or as soon as the next element is slow.
     """
 
-    def __init__(self, pool: WorkerPool, index: int, count: int, num_lanes: int, is_sequential: bool) -> None:
+    def __init__(self, pool: WorkerPool, index: int, count: int, num_lanes: int, numbers: Numbers | None) -> None:
         self.lanes = {number: WorkerLane(self, number) for number in lanes_of_worker(index, count, num_lanes)}
         self._pool = pool
         self._index = index
         self._count = count
         self._num_lanes = num_lanes
-        self._is_sequential = is_sequential
+        self._numbers_of_all = numbers  # of which those of the lanes are parts; ``None`` if that is not known
         self._states: dict[int, Any] = {}  # of lanes that were started: after the last element that was fetched
         self._skipping: int | None = None  # the lane whose next element is to be left out
         self._care: Care | None = None
@@ -82,6 +83,14 @@ class LanesOfWorker:
     def start(self, states: dict[int, Any]) -> None:
         """Begins to compute these lanes from these states on. They are needed in this order."""
         self._states, self._skipping = states, None
+        self._restart()
+
+    def go_on_with(self, states: dict[int, Any]) -> None:
+        """Computes these lanes, too, from these states on."""
+        for number in states:
+            self.lanes[number].clear()
+        self._states = {**{n: state for n, state in self._states.items() if self.lanes[n].is_running}, **states}
+        self._skipping = None
         self._restart()
 
     def _restart(self, first: int | None = None) -> None:
@@ -219,9 +228,10 @@ class LanesOfWorker:
     def _place(self, number: int) -> str:
         return place(self._states.get(number), self._numbers(number))
 
-    def _numbers(self, number: int) -> slice | None:
+    def _numbers(self, number: int) -> Numbers | None:
         """Which elements of the whole pipeline are those of a lane, if that is known."""
-        return None if self._is_sequential else worker_slice(number, self._num_lanes)
+        numbers = self._numbers_of_all
+        return None if numbers is None else numbers.replaced(index=number, count=self._num_lanes)
 
     def _lane_of(self, entry: tuple[int, ...]) -> int:
         return lane_and_root(entry[0])[0]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
 from gristmill.dataset.ahead.root_log import RootLog
+from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
-from gristmill.dataset.slicing import lanes_of_worker, slice_pipeline, worker_slice
+from gristmill.dataset.bases.observing import running_upstream
+from gristmill.dataset.slicing import lanes_of_worker, numbers_of, slice_pipeline
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
@@ -77,6 +79,8 @@ class PipelineProducer:
         self._lanes = {number: _Lane(task.share(number)) for number in lanes_of_worker(self.index, self._count, task.num_lanes)}
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
+        if self.care is not None:
+            self.care = replace(self.care, until={**self.care.until})  # of which those that are behind it go
         for number in self._lanes.keys() - states:
             self._lanes[number].close()
         return {number: self._start(number, state, skip=skip and i == 0) for i, (number, state) in enumerate(states.items())}
@@ -125,7 +129,7 @@ class PipelineProducer:
         from gristmill.dataset.telling.failures import tell_in_worker
 
         task = self._task
-        numbers = None if task.sequential_slice else worker_slice(lane, task.num_lanes)
+        numbers = None if task.sequential_slice else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
         tell_in_worker(error, worker_name(self.index, self._count, lane, task.num_lanes), place(state, numbers))
 
 
@@ -145,10 +149,11 @@ def roots(it: DatasetIterator[Any]) -> list[PrefetchDatasetIterator[Any]]:
     """The iterators that everything upstream begins with, as far as they read map datasets, always in the same order."""
     if isinstance(it, PrefetchDatasetIterator):
         return [it]
-    return [root for parent in it._parents for root in roots(parent)]
+    upstream = {id(inner): inner for inner in running_upstream(it)}
+    return [root for inner in upstream.values() for root in roots(inner)]
 
 
-def place(state: Any, numbers: slice | None, *, exact: bool = False) -> str:
+def place(state: Any, numbers: Numbers | None, *, exact: bool = False) -> str:
     """Where a worker is, in words.
 
     Args:
@@ -163,6 +168,6 @@ def place(state: Any, numbers: slice | None, *, exact: bool = False) -> str:
     if isinstance(position, dict) and set(position) == {"next_index"}:
         index = position["next_index"]
         if numbers is not None:
-            return f"at element {numbers.start + index * numbers.step} or {around}"
+            return f"at element {numbers(index)} or {around}"
         return f"at element {index} of its share or {around}"
     return "at the beginning" if state is None else f"after state {state!r:.200}"

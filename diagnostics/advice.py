@@ -267,7 +267,10 @@ class Advisor:
         ahead = 1 + (self._workers.per_worker_buffer_size if self._workers is not None else 1)
         if size and num * ahead * size > _MEMORY_SHARE * memory:
             num = max(1, int(_MEMORY_SHARE * memory / (ahead * size)))
-        text = f"Let {num} worker processes do it: mp_prefetch(MultiprocessingOptions(num_workers={num}))."
+        options = f"MultiprocessingOptions(num_workers={num})"
+        has_lanes = any([stage.name.startswith("GlobalBatch") for stage in self._summary.values()])
+        call = f"global_batch(workers={options})" if has_lanes else f"mp_prefetch({options})"
+        text = f"Let {num} worker processes do it: {call}."
         if size:
             text += f" Their buffers take {size_text(num * ahead * size)} of shared memory"
             text += f", of {size_text(memory)} that are free." if memory < math.inf else "."

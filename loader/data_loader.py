@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from gristmill.core import grain_names, hooks
 from gristmill.core.cached import cached
@@ -18,6 +19,7 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.length import Exact, Infinite, Length, length_hint, num_elements
+from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
 from gristmill.dataset.telling.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.plan import Plan
@@ -65,6 +67,9 @@ class DataLoader(grain_names.DataLoader):
         num_lanes: into how many lanes the elements are divided, at least as many as workers. Elements and states are those of as
             many workers then, whatever ``worker_count`` is: a state that was taken with 8 workers goes on with ``num_lanes=8``
             and 0 to 8 workers. ``None``: one lane for each worker. See ``MultiprocessingOptions`` for what a lane costs.
+        order: ``"workers"``, as described above; or ``"stream"``: elements and states are those of ``worker_count=0``, whatever
+            their number is. Workers compute the operations up to the first ``FlatMap``, function, ``Batch`` behind a ``Filter``,
+            or second ``Batch``; these and what follows are computed in this process.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -96,6 +101,7 @@ class DataLoader(grain_names.DataLoader):
         worker_init_fn: Callable[[int, int], Any] | None = None,
         worker_env: Mapping[str, str | None] | None = None,
         num_lanes: int | None = None,
+        order: Literal["workers", "stream"] = "workers",
     ) -> None:
         check_source("data_source", data_source)
         if not hasattr(sampler, "__getitem__"):
@@ -115,6 +121,7 @@ class DataLoader(grain_names.DataLoader):
             worker_count, worker_buffer_size, bool(enable_profiling), worker_env=worker_env, num_lanes=num_lanes
         )
         self._num_lanes = self._multiprocessing_options.num_lanes
+        self._order = order
         self._worker_init_fn = worker_init_fn
         self._shard_options = _sharding(sampler, shard_options)
         _check_seed(sampler, self._operations)
@@ -127,7 +134,7 @@ class DataLoader(grain_names.DataLoader):
             sampler,
             self._shard_options,
             self._length,
-            worker_count if self._num_lanes is None else self._num_lanes,
+            self._num_lanes or (0 if order == "stream" else worker_count),
             has_flat_map,
             self._dataset,
         )
@@ -141,8 +148,54 @@ class DataLoader(grain_names.DataLoader):
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
         for operation in self._operations:
             ds = apply_operation(ds, operation, as_records=as_records, seed=seed)
-        ds = DataIterDataset(ds) if as_records else ds
-        return ds.mp_prefetch(self._multiprocessing_options, self._worker_init_fn)
+        self._chain = DataIterDataset(ds) if as_records else ds
+        return self._chain.mp_prefetch(self._multiprocessing_options, self._worker_init_fn, order=self._order)
+
+    def global_batch(
+        self,
+        batch_size: int,
+        *,
+        num_lanes: int | None = None,
+        shard_options: ShardOptions | None = None,
+        workers: MultiprocessingOptions | None = None,
+        end: Literal["drop", "pad", "repeat"] = "drop",
+        agree: Callable[..., int] | None = None,
+        agree_every: int = 16,
+        batch_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> IterDataset[Any]:
+        """Returns this host's rows of batches that all hosts share, made of what the operations give.
+
+        See ``IterDataset.global_batch``. Its lanes are those of the sampler's indices, which must not be sharded. States are
+        those of the dataset, not of a ``DataLoaderIterator``.
+
+        Args:
+            batch_size, shard_options, end, agree, agree_every, batch_fn: as there.
+            num_lanes: as there; by default the loader's own, if it has been given any.
+            workers: as there; by default as many as the loader has. Its ``worker_init_fn`` gets worker index and count.
+
+        Raises:
+            TypeError, ValueError: as there. Or the sampler or the loader is sharded.
+
+        Example:
+            >>> from gristmill.samplers import IndexSampler
+            >>> sampler = IndexSampler(num_records=8, shuffle=True, num_epochs=1, seed=0)
+            >>> loader = DataLoader(data_source=range(8), sampler=sampler)
+            >>> list(loader)
+            [0, 4, 6, 7, 5, 3, 1, 2]
+            >>> list(loader.global_batch(4))
+            [array([0, 4, 6, 7]), array([5, 3, 1, 2])]
+        """
+        if self._shard_options.shard_count > 1:
+            raise ValueError(
+                f"global_batch needs a loader that is not sharded, got {self._shard_options}: give NoSharding() to the sampler, "
+                "and shard_options to global_batch"
+            )
+        own = self._multiprocessing_options
+        if workers is None and own.num_workers:
+            workers = dataclasses.replace(own, num_lanes=None)
+        num_lanes = self._num_lanes if num_lanes is None else num_lanes
+        given = (num_lanes, shard_options, workers, end, agree, agree_every, batch_fn, self._worker_init_fn)
+        return GlobalBatchIterDataset(self._chain, batch_size, *given)
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
@@ -188,7 +241,8 @@ class DataLoader(grain_names.DataLoader):
             f"DataLoader(data_source={complete_repr(self._data_source):.200}, sampler={self._sampler!r}, "
             f"operations=[{', '.join(map(transform_name, self._operations))}], shard_options={self._shard_options!r}, "
             f"worker_count={self._multiprocessing_options.num_workers}, read_options={self._read_options!r}"
-            f"{'' if self._num_lanes is None else f', num_lanes={self._num_lanes}'})"
+            f"{'' if self._num_lanes is None else f', num_lanes={self._num_lanes}'}"
+            f"{'' if self._order == 'workers' else f', order={self._order!r}'})"
         )
 
     def _repr_html_(self) -> str:

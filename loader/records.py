@@ -6,12 +6,13 @@ carries ``Record`` objects and these adaptors apply the user's function to their
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
-from gristmill.core.naming import transform_name
+from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.record import Record, RecordMetadata, sampled
 from gristmill.dataset.bases.feed import Feed, read_stream
 from gristmill.dataset.bases.iter import IterDataset
@@ -26,6 +27,7 @@ from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
+from gristmill.dataset.telling.description import as_json, source_files, source_text
 from gristmill.dataset.telling.failures import tell
 from gristmill.samplers.base import answers_blocks, epoch_of
 from gristmill.sources.reading import read_keys, wrap_keys
@@ -35,7 +37,7 @@ from gristmill.transforms.batching import Allocate
 
 
 class SampledParameters(Parameters):
-    source: Any = aside()  # a loader has a description of its own
+    source: Any = aside()
     sampler: Any = aside()
     shard: Any = aside()
     length: int = aside()
@@ -60,6 +62,18 @@ class SampledMapDataset(BlockMapDataset[Any]):
     @property
     def _draws_from(self) -> Sequence[Any]:
         return [self._source] if isinstance(self._source, DatasetNode) else []
+
+    @property
+    def _described_parameters(self) -> dict[str, Any]:
+        return {
+            "sampler": without_addresses(stable_repr(self._sampler)),
+            "sampler_seed": as_json(getattr(self._sampler, "_seed", None)),  # not part of every sampler's repr
+            "source": source_text(self._source),
+        }
+
+    @property
+    def _source_files(self) -> list[str] | None:
+        return source_files(self._source)
 
     @property
     def _reads_once(self) -> bool:
@@ -267,6 +281,7 @@ class DataIterDataset(IterDataset[Any]):
     """
 
     _num_elements = same_number
+    _works_on = "elements"
 
     def __str__(self) -> str:
         return "DataIterDataset"
@@ -277,6 +292,7 @@ class DataIterDataset(IterDataset[Any]):
 
 class DataDatasetIterator(PassingIterator[Any]):
     _flow = "one_to_one"
+    _function = operator.attrgetter("data")
 
     def _take(self, n: int) -> list[Any]:
         return [record.data for record in self._source._take(n)]

@@ -96,10 +96,9 @@ class TestArchives:
             here = ROOT / mapped[top] / package[len(top) + 1 :].replace(".", "/")
             expected |= {f"{folder}/{path.name}" for path in here.glob("*.py")}
         assert names == expected >= {f"{folder}/__init__.py" for folder in folders.values()}
-        assert (metadata["Name"], metadata["Version"]) == ("gristmill", VERSION)
-        assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
-        assert metadata["Requires-Python"] == f">={release.OLDEST[0]}.{release.OLDEST[1]}"
-        assert metadata["Description-Content-Type"] == "text/markdown"
+        fields = {"Name": "gristmill", "Version": VERSION, "License-Expression": "Apache-2.0", "License-File": "LICENSE"}
+        fields |= {"Requires-Python": ">={}.{}".format(*release.OLDEST), "Description-Content-Type": "text/markdown"}
+        assert {name: metadata[name] for name in fields} == fields
         assert metadata.get_payload(decode=True).decode().startswith("# gristmill")
         assert set(metadata.get_all("Provides-Extra")) == {*SETUP["options.extras_require"]}
         needed = {re.split(r"[^\w-]", line)[0] for line in metadata.get_all("Requires-Dist") if "extra ==" not in line}
@@ -107,9 +106,8 @@ class TestArchives:
 
     def test_the_sdist_is_the_repository_with_one_owner_and_one_time(self, built):
         sdist = built[0] / f"gristmill-{VERSION}.tar.gz"
-        there = release.names_in(sdist)
-        assert {*tracked()} <= there
-        assert {name for name in there - {*tracked()} if not name.startswith("gristmill.egg-info/")} <= {"PKG-INFO"}
+        there = {name for name in release.names_in(sdist) if not name.startswith("gristmill.egg-info/")}
+        assert {*tracked()} <= there <= {*tracked(), "PKG-INFO"}
         with tarfile.open(sdist) as archive:
             members = archive.getmembers()
         assert {(m.uid, m.gid, m.uname, m.gname, m.mtime) for m in members} == {(0, 0, "", "", EPOCH)}
@@ -130,24 +128,19 @@ def test_what_may_be_released(tmp_path):
 
     git("init", "--quiet")
     commit("1.2.3", "2026-01-31")
-    assert release.check_tree(tmp_path) == "1.2.3"
-    assert not release.is_unreleased(tmp_path, "1.2.3")
+    assert release.check_tree(tmp_path) == "1.2.3" and not release.is_unreleased(tmp_path, "1.2.3")
     (tmp_path / "new.py").touch()
     assert_raises(SystemExit, r"commit or remove these first:\n\?\? new\.py", release.check_tree, tmp_path)
     commit("1.2.30", "2026-01-31")
     assert_raises(SystemExit, r"CHANGELOG.md has no heading '## \[1\.2\.30\] - <date>'", release.check_tree, tmp_path)
     commit("1.2.3", "unreleased")  # a try
-    assert release.check_tree(tmp_path) == "1.2.3"
-    assert release.is_unreleased(tmp_path, "1.2.3")
+    assert release.check_tree(tmp_path) == "1.2.3" and release.is_unreleased(tmp_path, "1.2.3")
 
 
 def test_interpreters_are_found_once_and_named_in_the_metadata():
     probes = [[python, "-c", release.PROBE] for python in release.find_pythons()]
     found = [subprocess.run(probe, capture_output=True, text=True, check=True).stdout.split() for probe in probes]
     versions = [tuple(map(int, version)) for version in found]
-    assert sys.version_info[:2] in versions
-    assert min(versions) >= release.OLDEST
-    assert len({*versions}) == len(versions)
+    assert sys.version_info[:2] in versions and min(versions) >= release.OLDEST and len({*versions}) == len(versions)
     named = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
-    assert named[0] == ".".join(map(str, release.OLDEST))
-    assert len(named) >= 3
+    assert named[0] == ".".join(map(str, release.OLDEST)) and len(named) >= 3

@@ -206,6 +206,49 @@ def _stack_arrays(leaves: Sequence[Any], allocate: Allocate) -> Any:
     return out
 
 
+def concatenate(batches: Sequence[Any], allocate: Allocate = np.empty) -> Any:
+    """Returns one batch with the rows of ``batches``, one after the other.
+
+    Args:
+        batches: elements of one structure whose leaves are arrays, at least one.
+        allocate: as for ``stack``.
+
+    Raises:
+        ValueError: their structures or shapes differ; names the first leaf.
+
+    Example:
+        >>> concatenate([{"x": np.array([1, 2])}, {"x": np.array([3])}])
+        {'x': array([1, 2, 3])}
+    """
+    if len(batches) == 1:
+        return batches[0]
+    flatten = tree.flattener()
+    rows, structures = zip(*map(flatten, batches), strict=True)
+    for position, structure in enumerate(structures):
+        if structure != structures[0]:
+            raise ValueError(_structure_difference(batches[0], batches[position], position))
+    leaves = []
+    for i, arrays in enumerate(zip(*rows, strict=True)):
+        try:
+            leaves.append(join_arrays(arrays, allocate))
+        except (ValueError, TypeError) as error:
+            found = sorted({f"{array.shape[1:]} {array.dtype}" for array in arrays})
+            raise ValueError(
+                f"{_SAME_STRUCTURE} got: leaf {leaf_path(batches[0], i) or 'of the elements'} is {' and '.join(found)}. Shapes "
+                "must be equal and dtypes of one kind; batch_fn=list keeps elements as they are"
+            ) from error
+    return tree.unflatten(structures[0], leaves)
+
+
+def join_arrays(arrays: Sequence[Any], allocate: Allocate) -> Any:
+    """The rows of ``arrays`` one after the other, in an array that ``allocate`` makes if they are NumPy's."""
+    if any([type(array) is not np.ndarray for array in arrays]):
+        return np.concatenate(arrays)
+    shape, dtype = (sum(map(len, arrays)), *arrays[0].shape[1:]), np.result_type(*arrays)
+    check_kinds(dtype, arrays)
+    return np.concatenate(arrays, out=allocate(shape, dtype))
+
+
 def check_kinds(dtype: np.dtype[Any], parts: Iterable[Any]) -> None:
     """Refuses to join ``parts`` in an array of ``dtype`` if that makes text of what is none.
 

@@ -36,8 +36,11 @@ class RootLog:
         refused = self._care.refused.get((self._number, index))
         if refused is not None:
             raise RuntimeError(refused)
-        if index >= self._care.until.get(self._number, index + 1):
-            raise Passed
+        until = self._care.until
+        if index >= until.get(self._number, index + 1):
+            del until[self._number]
+            if not until:  # the other iterators are behind theirs, too
+                raise Passed
         self._book.note_alone(self._number, index)
 
     def enter(self, start: int, stop: int) -> int:

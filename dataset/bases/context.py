@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gristmill.core.options import DatasetOptions
+from gristmill.core.value import Value
 from gristmill.dataset.watching import watcher
+
+
+class Numbers(Value):
+    """Which elements of a whole pipeline are those of share ``index`` of ``count``: its element ``i`` is number ``numbers(i)``.
+
+    From ``origin`` on, runs of ``run`` consecutive elements belong to the shares in turn.
+
+    Example:
+        >>> list(map(Numbers(1, 2), range(4))), list(map(Numbers(1, 2, run=3), range(4)))
+        ([1, 3, 5, 7], [3, 4, 5, 9])
+    """
+
+    index: int
+    count: int
+    run: int = 1
+    origin: int = 0
+
+    def __call__(self, i: Any) -> Any:
+        """The number of element ``i``; those of an array of them, too."""
+        return self.origin + (i // self.run * self.count + self.index) * self.run + i % self.run
+
+    def of(self, start: int, num: int) -> Sequence[int]:
+        """Those of ``num`` elements of the share, from ``start`` on."""
+        if self.run == 1:
+            first: int = self(start)
+            return range(first, first + num * self.count, self.count)
+        return [self(i) for i in range(start, start + num)]
+
+    def num_before(self, number: int) -> int:
+        """How many elements of the share come before ``number``."""
+        cycles, rest = divmod(max(0, number - self.origin), self.run * self.count)
+        return cycles * self.run + min(max(0, rest - self.index * self.run), self.run)
+
+
+_ALL = Numbers(0, 1)
 
 
 @dataclass
@@ -15,14 +51,13 @@ class IteratorContext:
     """What all iterators of one pipeline share."""
 
     options: DatasetOptions = field(default_factory=DatasetOptions)
-    worker_index: int = 0
-    worker_count: int = 1
+    numbers: Numbers = _ALL
     joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
 
     def belong_to(self, index: int, count: int, options: DatasetOptions) -> None:
         """Makes the pipeline the share of worker ``index`` of ``count``, with ``options`` where it has none of its own."""
         self.options = options.merge(self.options)
-        self.worker_index, self.worker_count = index, count
+        self.numbers = self.numbers.replaced(index=index, count=count)
 
 
 class ComponentContext(IteratorContext):

@@ -10,11 +10,13 @@ class Division(abc.ABC):
     """The share of one worker, while it is made: a dataset answers with one of these methods, or raises ``ValueError``.
 
     Args:
+        index: which worker.
         num_workers: their number.
         is_sequential: whether sources are cut into consecutive parts, instead of giving every ``num_workers``-th element.
     """
 
-    def __init__(self, num_workers: int, is_sequential: bool) -> None:
+    def __init__(self, index: int, num_workers: int, is_sequential: bool) -> None:
+        self.index = index
         self.num_workers = num_workers
         self.is_sequential = is_sequential
 

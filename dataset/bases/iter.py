@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from gristmill.core import grain_names
 from gristmill.dataset.bases.division import Division
@@ -50,6 +50,9 @@ class IterDataset(
     """
 
     _node_family = "IterDataset"
+    # What the step does, if several workers can do it, each to some of the elements: it changes them one by one, with their
+    # number or without, it chooses which are kept, or it makes batches.
+    _works_on: ClassVar[Literal["nothing", "elements", "numbered elements", "choice", "batches"] | None] = None
 
     def __init__(self, parents: Any | Iterable[Any] = ()) -> None:
         self._parents = as_parents(parents, MapDataset, IterDataset)

@@ -58,9 +58,9 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
         self._parents = as_parents(parents, DatasetIterator)
         self._reads_once = any([parent._reads_once for parent in self._parents])
         if self._refills:
-            _are_taken_again(self._parents)
+            are_taken_again(self._parents)
         contexts = [parent._ctx for parent in self._parents]
-        if len({(ctx.worker_index, ctx.worker_count) for ctx in contexts}) > 1:
+        if len({ctx.numbers for ctx in contexts}) > 1:
             raise ValueError("the parents of an iterator must belong to the same worker")
         if contexts:
             shared = contexts[0]
@@ -222,8 +222,8 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
             states: those of all shards; or, by their number, those of all the datasets that the shards share out.
         """
         raise StateMismatchError(
-            f"{self} cannot go on with another number of shards or processes: only an ElasticIterator can, and steps after it "
-            "that keep nothing for later"
+            f"{self} cannot go on with another number of shards or processes: only ElasticIterator and global_batch can, and "
+            "steps after them that keep nothing for later"
         )
 
     def _get_next_index(self) -> int:
@@ -265,6 +265,10 @@ class BlockIterator(DatasetIterator[T_co]):
     _is_costly_to_restore: ClassVar = False
     # Attributes, never changed in place, that say with the parents' places where it is: going back to them is quick and exact.
     _placed_by: ClassVar[tuple[str, ...] | None] = None
+
+    # Of stages that look at every element alone: what they make of it, or whether they keep it. For ``order="stream"``.
+    _function: Callable[[Any], Any] | None = None
+    _guard: Any = None  # is told what they keep
 
     @abc.abstractmethod
     def _take(self, n: int) -> list[Any]: ...
@@ -378,10 +382,10 @@ def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContex
         it._share_context(ctx)
 
 
-def _are_taken_again(iterators: Iterable[DatasetIterator[Any]]) -> None:
+def are_taken_again(iterators: Iterable[DatasetIterator[Any]]) -> None:
     for it in iterators:
         it._is_taken_again = True
-        _are_taken_again(it._parents)
+        are_taken_again(it._parents)
 
 
 def iterate(ds: Any) -> DatasetIterator[Any]:

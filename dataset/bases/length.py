@@ -51,6 +51,30 @@ def num_elements(ds: Any) -> Length:
     return length
 
 
+def dataset_length(ds: Any) -> Length:
+    """Returns how many elements ``ds`` delivers, as far as its steps tell without reading any.
+
+    ``Exact(num)``: that many; ``len`` of a stream gives it then. ``AtMost(num)``: that many or fewer, as after a filter.
+    ``Infinite()``: it does not end. ``Unknown()``: nobody knows before it has been read. The classes are in
+    ``gristmill.lengths``. A function of ``map`` that leaves out elements by ``None`` is not looked into: they are counted.
+
+    Args:
+        ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
+
+    Raises:
+        TypeError: it is none of these.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> ds = MapDataset.range(10)
+        >>> dataset_length(ds.to_iter_dataset().batch(3)), dataset_length(ds.filter(bool)), dataset_length(ds.repeat())
+        (Exact(num=4), AtMost(num=10), Infinite())
+    """
+    if not hasattr(ds, "_num_elements"):
+        raise TypeError(f"ds must be a MapDataset, IterDataset or DataLoader, got {ds!r:.200} of type {type(ds).__name__}")
+    return num_elements(ds)
+
+
 def of_number(num: int) -> Length:
     """That of a length in integers, where the greatest one stands for endless."""
     return Infinite() if num >= sys.maxsize else Exact(num)
@@ -62,8 +86,8 @@ def scaled(length: Length, number: Callable[[int], int]) -> Length:
 
 
 def at_most(length: Length) -> Length:
-    """What becomes of ``length`` if elements may be left out."""
-    return AtMost(length.num) if isinstance(length, Exact) else length if isinstance(length, AtMost) else Unknown()
+    """What becomes of ``length`` if elements may be left out: what is endless remains so, even if nothing is left of it."""
+    return AtMost(length.num) if isinstance(length, Exact) else length
 
 
 def added(lengths: Iterable[Length]) -> Length:
@@ -90,6 +114,17 @@ def shortest(lengths: Iterable[Length]) -> Length:
         return Unknown()
     is_exact = all([isinstance(length, Exact) for length in found])
     return Exact(min(bounds)) if is_exact else AtMost(min(bounds))
+
+
+def longest(lengths: Iterable[Length]) -> Length:
+    """That of the last to end."""
+    found = list(lengths)
+    for kind in (Infinite, Unknown):
+        if any([isinstance(length, kind) for length in found]):
+            return kind()
+    bounds = [length.num for length in found if isinstance(length, Exact | AtMost)]
+    is_exact = all([isinstance(length, Exact) for length in found])
+    return Exact(max(bounds, default=0)) if is_exact else AtMost(max(bounds))
 
 
 def same_number(stage: Any) -> Length:

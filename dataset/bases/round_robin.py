@@ -70,6 +70,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
     _stage_name: ClassVar = "RoundRobinIterator"  # threads and processes read each other's checkpoints
     _work_category = "prefetch"
     _closes_anytime = True
+    is_one_stream = False  # whether the shards' elements in turn are those of one stream, which the first end is the end of
 
     def __init__(self, ds: IterDataset[T], count: int, *, sequential_slice: bool) -> None:
         super().__init__(count, count)
@@ -112,10 +113,10 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
     def _share_iterators(self) -> list[DatasetIterator[Any]]:
         """New iterators of all shards in this process. No element is computed."""
         ctx = self._ctx
-        index, count = ctx.worker_index, ctx.worker_count  # this may itself be the share of a worker
+        own = ctx.numbers  # this may itself be the share of a worker
         iterators = [iterate(share) for share in [self._share(i) for i in range(self._count)]]
         for i, it in enumerate(iterators):
-            it._ctx.belong_to(index + i * count, self._count * count, ctx.options)
+            it._ctx.belong_to(own.index + i * own.count, self._count * own.count, ctx.options)
         return iterators
 
     def _drop_delivered(self) -> None:
@@ -145,6 +146,13 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
                     reason = f"iterations_to_skip of worker {i} is larger by {num} than the number of its elements that"
                     return partial(StateMismatchError, f"{reason} follow its state: the state was taken with other data")
         return None
+
+    def _end(self, slot: int) -> None:
+        super()._end(slot)
+        if self.is_one_stream:
+            self._ended = frozenset(self._indices)
+            for member in self._members.values():
+                member.ready.clear()
 
     def _leave_vacant(self, slot: int) -> None:
         self._say_exhausted(slot, 1)

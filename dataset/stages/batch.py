@@ -109,6 +109,7 @@ class BatchIterDataset(IterDataset[T]):
     Order: the parent's. State: the parent's. Cost: one allocation and one copy per leaf.
     """
 
+    _works_on = "batches"
     _parameters: BatchParameters
 
     def __init__(

@@ -70,6 +70,7 @@ class FilterIterDataset(IterDataset[T]):
     _drops = True
     _element_spec = spec_of_first_parent
     _num_elements = some_of_them
+    _works_on = "choice"
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -85,7 +86,7 @@ class FilterDatasetIterator(PassingIterator[T]):
 
     def __init__(self, parent: DatasetIterator[Any], fn: Any, parameters: Parameters) -> None:
         super().__init__(parent)
-        self._fn = fn
+        self._fn = self._function = fn
         self._parameters = parameters
         self._guard = FilterGuard(str(self))
 

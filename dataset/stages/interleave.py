@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.state import shown
@@ -28,6 +28,7 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside, silent
+from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.states.values import CycleState, LinearStates, copied
 
@@ -100,6 +101,11 @@ class InterleaveIterDataset(IterDataset[T]):
         self._parameters = InterleaveParameters(cycle_length, num_make_iter_threads, make_iter_buffer_size, iter_buffer_size)
 
     @property
+    def datasets(self) -> Sequence[Any] | MapDataset[Any]:
+        """What it is made of."""
+        return self._datasets
+
+    @property
     def _draws_from(self) -> Sequence[Any]:
         return [self._datasets] if isinstance(self._datasets, MapDataset) else self._datasets
 
@@ -127,7 +133,7 @@ class InterleaveIterDataset(IterDataset[T]):
         self._datasets = self._datasets.slice(sl) if isinstance(self._datasets, MapDataset) else self._datasets[sl]
 
     def __iter__(self) -> DatasetIterator[T]:
-        opener = _Opener(self._datasets, self._parameters.iter_buffer_size)
+        opener = Opener(self._datasets, self._parameters.iter_buffer_size)
         num_ahead = self._parameters.make_iter_buffer_size if self._parameters.num_make_iter_threads else 0
         return InterleaveDatasetIterator(opener, self._cycle_length, self._parameters.num_make_iter_threads, num_ahead)
 
@@ -138,24 +144,53 @@ def _check_dataset(ds: Any, index: int) -> Any:
     return ds
 
 
-class _Opener:
-    """Makes iterators of the datasets. Known to the threads that open ahead, so it does not know the iterator it serves."""
+def stream_of_dataset(datasets: Any, index: int) -> IterDataset[Any]:
+    """Dataset ``index`` as a stream; one without elements where there is none."""
+    ds = datasets[index]
+    if ds is None:  # left out by a filter
+        ds = MapDataset.range(0)
+    _check_dataset(ds, index)
+    stream: IterDataset[Any] = ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds
+    return stream
 
-    def __init__(self, datasets: Any, buffer_size: int) -> None:
+
+class Elsewhere(Protocol):
+    """Computes the elements of datasets."""
+
+    def iterator(self, index: int, whole: DatasetIterator[Any]) -> DatasetIterator[Any]:
+        """What gives the elements of ``whole``, an iterator of dataset ``index`` that is not asked for any."""
+
+    def close(self) -> None:
+        """Releases what it holds. May be called again."""
+
+
+class Opener:
+    """Makes iterators of the datasets. Known to the threads that open ahead, so it does not know the iterator it serves.
+
+    Args:
+        datasets: the datasets.
+        buffer_size: elements of a stream that are ready ahead.
+        elsewhere: has the datasets computed by others.
+    """
+
+    def __init__(self, datasets: Any, buffer_size: int, elsewhere: Elsewhere | None = None) -> None:
         self.datasets = datasets
+        self._elsewhere = elsewhere
         self.ctx = ComponentContext(IteratorContext(joined=None))
         self._buffer_size = buffer_size
 
     def open(self, index: int) -> DatasetIterator[Any]:
-        ds = self.datasets[index]
-        if ds is None:  # left out by a filter
-            ds = MapDataset.range(0)
-        _check_dataset(ds, index)
-        it = iterate(ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds)
-        if isinstance(ds, IterDataset):
+        it = iterate(stream_of_dataset(self.datasets, index))
+        if self._elsewhere is not None:
+            it = self._elsewhere.iterator(index, it)
+        elif not isinstance(it, PrefetchDatasetIterator):  # which reads ahead by itself
             it = ThreadPrefetchDatasetIterator(it, self._buffer_size)
         it._share_context(ComponentContext(self.ctx, it._ctx.options))
         return it
+
+    def close(self) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.close()
 
     def open_ahead(self, indices: range) -> list[DatasetIterator[Any]]:
         iterators = [self.open(i) for i in indices]
@@ -206,7 +241,7 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
     _opening_index = 0
     _finalizer: Any = None
 
-    def __init__(self, opener: _Opener, cycle_length: int, num_threads: int, num_ahead: int) -> None:
+    def __init__(self, opener: Opener, cycle_length: int, num_threads: int, num_ahead: int) -> None:
         self._opener = opener
         super().__init__(len(opener.datasets), cycle_length)
         self._num_threads = num_threads
@@ -356,6 +391,7 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
     def close(self) -> None:
         self._stop_opening()
         super().close()
+        self._opener.close()
 
     def __del__(self) -> None:
         pass  # what is open ends with this; close would wait for it

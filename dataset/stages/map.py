@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
@@ -72,6 +73,7 @@ class MapIterDataset(IterDataset[T]):
 
     _element_spec = transformed_spec
     _num_elements = same_number
+    _works_on = "elements"
     _parameters: StreamMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, with_nones: bool = False) -> None:
@@ -90,6 +92,7 @@ class MapDatasetIterator(PassingIterator[T]):
         super().__init__(parent)
         self._fn = fn
         self._with_nones = parameters.with_nones
+        self._function = fn if parameters.with_nones else partial(_unless_none, fn)
         self._parameters = parameters
 
     def _take(self, n: int) -> list[Any]:
@@ -116,3 +119,7 @@ class MapDatasetIterator(PassingIterator[T]):
 
     def _set_next_index(self, index: int) -> None:
         move_to_index(self._source, index)
+
+
+def _unless_none(fn: Callable[[Any], Any], x: Any) -> Any:
+    return None if x is None else fn(x)

@@ -68,6 +68,7 @@ class MapWithIndexIterDataset(IterDataset[T]):
 
     _element_spec = transformed_spec
     _num_elements = same_number
+    _works_on = "numbered elements"
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -87,12 +88,10 @@ class MapWithIndexDatasetIterator(CountingIterator[T]):
         self._parameters = parameters
 
     def _take(self, n: int) -> list[Any]:
-        fn, ctx = self._fn, self._ctx
-        step = ctx.worker_count
-        first = ctx.worker_index + self._count * step
-        elements = self._parents[0]._take(n)
+        fn, elements = self._fn, self._parents[0]._take(n)
+        indices = self._ctx.numbers.of(self._count, len(elements))
         try:
-            result = [None if x is None else fn(first + i * step, x) for i, x in enumerate(elements)]
+            result = [None if x is None else fn(i, x) for i, x in zip(indices, elements, strict=True)]
         except Exception as error:
             tell_at_last(error, self, self._parents[0])
             raise
@@ -100,9 +99,8 @@ class MapWithIndexDatasetIterator(CountingIterator[T]):
         return result
 
     def _stream(self, n: int) -> Iterator[Any]:
-        fn, ctx = self._fn, self._ctx
-        for x in stream_of(self._parents[0], n):
-            index = ctx.worker_index + self._count * ctx.worker_count
+        fn = self._fn
+        for x, index in zip(stream_of(self._parents[0], n), self._ctx.numbers.of(self._count, n), strict=False):
             self._count += 1
             try:
                 yield None if x is None else fn(index, x)

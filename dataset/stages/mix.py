@@ -13,7 +13,7 @@ from gristmill.core.state import plain_counts, shown, state_count, state_field, 
 from gristmill.dataset.bases.feed import Feed, what_failed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
-from gristmill.dataset.bases.length import Infinite, Length, added, at_most, num_elements
+from gristmill.dataset.bases.length import Infinite, Length, Unknown, added, at_most, num_elements
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
@@ -197,7 +197,9 @@ class MixedIterDataset(IterDataset[T]):
     def _num_elements(self) -> Length:
         # It ends with the first component whose turn comes in vain, which depends on the pattern.
         lengths = [num_elements(parent) for parent in self._parents]
-        return Infinite() if lengths == [Infinite()] * len(lengths) else at_most(added(lengths))
+        total = at_most(added(lengths))
+        is_endless = lengths == [Infinite()] * len(lengths)
+        return total if is_endless or not isinstance(total, Infinite) else Unknown()
 
     def __iter__(self) -> DatasetIterator[T]:
         return MixedDatasetIterator(self._parents, self._proportions, self._names)

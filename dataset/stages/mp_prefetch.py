@@ -16,7 +16,7 @@ from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.local_lanes import LocalLanesIterator
-from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
+from gristmill.dataset.slicing import num_elements_of_shares, numbers_of, slice_pipeline
 from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
 from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.pickling import dumps
@@ -40,6 +40,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
     """
 
     _adds_step = False  # seeds are those of the same pipeline without workers
+    _starts_workers = True
     _element_spec = spec_of_first_parent
 
     def __init__(
@@ -55,13 +56,8 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         self._options = options
         self._worker_init_fn = worker_init_fn
         self._sequential_slice = bool(sequential_slice)
-        for node in ancestors(parent):
-            if isinstance(node, MultiprocessPrefetchIterDataset):
-                raise ValueError(
-                    f"{self} cannot be applied to a pipeline that already has {node}: workers do not start workers. "
-                    "Keep one of them, the last one, and add up their numbers of workers"
-                )
         self._parameters = MultiprocessPrefetchParameters(options, worker_init_fn, self._sequential_slice)
+        check_no_workers(str(self), parent)
         self._num_lanes = lanes_of(options)
         slice_pipeline(parent, 0, self._num_lanes, sequential=self._sequential_slice)  # raises if that is impossible
 
@@ -113,6 +109,10 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     def _share(self, index: int) -> IterDataset[T]:
         return slice_pipeline(self._ds, index, self._count, sequential=self._sequential_slice)
 
+    def lanes(self) -> Sequence[Shard]:
+        """The lanes, for whoever takes elements from them instead of from this iterator. None of them is computed yet."""
+        return self._open()
+
     def _open(self) -> Sequence[Shard]:
         if self._finalizer is None:
             finalizer = weakref.finalize(self, _park_all, self._held)
@@ -139,7 +139,8 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     def _lanes_in(self, pool: WorkerPool) -> list[Shard]:
         """The lanes, computed by the processes of ``pool``."""
         num_workers = self._options.num_workers
-        workers = [LanesOfWorker(pool, i, num_workers, self._count, self._sequential_slice) for i in range(num_workers)]
+        numbers = None if self._sequential_slice else numbers_of(self._ds)
+        workers = [LanesOfWorker(pool, i, num_workers, self._count, numbers) for i in range(num_workers)]
         lanes = {lane.number: lane for worker in workers for lane in worker.lanes.values()}
         return [lanes[number] for number in range(self._count)]
 
@@ -200,6 +201,16 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
 def _park_all(held: list[WorkerPool]) -> None:
     while held:
         park(held.pop())
+
+
+def check_no_workers(stage: str, ds: Any) -> None:
+    """Refuses to apply ``stage`` to a pipeline that starts workers."""
+    for node in ancestors(ds):
+        if node._starts_workers:
+            raise ValueError(
+                f"{stage} cannot be applied to a pipeline that already has {node}: workers do not start workers. "
+                "Keep one of them, the last one, and add up their numbers of workers"
+            )
 
 
 def lanes_of(options: MultiprocessingOptions) -> int:

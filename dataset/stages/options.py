@@ -40,6 +40,7 @@ class WithOptionsIterDataset(IterDataset[T]):
 
     _element_spec = spec_of_first_parent
     _num_elements = same_number
+    _works_on = "nothing"
 
     def __init__(self, parent: Any, options: DatasetOptions) -> None:
         super().__init__(parent)

@@ -13,7 +13,7 @@ from gristmill.dataset.ahead.reader import Reader
 from gristmill.dataset.bases.feed import OneByOne, what_failed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
-from gristmill.dataset.bases.length import Length, num_elements, of_number
+from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
@@ -21,6 +21,7 @@ from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
+from gristmill.dataset.stages.runs import RunsMapDataset
 
 T = TypeVar("T")
 
@@ -51,7 +52,8 @@ class PrefetchIterDataset(IterDataset[T]):
         self._drops = not allow_nones
 
     def _num_elements(self) -> Length:
-        return num_elements(self._parent) if self._drops else of_number(len(self._parent))
+        length = num_elements(self._parent)
+        return length if self._drops or isinstance(length, Infinite) else of_number(len(self._parent))
 
     @property
     def _work_options(self) -> Sequence[Any]:
@@ -82,6 +84,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         sparse = dropping_steps(ds)
         self._is_sparse = bool(sparse)
         self._guard = FilterGuard(str([*sparse, self][0]))
+        if isinstance(ds, RunsMapDataset):
+            self._ctx.numbers = ds.numbers
 
     @property
     def _draws_from(self) -> Sequence[Any]:

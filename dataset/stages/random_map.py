@@ -71,6 +71,7 @@ class RandomMapIterDataset(IterDataset[T]):
 
     _element_spec = transformed_spec
     _num_elements = same_number
+    _works_on = "numbered elements"
     _parameters: RandomMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
@@ -93,10 +94,8 @@ class RandomMapDatasetIterator(CountingIterator[T]):
         self._parameters = parameters
 
     def _take(self, n: int) -> list[Any]:
-        ctx = self._ctx
         elements = self._parents[0]._take(n)
-        first, step = ctx.worker_index + self._count * ctx.worker_count, ctx.worker_count
-        streams = range(first, first + len(elements) * step, step)
+        streams = self._ctx.numbers.of(self._count, len(elements))
         try:
             result = _random_map(self._fn, elements, streams, self._rng_pool)
         except Exception as error:
@@ -106,9 +105,7 @@ class RandomMapDatasetIterator(CountingIterator[T]):
         return result
 
     def _stream(self, n: int) -> Iterator[Any]:
-        ctx = self._ctx
-        for x in stream_of(self._parents[0], n):
-            stream = ctx.worker_index + self._count * ctx.worker_count
+        for x, stream in zip(stream_of(self._parents[0], n), self._ctx.numbers.of(self._count, n), strict=False):
             self._count += 1
             try:
                 yield _random_map(self._fn, [x], [stream], self._rng_pool)[0]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from gristmill.core import tree
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import StateIndexError
@@ -20,7 +18,7 @@ from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, is_same
 from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.base import check_batch_size
-from gristmill.transforms.batching import Allocate, BufferPool, check_kinds
+from gristmill.transforms.batching import Allocate, BufferPool, join_arrays
 
 T = TypeVar("T")
 
@@ -185,19 +183,12 @@ class RebatchDatasetIterator(BlockIterator[T]):
         joined = []
         for i, arrays in enumerate(zip(*pieces, strict=True)):
             try:
-                joined.append(self._concatenate(arrays))
+                joined.append(join_arrays(arrays, self._allocate))
             except (ValueError, TypeError) as error:
                 name = _name(tree.unflatten(self._structure, pieces[0]), i)
                 shown = " and ".join([f"{getattr(array, 'dtype', type(array))}{list(array.shape)}" for array in arrays])
                 raise ValueError(f"{self} cannot join pieces of {name} whose shapes or dtypes do not agree: {shown}") from error
         return joined
-
-    def _concatenate(self, arrays: tuple[Any, ...]) -> Any:
-        if any([type(array) is not np.ndarray for array in arrays]):
-            return np.concatenate(arrays)
-        shape, dtype = (sum(map(len, arrays)), *arrays[0].shape[1:]), np.result_type(*arrays)
-        check_kinds(dtype, arrays)
-        return np.concatenate(arrays, out=self._allocate(shape, dtype))
 
     def _allocate_with(self, allocate: Allocate) -> None:
         self._allocate = allocate

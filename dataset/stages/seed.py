@@ -45,6 +45,7 @@ class SeedIterDataset(IterDataset[T]):
 
     _element_spec = spec_of_first_parent
     _num_elements = same_number
+    _works_on = "nothing"
 
     def __init__(self, parent: Any, seed: int | None) -> None:
         super().__init__(parent)

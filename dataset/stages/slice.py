@@ -10,6 +10,7 @@ import numpy as np
 from gristmill.core.errors import SliceTypeError, as_int
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.feed import Feed
+from gristmill.dataset.bases.length import Infinite, Length, num_elements
 from gristmill.dataset.bases.map import BlockMapDataset, ReindexMapDataset, not_over_a_part, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
@@ -41,6 +42,11 @@ class SliceMapDataset(ReindexMapDataset[T]):
 
     def __len__(self) -> int:
         return self._length
+
+    def _num_elements(self) -> Length:
+        whole = num_elements(self._parent)
+        goes_on = isinstance(whole, Infinite) and self._stop == self._parent_length  # as a share of it does
+        return whole if goes_on else super()._num_elements()
 
     def __str__(self) -> str:
         return f"SliceMapDataset[{self._start}:{self._stop}:{self._step}]"

@@ -34,22 +34,22 @@ class LinearStates(Sequence[Any]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             start, stop, _ = i.indices(self._num)
-            return LinearStates(_advanced(self._before, start) if start else self._before, max(0, stop - start))
-        return _advanced(self._before, 1 + (i if 0 <= i < self._num else range(self._num)[i]))
+            return LinearStates(advanced(self._before, start) if start else self._before, max(0, stop - start))
+        return advanced(self._before, 1 + (i if 0 <= i < self._num else range(self._num)[i]))
 
     @classmethod
     def between(cls, before: Any, after: Any, num: int) -> LinearStates | None:
         """The states on the way from one state to another, if all counts in them have grown by ``num``."""
-        return cls(before, num) if before is not None and _advanced(before, num) == after else None
+        return cls(before, num) if before is not None and advanced(before, num) == after else None
 
 
-def _advanced(state: Any, num: int) -> Any:
+def advanced(state: Any, num: int) -> Any:
     """``state`` with all its integers increased."""
     if type(state) is int:
         return state + num
     if type(state) is dict:
-        return {key: value + num if type(value) is int else _advanced(value, num) for key, value in state.items()}
-    return [_advanced(value, num) for value in state] if type(state) is list else state
+        return {key: value + num if type(value) is int else advanced(value, num) for key, value in state.items()}
+    return [advanced(value, num) for value in state] if type(state) is list else state
 
 
 def copied(state: Any) -> Any:

@@ -19,7 +19,7 @@ from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import stable_repr, without_addresses
 from gristmill.core.state import shown
 from gristmill.dataset.bases.length import has_own_length
-from gristmill.dataset.bases.node import DatasetNode, only_parent
+from gristmill.dataset.bases.node import DatasetNode
 
 _MAX_TEXT = 1000
 _MAX_SHOWN = 500  # of a value in a message
@@ -31,8 +31,9 @@ _NOTHING = object()
 def describe(node: Any) -> dict[str, Any]:
     """The stage of a dataset or iterator, its parameters, and the same of everything upstream; JSON-able."""
     name = getattr(node, "_stage_name", type(node).__name__)
+    upstream = node._described_upstream
     if name is None:  # the same elements and states as without this stage
-        return describe(only_parent(node))
+        return describe(upstream[0])
     description: dict[str, Any] = {"stage": name}
     if has_own_length(node):
         try:
@@ -46,7 +47,7 @@ def describe(node: Any) -> dict[str, Any]:
     components = getattr(node, "_components", None)
     if components is not None:
         return {**description, "components": {name: describe(component) for name, component in components.items()}}
-    parents = [describe(parent) for parent in node._described_upstream]
+    parents = [describe(parent) for parent in upstream]
     if parents:
         description["parents"] = parents
     return description

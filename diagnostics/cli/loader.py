@@ -11,7 +11,7 @@ from gristmill.core.state import plain_int
 from gristmill.dataset.telling.display import abbreviated
 from gristmill.diagnostics.cli.words import epoch_text, number_text, of_length, own_form
 
-_MAX_WORKERS = 16
+_MAX_LANES = 16
 
 
 def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iterator[str]:
@@ -21,15 +21,15 @@ def loader_lines(state: Any, description: Mapping[str, Any], share: Any) -> Iter
         yield own_form(state)
         return
     shard = _shard(description.get("shard_options", sampler)) or ShardOptions(0, 1)
-    read = []  # by each worker
+    read = []  # by each worker, or lane, which a state cannot tell
     for worker, index in enumerate(map(plain_int, last_seen.values())):
         before = shard.shard_index + (worker - len(last_seen)) * shard.shard_count  # the index before its first one
         read.append(0 if index is None else (index - before) // (len(last_seen) * shard.shard_count))
     if len(read) > 1:
-        workers = [f"worker {worker}: {number_text(num)} records read" for worker, num in enumerate(read)]
-        yield from abbreviated(workers, _MAX_WORKERS, lambda num: f"… {num} more …")
+        lanes = [f"lane {lane}: {number_text(num)} records read" for lane, num in enumerate(read)]
+        yield from abbreviated(lanes, _MAX_LANES, lambda num: f"… {num} more …")
         last = plain_int(state.get("last_worker_index"))
-        yield f"next: worker {'?' if last is None else (last + 1) % len(read)}"
+        yield f"next: lane {'?' if last is None else (last + 1) % len(read)}"
     size, num_epochs = _number_in("num_records", sampler), _number_in("num_epochs", sampler)
     own = _shard(sampler)  # of the sampler, which goes through a piece of the records
     if size is not None and own is not None and own.shard_count > 1:

@@ -98,7 +98,7 @@ def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Ite
         yield own_form(state)
         return
     is_interleave = stage.get("stage") == "InterleaveDatasetIterator"
-    what = "dataset" if is_interleave else "worker" if stage else "part"
+    what = "dataset" if is_interleave else "lane" if stage else "part"
     turn = plain_int(state["next_index_in_cycle"])
     next_one = indices[turn] if turn is not None and 0 <= turn < len(indices) else "?"
     yield f"next: {what} {next_one}"
@@ -116,6 +116,24 @@ def _cycle(state: Any, stage: Description, share: tuple[int, int] | None) -> Ite
             yield from _indented(_lines(states[i], below, None))
         else:
             yield from _indented(_lines(states[i], _parent(stage), (number, len(states)) if stage else None))
+
+
+def _global_batch(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
+    lanes, num_lanes = state.get("lanes"), plain_int(state["num_lanes"])
+    if not isinstance(lanes, Mapping) or num_lanes is None:
+        yield own_form(state)
+        return
+    rows = number_text(state.get("batch_size"))
+    yield f"global batches of {rows} rows: {count_text(state.get('step'), 'step')}; here are {len(lanes)} of {num_lanes} lanes:"
+    for item in abbreviated([*lanes.items()], _MAX_PARTS, lambda num: f"… {num} more …"):
+        if isinstance(item, str):
+            yield item
+            continue
+        number, inner = item
+        is_padded = isinstance(inner, Mapping) and inner.keys() == {"state", "rows"}
+        yield f"lane {number}{', ' + count_text(inner['rows'], 'element') + ' after' if is_padded else ''}:"
+        own = (int(number), num_lanes) if stage and str(number).isdecimal() else None
+        yield from _indented(_lines(inner["state"] if is_padded else inner, _parent(stage), own))
 
 
 def _old_workers(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
@@ -219,6 +237,7 @@ def _row(state: Any) -> str:
 _FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
     "last_seen_indices": (("DataLoader",), loader_lines),
     "workers_state": (("RoundRobinIterator",), _old_workers),
+    "num_lanes": (("GlobalBatchDatasetIterator",), _global_batch),
     "next_index_in_cycle": (("RoundRobinIterator", "InterleaveDatasetIterator", "DataLoader"), _cycle),
     "parents": (("MixedDatasetIterator", "ZipDatasetIterator"), _components),
     "parent_window_start_state": (("WindowShuffleDatasetIterator",), _above("parent_window_start_state", _window)),

@@ -29,6 +29,8 @@ FAMILIES = [
     ("ShardOptions NoSharding ShardByJaxProcess", "sharding.", [IN_PYTHON, HERE]),
     ("INDEX RECORD_KEY DATASET_INDEX EPOCH SEED RECORD META_FEATURES", "constants.", [IN_PYTHON, HERE]),
     ("CheckpointHandler CheckpointSave CheckpointRestore", "checkpoint.", OF_ORBAX),
+    ("agree_jax agree_torch merge_states", "checkpoint.", []),
+    ("AtMost Exact Infinite Unknown", "lengths.", []),
     ("MapOperation RandomMapOperation FilterOperation BatchOperation Operation", "python.", [HERE]),
     ("diagnose observe visualize start_telemetry stop_telemetry", "diagnostics.", [HERE]),
     ("Diagnosis ExecutionSummary Snapshot StageSummary View", "diagnostics.", []),
@@ -49,6 +51,8 @@ ALIASES = {
     "samplers.IterableSampler": ["IterableSampler"],
     "sharding.even_split": [],
     "checkpoint.StateMismatchError": [],
+    "dataset_length": ["lengths.dataset_length"],
+    "global_batch": [],
     **{
         (home if "{}" in home else home + "{}").format(name): [alias.format(name) for alias in aliases]
         for names, home, aliases in FAMILIES
@@ -59,7 +63,7 @@ ALIASES = {
 NOT_IN_PYTHON = ["samplers", "checkpoint", "sources", "DataLoaderIterator", "SharedMemoryArrayMetadata", "IterableSampler"]
 NOT_IN_PYTHON += ["TfRandomMap", "FlatMap", "__version__"]
 MODULES = ["checkpoint", "constants", "diagnostics", "experimental", "multiprocessing", "samplers", "sharding", "sources"]
-MODULES += ["transforms", "testing", "python", "python.experimental"]
+MODULES += ["lengths", "transforms", "testing", "python", "python.experimental"]
 
 
 def resolve(name):

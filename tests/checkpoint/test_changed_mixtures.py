@@ -7,18 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-import gristmill
+from gristmill import IterDataset, MapDataset, ReadOptions
+from gristmill import experimental as gx
 from gristmill.core.errors import StateMismatchError
-from gristmill.dataset import IterDataset, MapDataset
-from gristmill.experimental import (
-    BestFitPackIterDataset,
-    ConcatThenSplitIterDataset,
-    FirstFitPackIterDataset,
-    InterleaveIterDataset,
-    ThreadPrefetchIterDataset,
-    ZipIterDataset,
-    multithread_prefetch,
-)
 
 
 def mixture(weights):
@@ -26,7 +17,7 @@ def mixture(weights):
     components = {}
     for name in weights:
         first = 1000 * "abc".index(name)
-        components[name] = MapDataset.range(first, first + 1000).to_iter_dataset(gristmill.ReadOptions(num_threads=0))
+        components[name] = MapDataset.range(first, first + 1000).to_iter_dataset(ReadOptions(num_threads=0))
     return IterDataset.mix(components, weights)
 
 
@@ -43,18 +34,18 @@ HOLD_NOTHING = {
     "batch": lambda ds: ds.batch(3),
     "limit": lambda ds: ds.limit(100),
     "repeat": lambda ds: ds.repeat(2),
-    "thread": lambda ds: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3),
-    "zip": lambda ds: ZipIterDataset([ds, ds]).map(lambda pair: pair[0]),
+    "thread": lambda ds: ds.thread_prefetch(3),
+    "zip": lambda ds: gx.ZipIterDataset([ds, ds]).map(lambda pair: pair[0]),
     "mixed again": lambda ds: IterDataset.mix({"a": ds}),
-    "interleave": lambda ds: InterleaveIterDataset([ds], cycle_length=1),
+    "interleave": lambda ds: gx.InterleaveIterDataset([ds], cycle_length=1),
 }
 # What holds something, at nearly every place; and how it says so.
 IN_BINS = "BinPackDatasetIterator holds up to 3 rows"
 HOLD = {
     "window_shuffle": (lambda ds: ds.window_shuffle(4, seed=1), "WindowShuffleDatasetIterator holds a window of up to 4 "),
-    "first_fit": (lambda ds: packed(FirstFitPackIterDataset, ds, 4, num_packing_bins=3), IN_BINS),
-    "best_fit": (lambda ds: packed(BestFitPackIterDataset, ds, 5, num_packing_bins=3), IN_BINS),
-    "concat_then_split": (lambda ds: packed(ConcatThenSplitIterDataset, ds, 4), "ConcatThenSplitDatasetIterator holds"),
+    "first_fit": (lambda ds: packed(gx.FirstFitPackIterDataset, ds, 4, num_packing_bins=3), IN_BINS),
+    "best_fit": (lambda ds: packed(gx.BestFitPackIterDataset, ds, 5, num_packing_bins=3), IN_BINS),
+    "concat_then_split": (lambda ds: packed(gx.ConcatThenSplitIterDataset, ds, 4), "ConcatThenSplitDatasetIterator holds"),
     "rebatch": (lambda ds: ds.batch(3).rebatch(2), r"RebatchDatasetIterator\(.*\) holds a batch, \d rows of it delivered"),
     "flat_map": (lambda ds: ds.flat_map(lambda x: [x, x + 0.5]), r"FlatMapDatasetIterator\(.*\) holds an element, \d items of"),
     "cache": (lambda ds: ds.cache(), r"CacheDatasetIterator holds \d+ elements"),
@@ -63,8 +54,8 @@ PACKING = ("first_fit", "best_fit", "concat_then_split")
 BEHIND = {
     "nothing": lambda ds: ds,
     "batches": lambda ds: ds.batch(2, batch_fn=list),
-    "thread": lambda ds: ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2),
-    "workers": lambda ds: multithread_prefetch(ds, num_threads=2, buffer_size=1),
+    "thread": lambda ds: ds.thread_prefetch(2),
+    "workers": lambda ds: ds.multithread_prefetch(num_threads=2, buffer_size=1),
 }
 CHANGES = [({"a": 1, "b": 2}, {"a": 3, "b": 1}), ({"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 2})]
 CHANGES += [({"a": 1, "b": 2, "c": 1}, {"a": 1, "b": 2}), ({"a": 1, "b": 1}, {"a": 1, "c": 1})]

@@ -17,11 +17,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from gristmill import DataLoader, MapDataset
+from gristmill import Batch, DataLoader, IndexSampler, MapDataset, RangeDataSource
 from gristmill.checkpoint import CheckpointRestore, CheckpointSave
-from gristmill.samplers import IndexSampler
-from gristmill.sources import RangeDataSource
-from gristmill.transforms import Batch
 
 FILE = "process_0-of-1.json"
 MODEL = {"w": np.arange(6.0)}

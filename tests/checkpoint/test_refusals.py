@@ -15,14 +15,13 @@ import pytest
 from computing_ahead import Boom, Failing
 from law_pipelines import PIPELINES, SLOW, VARYING, plain, states_of, states_of_others
 from operations import operation
-from refusing import assert_raises
+from refusing import assert_raises, assert_refused, assert_stays
 from state_damage import HOSTILE, as_json, damaged, damaged_text, is_harmless, part, places, with_part
 from tfrecords import framed
 
 import gristmill
 from gristmill.core.errors import StateIndexError, StateMismatchError
-from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
-from gristmill.experimental import FlatMapTransform
+from gristmill.experimental import FlatMapTransform, TFRecordIterDataset
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # which workers would import, and the laws with it
 MANY = 60  # more elements than any of them has
@@ -157,8 +156,7 @@ def test_a_state_can_be_nested_too_deeply():
         it = iter(PIPELINES[name]())
         state = as_json(it.get_state())
         for wrong in (deep, *[{**state, key: deep} for key in state]):
-            assert_raises(StateMismatchError, None, it.set_state, wrong)
-            assert it.get_state() == state
+            assert_refused(it, StateMismatchError, None, wrong, state)
 
 
 OF_FILES = [(True, True, None), (True, False, "gzip"), (False, False, None)]
@@ -177,9 +175,7 @@ def test_a_state_between_two_records_of_a_file_is_refused_when_it_is_read(tmp_pa
         if offset in begins:
             assert list(it) == records[begins.index(offset) :]
             continue
-        for _ in range(2):
-            assert_raises(StateIndexError, f"reader_offset must be .*got {offset}", next, it)
-            assert it.get_state() == {"reader_offset": offset}
+        assert_stays(it, StateIndexError, f"reader_offset must be .*got {offset}", {"reader_offset": offset})
         assert_raises(StateIndexError, None, it.skip_failed)
         it.set_state({"reader_offset": begins[2]})
         assert list(it) == records[2:]
@@ -229,21 +225,13 @@ NO_JSON = [b"", b"{", b"\xff\xfe\xfa", b"\x80", b"{\0", b"nul", b"[" * 10**5, b"
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_states_of_loaders(name):
-    rng = random.Random(name)
     with iter(LOADERS[name]()) as it:
         before = it.get_state()
         for text in NO_JSON:
             assert_raises(StateMismatchError, "the state of a DataLoader must be JSON text", it.set_state, text)
-            assert_raises(json.JSONDecodeError, None, it.set_state, text)
-            assert it.get_state() == before
+            assert_refused(it, json.JSONDecodeError, None, text, before)
         for value in (None, 3, 1.5, "x", [], [1], {}, True, float("nan")):
             assert refuses(it, value) and refuses(it, json.dumps(value).encode())
-        num_refused = 0
-        for i in range(100):
-            it.set_state(before)
-            wrong = damaged_text(before, rng) if i % 2 else damaged(json.loads(before), rng, states_of_others())
-            num_refused += refuses(it, wrong)
-        assert num_refused > 50
         state = loader_states(name)[1] if name in IN_PROCESS else before
         it.set_state(with_numpy(json.loads(state)))
         assert it.get_state() == state

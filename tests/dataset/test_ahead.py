@@ -12,16 +12,16 @@ from functools import partial
 import computing_ahead
 import pytest
 from computing_ahead import Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, without_collector, working  # noqa: F401
+from interrupting import Interrupt
 from operations import operation
 from programs import output
 from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
 import gristmill as gm
-from gristmill import MapDataset, ReadOptions
+from gristmill import MapDataset, ReadOptions, SequentialSampler
 from gristmill.dataset.ahead import readahead
 from gristmill.experimental import ThreadPrefetchIterDataset, multithread_prefetch
-from gristmill.samplers import SequentialSampler
 
 
 def reading(n, fn, size, num_threads=4):
@@ -235,10 +235,6 @@ class TestEnds:
         del it
         assert gone() is None
         wait_until(lambda: not any(ref() for ref in made))
-
-
-class Interrupt(BaseException):
-    pass
 
 
 class TestInterrupts:

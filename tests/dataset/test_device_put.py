@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from programs import output
-from refusing import assert_raises
+from refusing import assert_raises, assert_stays
 from waiting import wait_until
 
 from gristmill import MapDataset
@@ -33,16 +33,12 @@ def plain(elements):
 @pytest.mark.parametrize("buffers", [(4, 2), (0, 0), (0, 1), (3, 0), (1, 1)])
 def test_elements_and_states(buffers):
     it, bare = iter(put(batches(), *buffers)), iter(batches())
-    states = []
     for expected in EXPECTED:
         assert it.get_state() == bare.get_state()
-        states.append(it.get_state())
         element = next(it)
         assert isinstance(element, jax.Array) and element.devices() == {CPU}
         assert element.tolist() == expected == next(bare).tolist()
     assert list(it) == []
-    bare.set_state(states[2])  # the state is that of the dataset
-    assert plain(bare) == EXPECTED[2:]
     assert_equal_output_after_checkpoint(put(batches(), *buffers), at_end=True, in_place=True, through_json=True)
 
 
@@ -89,9 +85,7 @@ def test_as_a_stage():
 def test_errors(monkeypatch):
     it = iter(put(MapDataset.range(5).to_iter_dataset().map(lambda x: x if x != 2 else 1 / 0)))
     assert [int(next(it)), int(next(it))] == [0, 1]
-    for _ in range(2):
-        assert_raises(ZeroDivisionError, None, next, it)
-        assert it.get_state() == {"next_index": 2}
+    assert_stays(it, ZeroDivisionError, None, {"next_index": 2})
     it.skip_failed()
     assert plain(it) == [3, 4]
     assert_raises(TypeError, "str", next, iter(put(MapDataset.source(["text"]).to_iter_dataset())))

@@ -9,11 +9,9 @@ from refusing import assert_raises
 from users_datasets import BareMap, BareStream
 
 import gristmill as gm
-from gristmill.core.options import MultiprocessingOptions, ReadOptions
-from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
+from gristmill import DatasetIterator, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions
 from gristmill.dataset.telling.description import complete_repr, source_text
 from gristmill.experimental import ElasticIterator, InterleaveIterDataset, ZipIterDataset, ZipMapDataset
-from gristmill.sharding import ShardOptions
 
 DIRECT = ReadOptions(num_threads=0)
 PREFETCH = "(read_options=ReadOptions(num_threads=0, prefetch_buffer_size=500), allow_nones=False)"
@@ -107,12 +105,9 @@ class Silent(MapDataset):
     _described_parameters = property(refuse)
 
 
-class SilentStream(IterDataset):  # no iterator is made
-    __iter__ = __str__ = refuse
-
-
-class SilentIterator(DatasetIterator):
-    __next__ = get_state = set_state = __str__ = refuse
+SilentStream = type("SilentStream", (IterDataset,), dict.fromkeys(["__iter__", "__str__"], refuse))  # no iterator is made
+asked = ["__next__", "get_state", "set_state", "__str__"]
+SilentIterator = type("SilentIterator", (DatasetIterator,), dict.fromkeys(asked, refuse))
 
 
 class OwnText(BareMap):

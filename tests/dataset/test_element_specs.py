@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from refusing import assert_raises
 
-from gristmill import IterDataset, MapDataset, MultiprocessingOptions
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, RangeDataSource
 from gristmill import experimental as gx
 from gristmill.experimental import ShapeDtypeStruct, get_element_spec
-from gristmill.sources import RangeDataSource
 from gristmill.transforms import Map, MapWithIndex, RandomMap
 
 INT = ShapeDtypeStruct((), np.int64)
@@ -57,26 +56,18 @@ SPECS = [
     (RANGE, INT),
     (MapDataset.source(np.zeros((5, 2), np.int8)), ShapeDtypeStruct((2,), np.int8)),
     (MapDataset.source(RangeDataSource(0, 5, 1)), INT),
-    (MapDataset.source(IMAGES), IMAGE),
-    (IMAGES.shuffle(seed=1), IMAGE),
-    (IMAGES[2:], IMAGE),
-    (IMAGES.slice([3, 1]), IMAGE),
-    (MapDataset.mix([IMAGES, RANGE]), IMAGE),
-    (MapDataset.concatenate([IMAGES, RANGE]), IMAGE),
-    (gx.WithOptionsIterDataset(STREAM, gx.DatasetOptions(min_shm_size=1)), IMAGE),
-    (gx.ThreadPrefetchIterDataset(STREAM, prefetch_buffer_size=1), IMAGE),
-    (STREAM.mp_prefetch(MultiprocessingOptions(2)), IMAGE),
-    (gx.multithread_prefetch(STREAM, 2, 1), IMAGE),
-    (gx.LimitIterDataset(STREAM, 3), IMAGE),
-    (gx.CacheIterDataset(STREAM), IMAGE),
-    (IterDataset.mix([STREAM, RANGE.to_iter_dataset()]), IMAGE),
-    (gx.InterleaveIterDataset([STREAM, RANGE], cycle_length=2), IMAGE),
-    (gx.RepeatIterDataset(STREAM, 3), IMAGE),
+    (IMAGES.zip(MapDataset.range(10)), (IMAGE, INT)),
+    (STREAM.zip(RANGE, STREAM), (IMAGE, INT, IMAGE)),
 ]
+PASSING_ON = [MapDataset.source(IMAGES), IMAGES.shuffle(seed=1), IMAGES[2:], IMAGES.slice([3, 1])]
+PASSING_ON += [MapDataset.mix([IMAGES, RANGE]), MapDataset.concatenate([IMAGES, RANGE]), IterDataset.mix([STREAM, RANGE])]
+PASSING_ON += [STREAM.limit(3), STREAM.cache(), STREAM.repeat(3), gx.InterleaveIterDataset([STREAM, RANGE], cycle_length=2)]
+PASSING_ON += [STREAM.thread_prefetch(1), STREAM.multithread_prefetch(2, 1), STREAM.mp_prefetch(MultiprocessingOptions(2))]
+PASSING_ON += [gx.WithOptionsIterDataset(STREAM, gx.DatasetOptions(min_shm_size=1))]
 
 
 def test_sources_and_stages_that_pass_elements_on():
-    for ds, spec in SPECS:
+    for ds, spec in SPECS + [(ds, IMAGE) for ds in PASSING_ON]:
         assert get_element_spec(ds) == spec, ds
 
 

@@ -19,9 +19,8 @@ from refusing import assert_raises
 from users_datasets import BareMap
 
 import gristmill as gm
-from gristmill import IterDataset, MapDataset
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill import experimental as gx
-from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.dataset.telling.origin import origin

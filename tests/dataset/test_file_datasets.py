@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from refusing import assert_raises
+from refusing import assert_raises, assert_stays
 from tfrecords import framed
 
 from gristmill.core.element_spec import ShapeDtypeStruct
@@ -282,9 +282,7 @@ def test_a_damaged_record(records, blocks, size):
             assert next(it) == batch
             continue
         before = it.get_state()
-        for _ in range(2):
-            assert_raises(ValueError, rf"a\.tfrecord .* byte {TENTH} has a wrong checksum of its data", next, it)
-            assert it.get_state() == before
+        assert_stays(it, ValueError, rf"a\.tfrecord .* byte {TENTH} has a wrong checksum of its data")
         it.skip_failed()
     assert list(it) == []
     it.set_state(before)
@@ -304,8 +302,7 @@ def test_a_damaged_length_cannot_be_skipped_and_a_cut_off_record_is_the_last_one
     Path(records).write_bytes(Path(records).read_bytes()[: TENTH + 12])
     it = iter(TFRecordIterDataset(records))
     assert [next(it) for _ in range(10)] == RECORDS[:10]
-    for _ in range(2):
-        assert_raises(ValueError, f"byte {TENTH} is cut off", next, it)
+    assert_stays(it, ValueError, f"byte {TENTH} is cut off")
     it.skip_failed()
     for _ in range(2):
         assert list(it) == []
@@ -313,14 +310,7 @@ def test_a_damaged_length_cannot_be_skipped_and_a_cut_off_record_is_the_last_one
         it.set_state(it.get_state())
 
 
-def test_states_of_longer_files(records, rows):
-    it = iter(TFRecordIterDataset(records))
-    it.set_state({"reader_offset": 10**6})
-    assert it.get_state() == {"reader_offset": 10**6}
-    for _ in range(2):
-        assert_raises(StateIndexError, "reader_offset must be at most", next, it)
-    it.set_state(offset(0))
-    assert list(it) == RECORDS
+def test_states_of_a_longer_file(rows):
     it = iter(ParquetIterDataset(rows))
     for wrong in (state(4, 0), state(0, 4), state(1, 1), state(3, 5), state(100, 0)):
         it.set_state(wrong)
@@ -371,9 +361,7 @@ def test_a_damaged_row_group(rows, blocks, damaged, place, behind):
     if place == state(2, 1):
         it.set_state(place)
     assert place == state(2, 1) or [next(it) for _ in range(first)] == ROWS[:first]
-    for _ in range(2):
-        assert_raises(ValueError, rf"row group {damaged} of .*a\.parquet cannot be read as Parquet: .* leave it out", next, it)
-        assert it.get_state() == place
+    assert_stays(it, ValueError, rf"row group {damaged} of .*a\.parquet cannot be read as Parquet: .* leave it out", place)
     it.skip_failed()
     assert it.get_state() == behind
     assert list(it) == ROWS[PQ.states.index(behind) :]
@@ -395,8 +383,7 @@ def test_columns_and_other_arguments_and_next_index(rows, tmp_path):
     for ds, match in ((ParquetIterDataset(rows), "column 'text'"), (ParquetIterDataset([]), "no rows")):
         assert_raises(NotImplementedError, match, get_element_spec, ds)
     it = iter(ParquetIterDataset(rows, columns=["y"]))
-    for _ in range(2):
-        assert_raises(ValueError, r"a\.parquet has no 'y', it has \['x', 'text'\]", next, it)
+    assert_stays(it, ValueError, r"a\.parquet has no 'y', it has \['x', 'text'\]")
     it = iter(ParquetIterDataset(rows))
     for i in (4, 0, 9, 3, 5, 8):
         set_next_index(it, i)

@@ -5,10 +5,9 @@ import logging
 import pytest
 from refusing import assert_raises
 
-from gristmill.core.options import DatasetOptions, ReadOptions
-from gristmill.dataset import MapDataset
+from gristmill import MapDataset, ReadOptions
 from gristmill.dataset.stages.filter_guard import FilterGuard
-from gristmill.dataset.stages.options import WithOptionsIterDataset
+from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 
 
 @pytest.fixture(autouse=True)

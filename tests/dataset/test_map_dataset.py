@@ -11,9 +11,8 @@ from users_datasets import BareMap, BareStream
 
 from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.dataset import DatasetIterator, IterDataset, MapDataset, MapDatasetMeta
-from gristmill.dataset.apply import apply_transformations
-from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.telling.description import complete_repr
+from gristmill.experimental import WithOptionsIterDataset, apply_transformations
 from gristmill.transforms import Batch, Filter, Map, MapWithIndex, RandomMap, TfRandomMap
 
 TEN = MapDataset.range(10)
@@ -308,14 +307,10 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize(("source", "records"), SOURCES)
-def test_sources(source, records):
-    ds, n = MapDataset.source(source), len(records)
-    assert len(ds) == n
-    assert [ds[i] for i in range(-n, 2 * n)] == ds._block(range(-n, 2 * n)) == 3 * list(ds) == 3 * records
-
-
-def test_a_batch_is_one_vectored_read_and_numpy_arrays_give_rows():
+def test_sources_of_any_kind_of_which_a_batch_is_one_vectored_read():
+    for source, records in SOURCES:
+        ds, n = MapDataset.source(source), len(records)
+        assert [ds[i] for i in range(-n, 2 * n)] == ds._block(range(-n, 2 * n)) == 3 * list(ds) == 3 * records
     source = TfdsLike()
     MapDataset.source(source).repeat().batch(8)[0]
     assert source.calls == [[0, 1, 2, 3, 4, 0, 1, 2]]

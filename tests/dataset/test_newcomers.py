@@ -12,9 +12,8 @@ import pytest
 from refusing import assert_raises
 
 import gristmill as grain
-from gristmill import transforms
+from gristmill import IterDataset, MapDataset, transforms
 from gristmill.core.errors import KeyRangeError
-from gristmill.dataset import IterDataset, MapDataset
 from gristmill.dataset.bases.habits import OF_MAP_DATASETS, OF_STREAMS
 from gristmill.sources.columns import ColumnsDataSource
 from gristmill.testing import assert_source_conforms
@@ -141,11 +140,7 @@ def test_lengths():
     assert_raises(OSError, "disk", list, LENGTHS[-1][0])  # of the reading
 
 
-class Up(transforms.Map):
-    def map(self, element):
-        return element + 1
-
-
+Up = type("Up", (transforms.Map,), {"map": lambda self, element: element + 1})
 BASES = {"filter": "Filter", "random_map": "RandomMap", "map_with_index": "MapWithIndex", "flat_map": "FlatMap"}
 CLASSES = {"map": Up, "apply": Up} | {method: type("Own", (getattr(transforms, base),), {}) for method, base in BASES.items()}
 
@@ -204,9 +199,7 @@ def test_columns_of_pandas_count_by_position():
     assert list(MapDataset.source(dict(frame))) == [{"a": 3, "b": "z"}, {"a": 2, "b": "y"}, {"a": 1, "b": "x"}]
 
 
-class Lazy(dict):
-    def __getitem__(self, key):
-        return f"record {key}"
+Lazy = type("Lazy", (dict,), {"__getitem__": lambda self, key: f"record {key}"})
 
 
 def test_what_columns_are():

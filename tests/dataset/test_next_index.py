@@ -10,11 +10,9 @@ from operations import operation
 from refusing import assert_raises
 from users_datasets import BareIterator, BareStream, Plain
 
-from gristmill import DataLoader, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import DataLoader, IndexSampler, IterDataset, MapDataset, MultiprocessingOptions, RangeDataSource, ReadOptions
 from gristmill import experimental as gx
 from gristmill.experimental import get_next_index, set_next_index
-from gristmill.samplers import IndexSampler
-from gristmill.sources import RangeDataSource
 from gristmill.transforms import Batch, Filter, Map
 
 N = 11
@@ -174,10 +172,7 @@ def test_iterators_of_users_and_others():
         def _set_next_index(self, index):
             self.position = index
 
-    class Indexed(BareStream):
-        def __iter__(self):
-            return IndexedIterator(self.n)
-
+    Indexed = type("Indexed", (BareStream,), {"__iter__": lambda self: IndexedIterator(self.n)})
     it = iter(lists(threaded(Indexed(20))))
     assert next(it) == [0, 1] and get_next_index(it) == 1
     set_next_index(it, np.int64(5))

@@ -9,12 +9,11 @@ import pytest
 from refusing import assert_raises
 from users_datasets import Given
 
-from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions
 from gristmill import experimental as gx
 from gristmill.core.cgroup import available_memory, usable_cpus
 from gristmill.dataset import performance
 from gristmill.experimental import pick_performance_config
-from gristmill.sharding import ShardOptions
 
 MIB = 2**20
 BIG = MapDataset.range(100).map(lambda i: np.zeros(10 * MIB, np.uint8))

@@ -9,15 +9,12 @@ from computing_ahead import ClosingDataset as Wrapped
 from refusing import assert_raises
 from users_datasets import BareMap, Plain
 
-from gristmill.core.options import DatasetOptions, ReadOptions
-from gristmill.core.sharding import NoSharding
-from gristmill.dataset import IterDataset, MapDataset
+from gristmill import IndexSampler, IterDataset, MapDataset, NoSharding, ReadOptions, SequentialSampler
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import slice_pipeline
-from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.slice import SliceMapDataset
+from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 from gristmill.loader.records import SampledMapDataset
-from gristmill.samplers import IndexSampler, SequentialSampler
 
 each_way = pytest.mark.parametrize("sequential", [False, True])
 
@@ -209,6 +206,8 @@ def test_nothing_of_the_users_is_changed_or_copied(sequential):
     results = lists(ds, 2, sequential)
     assert [dict(vars(node)) for node in nodes] == before
     assert list(ds) == expected and lists(ds, 2, sequential) == results
+    in_turn = [x for turn in itertools.zip_longest(*results) for x in turn if x is not None]
+    assert list(ds.multithread_prefetch(2, 1, sequential_slice=sequential)) == in_turn
     made = list(ancestors(slice_pipeline(ds, 0, 2, sequential=sequential)))
     assert len([node for node in made if getattr(node._parameters, "transform", None) is fn]) == 2
     assert [node._source is source for node in made if hasattr(node, "_source")] == [True]
@@ -254,14 +253,8 @@ def test_each_worker_gets_a_part_of_the_source(ds, expected):
     assert parts(ds, len(expected)) == expected
 
 
-class Sized(Doubled):
-    def __len__(self):
-        return self.factor(self.source)
-
-    def __getitem__(self, index):
-        return self.source[index]
-
-
+methods = {"__len__": lambda self: self.factor(self.source), "__getitem__": lambda self, index: self.source[index]}
+Sized = type("Sized", (Doubled,), methods)
 SIX = MapDataset.range(6)
 LABELLED = Doubled(SIX)
 LABELLED.labels = np.arange(6)

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +28,6 @@ from state_damage import HOSTILE, damaged, is_harmless, part, places
 
 GOLDEN = Path(__file__).parents[1] / "checkpoint" / "golden"
 PIPELINES = """
-import threading
 import numpy as np
 import gristmill as grain
 from computing_ahead import ClosingDataset
@@ -58,7 +56,6 @@ odd = grain.MapDataset.range(20).filter(lambda x: x % 2)
 empty = grain.MapDataset.range(0)
 many = grain.MapDataset.range(10**9)
 failing = grain.MapDataset.range(5).map(lambda x: 1 // (x - 2))
-waiting = grain.MapDataset.range(9).map(lambda x: threading.Event().wait() if x else x)
 unread = grain.MapDataset.source(Untouchable()).repeat(2).to_iter_dataset()
 counting, generated = Counting(), Plain(5)
 once = type("Once", (Plain,), {"elements": iter(range(3)), "__iter__": lambda self: self.elements})(3)
@@ -101,8 +98,7 @@ def call(folder, capsys):
 def test_help_and_wrong_arguments(capsys):
     def ends(command, code=0):
         assert_raises(SystemExit, f"^{code}$", main, command.split())
-        captured = capsys.readouterr()
-        return captured.err if code else captured.out
+        return capsys.readouterr()[code > 0]
 
     text = ends("--help")
     assert text.startswith("usage: python -m gristmill ") and "examples:" in text and "exit codes:" in text
@@ -121,26 +117,18 @@ def test_names_of_pipelines_and_wrong_ones(folder, call):
     for name in names.split():
         assert call(f"head {name} -n 1").startswith("0: ")
     (folder / "some_package").mkdir()
-    for file, source in (
-        ("__init__", ""),
-        ("parts", "size = 2\n"),
-        ("pipeline", "import gristmill\nfrom .parts import size\nds = gristmill.MapDataset.range(size)\n"),
-    ):
+    pipeline = "import gristmill\nfrom .parts import size\nds = gristmill.MapDataset.range(size)\n"
+    for file, source in (("__init__", ""), ("parts", "size = 2\n"), ("pipeline", pipeline)):
         (folder / "some_package" / f"{file}.py").write_text(source)
     assert call("head some_package/pipeline.py:ds -n 1") == "0: int[]  0\n"
     assert load_pipeline("some_package/pipeline.py:ds") is load_pipeline("some_package.pipeline:ds")
     for name, *parts in (
         ("@nothing", "has no nothing", "numbers, images, odd", "make, broken"),
-        ("@holder.nothing", "has no holder.nothing"),
-        ("cli_pipelines", "cli_pipelines:<attribute>", "numbers, images"),
-        ("@", "cli_pipelines:<attribute>"),
-        ("@make_of", "without a default, size"),
-        ("@text", "'no pipeline' of type str", "numbers, images"),
-        ("@dict", "has no dict"),
-        ("cli_piplines:numbers", "there is no module cli_piplines"),
-        ("cli_pipelines.deeper:numbers", "there is no module cli_pipelines.deeper"),
+        *(("@holder.nothing", "has no holder.nothing"), ("@dict", "has no dict"), ("@make_of", "without a default, size")),
+        *(("cli_pipelines", "cli_pipelines:<attribute>", "numbers, images"), ("@", "cli_pipelines:<attribute>")),
+        *(("@text", "'no pipeline' of type str", "numbers, images"), (":numbers", "module:attribute")),
+        *(("cli_piplines:x", "there is no module cli_piplines"), ("cli_pipelines.deeper:x", "no module cli_pipelines.deeper")),
         ("nothing.py:numbers", "there is no file nothing.py", "cli_pipelines.py"),
-        (":numbers", "module:attribute"),
         ("json:loads", "without a default, s", "it has no pipelines"),
     ):
         text = call(f"head {name}", 2)
@@ -204,8 +192,7 @@ def test_head(call):
     unshowable, deep = type("Unshowable", (), {"__repr__": lambda self: 1 // 0})(), json.loads("[" * 100 + "]" * 100)
     element = {"text": "x" * 10**6, "bytes": bytes(10**5), "many": [{"a": 1}] * 10**4, "deep": deep, "bad": unshowable}
     lines = element_lines(element, "0:")
-    assert len(lines) < 100 and max(map(len, lines)) < 400
-    assert any(["(1,000,000 characters)" in line for line in lines])
+    assert len(lines) < 100 and max(map(len, lines)) < 400 and any(["(1,000,000 characters)" in line for line in lines])
 
 
 def test_diagnose_and_bench(folder, call):
@@ -226,21 +213,18 @@ def test_diagnose_and_bench(folder, call):
         if name == "images":  # batches of 8, 8 and 4
             assert 4 * (16 + 8) <= found["bytes_per_element"] <= 8 * (16 + 8)
     text = call("bench @images --seconds 0.02 --warmup 0")
-    assert [line.split()[0] for line in text.splitlines()] == ["elements/s", "MB/s", "delay"]
-    assert "in 3 runs" in text and "p99" in text
+    assert re.match(r"elements/s .*\nMB/s .*\ndelay .*\n$", text) and "in 3 runs" in text and "p99" in text
     assert "only once" in call("bench @once --seconds 0.01 --warmup 0", 1)
     assert call("bench @empty", 1) == "python -m gristmill: the pipeline has no elements\n"
 
 
 @pytest.fixture
 def saved(folder):
-
     def save(name, num):
         directory = folder / f"saved_{name}"
         directory.mkdir()
         with iter(load_pipeline(f"cli_pipelines:{name}")) as it:
-            for _ in range(num):
-                next(it)
+            assert len([next(it) for _ in range(num)]) == num
             CheckpointHandler().save(directory, it)
         return directory
 
@@ -257,24 +241,28 @@ def test_state(saved, folder, call):
     assert "  of the pipeline\n" + "".join([f"    {stage}\n" for stage in stages]) in text
     text = call(f"state {saved('workers', 5)}/process_0-of-1.json --pipeline @workers")
     own = "next index: {} of about 10 in its share of MapMapDataset"
-    assert f"  next: worker 1\n  worker 0:\n    {own.format(3)}\n  worker 1:\n    {own.format(2)}\n" in text
+    assert f"  next: lane 1\n  lane 0:\n    {own.format(3)}\n  lane 1:\n    {own.format(2)}\n" in text
     (folder / "state.json").write_text('{"next_index": 13}')
     assert call("state state.json --pipeline @unread").endswith("cli_pipelines:unread would go on\n")  # nothing is read
     for other, last in (("make", "PrefetchDatasetIterator"), ("loader", "Batch")):
         text = call(f"state {directory} --pipeline @{other}", 1)
         assert f"cli_pipelines:{other} would refuse to go on: " in text
         assert f"stage of {last} (the last stage) was 'BatchDatasetIterator'" in text
+    for end, position, after in (("drop", 4, ""), ("pad", 2, ", 2 elements after")):
+        shard = gristmill.ShardOptions(1, 2)
+        it = iter(gristmill.MapDataset.range(40).global_batch(8, num_lanes=4, shard_options=shard, end=end))
+        assert [next(it), next(it)]
+        (folder / "state.json").write_text(json.dumps(it.get_state()))
+        lanes = "".join([f"\n  lane {i}{after}:\n    next index: {position}" for i in (2, 3)])
+        assert f"  global batches of 8 rows: 2 steps; here are 2 of 4 lanes:{lanes}\n" in call("state state.json")
     (folder / "state.json").write_text('{"parent": {"next_index": 4}, "count_elements_read": 3}')
     text = call("state state.json --pipeline @images", 1)
     assert "checkpoint  state.json\nwritten by  not noted" in text and "processes" not in text
     assert "  limited: 3 elements\n    next index: 4\n" in text and "would refuse to go on: the state of" in text
     for file, content, *messages in (
-        ("process", b'{"next_index": 12}', "its checksum is "),
-        ("process", b'{"next_index": ', "must be JSON text"),
-        ("process", b"\xff", "its bytes are no UTF-8"),
-        ("process", b"[" * 100_000, "nested too deeply", "recursion"),
-        ("pipeline", b"[]", "pipeline_0-of-1.json cannot be read"),
-        ("pipeline", b"\xff", "pipeline_0-of-1.json cannot be read"),
+        *(("process", b'{"next_index": 12}', "its checksum is "), ("process", b'{"next_index": ', "must be JSON text")),
+        *(("process", b"\xff", "its bytes are no UTF-8"), ("process", b"[" * 100_000, "nested too deeply", "recursion")),
+        *[("pipeline", content, "pipeline_0-of-1.json cannot be read") for content in (b"[]", b"\xff")],
     ):
         path = directory / f"{file}_0-of-1.json"
         right = path.read_bytes()
@@ -333,8 +321,7 @@ def test_checkpoints_of_orbax(folder, call):
         manager.wait_until_finished()
     text = call(f"state {run}")
     assert text == call(f"state {run}/10")
-    checkpoints = [line for line in text.splitlines() if line.startswith("checkpoint")]
-    assert checkpoints == [f"checkpoint  {run}/10/{name}" for name in ("eval", "train")]
+    assert re.findall("^checkpoint .*", text, re.M) == [f"checkpoint  {run}/10/{name}" for name in ("eval", "train")]
     assert text.count("read: 8 of 60 records (13%), in epoch 1 of 2") == 2
     assert "read: 4 of 60 records (6%)" in call(f"state {run}/9/train --pipeline @loader")
     for path in [path for path in sorted((GOLDEN / "orbax").iterdir()) if path.is_dir()]:  # of Grain
@@ -385,10 +372,9 @@ def test_what_is_damaged_has_words_and_what_is_hostile_does_not_reach_the_termin
     for name in ("process_0-of-1.json", "pipeline_0-of-1.json"):
         content = json.loads((directory / name).read_text())
         for path in places(content):
-            changed, hostile = copy.deepcopy(content), next(all_hostile)
-            if path:
-                part(changed, path[:-1])[path[-1]] = hostile
-            (directory / name).write_text(json.dumps(changed if path else hostile))
+            changed, hostile = [copy.deepcopy(content)], next(all_hostile)
+            part(changed, [0, *path][:-1])[[0, *path][-1]] = hostile
+            (directory / name).write_text(json.dumps(changed[0]))
             assert main(["state", str(directory), "--pipeline", "cli_pipelines:images"]) in (0, 1)
             captured = capsys.readouterr()
             assert [line for line in (captured.out + captured.err).split("\n") if not is_harmless(line)] == []
@@ -419,7 +405,7 @@ def test_workers_find_functions(folder):
     assert (process.returncode, err) == (0, "") and "BatchIterDataset" in out
 
 
-def test_closed_pipes_and_interrupts(folder):
+def test_closed_pipes(folder):
     reader, writer = os.pipe()
     os.close(reader)
     process = start("--help", stdout=writer)
@@ -430,7 +416,3 @@ def test_closed_pipes_and_interrupts(folder):
     process.stdout.close()
     with process.stderr:
         assert (process.wait(30), process.stderr.read()) == (0, "")
-    process = start("head", "cli_pipelines:waiting")
-    assert process.stdout.readline() == "0: int[]  0\n"
-    os.kill(process.pid, signal.SIGINT)
-    assert (process.communicate(timeout=30), process.returncode) == (("", ""), 130)

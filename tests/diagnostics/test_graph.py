@@ -52,8 +52,8 @@ def test_stages_are_numbered_from_the_output_depth_first_and_shared_ones_are_one
     graph = graph_of(chain())
     assert names(graph) == ["BatchIterDataset", "PrefetchIterDataset", "MapMapDataset", "ShuffleMapDataset", "SourceMapDataset"]
     assert edges(graph) == [(0, (1,)), (1, (2,)), (2, (3,)), (3, (4,)), (4, ())]
-    assert [stage.spec for stage in graph.stages] == [None, None, None, "float32[2]", "float32[2]"]
-    assert [stage.length for stage in graph.stages] == [None, None, 10, 10, 10]
+    told = [(None, None), (None, None), (None, 10), ("float32[2]", 10), ("float32[2]", 10)]
+    assert [(stage.spec, stage.length) for stage in graph.stages] == told
     graph = graph_of(diamond())
     assert edges(graph) == [(0, (1, 3)), (1, (2,)), (2, ()), (3, (4,)), (4, (1, 5)), (5, ())]
     assert graph.stages[0].spec == "tuple<int64>[2]" and graph.with_specs({}) == graph
@@ -113,11 +113,10 @@ def test_texts_of_all_branches_dot_and_json():
         '  s0 [label="Out(\\"\\\\x\\")\\n12 ms"];',
         *("  s1 -> s0;", "  s1 -> s0;", "}"),
     ]
-    first = {"id": 0, "name": 'Out("\\x")', "inputs": [1, 1], "spec": None, "length": None}
-    second = {"id": 1, "name": "Ünder", "inputs": [], "spec": "int[]", "length": 3}
-    assert json.loads(graph_json(graph)) == {"stages": [first, second]}
-    noted = [{**first, "notes": ["12 ms"], "weight": None}, {**second, "notes": [], "weight": 0.5}]
-    assert json.loads(graph_json(graph, *notes)) == {"stages": noted}
+    plain = [{"id": 0, "name": 'Out("\\x")', "inputs": [1, 1], "spec": None, "length": None}]
+    plain += [{"id": 1, "name": "Ünder", "inputs": [], "spec": "int[]", "length": 3}]
+    noted = [{**plain[0], "notes": ["12 ms"], "weight": None}, {**plain[1], "notes": [], "weight": 0.5}]
+    assert [json.loads(graph_json(graph, *given))["stages"] for given in ((), notes)] == [plain, noted]
 
 
 def boxes(svg):
@@ -128,8 +127,8 @@ def boxes(svg):
     for group in root.iter(f"{SVG}g"):
         x, y, w, h = [float(group.find(f"{SVG}rect").get(name)) for name in ("x", "y", "width", "height")]
         assert x >= 0 and y >= 0 and x + w <= width and y + h <= height
-        for left, top, right, bottom in frames.values() if len(frames) < 100 else ():
-            assert x + w < left or right < x or y + h < top or bottom < y
+        near = frames.values() if len(frames) < 100 else ()
+        assert all(x + w < left or right < x or y + h < top or bottom < y for left, top, right, bottom in near)
         number = int(group.get("data-id"))
         frames[number] = x, y, x + w, y + h
         texts[number] = [text.text for text in group.iter(f"{SVG}text")]
@@ -172,10 +171,9 @@ def test_visualize_writes_what_the_ending_says(tmp_path):
         path.write_text("old")
         assert visualize(ds, path) == visualize(ds, str(path)) == visualize(ds) == graph_text(graph_of(ds))
         assert path.read_text(encoding="utf-8") == expected(graph_of(ds))
-    for name in ("graph.png", "graph", "txt", ".svg"):
-        path = tmp_path / name
+    message = r"path must end in one of \.dot, \.html, \.json, \.svg, \.txt, got "
+    for path in [tmp_path / name for name in ("graph.png", "graph", "txt", ".svg")]:
         path.write_text("old")
-        message = r"path must end in one of \.dot, \.html, \.json, \.svg, \.txt, got "
         assert_raises(ValueError, message, visualize, ds, path)
         assert path.read_text() == "old"
     assert_raises(FileNotFoundError, "missing", visualize, ds, tmp_path / "missing" / "graph.svg")

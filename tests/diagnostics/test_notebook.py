@@ -60,8 +60,7 @@ def test_datasets_from_the_sources_down_loaders_and_hostile_and_broken_objects_o
     ds = HostileDataset(MapDataset.source(Hostile())).map(HostileMap())
     for each in (ds, ds.to_iter_dataset(), MapDataset.mix([ds] * 200), Broken()):
         shown(each)
-    found = diagnose(ds, 0.1)
-    text = shown(found)
+    text = shown(found := diagnose(ds, 0.1))
     assert found.sentence.partition(":")[0][:20] in text and "Share of waiting" in text and "<script>" in text
     it = iter(ds)
     with observe(it) as view:

@@ -54,8 +54,7 @@ def numbers(length):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 
 
@@ -112,14 +111,9 @@ def test_what_is_shown_is_what_has_happened(port):
     assert values[f"{READY}_count",] >= 6 and values[f"{LOADER}_count",] == 0
     expected = {"BatchDatasetIterator": 6, "PrefetchDatasetIterator": 30, "MapMapDataset": 30, "SourceMapDataset": 30}
     assert elements_of_stages(values) == expected
-    powers = [2.0**k for k in range(42)]
-    for limits, count, name, *labels in (
-        (powers, 6, NEXT),
-        (powers, 0, LOADER),
-        ([4.0**k for k in range(21)], 30, READ, SLOW),
-        ([0.0, *[2.0**k for k in range(17)]], values[f"{READY}_count",], READY),
-        (powers, 6, OWN_NEXT, "pipeline-0"),
-    ):
+    powers, ready = [2.0**k for k in range(42)], ([0.0, *[2.0**k for k in range(17)]], values[f"{READY}_count",], READY)
+    every = (powers, 6, NEXT), (powers, 0, LOADER), (powers, 6, OWN_NEXT, "pipeline-0"), ready
+    for limits, count, name, *labels in (*every, ([4.0**k for k in range(21)], 30, READ, SLOW)):
         shown, counts = zip(*buckets(values, name, *labels), strict=True)
         assert [*shown] == [*limits, float("inf")] and [*counts] == sorted(counts) and counts[-1] == count
     assert dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE")) == {
@@ -136,9 +130,8 @@ def test_each_power_of_two_is_the_upper_limit_of_its_bucket():
     for value in values:
         counted.add(value)
     shown, total = prometheus._buckets(totals.READY, [*counted.counts, counted.total])
-    assert total == sum(values)
-    assert shown[:6] == [("0.0", 5), ("1.0", 6), ("2.0", 7), ("4.0", 9), ("8.0", 11), ("16.0", 12)]
-    assert shown[-1] == ("+Inf", len(values))
+    first = [("0.0", 5), ("1.0", 6), ("2.0", 7), ("4.0", 9), ("8.0", 11), ("16.0", 12)]
+    assert (shown[:6], shown[-1], total) == (first, ("+Inf", len(values)), sum(values))
     shown, _ = prometheus._buckets(totals.NEXT, [*counted.counts, counted.total])
     assert shown[-2:] == [("2.199023255552e+12", len(values) - 1), ("+Inf", len(values))]
 
@@ -177,8 +170,7 @@ def test_gauges_are_those_of_pipelines_in_use_and_counts_of_all(registry):
     assert sum(ratios) == pytest.approx(1, abs=0.001) and 0 <= depth <= 50
     it.close()
     it = iter(numbers(1000))
-    for _ in range(333):
-        next(it)
+    assert [next(it) for _ in range(333)] == [*range(333)]
     del it  # it is left early
     values = scraped(registry)
     assert values[f"{NEXT}_count",] == 1 + 333 and not any([of(values, name) for name in GAUGES])
@@ -192,13 +184,8 @@ def test_no_counter_goes_back_while_pipelines_come_and_go(port):
     ds = grain.MapDataset.source([b"x"] * 40).map(lambda x: x).to_iter_dataset().batch(4)
     done, num_epochs = threading.Event(), 0
     seen = []
-
-    def scrape():
-        while not done.is_set():
-            seen.append(scraped(port))
-
     with ThreadPoolExecutor(1) as pool:
-        scraping = pool.submit(scrape)
+        scraping = pool.submit(lambda: [seen.append(scraped(port)) for _ in iter(done.is_set, True)])
         while num_epochs < 40 or (len(seen) < 5 and not scraping.done()):
             num_epochs += len(list(ds)) // 10
         done.set()
@@ -212,21 +199,16 @@ def test_no_counter_goes_back_while_pipelines_come_and_go(port):
 
 def test_memory_does_not_grow_with_the_number_of_pipelines(registry):
     known = prometheus._active.metrics
-    most = 0
     for i in range(160):
         list(grain.MapDataset.range(3 + i // 2).map(lambda x: x).to_iter_dataset())
-        most = max(most, len(known._new) + len(known._live))
-    assert most < 40
+        assert len(known._new) + len(known._live) < 40
     assert registry.get_sample_value(f"{NEXT}_count") == 2 * sum(range(3, 83))
     names = {labels[0] for family, labels in known._totals if "pipeline" in family.labels}
     assert len(names) == len(known._forms) == totals._MAX_NAMES  # of 80 that differ
 
 
 class Spiteful:
-    @property
-    def nbytes(self):
-        raise RuntimeError("do not look at me")
-
+    nbytes = property(lambda self: 1 // 0)
     __str__ = nbytes.fget
 
 
@@ -245,8 +227,7 @@ def test_sources(registry):
 
 def test_starting_again_moves_it_and_stopping_leaves_nothing(caplog):
     threads, first, second = threading.active_count(), free_port(), free_port()
-    registry = start_telemetry(first)
-    assert start_telemetry(first) is registry
+    assert start_telemetry(first) is start_telemetry(first)
     list(numbers(3))
     start_telemetry(second)
     assert scraped(second)[f"{NEXT}_count",] == 3 and len(watching.exporters) == 1
@@ -256,8 +237,7 @@ def test_starting_again_moves_it_and_stopping_leaves_nothing(caplog):
     assert not watching.exporters
     assert_raises(OSError, "refused", scraped, second)
     it = iter(numbers(3))
-    assert next(it) == 0 and observed_by(it) is None
-    assert threading.active_count() <= threads
+    assert next(it) == 0 and observed_by(it) is None and threading.active_count() <= threads
     mine = CollectorRegistry(auto_describe=True)  # one of the user, where the port is taken
     with socket.create_server(("127.0.0.1", second)):
         assert start_telemetry(second, registry=mine) is mine
@@ -283,8 +263,7 @@ def test_metrics_of_other_processes_are_served_and_cannot_break_ours(tmp_path, m
     assert (values["others_total",], values[f"{NEXT}_count",]) == (3, 4)
     (tmp_path / "counter_1.db").write_bytes(b"d\0\0\0\0\0\0\0\xff\0\0\0" + b"x" * 88)
     values = scraped(port)
-    assert ("others_total",) not in values and values[f"{NEXT}_count",] == 4
-    assert "PROMETHEUS_MULTIPROC_DIR" in caplog.text
+    assert ("others_total",) not in values and values[f"{NEXT}_count",] == 4 and "PROMETHEUS_MULTIPROC_DIR" in caplog.text
 
 
 # What the environment asks for.
@@ -371,7 +350,5 @@ def test_off_is_off_and_what_is_wrong_does_not_stop_the_import():
     assert lines[0].endswith(" 0") and said.count("\n") == 1 and f"port {number} is in use" in said
     lines, said = run("off", **{SWITCH: "true", PORT: "http"})
     assert lines[0].endswith(" 0") and said.startswith("WARNING there are no metrics") and "'http'" in said
-    missing = "start_telemetry needs the package prometheus-client, which is not installed; run: "
-    missing += "pip install 'gristmill[prometheus]'"
-    _, said = run("on", "missing", **{SWITCH: "true"})
-    assert said == f"INFO there are no metrics: {missing}\n{missing}\n"
+    need = "start_telemetry needs the package prometheus-client, which is not installed; run: pip install 'gristmill[prometheus]'"
+    assert run("on", "missing", **{SWITCH: "true"})[1] == f"INFO there are no metrics: {need}\n{need}\n"

@@ -85,8 +85,8 @@ def test_is_one_page_that_needs_nothing_else_and_shows_everything(snapshot):
     assert not re.findall(r"https?://|@import", html.replace('xmlns="http://www.w3.org/2000/svg"', ""))
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)", html))
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    assert {x["aria-labelledby"] for x in page.named("section") if "class" in x} == set(ids) - {"gm-arrow"}
+    labels = {x["aria-labelledby"] for x in page.named("section") if "class" in x}
+    assert len(ids) == len({*ids}) and labels == {*ids} - {"gm-arrow"}
     # In light and dark, on paper and on a telephone.
     viewport = {"name": "viewport", "content": "width=device-width, initial-scale=1"}
     assert {"charset": "utf-8"} in page.named("meta") and viewport in page.named("meta")
@@ -112,9 +112,8 @@ def test_is_one_page_that_needs_nothing_else_and_shows_everything(snapshot):
 def test_says_the_verdict_and_marks_the_stage_that_binds(snapshot):
     delays = {50: 1_230_000, 95: 45_600_000, 99: 7_890_000_000}
     text = Page(html_of(snapshot, delay_ns=delays, starved_ratio=0.375, elements_per_second=12345)).text
-    recommendations = "Use more threads.", "Use fewer & larger batches."
-    numbers = "12,345", "1,234", "1.23 ms", "45.6 ms", "7.89 s", "38%"
-    assert [part for part in ("It is bound by a transform.", *recommendations, *numbers) if part not in text] == []
+    parts = "It is bound by a transform.", "Use more threads.", "Use fewer & larger batches.", "12,345", "1,234", "1.23 ms"
+    assert [part for part in (*parts, "45.6 ms", "7.89 s", "38%") if part not in text] == []
     unknown = Page(html_of(snapshot, bound_by="unknown", ceiling_per_second=None, recommendations=[])).text
     assert "not known" in unknown and "Recommendations" not in unknown
     nodes = [stage(0, [1], wait_time_ratio=0.7), stage(1, [2], wait_time_ratio=0.2), stage(2, wait_time_ratio=0.1)]

@@ -67,8 +67,7 @@ def test_looks_sizes_and_specs():
     assert element_nbytes([np.zeros(2), object()]) == 16  # one part that answers nothing does not hide the others
     wide = {f"feature {i}": np.zeros(i) for i in range(10_000)}
     assert spec_text(wide).endswith(", … 9968 more}") and "'feature 31': 'float64[31]'" in spec_text(wide)
-    assert spec_text([1, "a"] * 5000).endswith("'str[]', … 9968 more]")
-    assert len(spec_text([[wide, wide, 1]] * 9)) < 2100
+    assert spec_text([1, "a"] * 5000).endswith("'str[]', … 9968 more]") and len(spec_text([[wide, wide, 1]] * 9)) < 2100
     failing = operation(Map, "map", len, output_spec=lambda self, input_spec: 1 // 0)
     ds = MapDataset.source(np.zeros((10, 28), np.float32)).batch(4, drop_remainder=True)
     assert spec_text(get_element_spec(ds)) == spec_text(ds[0]) == static_spec_text(ds) == "float32[4, 28]"

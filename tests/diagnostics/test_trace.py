@@ -35,7 +35,7 @@ def test_calls_are_nested_every_process_and_thread_has_a_row_and_no_trace_leaves
     events = events_of(ds, tmp_path, 10)
     stages = ("BatchDatasetIterator", "MapDatasetIterator")
     batches, maps = [[event for event in events if event["name"] == name and event["args"]["elements"]] for name in stages]
-    assert len(batches) == len(maps) == 10
+    assert len(batches) == 10
     for outer, inner in zip(batches, maps, strict=True):
         assert outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 1e-3
         assert outer["tid"] == inner["tid"] and inner["args"]["elements"] == 5
@@ -44,10 +44,10 @@ def test_calls_are_nested_every_process_and_thread_has_a_row_and_no_trace_leaves
     assert {event["process"] for event in events} == {"main", "worker 0", "worker 1"}
     assert sum([event["args"]["elements"] for event in events if event["name"] == "MapMapDataset"]) == 50
     assert min([event["ts"] for event in events]) == 0
-    with observe(iter(MapDataset.range(3))) as view:
-        assert_raises(ValueError, "trace=True", view.save_trace, tmp_path / "other.json")
-    with observe(iter(MapDataset.range(3)), trace=True) as view:
-        for save in (view.save_trace, view.save_html):
+    plain, traced = [observe(iter(MapDataset.range(3)), trace=trace) for trace in (False, True)]
+    with plain, traced:
+        assert_raises(ValueError, "trace=True", plain.save_trace, tmp_path / "other.json")
+        for save in (traced.save_trace, traced.save_html):
             assert_raises(OSError, "nowhere", save, tmp_path / "nowhere" / "file")
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -52,8 +52,7 @@ OBJECTS = MapDataset.source([{str(i): [i] for i in range(3000)}] * 64)
         ("transform", "compute @", NUMBERS.to_iter_dataset().map(compute).map(str)),
         ("transform", "compute @", with_workers(NUMBERS.map(compute).map(str))),
         ("transport", "MultiprocessPrefetchIterator", with_workers(OBJECTS.map(lambda x: x))),
-        ("consumer", "", MANY.to_iter_dataset()),
-        ("consumer", "", with_workers(MANY)),
+        *[("consumer", "", ds) for ds in (MANY.to_iter_dataset(), with_workers(MANY))],
     ],
 )
 def test_what_binds_it(bound_by, stage, ds):
@@ -68,8 +67,7 @@ def test_what_binds_it(bound_by, stage, ds):
 
 def test_how_it_is_run_and_wrong_arguments():
     it = iter(MapDataset.range(100).map(compute).to_iter_dataset())
-    assert [next(it) for _ in range(3)] == [0, 1, 2]
-    assert diagnose(it, 0.05).bound_by == "transform"
+    assert [next(it) for _ in range(3)] == [0, 1, 2] and diagnose(it, 0.05).bound_by == "transform"
     assert next(it) == 3  # it was set back
     mesh, seen = contextvars.ContextVar("mesh"), set()
     mesh.set("of the caller")
@@ -82,11 +80,9 @@ def test_how_it_is_run_and_wrong_arguments():
     for error, match, *args, options in (
         (Boom, "1", ds, 0.1, {"consumer": Failing(1)}),
         (ValueError, r"seconds must be a finite number of seconds, at least 0\.001, got 0", ds, 0, {}),
-        (TypeError, "seconds must be a number", ds, "5", {}),
+        *((TypeError, "seconds must be a number", ds, "5", {}), (TypeError, "consumer must be a callable", ds, {"consumer": 3})),
         (ValueError, "stall_seconds must be a finite number of seconds", ds, {"stall_seconds": -1}),
-        (TypeError, "consumer must be a callable", ds, {"consumer": 3}),
-        (TypeError, "iterator of a dataset", [1, 2], {}),
-        (ValueError, "no elements", ds.filter(lambda x: False), 0.1, {}),
+        *((TypeError, "iterator of a dataset", [1, 2], {}), (ValueError, "no elements", ds.filter(lambda x: False), 0.1, {})),
     ):
         assert_raises(error, match, diagnose, *args, **options)
     assert not running("gristmill-consumer")
@@ -135,16 +131,6 @@ def judged(monkeypatch):
     return judge
 
 
-@pytest.fixture
-def measure(judged):
-    def measure(source, step, threads=1, cpu_ns=10**7, **changes):
-        found = judged(measured(source, step, threads, **changes), cpu_ns=cpu_ns, reads=ReadOptions(threads, 500))
-        assert min([part.ceiling_per_second for part in found.parts]) >= found.elements_per_second * 0.97, found
-        return found
-
-    return measure
-
-
 READS, COMPUTING = {"cpus": 8, "cpu_ns": SECOND // 10, "reads": ReadOptions(16, 500)}, {"cpu_ns": SECOND, "reads": ReadOptions()}
 BUSY, IDLE = in_workers(cpu=2 * SECOND), in_workers(3 * SECOND, SECOND, num=4, waited=SECOND // 100)
 
@@ -157,10 +143,8 @@ BUSY, IDLE = in_workers(cpu=2 * SECOND), in_workers(3 * SECOND, SECOND, num=4, w
         (threaded(0.9), {**READS, "memory": 1e8}, "ReadOptions(num_threads=50, prefetch_buffer_size=50)"),
         (threaded(0.9), {**READS, "memory": 1e7}, "limited by memory"),
         # Computing gets processes within the quota.
-        (threaded(0.1), {**COMPUTING, "cpus": 8}, "num_workers=8"),
-        (threaded(0.1), {**COMPUTING, "cpus": 1}, "busy"),
-        (BUSY, {"cpus": 6, "workers": 2}, "num_workers=6"),
-        (BUSY, {"cpus": 2, "workers": 2}, "All 2 CPUs"),
+        *[(threaded(0.1), {**COMPUTING, "cpus": cpus}, text) for cpus, text in ((8, "num_workers=8"), (1, "busy"))],
+        *[(BUSY, {"cpus": cpus, "workers": 2}, text) for cpus, text in ((6, "num_workers=6"), (2, "All 2 CPUs"))],
         (BUSY, {"cpus": 6, "workers": 2, "memory": 1.7e7}, "num_workers=4"),  # the outputs of 6, two of each, would not fit
         (IDLE, {"cpus": 8, "workers": 4}, "num_workers=1 would do instead of 4"),
         # A consumer that waits a little.
@@ -180,21 +164,23 @@ def measured(source, step, threads, *, waiting=0.0, marks=()):
     num = round(1000 / period)
     place = "threads" if threads else "consumer"
     ahead = replace(stage(0, "prefetch", "consumer", int((period - step) * 1e6 * num), 0.0, (1,)), num_threads=threads)
-    nodes = {0: replace(ahead, num_produced_elements=num)}
-    nodes[1] = replace(stage(1, "read", place, int(source * 1e6 * num), 1.0, num_bytes=8), num_produced_elements=num)
+    nodes = ahead, stage(1, "read", place, int(source * 1e6 * num), 1.0, num_bytes=8)
+    nodes = {node.id: replace(node, num_produced_elements=num) for node in nodes}
     summary = ExecutionSummary(nodes, SECOND, SECOND - int(step * 1e6 * num))
     return Snapshot(summary, num, {50: 1, 95: 2, 99: 3}, [], [], list(marks))
 
 
-def test_what_each_part_would_gain_is_compared(measure):
+def test_what_each_part_would_gain_is_compared(judged):
+    def measure(source, step, threads=1, cpu_ns=10**7, **changes):
+        found = judged(measured(source, step, threads, **changes), cpu_ns=cpu_ns, reads=ReadOptions(threads, 500))
+        assert min([part.ceiling_per_second for part in found.parts]) >= found.elements_per_second * 0.97, found
+        return found
+
+    there = "The data is there in time"
     more, early = "Let more threads read: to_iter_dataset(ReadOptions(num_threads=16,", "Let threads read ahead"
     for source, step, threads, bound_by, ceiling, advice in (
-        (10, 6, 1, "source", 167, more),
-        (12, 6, 1, "source", 167, more),
-        (10, 6, 4, "consumer", 400, "The data is there in time"),
-        (6, 10, 1, "consumer", 167, "The data is there in time"),
-        (10, 2, 0, "source", 500, early),
-        (2, 10, 0, "consumer", 500, early),
+        *((10, 6, 1, "source", 167, more), (12, 6, 1, "source", 167, more), (10, 2, 0, "source", 500, early)),
+        *((10, 6, 4, "consumer", 400, there), (6, 10, 1, "consumer", 167, there), (2, 10, 0, "consumer", 500, early)),
     ):
         for waiting in (0.0, 0.1, 0.3):  # a noisy measurement changes nothing
             found = measure(source, step, threads, waiting=waiting)

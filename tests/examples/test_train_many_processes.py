@@ -12,7 +12,7 @@ from pathlib import Path
 import orbax.checkpoint as ocp
 import pytest
 from refusing import assert_raises
-from test_examples import EXAMPLES, SAME, steps, steps_in
+from test_examples import EXAMPLES, SAME, run_example, steps, steps_in
 
 import gristmill
 
@@ -113,3 +113,15 @@ def test_when_one_is_killed_all_end(tmp_path, killed):
             assert launcher.returncode == 1
             assert "a process failed with exit status -9" in output
             check_is_gone(launcher.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_number_of_hosts_changes(tmp_path):
+    """4, 2, 1 and 4 processes, killed in between: the example compares batches, losses and parameters with an undisturbed run."""
+    output = run_example("change_hosts.py", "--out", tmp_path, "--steps", 24)
+    assert "24 steps on 4 hosts, and on 4 → 2 → 1 → 4, killed in between" in output and SAME in output
+    assert [re.findall(rf"host \d of {count}: (\w+)", output) for count in (2, 1)] == [["resuming"] * 2, ["resuming"]]
+    for name in ("undisturbed", "changing"):
+        logs = {line for log in (tmp_path / name).glob("log-*.txt") for line in log.read_text().splitlines()}
+        assert {line.split()[0] for line in logs} == {*steps((1, 24))} and len(logs) == 25  # all hosts, and runs, say the same

@@ -212,7 +212,7 @@ CLASSES = [grain.MapDataset, grain.IterDataset]
 ARGUMENTS = {"batch": (3,), "filter": (bool,), "flat_map": (lambda x: [x] * x,), "limit": (4,), "map": (str,), "rebatch": (3,)}
 ARGUMENTS |= {"map_with_index": (lambda i, x: x,), "mp_prefetch": (grain.MultiprocessingOptions(2),), "repeat": (2,)}
 ARGUMENTS |= {"multithread_prefetch": (2, 1), "random_map": (lambda x, rng: x, 0), "thread_prefetch": (2,), "seed": (0,)}
-ARGUMENTS |= {"window_shuffle": (3, 0), "zip": (grain.MapDataset.range(6).to_iter_dataset(),)}
+ARGUMENTS |= {"global_batch": (3,), "window_shuffle": (3, 0), "zip": (grain.MapDataset.range(6).to_iter_dataset(),)}
 WITHOUT_EXAMPLE = {"apply", "pipe", "parents", "prefetch", "prefetch_to_device"}
 
 

@@ -35,10 +35,28 @@ from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.parquet import ParquetIterDataset
+from gristmill.dataset.stages.stream_interleave import MemberIterDataset
+from gristmill.dataset.stages.stream_order import DividedPart, LeftOut, in_stream_order
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
 from gristmill.loader.records import DataIterDataset, LegacyOperationIterDataset
 
 TWO_WORKERS = MultiprocessingOptions(num_workers=2)
+
+
+def by_local_workers(ds: IterDataset[Any]) -> IterDataset[Any]:
+    return in_stream_order(ds, functools.partial(in_lanes, 2))
+
+
+def in_lanes(num_workers: int, ds: IterDataset[Any], num_lanes: int | None = None) -> IterDataset[Any]:
+    return LocalWorkersIterDataset(ds, num_workers, num_lanes=num_lanes)
+
+
+def twins() -> IterDataset[int]:
+    return InterleaveIterDataset([filtered(n=5), numbers(n=3)], cycle_length=2)
+
+
+def divided(ds: IterDataset[Any]) -> IterDataset[Any]:
+    return in_stream_order(ds, functools.partial(IterDataset.multithread_prefetch, num_threads=2, buffer_size=2))
 
 
 def numbers(options: ReadOptions = DIRECT, n: int = 11) -> IterDataset[int]:
@@ -149,6 +167,10 @@ def cut(elements: list[Any], size: int) -> list[list[Any]]:
     return [elements[k : k + size] for k in range(0, len(elements), size)]
 
 
+def _mask(text: str) -> Any:
+    return np.array([letter == "1" for letter in text])
+
+
 def arrays(n: int, size: int) -> list[Any]:
     return [np.array(part) for part in cut(list(range(n)), size)]
 
@@ -162,6 +184,7 @@ _DRAWN = [draw(x, stream(2, i)) for i, x in enumerate(range(4))]
 _DRAWN_PAIRS = [draw(x, stream(1, i)) for i, x in enumerate(enumerate(_PRESENT))]
 _RECORDS = [Record(RecordMetadata(i, i), data) for i, data in enumerate(["a", None, [3]])]
 _ELASTIC = [np.array([p + 11, p + 13]) for p in range(0, 20, 4)]
+_GLOBAL = [np.array([x, x + 2, x + 1, x + 3]) for x in (0, 4, 8)]
 _PACKED = [[row("- 1 2,2 - 5"), row("3,3,3 6,6")], [row("7,7,7 - 9"), row("10,10")]]
 _SHUFFLED_PACKED = [
     batch[i] for batch, seed in zip(_PACKED, (3, 5), strict=True) for i in np.random.default_rng(seed).permuted(range(2))
@@ -196,6 +219,16 @@ _ROWS: list[tuple[Any, ...]] = [
     ("legacy_operation", lambda: LegacyOperationIterDataset(numbers(), doubled_pairs), [2, 6, 10, 14, 18]),
     ("record_data", lambda: DataIterDataset(MapDataset.source(_RECORDS).to_iter_dataset(DIRECT)), ["a", None, [3]]),
     ("mp_prefetch", lambda: filtered().mp_prefetch(TWO_WORKERS), [2, 1, 4, 5, 8, 7, 10]),
+    ("stream_order", lambda: divided(filtered().map(add_ten)).map_with_index(pair), [*enumerate([x + 10 for x in _PRESENT])]),
+    ("stream_order_dropping", lambda: divided(dropping(THREADED).map(add_ten)), [x + 10 for x in _PRESENT]),
+    ("stream_order_batches", lambda: divided(numbers(THREADED).map_with_index(pair).batch(4)), [(x, x) for x in arrays(11, 4)]),
+    ("stream_order_outputs", lambda: DividedPart(filtered(n=5)).by_workers(0), [LeftOut(1), 1, 2, LeftOut(1), 4]),
+    (
+        "stream_interleave",
+        lambda: by_local_workers(twins().map(add_ten)).map_with_index(pair),
+        [*enumerate([11, 10, 12, 11, 14, 12])],
+    ),
+    ("stream_interleave_member", lambda: MemberIterDataset([numbers(n=2), filtered()], [], 1), _PRESENT),
     ("thread_prefetch", lambda: filtered().thread_prefetch(3), _PRESENT),
     ("thread_prefetch_0", lambda: sparse().thread_prefetch(0), _SPARSE),
     ("multithread_prefetch", lambda: filtered().multithread_prefetch(2, 2), [2, 1, 4, 5, 8, 7, 10]),
@@ -356,6 +389,27 @@ _ROWS: list[tuple[Any, ...]] = [
         lambda: lists(filtered(n=7).cache().repeat(2).map_with_index(pair), 3),
         cut([*enumerate([1, 2, 4, 5] * 2)], 3),
         True,
+    ),
+    ("global_batch", lambda: numbers(THREADED, n=14).global_batch(4, num_lanes=2), _GLOBAL),
+    (
+        "global_batch_filtered",
+        lambda: filtered(n=14).global_batch(4, num_lanes=2),
+        [np.array([2, 4, 1, 5]), np.array([8, 10, 7, 11])],
+    ),
+    (
+        "global_batch_pad",
+        lambda: numbers(n=9).global_batch(4, num_lanes=2, end="pad", batch_fn=list),
+        [([0, 2, 1, 3], _mask("1111")), ([4, 6, 5, 7], _mask("1111")), ([8, 8, 7, 7], _mask("1000"))],
+    ),
+    (
+        "global_batch_pad_unknown",
+        lambda: numbers(n=6).filter(is_big).global_batch(2, end="pad"),
+        [(np.array([0, 5]), _mask("01"))],
+    ),
+    (
+        "global_batch_repeat",
+        lambda: numbers(n=5).global_batch(2, end="repeat").limit(4),
+        [*map(np.array, ([0, 1], [2, 3], [4, 1], [0, 3]))],
     ),
     ("elastic", functools.partial(Elastic, DIRECT), _ELASTIC),
     ("elastic_threaded", functools.partial(Elastic, THREADED), _ELASTIC),

@@ -9,6 +9,8 @@ from formulas import chosen, shuffled, stream, window_shuffled
 from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.dataset import MapDataset
+from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.stages.runs import RunsMapDataset
 from gristmill.loader.records import SampledMapDataset
 from gristmill.samplers import IndexSampler
 
@@ -171,6 +173,7 @@ _ROWS: list[tuple[Any, ...]] = [
         reshaped,
         12,
     ),
+    ("runs", lambda: RunsMapDataset(tens(), Numbers(1, 2, 3, 1)), lambda i: [4, 5, 6][i], 3, False),
     ("mix", lambda: _mix([tens(), _range(10, 20), _range(20, 30)]), lambda i: 10 * (i % 3) + i // 3 % 10, 30),
     ("mix_weighted", lambda: _mix([indexed(), _range(100, 107).shuffle(seed=3)], weights=[0.7, 0.3]), weighted, 14),
     (

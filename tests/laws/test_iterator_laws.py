@@ -12,7 +12,6 @@ from stage_table import ITER_ENTRIES, STREAMS, WITH_PROCESSES
 from gristmill import MultiprocessingOptions
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.dataset.bases.node import ancestors
-from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 from gristmill.testing import assert_iter_dataset_conforms
 from gristmill.testing.laws import spread
 from gristmill.workers.messages import Care
@@ -194,7 +193,7 @@ def test_closing(entry):
 
 
 def has_workers(entry):
-    return any(isinstance(ds, MultiprocessPrefetchIterDataset | LocalWorkersIterDataset) for ds in ancestors(entry.make()))
+    return any(ds._starts_workers or isinstance(ds, LocalWorkersIterDataset) for ds in ancestors(entry.make()))
 
 
 ENTRIES = [entry for entry in ITER_ENTRIES if not has_workers(entry)]  # workers do not start workers

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from gristmill import DataLoader, ReadOptions
-from gristmill.samplers import SequentialSampler
-from gristmill.sources import RangeDataSource
+from gristmill import DataLoader, RangeDataSource, ReadOptions, SequentialSampler
 from gristmill.transforms import Filter, Map, MapWithIndex, RandomMap, TfRandomMap
 
 DIRECT = ReadOptions(0, 0)
@@ -28,24 +26,11 @@ class Of:
         self.fn = fn
 
 
-class Mapped(Of, Map):
-    def map(self, element):
-        return self.fn(element)
-
-
-class Kept(Of, Filter):
-    def filter(self, element):
-        return self.fn(element)
-
-
-class IndexMapped(Of, MapWithIndex):
-    def map_with_index(self, index, element):
-        return self.fn(index, element)
-
-
-class RandomMapped(Of, RandomMap):
-    def random_map(self, element, rng):
-        return self.fn(element, rng)
+Mapped = type("Mapped", (Of, Map), {"map": lambda self, element: self.fn(element)})
+Kept = type("Kept", (Of, Filter), {"filter": lambda self, element: self.fn(element)})
+IndexMapped = type("IndexMapped", (Of, MapWithIndex), {"map_with_index": lambda self, index, element: self.fn(index, element)})
+RandomMapped = type("RandomMapped", (Of, RandomMap), {"random_map": lambda self, element, rng: self.fn(element, rng)})
+DrawOld = type("DrawOld", (TfRandomMap,), {"np_random_map": lambda self, element, rng: draw(element, rng)})
 
 
 def draw(element, rng):
@@ -56,11 +41,6 @@ TO_TUPLE = Mapped(lambda x: (x,))
 DRAW = RandomMapped(draw)  # appends a number to a tuple
 WITH_INDEX = IndexMapped(lambda index, x: (index, x))
 AS_RECORDS = [WITH_INDEX, Mapped(lambda pair: pair[1])]  # changes nothing, but pipelines carry records
-
-
-class DrawOld(TfRandomMap):
-    def np_random_map(self, element, rng):
-        return draw(element, rng)
 
 
 class Source:  # returns what ``fn`` makes of a key

@@ -9,10 +9,7 @@ from loaders import DRAW, TO_TUPLE, DrawOld, Kept, Mapped, Source, make
 from refusing import assert_raises
 
 import gristmill
-from gristmill import DataLoader, ReadOptions, load
-from gristmill.samplers import IndexSampler, SequentialSampler
-from gristmill.sharding import ShardOptions
-from gristmill.transforms import Batch
+from gristmill import Batch, DataLoader, IndexSampler, ReadOptions, SequentialSampler, ShardOptions, load
 
 PLUS_ONE = Mapped(lambda x: x + 1)
 NO_SEED = "is random and needs a sampler with a seed"
@@ -45,8 +42,7 @@ def test_arguments_are_keywords_and_wrong_ones_are_refused_in_grain_s_order():
         assert_raises(kind, message, make, 6, **changes)
     given = {"data_source": [1, 2], "sampler": SequentialSampler(2)}
     assert list(DataLoader(**given)) == [1, 2]
-    for args, kwargs in (([], {"data_source": [1]}), ([], {"sampler": [1]}), ([], {**given, "batch": 1}), (given.values(), {})):
-        assert_raises(TypeError, "missing|unexpected|by keyword", DataLoader, *args, **kwargs)
+    assert_raises(TypeError, "by keyword", DataLoader, *given.values())
     everything_wrong = {"worker_count": -1, "worker_buffer_size": -1, "operations": [Batch(0)], "sampler": [0]}
     for name in ("worker_count", "worker_buffer_size", "batch_size", "shard_options"):
         assert_raises(ValueError, name, make, 6, **everything_wrong)

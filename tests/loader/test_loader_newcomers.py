@@ -12,9 +12,7 @@ from operations import operation
 from refusing import assert_raises
 
 import gristmill
-from gristmill import DataLoader, RecordMetadata
-from gristmill.samplers import IndexSampler, IterableSampler, SequentialSampler
-from gristmill.sharding import ShardOptions
+from gristmill import DataLoader, IndexSampler, IterableSampler, RecordMetadata, SequentialSampler, ShardOptions
 from gristmill.sources import ArrayRecordDataSource, RangeDataSource
 from gristmill.transforms import Batch, FlatMap
 
@@ -80,11 +78,7 @@ class WithoutLength:
         return RecordMetadata(index, index)
 
 
-class TooLong(WithoutLength):
-    def __len__(self):
-        return 20
-
-
+TooLong = type("TooLong", (WithoutLength,), {"__len__": lambda self: 20})
 SHARDS = [ShardOptions(0, 1), ShardOptions(1, 3), ShardOptions(2, 3, True)]
 SAMPLERS = {
     "sequential": SequentialSampler(11, seed=0),

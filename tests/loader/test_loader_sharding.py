@@ -7,8 +7,7 @@ import pytest
 from loaders import DIRECT, Source, make, run
 from refusing import assert_raises
 
-from gristmill import DataLoader, ReadOptions, RecordMetadata
-from gristmill.samplers import IndexSampler, SequentialSampler
+from gristmill import DataLoader, IndexSampler, ReadOptions, RecordMetadata, SequentialSampler
 from gristmill.sharding import NoSharding, ShardByJaxProcess, ShardOptions
 
 

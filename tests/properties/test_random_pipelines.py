@@ -12,6 +12,7 @@ from stream_model import WHOLE, Endless, frozen, outcomes, trees
 from stream_model import build as build_tree
 
 from gristmill.core.sharding import ShardOptions, even_split
+from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import slice_pipeline
 
@@ -21,7 +22,7 @@ some = settings(max_examples=80, deadline=None)
 
 def run_share(ds, index, count):
     it = iter(ds)
-    it._ctx.worker_index, it._ctx.worker_count = index, count
+    it._ctx.numbers = Numbers(index, count)
     return frozen(list(itertools.islice(it, LIMIT)))
 
 

@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 from refusing import assert_raises
 
-from gristmill import DataLoader
+from gristmill import DataLoader, IterableSampler, ShardOptions
 from gristmill.core.errors import StateMismatchError
-from gristmill.samplers import IterableSampler
 from gristmill.samplers.base import epoch_of
-from gristmill.sharding import ShardOptions
 from gristmill.testing import assert_sampler_conforms
 
 

@@ -1,13 +1,12 @@
 import contextlib
-import datetime
 import random
 import sys
-from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from parquet_files import DAY, write, written
 from parquet_rows import exact, plain_rows
 from pyarrow import fs
 from refusing import assert_raises
@@ -30,11 +29,6 @@ def path(tmp_path):
     return tmp_path / "x.parquet"
 
 
-def write(path, columns, **options):
-    pq.write_table(pa.table(columns), path, **options)
-    return path
-
-
 def read_all(rows):
     return [list(read_group(rows, group)) for group in range(rows.num_groups)]
 
@@ -45,68 +39,20 @@ def read_group(rows, group, row=0):
         yield from block
 
 
-def objects(*values):
-    return np.array(values, object)
-
-
-# Every type: the values of a group of rows, some of them missing, and one of a group without; what they are in NumPy, if others.
-DAY, NOON = datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1, 12)
-DAYS, NOONS = [DAY, None, DAY, DAY], [NOON, None, NOON, NOON]
-MAPS = [[("k", 1.0)], [("m", None)], [], [("l", 4)]]
-TYPES = [
-    (pa.int64(), [1, None, 3, 4], [*map(np.float64, (1, "nan", 3)), np.int64(4)]),
-    (pa.uint8(), [1, 2, 3, 4], [*map(np.uint8, (1, 2, 3, 4))]),
-    (pa.float32(), [1, None, 3, 4], [*map(np.float32, (1, "nan", 3, 4))]),
-    *((pa.bool_(), [True, None, False, True], [True, None, False, np.bool_(True)]), (pa.string(), ["a", None, "", "d"])),
-    *((pa.large_string(), ["a", None, "", "d"]), (pa.binary(), [b"a", None, b"", b"d"])),
-    *((pa.binary(1), [b"a", None, b"c", b"d"]), (pa.null(), [None] * 4)),
-    (pa.timestamp("us", "Europe/Berlin"), NOONS, [np.datetime64(x or "NaT", "us") for x in NOONS]),
-    (pa.date32(), DAYS, [np.datetime64(x or "NaT", "D") for x in DAYS]),
-    (pa.time32("s"), [datetime.time(1), None, None, None]),
-    (pa.duration("ms"), [1, None, 3, 4], [np.timedelta64(x, "ms") for x in (1, "NaT", 3, 4)]),
-    (pa.decimal128(4, 2), [Decimal("1.50"), None, None, None]),
-    (pa.list_(pa.int32()), [[1, None], None, [], [4]], [np.array([1, np.nan]), None, np.empty(0), np.array([4], np.int32)]),
-    (pa.list_(pa.string()), [["a"], None, [], ["d"]], [objects("a"), None, objects(), objects("d")]),
-    (pa.list_(pa.float32(), 2), [[1, 2]] * 4, [np.array([1, 2], np.float32)] * 4),
-    (pa.struct([("a", pa.int64())]), [{"a": 1}, None, {"a": 3}, {"a": 4}], [{"a": 1.0}, None, {"a": 3.0}, {"a": 4}]),
-    (pa.struct([("a", pa.string())]), [{"a": "x"}, None, {"a": None}, {"a": "y"}]),
-    (pa.map_(pa.string(), pa.int64()), [[("k", 1)], [("m", None)], [], [("l", 4)]], MAPS),
-    (pa.map_(pa.string(), pa.string()), [[("k", "a")], None, [("m", None)], []]),
-    (pa.dictionary(pa.int32(), pa.string()), ["b", None, "a", "d"]),
-    (pa.dictionary(pa.int32(), pa.int64()), [1, None, 3, 4], [*map(np.float64, (1, "nan", 3)), np.int64(4)]),
-    (pa.dictionary(pa.int32(), pa.string()), [None, None, None, "d"]),
-]
-
-
 @pytest.mark.usefixtures("block_rows")
-@pytest.mark.parametrize("statistics", [True, False])
-def test_values(path, statistics):
-    columns = {str(i): pa.array(row[1], row[0]) for i, row in enumerate(TYPES)}
-    first, second = read_all(ParquetRows(write(path, columns, row_group_size=3, write_statistics=statistics)))
-    for i, (arrow_type, *_, expected) in enumerate(TYPES):
-        assert [exact(row[str(i)]) for row in [*first, *second]] == [*map(exact, expected)], arrow_type
-
-
-@pytest.mark.usefixtures("block_rows")
-def test_the_block_size_decides_nothing(tmp_path):
-    """Any types with and without missing values, in any mixture: the same as of whole row groups."""
+def test_values_are_those_of_whole_row_groups_in_blocks_of_any_size(path):
     rng = random.Random(5)
-    for trial in range(40):
-        num_rows = rng.randrange(1, 40)
-        columns = {}
-        for arrow_type, values, *_ in rng.sample(TYPES, 4):
-            values = [value for value in values if value is not None or trial % 2] or [None]
-            columns[str(len(columns))] = pa.array(rng.choices(values, k=num_rows), arrow_type)
-        options = {"write_statistics": rng.random() < 0.7, "store_schema": rng.random() < 0.7}
-        path = write(tmp_path / f"{trial}.parquet", columns, row_group_size=rng.randrange(1, num_rows + 2), **options)
-        rows = ParquetRows(path)
-        with pq.ParquetFile(path) as file:
+    for file in written(path, rng):
+        rows = ParquetRows(file)
+        with pq.ParquetFile(file) as whole:
             for group in range(rows.num_groups):
-                expected = plain_rows(file, group)
+                expected = plain_rows(whole, group)
                 assert [exact(row) for row in read_group(rows, group)] == expected
                 start = rng.randrange(len(expected) + 1)
                 assert [exact(row) for row in read_group(rows, group, start)] == expected[start:]
         rows.close()
+    rows = [row for group in read_all(ParquetRows(write(path, {"x": [1, None, 3, 4]}, row_group_size=3))) for row in group]
+    assert [*map(exact, rows)] == [exact({"x": x}) for x in (np.float64(1), np.float64("nan"), np.float64(3), np.int64(4))]
 
 
 @pytest.mark.usefixtures("block_rows")
@@ -118,13 +64,8 @@ def test_places_row_groups_and_columns(path):
         assert [x["x"] for x in read_group(rows, group, row)] == list(range(8 * group + row, stop))
         assert rows.read(group, stop - 8 * group) == []
     write(path, {"x": range(10)}, row_group_size=2)
-    every_other = slice(1, None, 2)
-    for *slices, groups in (
-        (every_other, [1, 3]),
-        (slice(4, None, 5), [4]),
-        (slice(5, None, 6), []),
-        (every_other, every_other, [3]),
-    ):
+    odd = slice(1, None, 2)
+    for *slices, groups in ((odd, [1, 3]), (slice(4, None, 5), [4]), (slice(5, None, 6), []), (odd, odd, [3])):
         expected = [[{"x": 2 * group}, {"x": 2 * group + 1}] for group in groups]
         assert read_all(ParquetRows(path, slices=tuple(slices))) == expected
     write(path, {"a": [1, 2], "a.b": [None, 4], "s": [{"b": 5}, {"b": None}], "c": ["x", "y"]})

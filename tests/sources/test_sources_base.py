@@ -22,7 +22,6 @@ def test_what_is_a_source_and_what_the_module_has():
     for other in ({1, 2}, iter([1]), 3, None):
         assert not isinstance(other, RandomAccessDataSource)
     assert_raises(TypeError, None, RandomAccessDataSource)
-    assert RandomAccessDataSource[int].__args__ == (int,)
     for name in ("ArrayRecordDataSource", "RangeDataSource", "SharedMemoryDataSource"):
         source_class = getattr(gristmill.sources, name)
         assert source_class.__name__ == name and issubclass(source_class, RandomAccessDataSource)
@@ -49,8 +48,7 @@ def test_lengths_texts_and_keys_of_range_sources():
     for index in (np.int64(1), np.uint8(1), True):
         assert (source[index], type(source[index])) == (2, int)
     for index in (-1, 5, 10**30):
-        for error in (KeyRangeError, IndexError):
-            assert_raises(error, rf"{index} .*length 5", source.__getitem__, index)
+        assert_raises(KeyRangeError, rf"{index} .*length 5", source.__getitem__, index)
     for index in (slice(0, 2), 1.0, "1", None):
         assert_raises(TypeError, None, source.__getitem__, index)
     for arguments, kind, message in [

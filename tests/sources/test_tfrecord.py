@@ -1,6 +1,5 @@
 import gzip
 import io
-import itertools
 import zlib
 
 import numpy as np
@@ -69,8 +68,7 @@ def test_many_records_and_none_and_a_damage_of_compressed_data(open_file):
     rng = np.random.default_rng(1)
     records = [rng.bytes(n) for n in rng.integers(0, 300, 500).tolist()]
     content = b"".join(map(framed, records))
-    assert read_all(open_file(content))[0] == records
-    assert open_file(b"").read(0) == ([], [0])
+    assert read_all(open_file(content))[0] == records and open_file(b"").read(0) == ([], [0])
     read, _, error = read_all(open_file(gzip.compress(content)[:-20], compression="gzip"))
     assert len(read) > 450 and read == records[: len(read)]
     assert "file.tfrecord cannot be read behind byte" in str(error) and "cut off" in str(error)
@@ -111,11 +109,8 @@ def test_any_damaged_byte_and_any_place_between_records_is_noticed(open_file):
             assert read_all(file, ENDS[damaged + 1])[0] == RECORDS[damaged + 1 :]
     for offset in sorted({*range(1, 60), *range(230, 260)}.difference(ENDS)):
         assert_raises(ValueError, rf"file\.tfrecord .* byte {offset} ", open_file(CONTENT).read, offset)
-    content = bytearray(CONTENT)
-    for begin, end in itertools.pairwise(ENDS):
-        content[begin + 8 : begin + 12] = content[end - 4 : end] = bytes(4)
-    assert read_all(open_file(bytes(content), check_crc=False))[0] == RECORDS
-    assert read_all(open_file(bytes(content)))[0] == []
+    content = b"".join([framed(record, with_checksums=False) for record in RECORDS])
+    assert read_all(open_file(content, check_crc=False))[0] == RECORDS and read_all(open_file(content))[0] == []
 
 
 @pytest.mark.parametrize("check_crc", [True, False])

@@ -47,8 +47,7 @@ def test_a_value_equals_its_copy_and_no_other_and_shapes_of_states():
     circles = [Opaque(0), Opaque(0)]
     for circle in circles:
         circle.value = [circle]
-    assert are_equal(*circles)
-    assert are_equal({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    assert are_equal(*circles) and are_equal({"a": 1, "b": 2}, {"b": 2, "a": 1})
     assert shape_of({"a": 1, "b": [2, None]}) == shape_of({"a": 5, "b": [0, None]})
     for other in ({"a": 1.0, "b": [2, None]}, {"a": 1, "b": [2]}, {"a": 1, "b": (2, None)}, {"a": None, "b": [2, None]}, {}):
         assert shape_of({"a": 1, "b": [2, None]}) != shape_of(other)

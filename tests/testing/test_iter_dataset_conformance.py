@@ -70,9 +70,7 @@ class PairsIterator(DatasetIterator):  # the sums of neighbours of a parent, as 
         before = self._parents[0].get_state()
         try:
             return next(self._parents[0]) + next(self._parents[0])
-        except StopIteration:
-            raise
-        except Exception:
+        except OSError:
             self._parents[0].set_state(before)
             raise
 
@@ -95,15 +93,12 @@ def stream(**overrides):
 
 
 RIGHT = [
-    Stream(Right),
-    Stream(partial(Right, end=10**9)),
-    Stream(WithBlocks),
+    *(Stream(Right), Stream(partial(Right, end=10**9)), Stream(WithBlocks), Pairs(numbers(20))),
     stream(  # it reads states of older versions, which lack a part
         get_state=lambda it: {"position": it.position, "new": 0},
         set_state=lambda it, state: vars(it).update(position=state["position"]),
     ),
     stream(get_state=lambda it: it.position, set_state=lambda it, state: vars(it).update(position=operator.index(state))),
-    Pairs(numbers(20)),
 ]
 
 
@@ -157,15 +152,12 @@ class RepeatsAfterErrors(PairsIterator):
 
 def test_errors_lose_nothing():
     check = assert_iter_dataset_conforms
-    for kind in (PairsIterator, HoldsHalfAPair):
-        pairs = variant(Pairs, kind=kind)
+    for pairs in (Pairs, variant(Pairs, kind=HoldsHalfAPair)):
         check(pairs(numbers(20)), failing=pairs(failing(0, 5, 8, 9)))
     loses_half_a_pair = variant(PairsIterator, __next__=lambda it: next(it._parents[0]) + next(it._parents[0]))
     message = "an error loses nothing..."
-    for kind, found in (
-        (loses_half_a_pair, "get_state() after OSError... at element 2 must be"),
-        (RepeatsAfterErrors, "the elements delivered around the errors must be"),
-    ):
+    half, again = "get_state() after OSError... at element 2 must be", "the elements delivered around the errors must be"
+    for kind, found in ((loses_half_a_pair, half), (RepeatsAfterErrors, again)):
         pairs = variant(Pairs, kind=kind)
         assert_found(message + found, check, pairs(numbers(20)), failing=pairs(failing(5)))
     check(numbers(20), max_elements=4, failing=failing(3))
@@ -207,14 +199,10 @@ WRONG = [
         position=property(lambda it: it.state[0], lambda it, n: vars(it).setdefault("state", [n]).__setitem__(0, n)),
         get_state=lambda it: it.state,
     ),
-    wrong(
-        "a state is apart...after the state that it gave before was changed, must be",
-        get_state=lambda it: {"position": it.position, "more": it.more},
-    ),
+    wrong("apart...the state that it gave before was changed", get_state=lambda it: {"position": it.position, "more": it.more}),
     wrongly_set("a state is apart...after the state that was set was changed, must be", position=POSITION, more=MORE),
-    wrong(  # elements depend on a number that states do not have
-        "exactly where...element 1 must be 1, got 0", lambda it, i: next(vars(it).setdefault("calls", itertools.count()))
-    ),
+    # Elements depend on a number that states do not have.
+    wrong("exactly where...element 1 must be 1, got 0", lambda it, i: next(vars(it).setdefault("calls", itertools.count()))),
     wrongly_set(
         "exactly where...TypeError: unhashable",
         get_state=lambda it: {"position": (it.position,)},
@@ -230,9 +218,7 @@ WRONG = [
         more=lambda state: copy.deepcopy(state["more"]),
     ),
     wrong(
-        "may be called twice...ZeroDivisionError",
-        close=lambda it: vars(it).update(_closed=1 // (not it._closed)),
-        __del__=lambda it: None,
+        "called twice...ZeroDivisionError", close=lambda it: vars(it).update(_closed=1 // (not it._closed)), __del__=lambda it: it
     ),
     wrong(
         "lost unnoticed...raised StopIteration, although element 5 was not there yet",

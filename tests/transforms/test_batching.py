@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from refusing import assert_raises
 
+from gristmill import BatchOperation, Record, RecordMetadata
 from gristmill.core import tree
-from gristmill.core.record import Record, RecordMetadata
 from gristmill.transforms.batching import BufferPool, stack
-from gristmill.transforms.operations import BatchOperation
 from gristmill.transforms.padding import batch_and_pad
 
 MEGABYTE = 1 << 20

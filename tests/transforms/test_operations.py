@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from refusing import assert_raises
 
-from gristmill import Record, RecordMetadata
+from gristmill import BatchOperation, FilterOperation, MapOperation, Operation, RandomMapOperation, Record, RecordMetadata
 from gristmill.experimental import PackAndBatchOperation
-from gristmill.python import BatchOperation, FilterOperation, MapOperation, Operation, RandomMapOperation
 
 
 def records(values=range(4)):

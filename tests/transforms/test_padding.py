@@ -5,9 +5,7 @@ import numpy as np
 from refusing import assert_raises
 
 from gristmill import MapDataset
-from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.dataset.bases.element_spec import get_element_spec
-from gristmill.experimental import batch_and_pad
+from gristmill.experimental import ShapeDtypeStruct, batch_and_pad, get_element_spec
 from gristmill.transforms.batching import stack
 
 Point = namedtuple("Point", ["x", "y"])

@@ -5,11 +5,9 @@ import pickle
 import typing
 from collections.abc import Sequence
 
-import numpy as np
 from refusing import assert_raises
 
-from gristmill import DataLoader, MapDataset, transforms
-from gristmill.samplers import SequentialSampler
+from gristmill import MapDataset, transforms
 from gristmill.transforms.base import transform_function
 
 METHODS = {transforms.Map: "map(self, element)", transforms.RandomMap: "random_map(self, element, rng)"}
@@ -49,19 +47,7 @@ def test_transformations_are_values():
         assert pickle.loads(pickle.dumps(value)) == value
 
 
-def test_batch_size_is_checked_where_it_is_applied_and_so_is_the_function_of_a_transformation():
-    ds = MapDataset.range(5)
-    for size, error, message in (
-        (0, ValueError, "batch_size must be a positive integer, got 0"),
-        ("2", TypeError, "batch_size must be an integer, got '2'"),
-        (None, TypeError, "batch_size must be an integer, got None"),
-    ):
-        for each in (ds, ds.to_iter_dataset()):
-            assert_raises(error, message, each.batch, size)
-            assert_raises(error, message, each.apply, [transforms.Batch(size)])
-        arguments = {"data_source": [1, 2], "sampler": SequentialSampler(2), "operations": [transforms.Batch(size)]}
-        assert_raises(error, message, DataLoader, **arguments)
-    assert [len(x) for x in ds.batch(np.int64(2))] == [2, 2, 1]
+def test_the_function_of_a_transformation_is_checked_where_it_is_applied():
     methods = {"map": lambda self, element: "the method", "__call__": lambda self, element: "the call"}
     both = type("Both", (transforms.Map,), methods)()
     assert transform_function(both, transforms.Map, "map")(1) == "the method"

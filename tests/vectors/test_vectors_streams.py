@@ -11,6 +11,7 @@ from vector_data import FAN, build, check, load, plain, recorded_states
 
 from gristmill import DataLoader, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill import experimental as x
+from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.samplers import SequentialSampler
 from gristmill.sharding import ShardOptions
@@ -177,7 +178,7 @@ def states_of_workers(row):
 
 def share(ds, index, count, **options):
     it = iter(slice_pipeline(ds, index, count, **options))
-    it._ctx.worker_index, it._ctx.worker_count = index, count
+    it._ctx.numbers = Numbers(index, count)
     return [plain(x) for x in it]
 
 

@@ -1,6 +1,5 @@
 """The guarantees of ``workers/arena.py``, one by one."""
 
-import contextlib
 import gc
 import itertools
 import os
@@ -14,11 +13,7 @@ import numpy as np
 import pytest
 from both_ends import Ends
 
-from gristmill.workers.arena import _FIRST_CHUNK, Mapping, Slot
-from gristmill.workers.arena import _MAX_WARM as WARM
-from gristmill.workers.arena import _chunk_of as chunk_of
-from gristmill.workers.arena import _chunk_size as chunk_size
-from gristmill.workers.arena import _chunk_start as chunk_start
+from gristmill.workers.arena import _FIRST_CHUNK, _MAX_WARM, Mapping, Slot, _chunk_of, _chunk_size, _chunk_start
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -61,11 +56,7 @@ class TestMemory:
 
 def descriptors_of_tests():
     """Other descriptors come and go: pools of other tests may end meanwhile."""
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            found.append(str(descriptor.readlink()))
-    return [target for target in found if "gristmill-test" in target]
+    return [fd for fd in Path("/proc/self/fd").iterdir() if "gristmill-test" in str(fd.resolve())]
 
 
 class TestSlots:
@@ -81,11 +72,9 @@ class TestSlots:
         ours[:] = 5
         assert theirs.tolist() == [5] * 10000
         theirs[3] = 6
-        assert ours[3] == 6
-        assert type(theirs) is np.ndarray and theirs.flags.writeable and theirs.flags.c_contiguous
+        assert ours[3] == 6 and type(theirs) is np.ndarray and theirs.flags.writeable and theirs.flags.c_contiguous
         del theirs
-        assert ends.reader.released() == [slot]
-        assert ends.reader.look(slot)[:4].tolist() == [5, 5, 5, 6]
+        assert ends.reader.released() == [slot] and ends.reader.look(slot)[:4].tolist() == [5, 5, 5, 6]
         assert ends.reader.released() == []  # a look is not watched
 
     def test_are_not_used_again_while_somebody_looks(self, ends):
@@ -122,8 +111,7 @@ class TestSlots:
                 assert array.min() == array.max() == value
             if rng.random() < 0.3:
                 ends.give_back()
-        for array, value in kept:
-            assert array.min() == array.max() == value
+        assert all(array.min() == array.max() == value for array, value in kept)
 
     def test_that_a_forked_process_may_see_are_never_used_again(self, ends):
         before = ends.share(5000, 1)
@@ -143,11 +131,10 @@ class TestGivingBack:
         slots = [arena.allocate(2**16) for _ in range(10)]
         for k, slot in enumerate(slots):
             arena.view(slot)[:] = k + 1
-        for slot in slots:
             arena.free(slot)
         again = [arena.allocate(2**16) for _ in range(10)]
         content = [int(arena.view(slot)[0]) for slot in again]
-        assert content == [4, 3, 2, 1] + [0] * 6 and WARM == 4  # holes read as zeros
+        assert content == [4, 3, 2, 1] + [0] * 6 and _MAX_WARM == 4  # holes read as zeros
         assert sorted(again) == sorted(slots)
 
     def test_after_a_burst_slots_keep_their_memory_again(self, ends):
@@ -158,8 +145,7 @@ class TestGivingBack:
             slot = ends.arena.allocate(PAGE)
             ends.arena.view(slot)[:] = 1
             ends.arena.free(slot)
-        assert ends.used() == PAGE
-        assert ends.arena.allocate(PAGE) == slot
+        assert ends.used() == PAGE and ends.arena.allocate(PAGE) == slot
 
     def test_close_returns_all_that_nobody_sees(self, ends):
         kept = [ends.share(2**18, k) for k in range(30)]
@@ -169,17 +155,15 @@ class TestGivingBack:
         kept = [kept[3], kept[4], kept[17]]
         ends.reader.close()
         assert ends.used() == 3 * 2**18 + 2**26 + PAGE
-        assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17]
-        assert large[0] == large[-1] == 7
+        assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17] and large[0] == large[-1] == 7
 
 
 class TestChunks:
     def test_arithmetic(self, ends):
-        starts = [chunk_start(k) for k in range(40)]
+        starts = [_chunk_start(k) for k in range(40)]
         assert starts[:4] == [0, _FIRST_CHUNK, 3 * _FIRST_CHUNK, 7 * _FIRST_CHUNK]
         for k, start in enumerate(starts[:-1]):
-            assert starts[k + 1] - start == chunk_size(k)
-            assert chunk_of(start) == chunk_of(starts[k + 1] - 1) == k
+            assert (starts[k + 1] - start, _chunk_of(start), _chunk_of(starts[k + 1] - 1)) == (_chunk_size(k), k, k)
         size = 2**24  # slots fill a chunk to its end, 4 in the first one, 8 in the second
         assert [ends.arena.allocate(size).offset for _ in range(12)] == [k * size for k in range(12)]
 
@@ -188,16 +172,14 @@ class TestChunks:
         """It takes the room of a later one; the file is sparse, so nothing is used but what is written."""
         arena = ends.arena
         small, slot, after = map(arena.allocate, (10, num_bytes, 10))
-        assert chunk_of(slot.offset) == chunk_of(slot.offset + num_bytes - 1)
         view = arena.view(slot)
-        assert view.nbytes == num_bytes
+        assert _chunk_of(slot.offset) == _chunk_of(slot.offset + num_bytes - 1) and view.nbytes == num_bytes
         view[0], view[-1] = 1, 2
         arena.view(small)[:], arena.view(after)[:] = 8, 9
         array = ends.reader.take(slot)
         assert (array[0], array[-1]) == (1, 2)
         assert ends.reader.take(small).tolist() == [8] * 10 and ends.reader.take(after).tolist() == [9] * 10
-        assert ends.used() <= 8 * PAGE
-        assert os.fstat(ends.fd).st_size >= slot.offset + num_bytes
+        assert ends.used() <= 8 * PAGE and os.fstat(ends.fd).st_size >= slot.offset + num_bytes
         arena.free(slot)
         assert arena.allocate(num_bytes) == slot
 
@@ -205,6 +187,5 @@ class TestChunks:
         mapping = Mapping(ends.fd)
         for slot in [ends.arena.allocate(2**24) for _ in range(500)]:  # 8 GB that nobody touches
             assert mapping.view(Slot(slot.offset, 10)).nbytes == 10 and mapping.view(slot).nbytes == 2**24
-        assert len(mapping._chunks) <= 8
-        assert ends.used() == 0
+        assert len(mapping._chunks) <= 8 and ends.used() == 0
         assert Path("/proc/self/maps").read_text().count("gristmill-test") <= 8

@@ -39,13 +39,8 @@ PROGRAM = """
     class Reduces(Base):
         __slots__ = ("x",)
         def __reduce__(self): return type(self), (self.x,)
-    class Abstract(Base, abc.ABC):
-        __slots__ = ("x",)
-        @abc.abstractmethod
-        def get(self): pass
-    class Concrete(Abstract):
-        __slots__ = ()
-        def get(self): return self.x
+    class Abstract(Base, abc.ABC): __slots__, get = ("x",), abc.abstractmethod(lambda self: 0)
+    class Concrete(Abstract): __slots__, get = (), lambda self: self.x
     T = typing.TypeVar("T")
     class Box(Base, typing.Generic[T]): __slots__ = ("x",)
     class Error(Exception):
@@ -59,17 +54,13 @@ PROGRAM = """
         x: int
         y: list = field(default_factory=list)
     @dataclass(frozen=True, slots=True, order=True, weakref_slot=True)
-    class FrozenSlots:
-        x: int
-    class Row(typing.NamedTuple):
-        x: int
+    class FrozenSlots: x: int
+    class Row(typing.NamedTuple): x: int
     class RowWithMethods(collections.namedtuple("Parts", "x y")):
         __slots__ = ()
         def __new__(cls, x): return super().__new__(cls, x, -x)
         def __getnewargs__(self): return self[:1]
-    class Color(enum.Enum):
-        RED = 0
-        GREEN = 1
+    class Color(enum.Enum): RED, GREEN = 0, 1
     slotted = [Slots, OneSlot, Documented, Private, WithBoth, NothingMore, MoreSlots, DictBelowSlots, SlotsBelowDict]
     others = [WithDict, Itself, Reduces, Concrete, Box, Error, DataSlots, FrozenSlots, Row, RowWithMethods, Color]
     def layout(value):

@@ -19,8 +19,7 @@ from refusing import assert_raises
 from gristmill.core.shared_block import SharedBlock
 from gristmill.multiprocessing import SharedMemoryArray, SharedMemoryArrayMetadata
 
-FDS = Path("/proc/self/fd")
-BLOCKS = Path("/dev/shm")
+FDS, BLOCKS = Path("/proc/self/fd"), Path("/dev/shm")
 
 
 def filled(shape=(4, 3), dtype="int32"):
@@ -74,10 +73,8 @@ def test_what_is_refused():
     shm.unlink()
     shm.close()
     assert_raises(ValueError, "shm must be open", over, shm, (1,), np.int8)
-    assert_raises(ValueError, "num_threads", start, 0)
-    assert_raises(TypeError, "num_threads", start, 1.5)
-    assert_raises(ValueError, "max_outstanding_requests", start, 1, -1)
-    assert_raises(TypeError, "max_outstanding_requests", start, 1, "2")
+    for error, numbers in ((ValueError, [0]), (TypeError, [1.5]), (ValueError, [1, -1]), (TypeError, [1, "2"])):
+        assert_raises(error, ["num_threads", "max_outstanding_requests"][len(numbers) - 1], start, *numbers)
     assert threading.active_count() == threads
 
 
@@ -87,33 +84,29 @@ def test_metadata_and_arrays_that_are_attached_by_them():
     assert metadata == SharedMemoryArrayMetadata(name="name", shape=(2, 3), dtype="int32")
     assert metadata == pickle.loads(pickle.dumps(metadata))
     assert len({metadata, SharedMemoryArrayMetadata("name", (2, 3), "i4"), copy.deepcopy(metadata)}) == 1
-    assert metadata != SharedMemoryArrayMetadata("other", (2, 3), "int32")
-    assert not hasattr(metadata, "__dict__")
+    assert metadata != SharedMemoryArrayMetadata("other", (2, 3), "int32") and not hasattr(metadata, "__dict__")
     assert_raises(dataclasses.FrozenInstanceError, None, setattr, metadata, "name", "other")
     assert SharedMemoryArrayMetadata("name", 5, "int8").shape == (5,)
     array = SharedMemoryArray((4, 3), "int32")
     array[...] = 1
     metadata = array.metadata
     attached = SharedMemoryArray.from_metadata(metadata)
-    assert attached.shm is not array.shm and attached.shm.name == array.shm.name
     attached[1, 1] = 77
-    assert array[1, 1] == 77
+    assert attached.shm is not array.shm and attached.shm.name == array.shm.name and array[1, 1] == 77
     del array, attached
     attached = SharedMemoryArray.from_metadata(metadata)  # it stays until somebody unlinks it
     metadata.close_and_unlink_shm()
-    attached[1, 2] = 78
-    assert attached.sum() == 77 + 78 + 10, "what is attached stays"
-    for missing in (metadata.close_and_unlink_shm, lambda: SharedMemoryArray.from_metadata(metadata)):
-        assert_raises(FileNotFoundError, None, missing)
+    assert attached.sum() == 77 + 11, "what is attached stays"
+    assert_raises(FileNotFoundError, None, metadata.close_and_unlink_shm)
+    assert_raises(FileNotFoundError, None, SharedMemoryArray.from_metadata, metadata)
 
 
 @pytest.mark.parametrize("make", [lambda: SharedMemory(create=True, size=100), lambda: SharedBlock(size=100)])
 def test_any_open_block_will_do_and_may_be_closed(make):
     shm = make()
     array = SharedMemoryArray.from_shared_memory(shm, (2, 3), np.int64)
-    assert array.shm is shm
     array[1, 2] = 5
-    assert bytes(shm.buf[40:48]) == (5).to_bytes(8, sys.byteorder)
+    assert array.shm is shm and bytes(shm.buf[40:48]) == (5).to_bytes(8, sys.byteorder)
     attached = pickle.loads(pickle.dumps(array))
     attached[0, 0] = 6
     assert array.tolist() == [[6, 0, 0], [0, 0, 5]]
@@ -124,9 +117,8 @@ def test_any_open_block_will_do_and_may_be_closed(make):
     raw = SharedMemoryArray.from_shared_memory(shm, (6, 8), np.uint8)
     shm.close()
     again[1] = 3
-    assert raw[0].tolist() == [6, 3, 0, 0, 0, 0, 0, 0]
     del again
-    assert raw[0].any()
+    assert raw[0].tolist() == [6, 3, 0, 0, 0, 0, 0, 0]
 
 
 FIELDS = [("x", "i4"), ("y", "i4"), ("z", "i4")]
@@ -146,25 +138,20 @@ def test_what_shares_the_block_and_how_it_is_pickled(kind, operation):
     array = filled()
     name, expected, made = array.shm.name, operation(np.array(array)), operation(array)
     is_view = kind in ("whole", "part")
-    if kind in ("plain view", "result"):
-        assert type(made) is np.ndarray
-    else:
-        assert type(made) is SharedMemoryArray and made.shm is (array.shm if is_view else None)
+    assert type(made) is (np.ndarray if kind in ("plain view", "result") else SharedMemoryArray)
+    assert getattr(made, "shm", None) is (array.shm if is_view else None)
     np.testing.assert_array_equal(made, expected)
     refused = {"part": (ValueError, "is a view of a part of its shared memory, or in another order")}
     refused["copy"] = (AssertionError, "no shared memory")
     if kind in refused:
-        with pytest.raises(refused[kind][0], match=refused[kind][1]):
-            _ = made.metadata
+        assert_raises(*refused[kind], getattr, made, "metadata")
     if kind == "copy":
         made.unlink_on_del()  # nothing to do
     loaded = [pickle.loads(pickle.dumps(made, protocol)) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    (loaded[0] if kind == "whole" else array)[...] = 7
     if kind == "whole":
         assert all([each.metadata == made.metadata for each in loaded])
-        loaded[0][...] = 7
         expected = made
-    else:
-        array[...] = -1
     for each in loaded:
         assert type(each) is (SharedMemoryArray if kind == "whole" else np.ndarray)
         np.testing.assert_array_equal(each, expected, strict=True)
@@ -179,11 +166,9 @@ def test_results_are_scalars_or_put_into_a_shared_array_or_sent_out_of_band():
         assert isinstance(operation(filled()), np.generic)
     assert isinstance(filled(()) + 1, np.generic)
     array, out, buffers = filled(), filled((3,)), []
-    assert np.add(array, 1, out=array) is array
-    assert array.sum(0, out=out) is out and out.shm is not None
-    part = array[1:]
+    assert np.add(array, 1, out=array) is array and array.sum(0, out=out) is out and out.shm is not None
+    part, before = array[1:], array
     assert np.multiply(part, 2, out=part) is part
-    before = array
     array += array
     assert array is before and array.shm is not None
     assert array.tolist() == [[2, 4, 6], [16, 20, 24], [28, 32, 36], [40, 44, 48]]
@@ -238,14 +223,12 @@ def test_finalizers_of_a_cycle_may_still_read_the_array():
             read.append(self.array.sum())
 
     array, foreign = filled(), over_new_block(8, (8,), "int8")
-    name = array.shm.name
-    foreign[:] = 3
+    name, foreign[:] = array.shm.name, 3
     foreign.unlink_on_del()
     readers = [Reader(array), Reader(foreign), Reader(array[2:])]
     del array, foreign, readers
     gc.collect()
-    assert sorted(read) == [24, 51, 66]
-    assert not exists(name)
+    assert sorted(read) == [24, 51, 66] and not exists(name)
 
 
 def test_deletion_waits_for_no_lock():
@@ -267,8 +250,7 @@ def test_deletion_waits_for_no_lock():
     left = [name for name in names if (BLOCKS / name).exists()]
     done.set()
     thread.join()
-    assert left == []
-    assert not any(map(exists, names))
+    assert left == [] and not any(map(exists, names))
 
 
 # --- Programs, which print the names of the blocks that they make.
@@ -288,8 +270,7 @@ def run(tmp_path, script, *arguments):
     """Runs a program that leaves no block. Returns what it printed but their names."""
     lines = programs.output(tmp_path, PRELUDE + textwrap.dedent(script), *arguments)
     names = [line for line in lines if line.startswith("gristmill_")]
-    assert names
-    assert not [name for name in names if exists(name)]
+    assert names and not [name for name in names if exists(name)]
     return [line for line in lines if line not in names]
 
 
@@ -312,16 +293,13 @@ def work(given):
         SharedMemoryArray.enable_async_del(num_threads=2)
     sys.given = given
     for unlinks in (False, True):
-        keep(make(), unlinks)
         shm = SharedMemory(create=True, size=100)
         shm.unlink()
-        keep(SharedMemoryArray.from_shared_memory(shm, (10,), float), unlinks)
-        keep(SharedMemoryArray.from_metadata(make().metadata), unlinks)
-        keep(make(shape=(0,)), unlinks)
+        over, attached = SharedMemoryArray.from_shared_memory(shm, (10,), float), SharedMemoryArray.from_metadata(make().metadata)
+        for array in (make(), over, attached, make(shape=(0,))):
+            keep(array, unlinks)
     for _ in range(20):
-        array = make()
-        array.unlink_on_del()
-        del array
+        make().unlink_on_del()
 if __name__ == "__main__":
     array = make()
     work(array)
@@ -363,11 +341,9 @@ if __name__ == "__main__":
         array = queue.get()
         if how == "metadata":
             array = SharedMemoryArray.from_metadata(array)
-        assert array.sum() == 5 * len(array), array
-        if how != "view":
-            assert exists(array.shm.name)
-            if how == unlinked:
-                array.unlink_on_del()
+        assert array.sum() == 5 * len(array) and (how == "view" or exists(array.shm.name)), array
+        if how == unlinked:
+            array.unlink_on_del()
         sys.kept.append(array)
     del sys.kept[1]
     if os.path.isdir("/dev/shm"):  # elsewhere the tracker frees what nobody takes, and what killed children leave, and says so
@@ -404,8 +380,7 @@ if __name__ == "__main__":
         process.start()
         process.join()
         given = queue.get()
-        assert not given or not exists(given[0])
-        assert not given or not gives or given[1][0] == 7
+        assert not given or not (exists(given[0]) or gives and given[1][0] != 7)
 """
 
 
@@ -424,9 +399,8 @@ def test_others_who_end_or_unlink_do_no_harm(tmp_path):
     if len(sys.argv) == 1:
         for _ in range(100):
             array = SharedMemoryArray((10,))
-            again = pickle.loads(pickle.dumps(array))
-            again.unlink_on_del()
-            del array, again
+            pickle.loads(pickle.dumps(array)).unlink_on_del()
+        del array
         print(len(shared_block._names))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         creator = subprocess.Popen([sys.executable, __file__, "creates"], **pipes)
@@ -434,9 +408,7 @@ def test_others_who_end_or_unlink_do_no_harm(tmp_path):
         print(name)
         array = attached(name)
         creator.communicate("")
-        assert creator.returncode == 0
-        assert not exists(name)
-        assert array.sum() == 3000
+        assert creator.returncode == 0 and not exists(name) and array.sum() == 3000
         array = make(3)
         for how in ("uses", "unlinks"):
             subprocess.run([sys.executable, __file__, how, array.shm.name], check=True)
@@ -476,9 +448,8 @@ def test_a_fork_inherits_memory_but_no_duty(tmp_path):
             if how == "own":
                 own = make()
                 own.unlink_on_del()
-                own_name = own.shm.name
-                del own
-                assert not exists(own_name), "without threads it happens at once"
+                own = own.shm.name
+                assert not exists(own), "without threads it happens at once"
                 sys.kept = make()
             if how != "exit":
                 del array
@@ -510,8 +481,7 @@ def test_the_background_takes_its_limit_and_is_waited_for(tmp_path):
             print("released", flush=True)
     def droppable(n):
         arrays = [make() for _ in range(n)]
-        for array in arrays:
-            array.unlink_on_del()
+        [array.unlink_on_del() for array in arrays]
         return arrays
     SharedMemoryArray.enable_async_del(1, max_outstanding_requests=2)
     SharedMemoryArray.enable_async_del(7)

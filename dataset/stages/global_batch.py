@@ -1,0 +1,285 @@
+"""``global_batch``: the batches of one host, the same whatever the number of hosts and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from gristmill.core.cached import cached
+from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
+from gristmill.core.errors import as_int
+from gristmill.core.options import MultiprocessingOptions
+from gristmill.core.sharding import NoSharding, ShardOptions
+from gristmill.core.state import shown
+from gristmill.dataset.bases.division import Division
+from gristmill.dataset.bases.element_spec import batched_spec
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, longest, num_elements, scaled, shortest
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import ancestors, spec_of
+from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.lane_rows import LaneRowsIterDataset, Part, part_of_lanes
+from gristmill.dataset.slicing import slice_pipeline
+from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.stages.global_batch_iterator import GlobalBatchDatasetIterator
+from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
+from gristmill.dataset.stages.repeat import RepeatIterDataset
+from gristmill.transforms.base import check_batch_size
+
+T = TypeVar("T")
+End = Literal["drop", "pad", "repeat"]
+
+_MAX_DEFAULT_LANES = 64
+
+_NUM_SHOWN = 16  # numbers in a message
+
+
+class GlobalBatchParameters(Parameters):
+    batch_size: int = aside(in_text=True)  # a state goes on with another one, as with other hosts and workers
+    num_lanes: int
+    shard_options: ShardOptions = aside(in_text=True)
+    workers: MultiprocessingOptions | None = aside()
+    end: End
+    agree: Any = aside()
+    agree_every: int = aside()
+    batch_fn: Any = aside()
+    worker_init_fn: Any = aside()
+
+    def __post_init__(self) -> None:
+        size, given = check_batch_size(self.batch_size), vars(self)["num_lanes"]
+        num_lanes = min(_MAX_DEFAULT_LANES, size & -size) if given is None else as_int("num_lanes", given, minimum=1)
+        self._replace(batch_size=size, num_lanes=num_lanes, agree_every=as_int("agree_every", self.agree_every, minimum=1))
+        if not isinstance(self.shard_options, ShardOptions):
+            raise TypeError(f"shard_options must be a ShardOptions, got {self.shard_options!r:.200}")
+        if self.end not in ("drop", "pad", "repeat"):
+            raise ValueError(f"end must be 'drop', 'pad' or 'repeat', got {self.end!r:.200}")
+        for name in ("agree", "batch_fn", "worker_init_fn"):
+            if not callable(getattr(self, name)) and getattr(self, name) is not None:
+                raise TypeError(f"{name} must be callable or None, got {getattr(self, name)!r:.200}")
+        self._check_divisibility()
+        self._check_workers()
+
+    def _check_divisibility(self) -> None:
+        size, num_lanes, num_hosts = self.batch_size, self.num_lanes, self.shard_options.shard_count
+        if size % num_lanes:
+            raise ValueError(
+                f"num_lanes must divide batch_size, {size}, got {num_lanes}: every step takes as many elements of each lane. "
+                f"Take one of {_listed(_divisors(size))}"
+            )
+        if num_lanes % num_hosts:
+            fitting = [number for number in _divisors(size) if not number % num_hosts]
+            advice = f"num_lanes={' or '.join(map(str, fitting[:3]))} would fit" if fitting else f"no divisor of {size} would fit"
+            raise ValueError(
+                f"shard_count in shard_options must divide num_lanes, {num_lanes}, got {num_hosts}: a host owns whole lanes. "
+                f"Take one of {_listed(_divisors(num_lanes))} hosts, or other lanes: {advice}"
+            )
+
+    def _check_workers(self) -> None:
+        workers = self.workers
+        if workers is None:
+            return
+        if not isinstance(workers, MultiprocessingOptions):
+            raise TypeError(f"workers must be a MultiprocessingOptions or None, got {workers!r:.200}")
+        if workers.num_lanes is not None:
+            raise ValueError(f"workers must have num_lanes=None, got {workers}: give num_lanes to global_batch itself")
+        if workers.num_workers > len(self.lanes):
+            raise ValueError(
+                f"num_workers in workers must be at most {len(self.lanes)}, the number of lanes of a host, got "
+                f"{workers.num_workers}: a worker computes whole lanes. Use fewer workers or more lanes"
+            )
+
+    @property
+    def lanes(self) -> range:
+        """The lanes of this host."""
+        return part_of_lanes(range(self.num_lanes), self.shard_options.shard_index, self.shard_options.shard_count)
+
+    @property
+    def rows_per_lane(self) -> int:
+        """How many elements of each lane are in a batch."""
+        return self.batch_size // self.num_lanes
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows this host has in a batch."""
+        return self.rows_per_lane * len(self.lanes)
+
+
+def global_batch(
+    ds: Any,
+    batch_size: int,
+    *,
+    num_lanes: int | None = None,
+    shard_options: ShardOptions | None = None,
+    workers: MultiprocessingOptions | None = None,
+    end: End = "drop",
+    agree: Callable[..., int] | None = None,
+    agree_every: int = 16,
+    batch_fn: Callable[[list[Any]], Any] | None = None,
+) -> IterDataset[Any]:
+    """Returns ``ds.global_batch(batch_size, ...)`` of a dataset or ``DataLoader``; see ``IterDataset.global_batch``.
+
+    Args:
+        ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
+        batch_size, num_lanes, shard_options, workers, end, agree, agree_every, batch_fn: as for the method.
+
+    Raises:
+        TypeError: ``ds`` is none of these; else as the method.
+        ValueError: as the method.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> list(global_batch(MapDataset.range(8), 4))
+        [array([0, 1, 2, 3]), array([4, 5, 6, 7])]
+    """
+    method = getattr(ds, "global_batch", None)
+    if method is None:
+        raise TypeError(f"ds must be a MapDataset, IterDataset or DataLoader, got {shown(ds)} of type {type(ds).__name__}")
+    batches: IterDataset[Any] = method(
+        batch_size,
+        num_lanes=num_lanes,
+        shard_options=shard_options,
+        workers=workers,
+        end=end,
+        agree=agree,
+        agree_every=agree_every,
+        batch_fn=batch_fn,
+    )
+    return batches
+
+
+def _divisors(number: int) -> list[int]:
+    return [i for i in range(1, number + 1) if not number % i]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    text = ", ".join(map(str, numbers[:_NUM_SHOWN]))
+    return f"{text}, …" if len(numbers) > _NUM_SHOWN else text
+
+
+class GlobalBatchIterDataset(IterDataset[T]):
+    """The rows of one host in batches that are divided among all hosts. ``IterDataset.global_batch`` says what they are.
+
+    Order: that of the lanes, and in a lane that of the parent's share. State: that of every lane of the host. Cost: that of the
+    lanes, and one copy of the rows; a second one with several workers.
+    """
+
+    _parameters: GlobalBatchParameters
+
+    def __init__(
+        self,
+        parent: Any,
+        batch_size: int,
+        num_lanes: int | None = None,
+        shard_options: ShardOptions | None = None,
+        workers: MultiprocessingOptions | None = None,
+        end: End = "drop",
+        agree: Callable[..., int] | None = None,
+        agree_every: int = 16,
+        batch_fn: Callable[[list[Any]], Any] | None = None,
+        worker_init_fn: Callable[[int, int], Any] | None = None,
+    ) -> None:
+        super().__init__(parent)
+        shard = NoSharding() if shard_options is None else shard_options
+        given: Any = (batch_size, num_lanes, shard, workers, end, agree, agree_every, batch_fn, worker_init_fn)
+        self._parameters = parameters = GlobalBatchParameters(*given)
+        for node in ancestors(parent):
+            if isinstance(node, MultiprocessPrefetchIterDataset):
+                raise ValueError(
+                    f"{self} cannot be applied to a pipeline that has {node}: lanes have no workers of their own. "
+                    "Leave that out, and give workers=MultiprocessingOptions(...) to global_batch"
+                )
+        _check_roots(parent, parameters.num_lanes)
+        repeats = end == "repeat" and not isinstance(num_elements(parent), Infinite)
+        lanes: IterDataset[Part] = LaneRowsIterDataset(
+            RepeatIterDataset(parent) if repeats else parent,
+            parameters.lanes,
+            parameters.num_lanes,
+            parameters.rows_per_lane,
+            stacks=batch_fn is None,
+            pads=end == "pad",
+        )
+        self._rows = lanes if workers is None else lanes.mp_prefetch(workers, worker_init_fn, sequential_slice=True)
+        if parameters.shard_options.shard_count > 1 and agree is None and not self.is_computed:
+            stage, lane = self._unsteady
+            raise ValueError(
+                f"agree must be given with several hosts and end={end!r}, since {stage} makes it unknown how many elements lane "
+                f"{lane} has: all hosts have to end at the same step. Pass agree=gristmill.checkpoint.agree_jax (or agree_torch, "
+                "or a function of yours), or end='repeat'"
+            )
+
+    @cached
+    def lane_lengths(self) -> list[Length]:
+        """How many elements each lane has, of all hosts."""
+        parameters = self._parameters
+        if parameters.end == "repeat":
+            return [Infinite()] * parameters.num_lanes
+        return [num_elements(self._lane(lane)) for lane in range(parameters.num_lanes)]
+
+    def _lane(self, lane: int) -> Any:
+        return slice_pipeline(self._parents[0], lane, self._parameters.num_lanes)
+
+    @cached
+    def is_computed(self) -> bool:
+        """Whether the number of steps follows from the pipeline."""
+        return all([isinstance(length, Exact | Infinite) for length in self.lane_lengths])
+
+    @property
+    def _unsteady(self) -> tuple[Any, int]:
+        """The first stage that makes a length unknown, and a lane in which it does."""
+        lane = [isinstance(length, Exact | Infinite) for length in self.lane_lengths].index(False)
+        stage = self._lane(lane)
+        while above := [x for x in stage.parents if not isinstance(num_elements(x), Exact | Infinite)]:
+            stage = above[0]
+        return stage, lane
+
+    def num_steps_after(self, rows: int) -> Length:
+        """How many steps follow when every lane has given ``rows`` rows, as far as that is known."""
+        size = self._parameters.rows_per_lane
+        left = [scaled(length, lambda num: max(0, num - rows)) for length in self.lane_lengths]
+        if self._parameters.end == "pad":
+            return scaled(longest(left), lambda num: -(-num // size))
+        return scaled(shortest(left), lambda num: num // size)
+
+    def _num_elements(self) -> Length:
+        return self.num_steps_after(0)
+
+    @property
+    def _element_spec(self) -> Any:
+        num, batch_fn = self._parameters.num_rows, batch_function(self._parameters.batch_fn)
+        batch = batched_spec(batch_fn, spec_of(self._parent), num, True)
+        return (batch, ShapeDtypeStruct((num,), np.bool_)) if self._parameters.end == "pad" else batch
+
+    def zero_row(self) -> Any:
+        """An element of zeros, as far as it is known what elements look like without reading any."""
+        try:
+            return map_spec(lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._parent))
+        except (NotImplementedError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"no lane of shard {self._parameters.shard_options.shard_index} has had an element, so that nobody knows there "
+                f"what to pad with: {error}. Say what elements look like (see get_element_spec), or use fewer lanes"
+            ) from error
+
+    def _divided(self, division: Division) -> Any:
+        raise ValueError(
+            f"{self} cannot be shared out among {division.num_workers} workers, since its lanes are: give "
+            "workers=MultiprocessingOptions(...) to global_batch"
+        )
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return GlobalBatchDatasetIterator(self, iterate(self._rows), self._parameters)
+
+
+def _check_roots(parent: Any, num_lanes: int) -> None:
+    """Refuses a pipeline of which some lane would have nothing: a root is shorter than the number of lanes."""
+    for node in ancestors(slice_pipeline(parent, num_lanes - 1, num_lanes)):
+        is_share = node._is_share or (num_lanes == 1 and isinstance(node, MapDataset)) or hasattr(node, "set_slice")
+        if is_share and num_elements(node) in (Exact(0), AtMost(0)):
+            root = node.parents[0] if node._is_share else node
+            length = f" of {len(root)} elements" if isinstance(root, MapDataset) else ""
+            raise ValueError(
+                f"num_lanes must be at most the length of every root, got {num_lanes}: {root}{length} has nothing for the last "
+                "lane. Use fewer lanes, or a smaller batch_size, of which the default number follows"
+            )

@@ -1,0 +1,55 @@
+"""``RunsMapDataset``: runs of consecutive elements, which workers have in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gristmill.core.indices import Indices
+from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.bases.division import Division
+from gristmill.dataset.bases.map import ReindexMapDataset, not_over_a_part
+from gristmill.dataset.bases.parameters import Parameters
+
+T = TypeVar("T")
+
+
+class RunsParameters(Parameters):
+    numbers: Numbers
+
+
+class RunsMapDataset(ReindexMapDataset[T]):
+    """The elements ``numbers`` of an epoch of the parent. Workers that share it out have whole runs of it in turn.
+
+    Order: the parent's. Cost: a few array operations per block.
+    """
+
+    _adds_step = False  # seeds are those of the parent
+
+    def __init__(self, parent: Any, numbers: Numbers) -> None:
+        super().__init__(parent)
+        self._parameters = RunsParameters(numbers)
+        self.numbers = numbers
+        self._length = numbers.num_before(len(parent))
+        self._is_share = numbers.count > 1
+
+    def __len__(self) -> int:
+        return self._length
+
+    def _over(self, replaced: Callable[[Any], Any]) -> RunsMapDataset[T]:
+        raise not_over_a_part(self, "selects elements by their position")
+
+    def _divided(self, division: Division) -> RunsMapDataset[T]:
+        numbers = self.numbers
+        return RunsMapDataset(self._parent, numbers.replaced(index=division.index, count=division.num_workers))
+
+    @property
+    def _limit(self) -> int:
+        return 2**62 // self.numbers.count - self.numbers.origin
+
+    def _reindex(self, index: Any) -> Any:
+        return self.numbers(index)
+
+    def _reindex_range(self, indices: range) -> Indices | None:
+        first, last = self.numbers(indices[0]), self.numbers(indices[-1])
+        return range(first, last + 1) if last - first == len(indices) - 1 and indices.step == 1 else None

@@ -1,0 +1,320 @@
+"""``mp_prefetch(order="stream")`` of a pipeline that begins with an interleave: workers compute its datasets, each a whole one.
+
+Guarantees:
+
+1. Which elements come from where is decided by the interleave, in the consumer, from the elements of its datasets alone. Its
+   states are those without workers.
+2. Dataset ``i`` is lane ``i`` of the workers. Only lanes of datasets that are open are computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from gristmill.core.options import MAX_LANES, DatasetOptions
+from gristmill.dataset.bases.context import ComponentContext, IteratorContext, collected_options
+from gristmill.dataset.bases.cycle import After
+from gristmill.dataset.bases.division import Division
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, snapshot
+from gristmill.dataset.bases.length import Length, Unknown, same_number
+from gristmill.dataset.bases.next_index import move_to_index, next_index_of
+from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
+from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
+from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.slicing import replaced_in
+from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset, Opener, stream_of_dataset
+from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
+from gristmill.dataset.states.values import copied
+from gristmill.dataset.worker_lanes import WorkerLane
+
+T = TypeVar("T")
+
+Workers = Callable[..., IterDataset[Any]]  # of a dataset, and optionally the number of lanes
+
+
+def needs_of(step: Any) -> str | None:
+    """What a step needs to know of elements to be applied to each alone; ``None`` if that is not enough or not known."""
+    needs: str | None = step._works_on
+    return needs if is_of_library(step) else None
+
+
+def interleaved_part(ds: IterDataset[Any]) -> IterDataset[Any] | None:
+    """Of ``ds`` the interleave that it begins with, and the steps behind that which change every element alone, if it does so."""
+    chain = _chain(ds)
+    if type(chain[0]) is not InterleaveIterDataset:
+        return None
+    rest = itertools.takewhile(lambda step: needs_of(step) in ("elements", "nothing"), chain[1:])
+    return [chain[0], *rest][-1]
+
+
+def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
+    """The streams that lead to ``ds``, as long as each has one parent."""
+    chain = [ds]
+    while len(chain[0].parents) == 1 and isinstance(chain[0].parents[0], IterDataset):
+        chain.insert(0, chain[0].parents[0])
+    return chain
+
+
+class MemberParameters(Parameters):
+    datasets: Any = aside()
+    steps: Sequence[Any] = aside()
+    index: int
+
+
+class MemberIterDataset(IterDataset[Any]):
+    """Dataset ``index`` of an interleave, and what ``steps`` behind that make of its elements.
+
+    Worker ``i`` of as many as there are datasets has dataset ``i`` in place of it.
+    """
+
+    def __init__(self, datasets: Any, steps: Sequence[IterDataset[Any]], index: int = 0) -> None:
+        super().__init__()
+        self._datasets = datasets
+        self._steps = steps
+        self._index = index
+        self._parameters = MemberParameters(datasets, steps, index)
+
+    def __str__(self) -> str:
+        return f"MemberIterDataset(index={self._index}, [{len(self._datasets)} datasets])"
+
+    def _num_elements(self) -> Length:
+        return Unknown()
+
+    def _divided(self, division: Division) -> MemberIterDataset:
+        if division.num_workers != len(self._datasets):
+            raise ValueError(f"{self} cannot be sliced among {division.num_workers} workers: each is to have a dataset")
+        return MemberIterDataset(self._datasets, self._steps, division.index)
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        ds = stream_of_dataset(self._datasets, self._index)
+        for step in self._steps:
+            ds = replaced_in(step, step.parents[0], ds)
+        it = iterate(ds)
+        share_context([it], _OfWhole(collected_options(ds)))
+        return it
+
+
+class _OfWhole(IteratorContext):
+    """Of a dataset that one worker has as a whole, so that its elements have the numbers that they have without workers."""
+
+    def belong_to(self, index: int, count: int, options: DatasetOptions) -> None:
+        super().belong_to(0, 1, options)
+
+
+class StreamInterleaveParameters(Parameters):
+    workers: Workers = aside()
+
+
+class StreamInterleaveIterDataset(IterDataset[T]):
+    """The elements of the parent, an interleave and steps for every element alone, whose datasets are computed by ``workers``.
+
+    Order: the parent's. State: the parent's. Cost: when a dataset is opened, its worker goes back to what has arrived.
+    """
+
+    _adds_step = False
+    _starts_workers = True
+    _element_spec = spec_of_first_parent
+    _num_elements = same_number
+
+    def __init__(self, parent: IterDataset[T], workers: Workers) -> None:
+        super().__init__(parent)
+        self._parameters = StreamInterleaveParameters(workers)
+        self._workers = workers
+        interleave, *steps = _chain(parent)
+        assert isinstance(interleave, InterleaveIterDataset)
+        self._datasets = interleave.datasets
+        if len(self._datasets) > MAX_LANES:
+            raise ValueError(
+                f"order='stream' cannot divide {interleave} among workers: it has more than {MAX_LANES} datasets. Use "
+                "order='workers', where each worker has an interleave of its own"
+            )
+        self._cycle_length = min(parameters_of(interleave).cycle_length, len(self._datasets))
+        self._by_workers = workers(MemberIterDataset(self._datasets, steps), len(self._datasets)) if self._cycle_length else None
+
+    def __str__(self) -> str:
+        return f"StreamInterleaveIterDataset([{len(self._datasets)} datasets])"
+
+    def _over(self, replaced: Callable[[Any], Any]) -> StreamInterleaveIterDataset[T]:
+        return StreamInterleaveIterDataset(replaced(self._parent), self._workers)
+
+    def __iter__(self) -> DatasetIterator[T]:
+        workers = None if self._by_workers is None else iterate(self._by_workers)
+        if not isinstance(workers, MultiprocessPrefetchIterator):
+            return iterate(self._parent)  # there are no datasets, or threads do as well, which it has
+        members = _Members(workers)
+        opener = Opener(self._datasets, 0, members)
+        members.ctx = opener.ctx
+        return StreamInterleaveIterator(InterleaveDatasetIterator(opener, self._cycle_length, 0, 0), self._parent, members)
+
+
+class StreamInterleaveIterator(PassingIterator[T]):
+    """Stands for an iterator of ``ds``."""
+
+    _stage_name: ClassVar = None  # the same elements and states
+    _flow = "one_to_one"
+    _stays_on_error = True
+
+    def __init__(self, parent: DatasetIterator[Any], ds: IterDataset[T], members: _Members) -> None:
+        super().__init__(parent)
+        self._ds = ds
+        self._members = members
+        self._ctx.options = collected_options(ds).merge(self._ctx.options)
+
+    def __str__(self) -> str:
+        return "StreamInterleaveIterator"
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        return (iterate(self._ds),)
+
+    def _take(self, n: int) -> list[T]:
+        return self._source._take(n)
+
+    def start_prefetch(self) -> None:
+        if not self._closed:
+            super().start_prefetch()
+            self._members.start()
+
+    def _get_next_index(self) -> int:
+        return next_index_of(self._source)
+
+    def _set_next_index(self, index: int) -> None:
+        move_to_index(self._source, index)
+
+
+_User: TypeAlias = "weakref.ref[MemberIterator[Any]]"
+
+
+class _Members:
+    """The lanes of workers, for the iterators of the datasets that are open.
+
+    Args:
+        workers: has the processes; nothing is taken from it.
+    """
+
+    def __init__(self, workers: MultiprocessPrefetchIterator[Any]) -> None:
+        self.ctx: IteratorContext = ComponentContext(IteratorContext(joined=None))  # of the interleave
+        self._workers = workers
+        self._lanes: Sequence[WorkerLane] = ()
+        self._process_id = 0
+        self._users: dict[int, _User] = {}  # whose lanes are computed or are to be
+        self._waiting: dict[int, Any] = {}  # states of lanes that were not started
+
+    def iterator(self, index: int, whole: DatasetIterator[Any]) -> MemberIterator[Any]:
+        """What stands for ``whole``, an iterator of dataset ``index``."""
+        return MemberIterator(self, index, whole)
+
+    def close(self) -> None:
+        self._workers.close()
+
+    def use(self, index: int, user: _User, state: Any) -> None:
+        """Lets lane ``index`` go on from ``state``, for ``user``."""
+        self._users[index], self._waiting[index] = user, state
+
+    def leave(self, index: int, user: _User) -> None:
+        """Nobody needs lane ``index`` any more, unless another user has come."""
+        if self._users.get(index) is user:
+            del self._users[index]
+            self._waiting.pop(index, None)
+            if self._lanes:
+                self._lanes[index].has_ended = True
+
+    def lane(self, index: int) -> WorkerLane:
+        """Lane ``index``, which is being computed."""
+        self.start()
+        return self._lanes[index]
+
+    def start(self) -> None:
+        """Has the workers compute all lanes that are used."""
+        if self._process_id != os.getpid():
+            self._workers._ctx.options = self.ctx.options
+            self._lanes = [lane for lane in self._workers.lanes() if isinstance(lane, WorkerLane)]
+            self._process_id = os.getpid()
+            users = {i: user() for i, user in self._users.items()}
+            self._waiting = {i: user.get_state() for i, user in users.items() if user is not None}
+        waiting, self._waiting = self._waiting, {}
+        for worker in {self._lanes[i].worker: None for i in waiting}:
+            worker.go_on_with({i: state for i, state in waiting.items() if self._lanes[i].worker is worker})
+
+
+class MemberIterator(BlockIterator[T]):
+    """Stands for ``whole``, which is only asked for states."""
+
+    _stage_name: ClassVar = None  # the same elements and states
+    _flow = "stateful"
+    _stays_on_error = True
+    _is_costly_to_restore = True
+
+    def __init__(self, members: _Members, index: int, whole: DatasetIterator[T]) -> None:
+        super().__init__()
+        self._ctx.options = whole._ctx.options
+        self._whole = whole
+        self._members = members
+        self._index = index
+        self._user = weakref.ref(self)
+        self._go_to([copied(snapshot(whole))])
+
+    def _go_to(self, states: list[Any]) -> None:
+        self._after: After = states, 0
+        self._has_lane = False  # which may be another one's still, where a state is refused
+
+    def _use_lane(self) -> None:
+        if not self._has_lane:
+            self._members.use(self._index, self._user, self.get_state())
+            self._has_lane = True
+
+    @property
+    def _described_upstream(self) -> Sequence[Any]:
+        return (self._whole,)
+
+    def start_prefetch(self) -> None:
+        if not self._closed:
+            self._use_lane()
+
+    def _take(self, n: int) -> list[T]:
+        self._use_lane()
+        lane = self._members.lane(self._index)
+        taken: list[T] = []
+        while len(taken) < n and (lane.ready or lane.is_running):
+            if lane.ready:
+                element, states, i = lane.ready.popleft()
+                taken.append(element)
+                self._after = states, i
+            else:
+                lane.fetch(1)
+        if len(taken) < n and lane.failure is not None:
+            raise lane.failure()
+        return taken
+
+    def get_state(self) -> Any:
+        return copied(self._after[0][self._after[1]])
+
+    def _restore(self, state: Any) -> None:
+        self._whole.set_state(state)
+        self._go_to([self._whole.get_state()])
+
+    def _mark(self) -> Any:
+        return self._after
+
+    def _return_to(self, mark: Any) -> None:
+        if mark != self._after:
+            states, i = mark
+            self._go_to([states[i]])
+
+    def _skip(self) -> None:
+        self._use_lane()
+        state = self._members.lane(self._index).skip(self.get_state())
+        if state is not None:
+            self._after = [state], 0
+
+    def close(self) -> None:
+        super().close()
+        self._members.leave(self._index, self._user)
+
+    def __del__(self) -> None:
+        self.close()  # another one may stand for the dataset by now

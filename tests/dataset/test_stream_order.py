@@ -1,0 +1,419 @@
+"""``order="stream"``: elements, states and errors are those of the chain without workers, for any number of workers."""
+
+import json
+import os
+import random
+import signal
+from functools import partial
+
+import cloudpickle
+import numpy as np
+import pytest
+from interrupting import interrupted
+from local_workers import LocalWorkersIterDataset
+from new_seed import SEED
+
+from gristmill import DataLoader, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.core.errors import StateMismatchError
+from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
+from gristmill.dataset.stages.stream_order import in_stream_order
+from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
+from gristmill.dataset.telling.description import describe
+from gristmill.experimental import (
+    DatasetOptions,
+    InterleaveIterDataset,
+    WithOptionsIterDataset,
+    get_next_index,
+    set_next_index,
+)
+from gristmill.samplers import IndexSampler, SequentialSampler
+from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap
+
+READING = [ReadOptions(num_threads=0), ReadOptions(num_threads=2, prefetch_buffer_size=6)]
+
+
+def local(ds, num_workers):
+    return in_stream_order(ds, partial(_local, num_workers=num_workers))
+
+
+def _local(ds, num_lanes=None, *, num_workers):
+    return LocalWorkersIterDataset(ds, min(num_workers, num_lanes or num_workers), num_lanes=num_lanes)
+
+
+def in_threads(ds, num_workers):
+    return in_stream_order(ds, lambda part: part.multithread_prefetch(num_workers, 2))
+
+
+def in_processes(ds, num_workers):
+    return ds.mp_prefetch(MultiprocessingOptions(num_workers), order="stream")
+
+
+def total(x):
+    return int(np.sum(x))
+
+
+def sequence(x):
+    return {"x": np.arange(total(x) % 4 + 1)}
+
+
+def failing(modulus, fn):
+    """``fn``, which fails with some elements."""
+
+    def fail(x, *args):
+        if total(x) % modulus == 7:
+            raise LookupError("bad", total(x))
+        return fn(x, *args)
+
+    return fail
+
+
+STEPS = {
+    "map": lambda ds, bad: ds.map(failing(bad, lambda x: 3 * x + 1)),
+    "random_map": lambda ds, bad: ds.random_map(failing(bad, lambda x, rng: x + rng.integers(100))),
+    "map_with_index": lambda ds, bad: ds.map_with_index(lambda i, x: 5 * x + i),
+    "filter": lambda ds, bad: ds.filter(failing(bad, lambda x: total(x) % 3)),
+    "batch": lambda ds, bad: ds.batch(3),
+    "batch of 4": lambda ds, bad: ds.batch(4, drop_remainder=True),
+    "seed": lambda ds, bad: ds.seed(9),
+    "options": lambda ds, bad: WithOptionsIterDataset(ds, DatasetOptions(filter_warn_threshold_ratio=None)),
+}
+BEHIND = {
+    "window_shuffle": lambda ds: ds.window_shuffle(5, seed=3),
+    "packing": lambda ds: FirstFitPackIterDataset(ds.map(sequence), length_struct={"x": 6}, num_packing_bins=3),
+    "limit": lambda ds: ds.limit(4),
+    "flat_map": lambda ds: ds.flat_map(lambda x: [x] * (total(x) % 3)),
+    "rebatch": lambda ds: ds.map(lambda x: np.atleast_1d(np.asarray(x).reshape(-1))).rebatch(2),
+    "nothing": lambda ds: ds,
+}
+
+
+def drawn_chain(rng):
+    bad = rng.choice([10**9, 11, 23])
+    ds = MapDataset.range(rng.choice([0, 1, 7, 24, 45])).seed(rng.randrange(9)).shuffle()
+    ds = ds.map(failing(bad, lambda x: x + 10))
+    kind = rng.choice(["plain", "filter", "None"])
+    if kind == "filter":
+        ds = ds.filter(lambda x: x % 5)
+    ds = ds.to_iter_dataset(rng.choice(READING))
+    names = rng.choices([*STEPS], k=rng.randrange(5))
+    if kind == "None" and not {"batch", "batch of 4", "random_map", "map_with_index"} & {*names}:
+        ds = MapDataset.range(30).map(lambda x: x if x % 4 else None).to_iter_dataset(rng.choice(READING))
+    for name in names:
+        ds = STEPS[name](ds, bad)
+    return BEHIND[rng.choice([*BEHIND])](ds)
+
+
+def plain(x):
+    return cloudpickle.dumps(x) if isinstance(x, dict) else (type(x), getattr(x, "dtype", None), str(x))
+
+
+def outcomes(it, limit=120):
+    """What comes, errors that are skipped included, and the state after it."""
+    found = []
+    while len(found) < limit:
+        try:
+            outcome = plain(next(it))
+        except StopIteration:
+            found.append(("end", it.get_state()))
+            break
+        except (LookupError, ValueError) as error:  # partial batches cannot be batched again
+            outcome, state = (type(error), error.args), it.get_state()
+            it.skip_failed()
+            assert it.get_state() != state or not found
+        found.append((outcome, it.get_state()))
+    return found
+
+
+def check(ds, rng, ways):
+    """Runs ``ds`` in several ways, each from where another one has been."""
+    expected = outcomes(iter(ds))
+    states = [iter(ds).get_state(), *[state for _, state in expected]]
+    assert len(expected) < 120
+    description = describe(iter(ds))
+    for way, num_workers in ways:
+        divided = way(ds, num_workers)
+        it = iter(divided)
+        assert it.get_state() == states[0] and describe(it) == description
+        assert outcomes(it) == expected, divided
+        for position in rng.sample(range(len(expected)), min(4, len(expected))):
+            state = json.loads(json.dumps(states[position]))
+            for other in (it, iter(ds), iter(divided)):
+                other.set_state(state)
+                assert other.get_state() == state
+                assert outcomes(other) == expected[position:], divided
+        it.close()
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_chains_are_those_without_workers(number):
+    rng = random.Random(number)
+    check(drawn_chain(rng), rng, [(local, 1), (local, 2), (local, rng.choice([3, 7])), (in_threads, 2)][number % 2 :: 2])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_many_chains_are_those_without_workers():
+    rng = random.Random(SEED)
+    for _ in range(400):
+        check(drawn_chain(rng), rng, [(local, rng.choice([1, 2, 3, 7]))])
+    for _ in range(10):
+        check(drawn_chain(rng), rng, [(in_processes, rng.choice([1, 2, 3]))])
+
+
+def files(rng, bad):
+    """A drawn interleave of chains of different kinds, as of files."""
+
+    def file(i):
+        ds = MapDataset.range(100 * i, 100 * i + i * 7 % 11).map(failing(bad, lambda x: x)).to_iter_dataset(reading)
+        return [ds, ds.filter(lambda x: x % 3), ds.map_with_index(lambda i, x: x + i), MapDataset.range(i)][i % 4]
+
+    reading = rng.choice(READING)
+    members = [file(i) for i in range(rng.choice([1, 3, 8]))]
+    ds = InterleaveIterDataset(members, cycle_length=rng.choice([1, 2, 4, 20]), iter_buffer_size=0)
+    if rng.random() < 0.5:
+        ds = MapDataset.range(9).map(lambda i: None if i == 4 else file(i)).interleave(lambda x: x, cycle_length=3)
+    for name in rng.choices([*STEPS], k=rng.randrange(3)):
+        ds = STEPS[name](ds.seed(1), bad)
+    return BEHIND[rng.choice([*BEHIND])](ds)
+
+
+@pytest.mark.parametrize("number", range(24))
+def test_interleaves_are_those_without_workers(number):
+    rng = random.Random(number)
+    ds = files(rng, [10**9, 11][number % 2])
+    check(ds, rng, [(in_processes, 2)] if number == 0 else [(local, rng.choice([1, 2, 3, 7]))])
+
+
+def test_processes():
+    rng = random.Random(5)
+    numbers = MapDataset.range(50).map(failing(23, lambda x: x + 1)).to_iter_dataset().seed(1)
+    check(numbers.random_map(lambda x, rng: x + rng.integers(9)).batch(4).map(lambda x: x + 1), rng, [(in_processes, 2)])
+    check(numbers.filter(lambda x: x % 3).map_with_index(lambda i, x: x + i).window_shuffle(7, seed=2), rng, [(in_processes, 3)])
+    # Processes are used again for the next epoch.
+    ds = in_processes(MapDataset.range(6).map(lambda x: os.getpid()).to_iter_dataset().batch(2), 2)
+    assert {*np.concatenate(list(ds))} == {*np.concatenate(list(ds))} and os.getpid() not in {*np.concatenate(list(ds))}
+
+
+def test_a_worker_that_is_killed_loses_nothing():
+    def fatal(x):
+        if x == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    ds = MapDataset.range(40).map(fatal).to_iter_dataset(READING[0]).batch(3).map(list)
+    it = iter(in_processes(ds, 2).flat_map(list))
+    assert [next(it) for _ in range(12)] == [*range(12)]
+    with pytest.raises(
+        RuntimeError, match=r"Worker process 0 of 2 .*killed by signal 9.* at element 1[23] or in what is made of it"
+    ):
+        next(it)
+    alone = iter(ds.flat_map(list))
+    alone.set_state(it.get_state())  # goes on where no worker is killed, but this process would be
+    assert alone.get_state() == it.get_state()
+    it.skip_failed()
+    assert list(it) == [*range(15, 40)]
+
+
+def test_a_worker_of_an_interleave_that_is_killed_loses_nothing():
+    def fatal(x):
+        if x == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    members = [MapDataset.range(i, 40, 4).to_iter_dataset(READING[0]) for i in range(4)]
+    ds = InterleaveIterDataset(members, cycle_length=4).filter(lambda x: x < 30).map(str)
+    it = iter(in_processes(InterleaveIterDataset(members, cycle_length=4).map(fatal).filter(lambda x: x < 30).map(str), 2))
+    assert [next(it) for _ in range(13)] == [str(x) for x in range(13)]
+    with pytest.raises(RuntimeError, match=r"Worker process 1 of 2 .*killed by signal 9"):
+        next(it)
+    state = it.get_state()
+    it.skip_failed()
+    assert [*it] == [str(x) for x in range(14, 30)]
+    alone = iter(ds)
+    alone.set_state(state)
+    assert [*alone] == [str(x) for x in range(13, 30)]
+    # Options behind an interleave act in the workers.
+    strict = WithOptionsIterDataset(
+        InterleaveIterDataset([MapDataset.range(3000).to_iter_dataset().filter(lambda x: x < 5)] * 2, cycle_length=2),
+        DatasetOptions(filter_raise_threshold_ratio=0.9),
+    )
+    for ds in (strict, local(strict, 2)):
+        it = iter(ds)
+        assert [next(it) for _ in range(10)] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+        with pytest.raises(ValueError, match="dropped"):
+            next(it)
+
+
+def test_errors_name_the_step_and_the_element():
+    """As those without workers do, and the worker."""
+    boom = failing(13, lambda x: x)
+    for step in (lambda ds: ds.map(boom), lambda ds: ds.filter(lambda x: x % 4).map(boom), lambda ds: ds.filter(boom)):
+        for batch in (lambda ds: ds, lambda ds: ds.batch(2)):
+            ds = batch(step(MapDataset.range(1, 30).shuffle(seed=1).to_iter_dataset()))
+            notes = []
+            for it in (iter(ds), iter(local(ds, 3))):
+                with pytest.raises(LookupError) as caught:
+                    list(it)
+                notes.append(caught.value.__notes__[0])
+            assert (
+                notes[1].replace(" in worker 0 of 3", "").replace(" in worker 1 of 3", "").replace(" in worker 2 of 3", "")
+                == notes[0]
+            )
+    ds = MapDataset.range(1, 30).to_iter_dataset().window_shuffle(4, seed=1)
+    assert_refused_element = MapDataset.range(9).map(lambda x: x if x != 5 else None).to_iter_dataset().batch(2)
+    it = iter(local(assert_refused_element, 2))
+    assert [next(it).tolist(), next(it).tolist()] == [[0, 1], [2, 3]]
+    with pytest.raises(ValueError, match=r"an element is None.*filter.*order='workers'"):
+        next(it)
+
+
+def test_a_filter_that_drops_too_much_is_told_at_the_same_element():
+    options = DatasetOptions(filter_raise_threshold_ratio=0.7)
+    for ds in (
+        MapDataset.range(4000).to_iter_dataset(READING[0]).filter(lambda x: x < 500 or x % 7 == 0).map(str),
+        MapDataset.range(4000).filter(lambda x: x < 500 or x % 7 == 0).to_iter_dataset().map(str),
+    ):
+        found = []
+        for it in (iter(WithOptionsIterDataset(ds, options)), iter(local(WithOptionsIterDataset(ds, options), 3))):
+            elements = []
+            with pytest.raises(ValueError, match="dropped") as caught:
+                for x in it:
+                    elements.append(x)
+            state = it.get_state()
+            found.append((elements, state, str(caught.value), next(it), it.get_state()))
+        assert found[0] == found[1]
+
+
+def test_indices_and_states_that_do_not_fit():
+    ds = MapDataset.range(30).to_iter_dataset().map_with_index(lambda i, x: (i, x)).map(str).batch(4)
+    it, divided = iter(ds), iter(local(ds, 3))
+    for index in (3, 0, 7, 8):
+        set_next_index(it, index)
+        set_next_index(divided, index)
+        assert get_next_index(divided) == index and divided.get_state() == it.get_state()
+        assert [x.tolist() for x in divided] == [x.tolist() for x in it]
+    state = {"parent": {"next_index": 5}, "counter": 5}  # in the middle of a batch, as with another batch size
+    it.set_state(state)
+    divided.set_state(state)
+    assert outcomes(divided) == outcomes(it)
+    before = divided.get_state()
+    with pytest.raises(StateMismatchError, match=r"all counts .* must be equal"):
+        divided.set_state({"parent": {"next_index": 5}, "counter": 3})
+    assert divided.get_state() == before
+
+
+def test_sources_that_end_before_their_length():
+    class Early(list):
+        def __getitem__(self, key):
+            if key >= 17:
+                raise StopIteration
+            return super().__getitem__(key)
+
+    for step in (lambda ds: ds, lambda ds: ds.map(str), lambda ds: ds.filter(lambda x: x % 2)):
+        ds = step(MapDataset.source(Early(range(40))).to_iter_dataset(READING[0]))
+        assert outcomes(iter(local(ds, 3))) == outcomes(iter(ds))
+    batches = MapDataset.source(Early(range(40))).to_iter_dataset(READING[0]).batch(5)
+    assert [x.tolist() for x in local(batches, 3)] == [x.tolist() for x in batches]
+
+
+def test_interrupts_lose_nothing():
+    ds = MapDataset.range(12).to_iter_dataset(READING[0]).filter(lambda x: x % 3).map(str)
+    it, expected, number = iter(local(ds, 2)), list(ds), 0
+    seen = []
+    while len(seen) < len(expected):
+        while interrupted(lambda: seen.append(next(it)), number, "stages/stream_order.py"):
+            number += 1
+        number = 0
+        it.set_state(it.get_state())
+        assert seen == expected[: len(seen)]
+
+
+def test_what_is_refused():
+    numbers = MapDataset.range(9).to_iter_dataset()
+    two = MultiprocessingOptions(2)
+    assert numbers.mp_prefetch(MultiprocessingOptions(0), order="stream") is numbers
+    with pytest.raises(ValueError, match="order must be 'workers' or 'stream', got 'rows'"):
+        numbers.mp_prefetch(two, order="rows")
+    with pytest.raises(ValueError, match="cannot be used with num_lanes=4, which divides the stream"):
+        numbers.mp_prefetch(MultiprocessingOptions(2, num_lanes=4), order="stream")
+    with pytest.raises(ValueError, match="cannot be used with sequential_slice=True"):
+        numbers.mp_prefetch(two, sequential_slice=True, order="stream")
+    threads = numbers.multithread_prefetch(2, 2).batch(2)
+    for ds, reason in (
+        (numbers.zip(numbers).batch(2), r"ZipIterDataset.* draws from 2 datasets\. Apply mp_prefetch"),
+        (TFRecordIterDataset("no file"), "TFRecordIterDataset.* does not find its elements by index"),
+        (MapDataset.range(3).repeat().interleave(MapDataset.range, cycle_length=2), "it has more than 65536 datasets"),
+        (threads, "MultithreadPrefetchIterDataset.* divides it among threads"),
+        (numbers.mp_prefetch(two).map(str), "already has Multiprocess.*workers do not start workers"),
+        (in_processes(numbers, 2).map(str), "already has StreamOrder.*workers do not start workers"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            ds.mp_prefetch(two, order="stream")
+    with pytest.raises(ValueError, match=r"already has StreamOrder.*workers do not start workers"):
+        in_processes(numbers, 2).map(str).mp_prefetch(two)
+    with pytest.raises(ValueError, match="its elements are those of one stream"):
+        in_processes(numbers, 2).map(str).multithread_prefetch(2, 2)
+
+
+class AddOne(Map):
+    def map(self, element):
+        return element + 1
+
+
+class AddRandom(RandomMap):
+    def random_map(self, element, rng):
+        return element + int(rng.integers(100))
+
+
+class NoThrees(Filter):
+    def filter(self, element):
+        return element % 3 > 0
+
+
+class Twice(FlatMap):
+    max_fan_out = 2
+
+    def flat_map(self, element):
+        return [element, -element]
+
+
+OPERATIONS = {
+    "maps": [AddOne(), AddRandom(), Batch(4), AddOne()],
+    "filter": [AddOne(), NoThrees(), AddRandom(), Batch(3, drop_remainder=True)],
+    "flat map": [AddRandom(), NoThrees(), Twice(), Batch(5)],
+    "function": [AddOne(), lambda records: records],
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_loaders(name):
+    def loader(num_workers, **options):
+        return DataLoader(
+            data_source=range(30),
+            sampler=IndexSampler(30, shuffle=True, seed=3, num_epochs=2),
+            operations=OPERATIONS[name],
+            worker_count=num_workers,
+            **options,
+        )
+
+    alone, divided = loader(0), loader(2, order="stream")
+    it, other = iter(alone), iter(divided)
+    states, expected = [it.get_state()], []
+    for x in it:
+        expected.append(plain(x))
+        states.append(it.get_state())
+    assert other.get_state() == states[0]
+    for x, state in zip(expected, states[1:], strict=True):
+        assert plain(next(other)) == x and other.get_state() == state
+    assert next(other, None) is None
+    assert other._describe() == it._describe()
+    for position in (3, len(expected) // 2):
+        for restored in (iter(alone), other):
+            restored.set_state(states[position])
+            assert [plain(x) for x in restored] == expected[position:]
+    assert "order='stream'" in repr(divided) and ", order=" not in repr(alone)
+    with pytest.raises(ValueError, match="num_lanes=2"):
+        loader(0, order="stream", num_lanes=2)
+    with pytest.raises(ValueError, match="order must be"):
+        DataLoader(data_source=[1], sampler=SequentialSampler(1), order=None)
+    divided.close()
