@@ -19,7 +19,6 @@ from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.length import Exact, Infinite, Length, length_hint, num_elements
-from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
 from gristmill.dataset.telling.description import MAX_FILES, as_json, complete_repr, few_files, source_files, source_text
 from gristmill.loader.iterator import DataLoaderIterator
 from gristmill.loader.plan import Plan
@@ -185,6 +184,8 @@ class DataLoader(grain_names.DataLoader):
             >>> list(loader.global_batch(4))
             [array([0, 4, 6, 7]), array([5, 3, 1, 2])]
         """
+        from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
+
         if self._shard_options.shard_count > 1:
             raise ValueError(
                 f"global_batch needs a loader that is not sharded, got {self._shard_options}: give NoSharding() to the sampler, "

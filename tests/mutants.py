@@ -3,11 +3,9 @@
     python tests/mutants.py map tests.json [tests ...]                        which tests run which lines, and how long they take
     python tests/mutants.py try tests.json [others ...] --count 300 --seed 0  the mutants
 
-The map takes twice as long as the tests and needs the package ``coverage``. Each mutant is made in a copy of the tree, where
-the quickest tests that run its line are tried, of as many functions as possible, until one fails (and does not without the
-mutant). Of lines that run in worker processes alone nothing is known: tests of the module's name, of workers and of loaders
-are tried there.
-What survives prints its line and its change. Choice and change follow from ``--seed`` and the code alone. Not part of the tests.
+The map takes twice as long as the tests and needs ``coverage``. Each mutant is made in a copy of the tree; the quickest tests
+that run its line are tried, until one fails (and does not without the mutant), of lines that run in worker processes alone
+tests of the module's name, of workers and of loaders. What survives is printed. ``--seed`` decides what is chosen.
 """
 
 from __future__ import annotations

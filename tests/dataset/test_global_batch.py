@@ -15,6 +15,7 @@ import pytest
 from computing_ahead import DIRECT, Boom, Failing
 from local_workers import LocalWorkersIterDataset, through_json
 from new_seed import SEED
+from operations import operation
 from refusing import assert_raises
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ShardOptions, dataset_length, global_batch
@@ -30,11 +31,7 @@ from gristmill.samplers import IndexSampler
 from gristmill.transforms import Map
 
 HANDLER = CheckpointHandler()
-PATIENCE = 30  # seconds
 MANY = 300  # elements of a lane without end
-
-
-# Random pipelines
 
 
 class Keep:
@@ -51,23 +48,15 @@ def twice(x):
     return [x, 1000 + x][: x % 3]
 
 
-def drawn(x, rng):
-    return x + 10000 * int(rng.integers(100))
-
-
 def tokens(x):
     return {"x": np.full(x % 4 + 1, x)}
-
-
-def table(x):
-    return {"x": np.array([x, -x]), "y": (x / 2,)}
 
 
 FITS = {"length_struct": {"x": 6}, "num_packing_bins": 2, "shuffle_bins": False}
 STEPS = {
     "filter": lambda ds, seed: ds.filter(Keep(0.7, seed)),
     "flat_map": lambda ds, seed: ds.flat_map(twice),
-    "random_map": lambda ds, seed: ds.random_map(drawn, seed=seed),
+    "random_map": lambda ds, seed: ds.random_map(lambda x, rng: x + 10000 * int(rng.integers(100)), seed=seed),
     "window": lambda ds, seed: ds.window_shuffle(1 + seed % 7, seed=seed),
     "limit": lambda ds, seed: ds.limit(1 + seed % 30),
     "with_index": lambda ds, seed: ds.map_with_index(operator.add),
@@ -75,7 +64,7 @@ STEPS = {
 }
 LAST = {
     "alone": lambda ds: ds,
-    "table": lambda ds: ds.map(table),
+    "table": lambda ds: ds.map(lambda x: {"x": np.array([x, -x]), "y": (x / 2,)}),
     "rebatch": lambda ds: ds.batch(3).rebatch(2, drop_remainder=True),
     "first_fit": lambda ds: gx.FirstFitPackIterDataset(ds.map(tokens), **FITS),
     "best_fit": lambda ds: gx.BestFitPackIterDataset(ds.map(tokens), **FITS),
@@ -128,9 +117,6 @@ def rows_of(batch, num):
     return batch.tolist()
 
 
-# What has to come
-
-
 class Model:
     """Lanes as lists, all of which are read at the same pace."""
 
@@ -165,9 +151,9 @@ class Agreement:
         def agree(num, largest=False):
             self.numbers[host] = num
             self.num_calls[host] += 1
-            self.barrier.wait(PATIENCE)
+            self.barrier.wait(30)
             agreed = max(self.numbers) if largest else min(self.numbers)
-            self.barrier.wait(PATIENCE)
+            self.barrier.wait(30)
             return agreed
 
         return agree
@@ -267,9 +253,6 @@ def test_many_more_pipelines_and_histories():
         check_history(random.Random(f"{SEED} {seed}"))
 
 
-# All small worlds
-
-
 def check_world(num, size, num_lanes, part):
     """All hosts take the same number of steps; nothing is lost but what the law says; padding delivers all once."""
     records = [*filter(Keep(part, num), range(num))]
@@ -300,9 +283,6 @@ def test_all_small_worlds():
         check_world(*world)
 
 
-# Padding
-
-
 def test_what_never_was_is_padded_with_zeros_of_its_shape():
     records = [{"n": i, "x": np.full((2,), i, np.float32), "text": "abc"} for i in range(12)]
     ds = MapDataset.source(records).to_iter_dataset(DIRECT).filter(lambda x: x["n"] % 4 < 1)
@@ -317,9 +297,6 @@ def test_what_never_was_is_padded_with_zeros_of_its_shape():
     alone = iter(ds.global_batch(8, num_lanes=4, end="pad", shard_options=ShardOptions(3, 4), agree=lambda num, largest: 2))
     assert_raises(ValueError, "no lane of shard 3 has had an element.*get_element_spec", next, alone)
     assert alone.get_state()["step"] == 0
-
-
-# Errors
 
 
 def failing(at, **more):
@@ -420,9 +397,6 @@ def test_lengths():
     assert dataset_length(ds.batch(2).rebatch(3).global_batch(2, end="pad")) == Unknown()
 
 
-# States and places
-
-
 def test_states_that_do_not_fit_are_refused():
     ds = MapDataset.range(24).to_iter_dataset(DIRECT)
     hosts = [iter(ds.global_batch(8, num_lanes=4, shard_options=ShardOptions(host, 2))) for host in range(2)]
@@ -483,27 +457,24 @@ def test_a_record_that_kills_a_worker_is_named_and_left_out_with_its_step():
         assert [x.tolist() for x in it] == [[16, 20, 17, 21, 18, 22, 19, 23]]
 
 
-def note_worker(index, count):
-    os.environ["GRISTMILL_TEST_WORKER"] = f"{index} of {count}"
-
-
-class Where(Map):
-    """Appends the worker."""
-
-    def map(self, element):
-        return element, os.environ.get("GRISTMILL_TEST_WORKER", "")
+WHERE = operation(Map, "map", lambda x: (x, os.environ.get("WHO", "")))
 
 
 def test_a_data_loader_before_its_workers():
     sampler = IndexSampler(num_records=32, shuffle=True, num_epochs=1, seed=3)
-    make = partial(DataLoader, data_source=range(32), operations=[Where()])
+    make = partial(DataLoader, data_source=range(32), operations=[WHERE])
     alone = make(sampler=sampler)
     expected = [*alone]
     batches = [*global_batch(alone, 8, num_lanes=8)]
     assert np.concatenate([x for x, _ in batches]).tolist() == [x for x, _ in expected]
-    with_workers = make(sampler=sampler, worker_count=2, worker_init_fn=note_worker, num_lanes=4)
+    with_workers = make(
+        sampler=sampler,
+        worker_count=2,
+        worker_init_fn=lambda *who: os.environ.update(WHO=str(who)),
+        num_lanes=4,
+    )
     batch, places = next(iter(with_workers.global_batch(8)))
     assert batch.tolist() == [expected[i][0] for i in (0, 4, 1, 5, 2, 6, 3, 7)]
-    assert places.tolist() == ["0 of 2"] * 4 + ["1 of 2"] * 4
+    assert places.tolist() == ["(0, 2)"] * 4 + ["(1, 2)"] * 4
     sharded = IndexSampler(num_records=32, num_epochs=1, seed=3, shard_options=ShardOptions(0, 2))
     assert_raises(ValueError, "loader that is not sharded", make(sampler=sharded).global_batch, 8)

@@ -1,7 +1,4 @@
-"""Lanes: which and how many processes compute them cannot be told from elements, errors and states.
-
-Functions that workers use are local to the tests: they travel by value. That all stages obey is among the laws of iterators.
-"""
+"""Lanes: which and how many processes compute them cannot be told. That all stages obey is among the laws of iterators."""
 
 import os
 import signal
@@ -11,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from local_workers import LocalWorkersIterDataset
+from operations import operation
 from refusing import assert_raises
 from waiting import wait_until
 
@@ -75,7 +73,7 @@ def test_elements_errors_and_states_do_not_depend_on_workers(bad):
 
 def test_a_lane_whose_elements_are_slow_or_large_does_not_hold_the_others_far_ahead():
     made = MapDataset.range(3000).map(lambda x: np.full(20_000, x) if x % 3 == 1 else x).to_iter_dataset()
-    assert [int(np.max(x)) for x in made.mp_prefetch(MultiprocessingOptions(1, num_lanes=3))] == [*range(3000)]
+    assert [int(np.max(x)) for x in with_workers(1, 3)(made)] == [*range(3000)]
 
 
 def test_only_the_lanes_of_a_worker_that_died_are_computed_by_another():
@@ -105,16 +103,14 @@ def test_init_functions_get_the_worker_and_options_are_checked():
     assert_raises(ValueError, "num_lanes must be", MultiprocessingOptions, num_lanes=0)
     assert_raises(TypeError, "num_lanes must be an integer", MultiprocessingOptions, num_lanes="2")
     assert "num_lanes=2" in repr(MultiprocessingOptions(1, num_lanes=2)) and "lanes" not in repr(MultiprocessingOptions(1))
-    state = iter(with_workers(0, 4)(chain())).get_state()
-    assert_raises(StateMismatchError, "taken with 4 workers", iter(with_workers(2, 5)(chain())).set_state, state)
+    of_five, state = iter(with_workers(2, 5)(chain())), iter(with_workers(0, 4)(chain())).get_state()
+    assert_raises(StateMismatchError, "taken with 4 workers", of_five.set_state, state)
 
 
-class Noise(RandomMap):
-    def random_map(self, element, rng):
-        return element + int(rng.integers(1000)) * 100
+NOISE = operation(RandomMap, "random_map", lambda x, rng: x + int(rng.integers(1000)) * 100)
 
 
-@pytest.mark.parametrize("operations", [[Noise()], [Noise(), Batch(4)]], ids=["records", "batches"])
+@pytest.mark.parametrize("operations", [[NOISE], [NOISE, Batch(4)]], ids=["records", "batches"])
 def test_loaders(operations):
     """What Grain gives with 4 workers, its states included, with any number of them."""
 
@@ -131,5 +127,5 @@ def test_loaders(operations):
         it.set_state(expected[2][1])
         assert [np.asarray(x).tolist() for x in it] == [x for x, _ in expected[3:]]
         assert len(made) == len(expected) and made._description == loader(4)._description
-    two = iter(loader(2))
-    assert_raises(StateMismatchError, "worker_count=2, the DataLoader has num_lanes=4", it.set_state, two.get_state())
+    two = iter(loader(2)).get_state()
+    assert_raises(StateMismatchError, "worker_count=2, the DataLoader has num_lanes=4", it.set_state, two)

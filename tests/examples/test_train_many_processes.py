@@ -118,7 +118,6 @@ def test_when_one_is_killed_all_end(tmp_path, killed):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_the_number_of_hosts_changes(tmp_path):
-    """4, 2, 1 and 4 processes, killed in between: the example compares batches, losses and parameters with an undisturbed run."""
     output = run_example("change_hosts.py", "--out", tmp_path, "--steps", 24)
     assert "24 steps on 4 hosts, and on 4 → 2 → 1 → 4, killed in between" in output and SAME in output
     assert [re.findall(rf"host \d of {count}: (\w+)", output) for count in (2, 1)] == [["resuming"] * 2, ["resuming"]]

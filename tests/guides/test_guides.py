@@ -216,5 +216,4 @@ def test_missed_goals_the_steadiness_and_parts_of_runs(publish, report):
     steady = [{**result, "samples": {"gristmill": [3.0, 3.3]}} for result in report["results"]]
     assert "more than 1.10 times its quickest" in publish.machine_text({**report, "results": steady})
     part = {**report, "results": report["results"][:3]}
-    with pytest.raises(ValueError, match="publish whole runs"):
-        publish.with_figures(page, part)
+    assert_raises(ValueError, "publish whole runs", publish.with_figures, page, part)

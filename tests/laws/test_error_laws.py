@@ -245,8 +245,7 @@ def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage):
             it.skip_failed()
         check_nothing_to_skip(it)
         for _ in range(2):
-            with pytest.raises(StopIteration):
-                next(it)
+            assert_raises(StopIteration, None, next, it)
 
 
 def check_state_of_failure(stage, after, mode, state, delivered):
@@ -333,18 +332,14 @@ def test_what_a_source_gives_is_delivered_and_it_is_asked_once_for_each(upstream
             expected = expected[: expected.index(FAILED)]
         assert [next(it) for _ in expected] == expected, (after, mode, error)
         for _ in range(2):
-            with pytest.raises(error):
-                next(it)
+            assert_raises(error, None, next, it)
             assert error is IndexError or source.num_asked == 12, (after, mode, source.num_asked)
 
 
 @pytest.mark.parametrize("upstream", UPSTREAM)
 def test_of_such_a_source_only_records_that_failed_are_lost(upstream):
     for after, options in itertools.product((alone, lambda ds: ahead(ds, 3)), (DIRECT, ReadOptions(1, 8))):
-        for make in (
-            lambda ds, o, fn: UPSTREAM[upstream](ds.map(fn), o),
-            lambda ds, o, fn: UPSTREAM[upstream](ds, o).map(fn),
-        ):
+        for make in (lambda ds, o, fn: UPSTREAM[upstream](ds.map(fn), o), lambda ds, o, fn: UPSTREAM[upstream](ds, o).map(fn)):
             it = iter(after(make(MapDataset.source(Disguised(50, StopIteration)), options, Bombs({5, 20, 21}, 1))))
             delivered, failed = [], []
             while len(delivered) + len(failed) < 50:

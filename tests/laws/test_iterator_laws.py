@@ -223,7 +223,6 @@ LANES = {
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_who_computes_the_lanes_is_not_observable(entry):
     def trace(lanes, state=None):
-        """Elements, states, and the error at the end, if there is one."""
         elements, states = [], []
         try:
             it = iter(lanes(entry.make()))

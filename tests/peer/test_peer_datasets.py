@@ -2,7 +2,6 @@
 
 Lengths, elements, errors, states at every step, indices and element specs are compared, and we go on from Grain's states. The
 pipelines keep away from where we differ on purpose, or the comparison knows it: ``test_peer.py``.
-
 ``GRISTMILL_PEER_SEED`` and ``GRISTMILL_PEER_COUNT`` make ``test_random_datasets`` try others, and more.
 """
 
@@ -43,7 +42,6 @@ def compare(specs):
 
 
 def in_lanes(code):
-    """As many lanes as Grain has workers, computed by fewer or by none."""
     return re.sub(
         r"(MultiprocessingOptions\(|worker_count=)(\d)",
         lambda found: f"{found[1]}{int(found[2]) // 2}, num_lanes={found[2]}",

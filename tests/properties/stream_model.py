@@ -142,9 +142,6 @@ def source_model(tree: Any) -> MapModel:
     return finite(length, steps, MOST_RECORDS)
 
 
-# The data sets
-
-
 def grown_by_one(x: Any) -> Any:
     return grown(x, 1)
 
@@ -178,9 +175,6 @@ def build(tree: Any) -> Any:
             iter_buffer_size=buffer,
         )
     return (_WORKERS.get(name) or _STAGES[name][0])(*parents, *args)
-
-
-# The model
 
 
 class Share:

@@ -53,9 +53,6 @@ def sequences(draw, most, lengths):
     return elements
 
 
-# First and best fit
-
-
 @st.composite
 def bin_cases(draw):
     lengths = {"x": draw(st.integers(1, 9))}
@@ -172,9 +169,6 @@ def test_bins_are_those_of_the_definition(case, best, are_nested):
         elements, expected = [[nested(x) for x in flat] for flat in (elements, expected)]
         arguments |= {name: nested(value) for name, value in arguments.items() if name.endswith("_struct")}
     assert check_states(cls(stream(elements), **arguments)) == expected
-
-
-# Concat then split
 
 
 @st.composite

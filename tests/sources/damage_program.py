@@ -1,8 +1,7 @@
 """Reads damaged files: ``damage_program.py FORMAT FOLDER FIRST LAST`` tries the damages from number ``FIRST`` to below ``LAST``.
 
-It prints the number of each before it reads the file, and ``wrong: ...`` where that broke the law: an error of the documented
-type that names the file, or the data; what is delivered before an error are the data, too. So the last number that was printed
-by a program that was killed is that of the file that killed it.
+It prints the number of each before it reads the file, so that the last one tells which has killed it, and ``wrong: ...`` where
+that broke the law: an error of the documented type that names the file, or the data; before an error the data, too.
 """
 
 import contextlib

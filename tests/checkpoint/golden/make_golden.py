@@ -5,9 +5,8 @@
     python make_golden.py own                      gristmill_<version>.json, for a version that writes something else than before
     python make_golden.py data                     the files in data that pipelines read, with pyarrow and the tests in PYTHONPATH
 
-``GOLDEN_SECONDS=0.7`` lets one of the pipelines take longer than the 3 seconds after which releases of Grain before 0.2.16 noted
-the states of workers anew. What another release than the newest one cannot make is left out. Files of our versions that were
-released are never written again.
+``GOLDEN_SECONDS=0.7`` lets a pipeline take longer than the 3 seconds after which Grain before 0.2.16 noted the states of workers
+anew. What an older release cannot make is left out. Files of our versions that were released are never written again.
 """
 
 import importlib.metadata
