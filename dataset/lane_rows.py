@@ -168,8 +168,8 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
         self._tell = tell
 
     def _allocate_with(self, allocate: Allocate) -> None:
-        if self._stack is not None:
-            self._stack.allocate_with(allocate)  # type: ignore[attr-defined]
+        if self._stack is not None and hasattr(self._stack, "allocate_with"):
+            self._stack.allocate_with(allocate)
 
     def _opened(self) -> list[_Lane]:
         if not self._lanes:

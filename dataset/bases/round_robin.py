@@ -24,6 +24,7 @@ from gristmill.dataset.bases.context import collected_options
 from gristmill.dataset.bases.cycle import After, CycleIterator, Failure, Member
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, is_of_blocks, iterate, snapshot
+from gristmill.dataset.bases.length import Exact, num_elements
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.bases.observing import WorkAhead
@@ -265,8 +266,15 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         shares = self._share_iterators()
         if self._count > 1 and any([may_have_gaps(it) for it in shares]):
             raise self._uneven()
-        for it, own_index in zip(shares, self._indices_of_shares(index), strict=True):
-            move_to_index(it, own_index)
+        try:
+            for it, own_index in zip(shares, self._indices_of_shares(index), strict=True):
+                move_to_index(it, own_index)
+        except IndexError:
+            lengths = [num_elements(self._share(i)) for i in range(self._count)]
+            nums = [length.num for length in lengths if isinstance(length, Exact)]
+            if len(nums) == self._count and nums != self._indices_of_shares(sum(nums)):
+                raise self._uneven() from None
+            raise
         states = [it.get_state() for it in shares]
         cycle = CycleState(index % self._count, self._count, list(range(self._count)), states, [0] * self._count)
         self._restore(cycle.as_state())

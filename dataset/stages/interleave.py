@@ -28,7 +28,6 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside, silent
-from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.states.values import CycleState, LinearStates, copied
 
@@ -144,12 +143,13 @@ def _check_dataset(ds: Any, index: int) -> Any:
     return ds
 
 
-def stream_of_dataset(datasets: Any, index: int) -> IterDataset[Any]:
-    """Dataset ``index`` as a stream; one without elements where there is none."""
+def dataset_at(datasets: Any, index: int) -> Any:
+    """Dataset ``index``; one without elements where there is none."""
     ds = datasets[index]
-    if ds is None:  # left out by a filter
-        ds = MapDataset.range(0)
-    _check_dataset(ds, index)
+    return MapDataset.range(0) if ds is None else _check_dataset(ds, index)  # left out by a filter
+
+
+def as_stream(ds: Any) -> IterDataset[Any]:
     stream: IterDataset[Any] = ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds
     return stream
 
@@ -180,10 +180,11 @@ class Opener:
         self._buffer_size = buffer_size
 
     def open(self, index: int) -> DatasetIterator[Any]:
-        it = iterate(stream_of_dataset(self.datasets, index))
+        ds = dataset_at(self.datasets, index)
+        it = iterate(as_stream(ds))
         if self._elsewhere is not None:
             it = self._elsewhere.iterator(index, it)
-        elif not isinstance(it, PrefetchDatasetIterator):  # which reads ahead by itself
+        elif isinstance(ds, IterDataset):
             it = ThreadPrefetchDatasetIterator(it, self._buffer_size)
         it._share_context(ComponentContext(self.ctx, it._ctx.options))
         return it

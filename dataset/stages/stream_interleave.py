@@ -27,7 +27,7 @@ from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.slicing import replaced_in
-from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset, Opener, stream_of_dataset
+from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset, Opener, as_stream, dataset_at
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.worker_lanes import WorkerLane
@@ -91,7 +91,7 @@ class MemberIterDataset(IterDataset[Any]):
         return MemberIterDataset(self._datasets, self._steps, division.index)
 
     def __iter__(self) -> DatasetIterator[Any]:
-        ds = stream_of_dataset(self._datasets, self._index)
+        ds = as_stream(dataset_at(self._datasets, self._index))
         for step in self._steps:
             ds = replaced_in(step, step.parents[0], ds)
         it = iterate(ds)

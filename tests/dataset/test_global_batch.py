@@ -30,8 +30,7 @@ from gristmill.loader import DataLoader
 from gristmill.samplers import IndexSampler
 from gristmill.transforms import Map
 
-HANDLER = CheckpointHandler()
-MANY = 300  # elements of a lane without end
+HANDLER, MANY = CheckpointHandler(), 300  # elements of a lane without end
 
 
 class Keep:
@@ -189,8 +188,7 @@ class Hosts:
 
     def states(self):
         states = [through_json(it.get_state()) for it in self.its]
-        for state in states:
-            assert len(json.dumps({**state, "lanes": {}})) < 200
+        assert max([len(json.dumps({**state, "lanes": {}})) for state in states]) < 200
         return states
 
     def restore(self, states):
@@ -246,10 +244,11 @@ def test_histories_deliver_what_an_uninterrupted_run_does(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_many_more_pipelines_and_histories():
-    for seed in range(100):
+    for seed in range(50):
         check_equal(random.Random(f"{SEED} {seed}"))
-    for seed in range(500):
+    for seed in range(250):
         check_history(random.Random(f"{SEED} {seed}"))
 
 
@@ -393,8 +392,8 @@ def test_lengths():
     ds = MapDataset.range(24).to_iter_dataset(DIRECT)
     assert [len(ds.global_batch(8)), len(ds.global_batch(9, end="pad"))] == [3, 3]
     assert dataset_length(ds.global_batch(4, end="repeat")) == dataset_length(ds.repeat().global_batch(4)) == Infinite()
-    assert dataset_length(ds.filter(bool).global_batch(8)) == AtMost(3)
-    assert dataset_length(ds.batch(2).rebatch(3).global_batch(2, end="pad")) == Unknown()
+    others = ds.filter(bool).global_batch(8), ds.batch(2).rebatch(3).global_batch(2, end="pad")
+    assert [*map(dataset_length, others)] == [AtMost(3), Unknown()]
 
 
 def test_states_that_do_not_fit_are_refused():
