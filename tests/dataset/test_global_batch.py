@@ -30,7 +30,7 @@ from gristmill.loader import DataLoader
 from gristmill.samplers import IndexSampler
 from gristmill.transforms import Map
 
-HANDLER, MANY = CheckpointHandler(), 300  # elements of a lane without end
+HANDLER, MANY = CheckpointHandler(), 600  # elements of a lane without end: no history takes more
 
 
 class Keep:
@@ -228,7 +228,7 @@ def check_history(rng):
         if saved:
             model.position, states = rng.choice(saved[-2:])
             hosts.restore(states)
-        for num in (rng.randint(0, 4), rng.choice([1, MANY // 10])):
+        for num in (rng.randint(0, 4), rng.choice([1, MANY // 20])):
             assert hosts.take(num) == model.take(num, size), (str(ds), num_lanes, end)
             saved.append((model.position, hosts.states()))
 
