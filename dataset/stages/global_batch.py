@@ -256,7 +256,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         """An element of zeros, as far as it is known what elements look like without reading any."""
         try:
             return map_spec(lambda leaf: np.zeros(leaf.shape, leaf.dtype)[()], spec_of(self._parent))
-        except (NotImplementedError, ValueError, TypeError) as error:
+        except (NotImplementedError, ValueError, TypeError) as error:  # a stage, perhaps a user's, does not say it
             raise ValueError(
                 f"no lane of shard {self._parameters.shard_options.shard_index} has had an element, so that nobody knows there "
                 f"what to pad with: {error}. Say what elements look like (see get_element_spec), or use fewer lanes"
