@@ -66,6 +66,7 @@ _NAMES = {
     "IterableSampler": "gristmill.samplers",
     "MapDataset": "gristmill.dataset",
     "MultiprocessingOptions": "gristmill.core.options",
+    "RayOptions": "gristmill.core.ray_options",
     "ReadOptions": "gristmill.core.options",
     "Record": "gristmill.core.record",
     "RecordMetadata": "gristmill.core.record",

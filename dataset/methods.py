@@ -19,6 +19,7 @@ import numpy as np
 
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset.bases.habits import without_hints
 from gristmill.transforms import (
@@ -40,7 +41,7 @@ T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
 
 
-def _check_order(order: Any, options: MultiprocessingOptions, sequential_slice: bool) -> Any:
+def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> Any:
     """``order``, if it is one that goes with the other arguments of ``mp_prefetch``."""
     if order not in ("workers", "stream"):
         raise ValueError(f"order must be 'workers' or 'stream', got {order!r:.200}")
@@ -53,10 +54,14 @@ def _check_order(order: Any, options: MultiprocessingOptions, sequential_slice: 
     return order
 
 
-def _by_workers(ds: Any, options: MultiprocessingOptions, worker_init_fn: Any, sequential_slice: bool = False) -> Any:
+def _by_workers(ds: Any, options: WorkerOptions, worker_init_fn: Any, sequential_slice: bool = False) -> Any:
     """``ds``, computed by worker processes, or by threads where these do as well."""
     if options.num_workers == 0 and options.num_lanes is None:
         return ds
+    if isinstance(options, RayOptions):
+        from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
+
+        return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
     as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
     if options.num_workers and not getattr(sys, "_is_gil_enabled", lambda: True)():
         from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
@@ -70,7 +75,7 @@ def _by_workers(ds: Any, options: MultiprocessingOptions, worker_init_fn: Any, s
     return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
 
 
-def _in_lanes(ds: Any, num_lanes: int | None = None, *, options: MultiprocessingOptions, worker_init_fn: Any) -> Any:
+def _in_lanes(ds: Any, num_lanes: int | None = None, *, options: WorkerOptions, worker_init_fn: Any) -> Any:
     num_workers = options.num_workers if num_lanes is None else min(options.num_workers, num_lanes)
     return _by_workers(ds, replace(options, num_workers=num_workers, num_lanes=num_lanes), worker_init_fn)
 
@@ -372,7 +377,7 @@ class MapSequenceMethods(Generic[T_co]):
         *,
         num_lanes: int | None = None,
         shard_options: ShardOptions | None = None,
-        workers: MultiprocessingOptions | None = None,
+        workers: WorkerOptions | None = None,
         end: Literal["drop", "pad", "repeat"] = "drop",
         agree: Callable[..., int] | None = None,
         agree_every: int = 16,
@@ -734,7 +739,7 @@ class IterSequenceMethods(Generic[T_co]):
         *,
         num_lanes: int | None = None,
         shard_options: ShardOptions | None = None,
-        workers: MultiprocessingOptions | None = None,
+        workers: WorkerOptions | None = None,
         end: Literal["drop", "pad", "repeat"] = "drop",
         agree: Callable[..., int] | None = None,
         agree_every: int = 16,
@@ -897,7 +902,7 @@ class IterAheadMethods(Generic[T_co]):
 
     def mp_prefetch(
         self,
-        options: MultiprocessingOptions | None = None,
+        options: WorkerOptions | None = None,
         worker_init_fn: Callable[[int, int], Any] | None = None,
         sequential_slice: bool = False,
         *,
@@ -940,8 +945,7 @@ class IterAheadMethods(Generic[T_co]):
         """
         if options is None:
             options = MultiprocessingOptions(num_workers=10)
-        if not isinstance(options, MultiprocessingOptions):
-            raise TypeError(f"options must be a MultiprocessingOptions, got {options!r:.200}")
+        check_worker_options("options", options)
         ds = cast("IterDataset[T_co]", self)
         if _check_order(order, options, sequential_slice) == "workers" or not options.num_workers:
             return _by_workers(ds, options, worker_init_fn, sequential_slice)

@@ -17,7 +17,7 @@ from gristmill.dataset.worker_task import place, worker_name
 from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
 from gristmill.workers.logbook import Entry, lane_and_root
 from gristmill.workers.messages import END, ERROR, PASSED, SKIPPED, Care
-from gristmill.workers.pool import WorkerPool, is_exiting
+from gristmill.workers.pool import is_exiting
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.remote_errors import decode_error, encode_error
 
@@ -60,7 +60,7 @@ class LanesOfWorker:
     new worker, the death is reported behind what the dead one was at, or as soon as the next element is slow.
     """
 
-    def __init__(self, pool: WorkerPool, index: int, count: int, num_lanes: int, numbers: Numbers | None) -> None:
+    def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None) -> None:
         self.lanes = {number: WorkerLane(self, number) for number in lanes_of_worker(index, count, num_lanes)}
         self._pool = pool
         self._index = index

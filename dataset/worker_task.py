@@ -13,7 +13,7 @@ from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
-from gristmill.dataset.slicing import lanes_of_worker, numbers_of, slice_pipeline
+from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
@@ -62,6 +62,7 @@ class PipelineProducer:
         self._allocate = allocate
         self._lanes: dict[int, _Lane] = {}
         self._blocks: StatedBlocks | None = None  # of the lane that ``take`` is at
+        self.place = ""  # where this is, if that is not on the consumer's machine
         self.log: Logbook | None = None
         self.care: Care | None = None
         self.renew(task)
@@ -76,23 +77,26 @@ class PipelineProducer:
         for lane in self._lanes.values():
             lane.close()
         self._task = task
-        self._lanes = {number: _Lane(task.share(number)) for number in lanes_of_worker(self.index, self._count, task.num_lanes)}
+        self._lanes = {}
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         if self.care is not None:
             self.care = replace(self.care, until={**self.care.until})  # of which those that are behind it go
         for number in self._lanes.keys() - states:
             self._lanes[number].close()
-        return {number: self._start(number, state, skip=skip and i == 0) for i, (number, state) in enumerate(states.items())}
+        num = len(states)
+        return {lane: self._start(lane, state, num, skip=skip and i == 0) for i, (lane, state) in enumerate(states.items())}
 
-    def _start(self, number: int, state: Any, *, skip: bool) -> Any:
-        lane = self._lanes[number]
+    def _start(self, number: int, state: Any, num_lanes: int, *, skip: bool) -> Any:
+        lane = self._lanes.get(number)
+        if lane is None:
+            lane = self._lanes[number] = _Lane(self._task.share(number))
         it = lane.iterator
         if it is None or state is None:
             lane.close()
             it = lane.iterator = iterate(lane.ds)
             it._ctx.belong_to(number, self._task.num_lanes, self._task.options)
-            share_threads(it, len(self._lanes))
+            share_threads(it, num_lanes)
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
@@ -130,7 +134,8 @@ class PipelineProducer:
 
         task = self._task
         numbers = None if task.sequential_slice else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
-        tell_in_worker(error, worker_name(self.index, self._count, lane, task.num_lanes), place(state, numbers))
+        name = worker_name(self.index, self._count, lane, task.num_lanes)
+        tell_in_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.core.ray_options import RayOptions, WorkerOptions
 from gristmill.diagnostics.capacity import CONSUMER, Capacity, Station
 from gristmill.diagnostics.summary import Snapshot, StageSummary
 from gristmill.diagnostics.units import rate_text, size_text, time_text
@@ -32,7 +33,7 @@ class Settings:
     """What can be changed about a pipeline: how much runs at once, and how far ahead."""
 
     read_options: ReadOptions | None
-    multiprocessing_options: MultiprocessingOptions | None
+    multiprocessing_options: WorkerOptions | None
 
     def num_threads(self, prefetch: StageSummary) -> int:
         """How many threads may do the work of a stage that reads ahead."""
@@ -264,14 +265,15 @@ class Advisor:
         """How many workers fit, and what they take."""
         output, memory = self._summary[0], self._machine.memory
         size = _size(output)
-        ahead = 1 + (self._workers.per_worker_buffer_size if self._workers is not None else 1)
+        ahead = 1 + getattr(self._workers, "per_worker_buffer_size", 1)
         if size and num * ahead * size > _MEMORY_SHARE * memory:
             num = max(1, int(_MEMORY_SHARE * memory / (ahead * size)))
-        options = f"MultiprocessingOptions(num_workers={num})"
+        kind = MultiprocessingOptions if self._workers is None else type(self._workers)
+        options = f"{kind.__name__}(num_workers={num})"
         has_lanes = any([stage.name.startswith("GlobalBatch") for stage in self._summary.values()])
         call = f"global_batch(workers={options})" if has_lanes else f"mp_prefetch({options})"
-        text = f"Let {num} worker processes do it: {call}."
-        if size:
+        text = f"Let {num} {'Ray actors' if kind is RayOptions else 'worker processes'} do it: {call}."
+        if size and kind is MultiprocessingOptions:
             text += f" Their buffers take {size_text(num * ahead * size)} of shared memory"
             text += f", of {size_text(memory)} that are free." if memory < math.inf else "."
         return num, text

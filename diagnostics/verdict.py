@@ -7,7 +7,8 @@ from typing import Any
 
 from gristmill.core.cgroup import usable_cpus
 from gristmill.core.naming import one_line
-from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.core.options import ReadOptions
+from gristmill.core.ray_options import WorkerOptions
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.diagnostics.advice import MIN_GAIN, Advisor, Machine, Settings
 from gristmill.diagnostics.capacity import CONSUMER, Capacity, spread
@@ -92,7 +93,7 @@ def settings_of(it: Any) -> Settings:
     while todo:
         node = todo.pop(0)
         for options in node._work_options:
-            if isinstance(options, MultiprocessingOptions):
+            if isinstance(options, WorkerOptions):
                 workers = workers or options
             elif isinstance(options, ReadOptions):
                 reads = reads or options

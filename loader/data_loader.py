@@ -15,6 +15,7 @@ from gristmill.core.cached import cached
 from gristmill.core.errors import as_int
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.core.ray_options import WorkerOptions, check_worker_options
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
@@ -69,6 +70,8 @@ class DataLoader(grain_names.DataLoader):
         order: ``"workers"``, as described above; or ``"stream"``: elements and states are those of ``worker_count=0``, whatever
             their number is. Workers compute the operations up to the first ``FlatMap``, function, ``Batch`` behind a ``Filter``,
             or second ``Batch``; these and what follows are computed in this process.
+        workers: which workers, in place of ``worker_count``, ``worker_buffer_size``, ``worker_env`` and ``num_lanes``: a
+            ``RayOptions``, which has them on other machines, or a ``MultiprocessingOptions``.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -101,24 +104,20 @@ class DataLoader(grain_names.DataLoader):
         worker_env: Mapping[str, str | None] | None = None,
         num_lanes: int | None = None,
         order: Literal["workers", "stream"] = "workers",
+        workers: WorkerOptions | None = None,
     ) -> None:
         check_source("data_source", data_source)
         if not hasattr(sampler, "__getitem__"):
             kind = type(sampler).__name__
             raise TypeError(f"sampler must have __getitem__, got {shown(sampler):.100} of type {kind}{for_indices(sampler)}")
-        if worker_count is None:
-            worker_count = os.cpu_count() or 1
-        worker_count = as_int("worker_count", worker_count, minimum=0)
-        worker_buffer_size = as_int("worker_buffer_size", worker_buffer_size, minimum=1 if worker_count else 0)
+        options = _worker_options(workers, worker_count, worker_buffer_size, bool(enable_profiling), worker_env, num_lanes)
         if read_options is not None and not isinstance(read_options, ReadOptions):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
         self._data_source = data_source
         self._sampler = sampler
         self._operations = [_as_operation(i, operation) for i, operation in enumerate(_as_iterable(operations))]
         self._read_options = read_options or ReadOptions()
-        self._multiprocessing_options = MultiprocessingOptions(
-            worker_count, worker_buffer_size, bool(enable_profiling), worker_env=worker_env, num_lanes=num_lanes
-        )
+        self._multiprocessing_options = options
         self._num_lanes = self._multiprocessing_options.num_lanes
         self._order = order
         self._worker_init_fn = worker_init_fn
@@ -133,7 +132,7 @@ class DataLoader(grain_names.DataLoader):
             sampler,
             self._shard_options,
             self._length,
-            self._num_lanes or (0 if order == "stream" else worker_count),
+            self._num_lanes or (0 if order == "stream" else options.num_workers),
             has_flat_map,
             self._dataset,
         )
@@ -156,7 +155,7 @@ class DataLoader(grain_names.DataLoader):
         *,
         num_lanes: int | None = None,
         shard_options: ShardOptions | None = None,
-        workers: MultiprocessingOptions | None = None,
+        workers: WorkerOptions | None = None,
         end: Literal["drop", "pad", "repeat"] = "drop",
         agree: Callable[..., int] | None = None,
         agree_every: int = 16,
@@ -199,8 +198,8 @@ class DataLoader(grain_names.DataLoader):
         return GlobalBatchIterDataset(self._chain, batch_size, *given)
 
     @property
-    def multiprocessing_options(self) -> MultiprocessingOptions:
-        """The number of worker processes and how far they run ahead."""
+    def multiprocessing_options(self) -> WorkerOptions:
+        """The number of workers and how far they run ahead."""
         return self._multiprocessing_options
 
     def __iter__(self) -> DataLoaderIterator:
@@ -286,6 +285,21 @@ class DataLoader(grain_names.DataLoader):
             name = "legacy operation" if kind is None else kind.__name__
             description = {"stage": name, **parameters, "parents": [description]}
         return description
+
+
+def _worker_options(
+    workers: Any, worker_count: int | None, buffer_size: Any, profiles: bool, worker_env: Any, num_lanes: int | None
+) -> WorkerOptions:
+    """``workers``, or what the arguments say together that stand for it."""
+    num_workers = as_int("worker_count", os.cpu_count() or 1 if worker_count is None else worker_count, minimum=0)
+    if workers is None:
+        buffer_size = as_int("worker_buffer_size", buffer_size, minimum=1 if num_workers else 0)
+        return MultiprocessingOptions(num_workers, buffer_size, profiles, worker_env=worker_env, num_lanes=num_lanes)
+    for name, value in (("worker_count", worker_count), ("worker_env", worker_env), ("num_lanes", num_lanes)):
+        if value not in (0, None):
+            raise ValueError(f"{name} must not be given beside workers, got {name}={value!r:.100} and workers={workers!r:.200}")
+    options: WorkerOptions = check_worker_options("workers", workers)
+    return options
 
 
 def _as_iterable(operations: Any) -> Iterable[Any]:

@@ -196,6 +196,15 @@ class DataLoaderIterator(Iterator[Any]):
         """Begins to read ahead without waiting for it; may be called again."""
         self._iterator.start_prefetch()
 
+    def resize(self, num_workers: int) -> None:
+        """Has another number of Ray actors compute the elements, from now on; see ``DatasetIterator.resize``.
+
+        Raises:
+            ValueError: there are fewer lanes than that, or no actors.
+            TypeError: ``num_workers`` is no integer.
+        """
+        self._iterator.resize(num_workers)
+
     def skip_failed(self) -> None:
         """Moves past the output whose ``next`` failed: the element, or the whole batch.
 

@@ -114,6 +114,12 @@ class Arena:
     def view(self, slot: Slot) -> Bytes:
         return self._mapping.view(slot)
 
+    def store(self, array: np.ndarray[Any, Any], order: tuple[Any, ...]) -> Slot:
+        """Copies an array, whose order in memory ``order`` says as arguments of ``numpy.ndarray`` do."""
+        slot = self.allocate(array.nbytes)
+        np.ndarray(array.shape, array.dtype, self.view(slot), *order)[...] = array
+        return slot
+
     def free(self, slot: Slot) -> None:
         with self._lock:
             self._put_back(slot)

@@ -106,11 +106,29 @@ class Watched(Producer, Protocol):
         """The elements that ``take`` has finished, and the states; as many as there are of both. Called by another thread."""
 
 
-class _Disconnected(Exception):
+class Disconnected(Exception):
     """The consumer needs this worker no more."""
 
 
-class _Connection:
+class Connection(Protocol):
+    """What a worker uses of the way to its consumer."""
+
+    start: tuple[dict[int, Any], bool, Care | None] | None  # states, whether to skip an element, how to go on
+    is_for_another: bool  # the start, than the ones before were
+    calls: list[bytes]  # functions that nobody has called yet
+
+    def receive(self, *, wait: bool) -> None:
+        """Obeys the commands that are there.
+
+        Raises:
+            Disconnected: the consumer needs this worker no more.
+        """
+
+    def send(self, kind: int, payload: bytes, slots: list[Any], num_elements: int = 0, lane: int = 0) -> None:
+        """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
+
+
+class SocketConnection:
     """Sends messages, receives commands, and knows how far ahead the consumer lets it be."""
 
     def __init__(self, fd: int, arena: Arena, buffer_size: int) -> None:
@@ -122,12 +140,12 @@ class _Connection:
         self._num_ahead = 0
         self._bytes_ahead = 0
         self._generation = 0
-        self.start: tuple[dict[int, Any], bool, Care | None] | None = None  # states, whether to skip an element, how to go on
-        self.is_for_another = False  # the start, than the ones before were
-        self.calls: list[bytes] = []  # functions that nobody has called yet
+        self.start: tuple[dict[int, Any], bool, Care | None] | None = None
+        self.is_for_another = False
+        self.calls: list[bytes] = []
 
     def receive(self, *, wait: bool) -> None:
-        """Obeys the commands that are there."""
+        """See ``Connection``."""
         try:
             data = self._socket.recv(1 << 16, 0 if wait else socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -135,7 +153,7 @@ class _Connection:
         except ConnectionError:
             data = b""
         if not data:
-            raise _Disconnected
+            raise Disconnected
         self._received += data
         while len(self._received) >= COMMAND.size:
             kind, generation, length = COMMAND.unpack_from(self._received)
@@ -161,7 +179,7 @@ class _Connection:
                     self._bytes_ahead -= num_bytes
 
     def send(self, kind: int, payload: bytes, slots: list[Slot], num_elements: int = 0, lane: int = 0) -> None:
-        """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
+        """See ``Connection``."""
         num_bytes = max(len(payload), num_elements * _MIN_BYTES) if not slots else _MAX_BYTES_AHEAD + 1
         while self.start is None and not self._may_send(num_elements, num_bytes):
             self.receive(wait=True)
@@ -182,7 +200,7 @@ class _Connection:
         try:
             self._socket.sendall(header + pack_slots(slots) + payload, _NO_SIGPIPE)
         except ConnectionError:
-            raise _Disconnected from None
+            raise Disconnected from None
 
     def _may_send(self, num_elements: int, num_bytes: int) -> bool:
         return (
@@ -211,7 +229,7 @@ class _Lane:
 class Worker:
     """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``report`` and ``set_instruments``."""
 
-    def __init__(self, connection: _Connection, encoder: Encoder, producer: Producer, load_task: Callable[[], Any]) -> None:
+    def __init__(self, connection: Connection, encoder: Encoder, producer: Producer, load_task: Callable[[], Any]) -> None:
         self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
         self._connection = connection
         self._encoder = encoder
@@ -327,7 +345,7 @@ class Worker:
     def _watch(self) -> None:
         """Sends what is finished of blocks whose next element takes long."""
         num_taken = 0
-        with contextlib.suppress(_Disconnected):  # the other thread will notice, or be killed
+        with contextlib.suppress(Disconnected):  # the other thread will notice, or be killed
             while True:
                 self._has_several.wait()
                 time.sleep(_LATE_SECONDS)
@@ -384,7 +402,7 @@ def _num_sent(lane: _Lane) -> int:
     return lane.num_sent
 
 
-class _Failed:
+class Failed:
     """What a task that could not be made produces."""
 
     def __init__(self, error: BaseException) -> None:
@@ -406,12 +424,12 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
     for fd in (connection, arena_fd, luggage, lifeline):
         os.set_inheritable(fd, False)
     _die_with(lifeline)
-    code = 0
+    end = SystemExit(0)
     try:
         arena = Arena(arena_fd)
         log = Logbook(arena)
         encoder = Encoder(arena, preamble["min_shared_bytes"])
-        channel = _Connection(connection, arena, preamble["buffer_size"])
+        channel = SocketConnection(connection, arena, preamble["buffer_size"])
         load = partial(_load, luggage, preamble)
         try:
             producer = load()(index, count, encoder.allocate)
@@ -421,14 +439,14 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
         except BaseException as error:
             if isinstance(error, Exception):
                 add_note(error, f"Raised in worker {index} of {count}, when it was started.")
-            producer = _Failed(error)
+            producer = Failed(error)
         producer.log = log
         Worker(channel, encoder, producer, load).run()
-    except _Disconnected:
+    except Disconnected:
         pass
     except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    _exit(code)
+        end = error
+    end_with(end)
 
 
 def _load(luggage: int, preamble: dict[str, Any]) -> Any:
@@ -465,11 +483,11 @@ def _wait_for_end(lifeline: int) -> None:
     end_process(1)
 
 
-def _exit(code: int) -> None:
+def end_with(error: SystemExit) -> None:
     """Ends the process: what users have registered is done, what the interpreter would take apart is left to the system."""
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):
             stream.flush()
-    end_process(code)
+    end_process(error.code if isinstance(error.code, int) else int(error.code is not None))

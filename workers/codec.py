@@ -49,14 +49,16 @@ class Encoder:
     Args:
         arena: where large arrays go.
         min_shared_bytes: how large these are at least.
+        writable: whether smaller ones arrive so that they can be written to. Of large ones the memory decides.
     """
 
     _file: io.BytesIO  # the message being encoded
     _pickler: _PlainPickler | _ByValuePickler
 
-    def __init__(self, arena: Arena, min_shared_bytes: int) -> None:
+    def __init__(self, arena: Arena, min_shared_bytes: int, *, writable: bool = True) -> None:
         self._arena = arena
         self._min_shared_bytes = max(min_shared_bytes, MIN_SHARED_BYTES)
+        self._bytes_of: type[bytes | bytearray] = bytearray if writable else bytes
         self._granted: dict[int, tuple[np.ndarray[Any, Any], Slot]] = {}  # by the id of the array
         self._slots: list[Slot] = []  # of the message being encoded
         self._sent: list[int] = []  # the granted arrays in it
@@ -141,14 +143,13 @@ class Encoder:
             dtype = dtype.str  # quicker to pickle
         order = () if array.flags.c_contiguous or not array.flags.f_contiguous else (0, None, "F")
         if num_bytes < self._min_shared_bytes:
-            return np.ndarray, (shape, dtype, bytearray(array.tobytes("A" if order else "C")), *order)
+            return np.ndarray, (shape, dtype, self._bytes_of(array.tobytes("A" if order else "C")), *order)
         granted = self._granted.get(id(array))
         if granted is not None and granted[0] is array and id(array) not in self._sent:
             self._sent.append(id(array))
             slot = granted[1]
         else:
-            slot = self._arena.allocate(num_bytes)
-            np.ndarray(shape, dtype, self._arena.view(slot), *order)[...] = array
+            slot = self._arena.store(array, order)
         self._slots.append(slot)
         return np.ndarray, (shape, dtype, self._marker, *order)
 

@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from gristmill.core.config import config
 from gristmill.workers.arena import open_memory
@@ -85,9 +85,9 @@ class Luggage:
             return False
 
         setup = [*setup_calls(), *[(config.update, item) for item in config.explicit_values().items()]]
-        self._parts: list[bytes | memoryview] = [dumps((setup, flag_values(), own_flags())), dumps(task, keep_inline), *buffers]
+        self.parts: list[bytes | memoryview] = [dumps((setup, flag_values(), own_flags())), dumps(task, keep_inline), *buffers]
         ends = [0x1000]
-        for part in self._parts:
+        for part in self.parts:
             ends.append(-(-(ends[-1] + len(part)) // 64) * 64)
         self._starts = ends[:-1]
         self.preamble = {
@@ -95,17 +95,17 @@ class Luggage:
             "argv": [str(arg) for arg in getattr(sys, "argv", [])],
             "directory": _working_directory(),
             "logs": log_settings(),
-            "parts": [(start, start + len(part)) for start, part in zip(self._starts, self._parts, strict=True)],
+            "parts": [(start, start + len(part)) for start, part in zip(self._starts, self.parts, strict=True)],
             **options,
         }
-        variables = {**os.environ, **_ENVIRONMENT, **_jax_settings(), **environment}
+        variables = {**os.environ, **accelerator_free(), **environment}
         self.environment = {name: value for name, value in variables.items() if value is not None}
 
     def pack(self) -> int:
         """A file descriptor of memory that holds all of it."""
         fd = open_memory("gristmill-task")
         try:
-            for start, part in zip(self._starts, self._parts, strict=True):
+            for start, part in zip(self._starts, self.parts, strict=True):
                 view = memoryview(part)
                 while view:
                     num = os.pwrite(fd, view[: 1 << 30], start)
@@ -121,7 +121,7 @@ class Luggage:
 
     def is_in(self, fd: int) -> bool:
         """Whether memory that was packed before holds just this."""
-        for start, part in zip(self._starts, self._parts, strict=True):
+        for start, part in zip(self._starts, self.parts, strict=True):
             view = memoryview(part)
             for i in range(0, len(view), _CHUNK):
                 piece = view[i : i + _CHUNK]
@@ -130,11 +130,11 @@ class Luggage:
         return True
 
 
-def _jax_settings() -> dict[str, str]:
-    """Environment variables for the settings that JAX has in this process, if it is in use here."""
+def accelerator_free() -> dict[str, str]:
+    """Environment variables of workers: no accelerators, and the settings that JAX has in this process, if it is in use here."""
     config = getattr(sys.modules.get("jax"), "config", None)
     values = {name.upper(): getattr(config, name, None) for name in _JAX_SETTINGS}
-    return {name: str(value) for name, value in values.items() if value is not None}
+    return {**_ENVIRONMENT, **{name: str(value) for name, value in values.items() if value is not None}}
 
 
 def _working_directory() -> str:
@@ -146,6 +146,8 @@ def _working_directory() -> str:
 
 class WorkerPool:
     """``count`` processes that run one task, each for its own share."""
+
+    parked_seconds = _PARKED_SECONDS
 
     def __init__(self, luggage: Luggage, count: int) -> None:
         self.preamble, self.environment = luggage.preamble, luggage.environment
@@ -205,7 +207,17 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends the processes; may be called again, by several threads."""
-        _close([self])
+        close_pools([self])
+
+    def shut(self) -> None:
+        """Nobody may use it any more."""
+        self._is_closed = True
+
+    def release(self, deadline: float) -> None:
+        """Waits until the workers have ended, after ``deadline`` with force."""
+        for worker in self.workers:
+            worker.stop(deadline)
+        self._close_descriptors()
 
     def abandon(self) -> None:
         """In a forked process: lets go of what belongs to the other one."""
@@ -218,8 +230,35 @@ class WorkerPool:
         close_all(self._fds)
 
 
-_live: set[WorkerPool] = set()
-_parked: list[WorkerPool] = []
+class Pool(Protocol):
+    """What is known here of a group of workers."""
+
+    parked_seconds: float
+    parked_until: float
+    owner: Callable[[], object]
+
+    @property
+    def is_closed(self) -> bool: ...
+
+    @property
+    def workers(self) -> list[Any]: ...
+
+    def shut(self) -> None:
+        """Nobody may use it any more."""
+
+    def release(self, deadline: float) -> None:
+        """Waits until the workers have ended, after ``deadline`` (``time.monotonic()``) with force."""
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """In a forked process: lets go of what belongs to the other one."""
+
+
+P = TypeVar("P", bound=Pool)
+
+_live: set[Pool] = set()
+_parked: list[Pool] = []
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 _lock = threading.Lock()  # of the two following; nothing that a finalizer calls takes it, or that can be interrupted
 _keeper: threading.Thread | None = None
@@ -228,36 +267,44 @@ _is_exiting = False
 
 
 def hire(luggage: Luggage, count: int, owner: object | None) -> WorkerPool:
-    """A pool that runs the task: a parked one if there is one that does, otherwise new processes, which are parked, too.
-
-    So it is lost to nobody if the caller is interrupted before it has it; whoever wants to use it says ``unpark``.
-
-    Args:
-        luggage: what the workers load.
-        count: the number of workers.
-        owner: what the task is made of; ``None``: workers that were hired before are not used. Nor are those that were hired for
-            another object, even an equal one: what they have remembered since is that object's, not this one's.
+    """A pool of ``count`` processes that run the task; see ``hire_pool``.
 
     Raises:
         OSError: the system does not give what is needed.
         RuntimeError: it is one that has no such processes (Windows), or there is no interpreter to run.
     """
     check_system()
-    return uninterrupted(partial(_hire, luggage, count, owner))
+    return hire_pool(partial(WorkerPool, luggage, count), lambda pool: pool.runs(luggage, count), WorkerPool, owner)
 
 
-def _hire(luggage: Luggage, count: int, owner: object | None) -> WorkerPool:
+def hire_pool(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None) -> P:
+    """A pool that runs a task: a parked one if there is one that does, otherwise a new one, which is parked, too.
+
+    So it is lost to nobody if the caller is interrupted before it has it; whoever wants to use it says ``unpark``.
+
+    Args:
+        make: makes a new one.
+        is_fit: whether one of this kind will do.
+        kind: its class.
+        owner: what the task is made of; ``None``: workers that were hired before are not used. Nor are those that were hired for
+            another object, even an equal one: what they have remembered since is that object's, not this one's.
+    """
+    return uninterrupted(partial(_hire, make, is_fit, kind, owner))
+
+
+def _hire(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], owner: object | None) -> P:
     for pool in [*_parked]:
-        if owner is not None and pool.owner() is owner and unpark(pool):  # before it is looked at: nobody closes it meanwhile
+        # It is taken before it is looked at: nobody closes it meanwhile.
+        if isinstance(pool, kind) and owner is not None and pool.owner() is owner and unpark(pool):
             try:
-                is_fit = pool.runs(luggage, count)
+                is_right = is_fit(pool)
             finally:
                 _park(pool)
-            if is_fit:
+            if is_right:
                 for worker in pool.workers:
                     worker.is_for_another = True
                 return pool
-    pool = WorkerPool(luggage, count)
+    pool = make()
     if owner is not None:
         pool.owner = weakref.ref(owner)
     try:
@@ -270,19 +317,19 @@ def _hire(luggage: Luggage, count: int, owner: object | None) -> WorkerPool:
     return pool
 
 
-def park(pool: WorkerPool) -> None:
+def park(pool: Pool) -> None:
     """Keeps the processes for a moment, for the next who needs them, and ends them then. May be called anywhere."""
-    pool.parked_until = time.monotonic() + _PARKED_SECONDS
+    pool.parked_until = time.monotonic() + pool.parked_seconds
     _park(pool)
 
 
-def _park(pool: WorkerPool) -> None:
+def _park(pool: Pool) -> None:
     if pool not in _parked:
         _parked.append(pool)
     _wake.put(None)
 
 
-def unpark(pool: WorkerPool) -> bool:
+def unpark(pool: Pool) -> bool:
     """Takes a parked pool into use again; false if it is too late for that."""
     if pool.is_closed:
         return False  # where it is parked all the same, its end was interrupted: that is left to the keeper
@@ -331,24 +378,30 @@ def _end_parked_pools() -> None:
                 return
 
 
-def _close(pools: Sequence[WorkerPool]) -> None:
+def close_parked(kind: type[Pool]) -> None:
+    """Ends the pools of this kind that nobody uses at the moment."""
+    for pool in [*_parked]:
+        if isinstance(pool, kind) and _take(pool):
+            pool.close()
+
+
+def close_pools(pools: Sequence[Pool]) -> None:
+    """Ends them, in as short a time as one of them."""
     for pool in pools:
-        pool._is_closed = True
+        pool.shut()
         park(pool)  # where this is interrupted, the keeper does the rest
     for pool in pools:
         for worker in pool.workers:
             worker.hang_up()
     deadline = time.monotonic() + _GRACE_SECONDS
     for pool in pools:
-        for worker in pool.workers:
-            worker.stop(deadline)
-        pool._close_descriptors()
+        pool.release(deadline)
         _live.discard(pool)
         _take(pool)
     _wake.put(None)
 
 
-def _take(pool: WorkerPool) -> bool:
+def _take(pool: Pool) -> bool:
     """Whether the pool was parked; it is not any more."""
     try:
         _parked.remove(pool)
@@ -360,7 +413,7 @@ def _take(pool: WorkerPool) -> bool:
 def _close_all() -> None:
     global _is_exiting
     _is_exiting = True
-    _close([*_live])
+    close_pools([*_live])
 
 
 def is_exiting() -> bool:

@@ -12,11 +12,18 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 BOOT = str(Path(__file__).with_name("boot.py"))  # their main module
 
 _calls: list[Call] = []
+_is_worker = False
 
 
 def is_worker() -> bool:
     """Whether this is one of the processes that work for another one."""
-    return getattr(sys.modules.get("__main__"), "__file__", None) == BOOT
+    return _is_worker or getattr(sys.modules.get("__main__"), "__file__", None) == BOOT
+
+
+def be_worker() -> None:
+    """Makes this process one of them, where something else has started it."""
+    global _is_worker
+    _is_worker = True
 
 
 def run_in_workers(function: Callable[..., Any], *args: Any) -> None:

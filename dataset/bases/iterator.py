@@ -15,13 +15,13 @@ import abc
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
-from gristmill.core.errors import StateMismatchError
+from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.instruments import shadow
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.feed import OneByOne, StopInStream, what_failed
 from gristmill.dataset.bases.node import Node, as_parents
-from gristmill.dataset.bases.observing import Observable, Wrap, divert_next
+from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, running_upstream
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.telling.failures import deliver, instead_of_stop, tell
 from gristmill.dataset.telling.tracebacks import filter_traceback
@@ -106,6 +106,27 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
         """Begins work in the background, where the pipeline has any, without waiting for it. May be called again."""
         for parent in self._parents:
             parent.start_prefetch()
+
+    def resize(self, num_workers: int) -> None:
+        """Has another number of Ray actors compute the elements from now on. May be called at any time, and does not wait:
+        elements, their order and states stay the same.
+
+        Args:
+            num_workers: how many, at least 1 and at most as many as there are lanes (see ``RayOptions``).
+
+        Raises:
+            ValueError: there are fewer lanes, or no actors: the number of processes or threads is for ever.
+            TypeError: ``num_workers`` is no integer.
+        """
+        if not self._resize(as_int("num_workers", num_workers, minimum=1)):
+            raise ValueError(
+                f"{self} has no workers that can be resized. To change the number of processes, save the state and restore it in "
+                "an iterator with another num_workers and the same num_lanes; Ray actors (RayOptions) can be resized"
+            )
+
+    def _resize(self, num_workers: int) -> bool:
+        """Resizes what upstream can be resized; false if there is nothing."""
+        return any([it._resize(num_workers) for it in running_upstream(self)])
 
     def close(self) -> None:
         """Releases threads and other resources, of the parents too. May be called again; ``next`` raises from then on."""

@@ -10,7 +10,7 @@ import numpy as np
 from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import as_int
-from gristmill.core.options import MultiprocessingOptions
+from gristmill.core.ray_options import WorkerOptions, check_worker_options
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.division import Division
@@ -41,7 +41,7 @@ class GlobalBatchParameters(Parameters):
     batch_size: int = aside(in_text=True)  # a state goes on with another one, as with other hosts and workers
     num_lanes: int
     shard_options: ShardOptions = aside(in_text=True)
-    workers: MultiprocessingOptions | None = aside()
+    workers: WorkerOptions | None = aside()
     end: End
     agree: Any = aside()
     agree_every: int = aside()
@@ -81,8 +81,7 @@ class GlobalBatchParameters(Parameters):
         workers = self.workers
         if workers is None:
             return
-        if not isinstance(workers, MultiprocessingOptions):
-            raise TypeError(f"workers must be a MultiprocessingOptions or None, got {workers!r:.200}")
+        check_worker_options("workers", workers)
         if workers.num_lanes is not None:
             raise ValueError(f"workers must have num_lanes=None, got {workers}: give num_lanes to global_batch itself")
         if workers.num_workers > len(self.lanes):
@@ -113,7 +112,7 @@ def global_batch(
     *,
     num_lanes: int | None = None,
     shard_options: ShardOptions | None = None,
-    workers: MultiprocessingOptions | None = None,
+    workers: WorkerOptions | None = None,
     end: End = "drop",
     agree: Callable[..., int] | None = None,
     agree_every: int = 16,
@@ -174,7 +173,7 @@ class GlobalBatchIterDataset(IterDataset[T]):
         batch_size: int,
         num_lanes: int | None = None,
         shard_options: ShardOptions | None = None,
-        workers: MultiprocessingOptions | None = None,
+        workers: WorkerOptions | None = None,
         end: End = "drop",
         agree: Callable[..., int] | None = None,
         agree_every: int = 16,

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
-from gristmill.core.options import MultiprocessingOptions
+from gristmill.core.ray_options import RayOptions, WorkerOptions
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
@@ -20,13 +20,13 @@ from gristmill.dataset.slicing import num_elements_of_shares, numbers_of, slice_
 from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
 from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.pickling import dumps
-from gristmill.workers.pool import Luggage, WorkerPool, hire, park, unpark
+from gristmill.workers.pool import Luggage, hire, park, unpark
 
 T = TypeVar("T")
 
 
 class MultiprocessPrefetchParameters(Parameters):
-    multiprocessing_options: MultiprocessingOptions = aside(in_text=True)
+    multiprocessing_options: WorkerOptions = aside(in_text=True)
     worker_init_fn: Any = aside()
     sequential_slice: bool = aside()
 
@@ -46,7 +46,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
     def __init__(
         self,
         parent: Any,
-        options: MultiprocessingOptions,
+        options: WorkerOptions,
         worker_init_fn: Callable[[int, int], Any] | None = None,
         sequential_slice: bool = False,
     ) -> None:
@@ -67,27 +67,29 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         if not self._options.num_workers:
             return LocalLanesIterator(self._parent, self._num_lanes, sequential_slice=self._sequential_slice)
-        return MultiprocessPrefetchIterator(
-            self._parent, self._options, self._worker_init_fn, sequential_slice=self._sequential_slice
-        )
+        iterator_class = MultiprocessPrefetchIterator
+        if isinstance(self._options, RayOptions):
+            from gristmill.dataset.stages.ray_prefetch import RayPrefetchIterator as iterator_class
+        return iterator_class(self._parent, self._options, self._worker_init_fn, sequential_slice=self._sequential_slice)
 
 
 class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
-    _resting: WorkerPool | None = None  # the pool that was used last, if nobody else has taken it over
+    _options: Any
+    _resting: Any = None  # the pool that was used last, if nobody else has taken it over
     _finalizer: Any = None
     _tell: Callable[[Any], None] | None = None  # is told of the pool that is used
 
-    def __init__(self, ds: IterDataset[T], options: MultiprocessingOptions, init_fn: Any, *, sequential_slice: bool) -> None:
+    def __init__(self, ds: IterDataset[T], options: WorkerOptions, init_fn: Any, *, sequential_slice: bool) -> None:
         super().__init__(ds, lanes_of(options), sequential_slice=sequential_slice)
         self._options = options
         self._init_fn = init_fn
-        self._held: list[WorkerPool] = []  # the pool that is in use; the finalizer has the list, too
+        self._held: list[Any] = []  # the pool that is in use; the finalizer has the list, too
 
     def __str__(self) -> str:
         return f"MultiprocessPrefetchIterator(multiprocessing_options={self._options})"
 
     @property
-    def _pool(self) -> WorkerPool | None:
+    def _pool(self) -> Any:
         return next(iter(self._held), None)
 
     @property
@@ -136,7 +138,7 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
             self._tell(pool)
         return self._lanes_in(pool)
 
-    def _lanes_in(self, pool: WorkerPool) -> list[Shard]:
+    def _lanes_in(self, pool: Any) -> list[Shard]:
         """The lanes, computed by the processes of ``pool``."""
         num_workers = self._options.num_workers
         numbers = None if self._sequential_slice else numbers_of(self._ds)
@@ -152,25 +154,29 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
         for worker, states_of_lanes in of_workers.items():
             worker.start(states_of_lanes)
 
-    def _park_unless_held(self, pool: WorkerPool | None) -> None:
+    def _park_unless_held(self, pool: Any) -> None:
         """After an interrupt: nobody else would end it."""
         if pool is not None and pool not in self._held:
             park(pool)
 
-    def _hire(self) -> WorkerPool:
+    def _hire(self) -> Any:
+        luggage = self._pack({"buffer_size": self._options.per_worker_buffer_size}, self._options.worker_env or {})
+        return hire(luggage, self._options.num_workers, self._owner)
+
+    def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Luggage:
+        """What workers load."""
         options = self._ctx.options
         task = PipelineTask(self._ds, options, self._init_fn, self._sequential_slice, self._count)
         try:
-            luggage = Luggage(
-                task,
-                {"buffer_size": self._options.per_worker_buffer_size, "min_shared_bytes": options.min_shm_size},
-                self._options.worker_env or {},
-            )
+            return Luggage(task, {**settings, "min_shared_bytes": options.min_shm_size}, environment)
         except Exception as error:
             _explain_unpicklable(error, self._ds, self._init_fn)
             raise
-        # What an init function has done to a process cannot be undone: the next iterator has others.
-        return hire(luggage, self._options.num_workers, self._ds if self._init_fn is None else None)
+
+    @property
+    def _owner(self) -> Any:
+        """For whom workers may be used again. What an init function has done to one cannot be undone."""
+        return self._ds if self._init_fn is None else None
 
     def _rest(self) -> None:
         pool = self._pool
@@ -198,7 +204,7 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
             shard.clear()
 
 
-def _park_all(held: list[WorkerPool]) -> None:
+def _park_all(held: list[Any]) -> None:
     while held:
         park(held.pop())
 
@@ -213,7 +219,7 @@ def check_no_workers(stage: str, ds: Any) -> None:
             )
 
 
-def lanes_of(options: MultiprocessingOptions) -> int:
+def lanes_of(options: WorkerOptions) -> int:
     """How many lanes there are."""
     return options.num_workers if options.num_lanes is None else options.num_lanes
 

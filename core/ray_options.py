@@ -1,0 +1,109 @@
+"""Settings of workers on Ray."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from gristmill.core.errors import as_int
+from gristmill.core.options import MAX_LANES, MultiprocessingOptions
+
+_MAX_BYTES_AHEAD = 1 << 28
+
+
+@dataclass(slots=True, repr=False)
+class RayOptions:
+    """How many Ray actors run a pipeline, on which machines of a cluster, and how far they may run ahead.
+
+    To be given wherever ``MultiprocessingOptions`` is: elements, their order and states are the same, and a state that was taken
+    with one goes on with the other. Needs the extra ``ray``. The actors are in the cluster that this program is connected to
+    (``ray.init(address=...)``, ``RAY_ADDRESS``). Where it is connected to none, a local one is started for it, which can be
+    reached from this machine alone.
+
+    Args:
+        num_workers: number of actors, at least 1. If the cluster has no room for all of them, those that have some do the work;
+            others join them as soon as there is room.
+        num_lanes: into how many lanes the stream is divided (see ``MultiprocessingOptions``), at least as many as actors: it
+            can be resized up to this number. ``None``: one for each actor.
+        pool: the name of a set of actors that several programs of the cluster share. Each has lanes of its own. The actors are
+            those of the first program that asks for them; when it ends, another one starts new ones.
+        resources: custom resources of Ray that an actor needs, by name, to choose machines: ``{"loader": 1}``.
+        num_cpus: CPUs that an actor counts for where Ray chooses its machine.
+        max_bytes_ahead: bytes of elements that all actors together may have ready ahead of the consumer. They lie in Ray's object
+            store, which should be twice as large; a single element that is larger than this comes alone.
+        writable: whether arrays can be written to, at the cost of one copy; else they are read-only views of the object store.
+        runtime_env: the environment of the actors (``env_vars``, ``working_dir``, ``pip``, …), as Ray takes it. By default
+            ``JAX_PLATFORMS`` is ``cpu`` there.
+
+    Raises:
+        TypeError: a value is of the wrong type.
+        ValueError: a value is out of range.
+
+    Example:
+        >>> RayOptions(4, num_lanes=16)
+        RayOptions(num_workers=4, num_lanes=16)
+    """
+
+    num_workers: int
+    num_lanes: int | None = field(default=None, kw_only=True)
+    pool: str | None = field(default=None, kw_only=True)
+    resources: Mapping[str, float] | None = field(default=None, kw_only=True)
+    num_cpus: float = field(default=1, kw_only=True)
+    max_bytes_ahead: int = field(default=_MAX_BYTES_AHEAD, kw_only=True)
+    writable: bool = field(default=True, kw_only=True)
+    runtime_env: Mapping[str, Any] | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.num_workers = as_int("num_workers", self.num_workers, minimum=1)
+        if self.num_lanes is not None:
+            self.num_lanes = as_int("num_lanes", self.num_lanes, minimum=1)
+        if not self.num_workers <= (self.num_lanes or self.num_workers) <= MAX_LANES:
+            raise ValueError(
+                f"num_lanes must be at least num_workers, {self.num_workers}, and at most {MAX_LANES}, "
+                f"got {self.num_lanes or self.num_workers}: an actor computes whole lanes. Use fewer workers or more lanes"
+            )
+        if self.pool is not None and (not isinstance(self.pool, str) or not self.pool):
+            raise TypeError(f"pool must be a name, a str that is not empty, or None, got {self.pool!r:.200}")
+        self.max_bytes_ahead = as_int("max_bytes_ahead", self.max_bytes_ahead, minimum=1)
+        _check_amount("num_cpus", self.num_cpus)
+        if self.resources is not None:
+            _check_mapping("resources", self.resources)
+            for name, amount in self.resources.items():
+                _check_amount(f"resources[{name!r}]", amount)
+        if not isinstance(self.writable, bool):
+            raise TypeError(f"writable must be True or False, got {self.writable!r:.200}")
+        if self.runtime_env is not None:
+            _check_mapping("runtime_env", self.runtime_env)
+
+    def __repr__(self) -> str:
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "runtime_env"}  # which may have secrets
+        given = [f"{f.name}={values[f.name]!r}" for f in fields(self) if f.name in values and values[f.name] != f.default]
+        return f"{type(self).__qualname__}({', '.join(given)})"
+
+
+WorkerOptions = MultiprocessingOptions | RayOptions
+
+
+def check_worker_options(name: str, options: Any) -> Any:
+    """``options``, if they say which workers to use.
+
+    Raises:
+        TypeError: they do not.
+    """
+    if not isinstance(options, WorkerOptions):
+        raise TypeError(f"{name} must be a MultiprocessingOptions or a RayOptions, got {options!r:.200}")
+    return options
+
+
+def _check_amount(name: str, amount: Any) -> None:
+    if isinstance(amount, bool) or not isinstance(amount, int | float):
+        raise TypeError(f"{name} must be a number, got {amount!r:.200}")
+    if not 0 <= amount < math.inf:
+        raise ValueError(f"{name} must not be negative, and finite, got {amount!r}")
+
+
+def _check_mapping(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping) or not all([isinstance(key, str) for key in value]):
+        raise TypeError(f"{name} must be a mapping with names as keys, or None, got {value!r:.200}")

@@ -1,0 +1,210 @@
+"""The lanes of Ray actors, seen from the consumer.
+
+Guarantees:
+
+1. An actor that is lost takes nothing along: what had arrived of its lanes stays, and others go on with them behind that. So
+   every element comes once, in order, however often that happens.
+2. Lanes are computed by the actors that are there, as many by each; one that comes later takes some over, and so does one that
+   is asked for by ``resize``. No lane changes its actor otherwise.
+3. A lane whose actors die again and again, without any of its elements coming in between, gets an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
+from typing import Any
+
+from gristmill.core.ray_options import RayOptions
+from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
+from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
+
+_LOOK_SECONDS = 0.5  # between two looks at which actors are there
+_MAX_DEATHS = 5  # in a row, of actors that were at a lane
+
+
+class _Lost(Exception):
+    """The actor is lost."""
+
+
+class _Silent(Exception):
+    """Nothing has come of it for a while."""
+
+
+class LanesOfActor(LanesOfWorker):
+    """What one actor computes."""
+
+    def __init__(self, pool: Any, index: int, count: int, num_lanes: int, numbers: Numbers | None, budget: int) -> None:
+        super().__init__(pool, index, count, num_lanes, numbers)
+        self.lanes = {}
+        self._budget = budget  # bytes that all actors may be ahead
+
+    def take_over(self, lanes: dict[int, WorkerLane], states: dict[int, Any]) -> None:
+        """Computes these lanes and no others, from these states on."""
+        self.lanes = lanes
+        if lanes:
+            self.start(states)
+        else:
+            self._pool.let_go(self._index)
+
+    def state_of(self, number: int) -> Any:
+        """Where a lane is behind the last element that has arrived."""
+        return self._states[number]
+
+    def text(self, lane: WorkerLane) -> str:
+        return f"worker {self._index} {self._pool.place(self._index)}, lane {lane.number}, {self._place(lane.number)}"
+
+    def _restart(self, first: int | None = None) -> None:
+        self._pool.worker(self._index).budget = self._budget * len(self.lanes) // self._num_lanes
+        super()._restart(first)
+
+    def _receive(self) -> tuple[int, int, Any]:
+        while True:
+            worker = self._pool.worker(self._index)
+            try:
+                return worker.receive(_LOOK_SECONDS)
+            except WorkerBusy:
+                worker.usable = False
+                self._restart(self._skipping)
+            except WorkerSilent:
+                raise _Silent from None
+            except WorkerDied as death:
+                raise _Lost(str(death)) from None
+
+    def obituary(self, death: str, number: int) -> str:
+        """What is said of a lane at which actors die."""
+        return (
+            f"{_MAX_DEATHS} Ray actors in a row were lost while they computed lane {number} of {self._num_lanes}, "
+            f"{self._place(number)}: the last one {death}. Nothing is lost: it.set_state(it.get_state()) tries again"
+        )
+
+
+class LanesOnRay:
+    """All lanes of a pipeline, divided among actors.
+
+    Args:
+        pool: the actors.
+        options: the options of the workers.
+        num_workers: how many actors are to be there.
+        num_lanes: how many lanes there are.
+        numbers: which elements are those of all lanes; ``None`` if that is not known.
+    """
+
+    def __init__(self, pool: Any, options: RayOptions, num_workers: int, num_lanes: int, numbers: Numbers | None) -> None:
+        whole: Any = self
+        self.lanes = [WorkerLane(whole, number) for number in range(num_lanes)]
+        self._pool = pool
+        self._make = partial(
+            LanesOfActor,
+            pool,
+            count=options.num_workers,
+            num_lanes=num_lanes,
+            numbers=numbers,
+            budget=options.max_bytes_ahead,
+        )
+        self._groups: dict[int, LanesOfActor] = {}  # by the number of the actor
+        self._actor_of: dict[int, int] = {}  # by lane
+        self._deaths: Counter[int] = Counter()  # since the last element of a lane
+        self._num_wanted = num_workers
+        self._look_at = 0.0
+
+    def text(self, lane: WorkerLane) -> str:
+        """Which worker computes a lane, and where that is."""
+        return self._groups[self._actor_of[lane.number]].text(lane)
+
+    def start(self, states: dict[int, Any]) -> None:
+        """Begins to compute these lanes from these states on. They are needed in this order."""
+        self._groups, self._actor_of = {}, {}
+        self._divide(states)
+
+    def resize(self, num: int) -> None:
+        """Has so many actors compute the lanes from now on, as far as there are so many. May be called by another thread."""
+        self._num_wanted, self._look_at = num, 0.0
+
+    def fetch(self, lane: WorkerLane) -> None:
+        """Waits until ``lane`` has something."""
+        while lane.is_running and not lane.ready:
+            self._ask(lane, lambda group: group.fetch(lane))
+        del self._deaths[lane.number]
+
+    def skip(self, lane: WorkerLane, state: Any) -> Any:
+        """See ``Shard``."""
+        found: list[Any] = []
+        while not found:
+            self._ask(lane, lambda group: found.append(group.skip(lane, state)))
+            if not found and lane.failure is not None:
+                raise lane.failure()
+        return found[0]
+
+    def _ask(self, lane: WorkerLane, question: Callable[[LanesOfActor], None]) -> None:
+        """Asks whoever computes a lane, who may not be able to answer."""
+        if time.monotonic() >= self._look_at:
+            self._look()
+        actor = self._actor_of[lane.number]
+        try:
+            question(self._groups[actor])
+        except _Silent:
+            pass
+        except _Lost as loss:
+            self._lose(actor, str(loss))
+
+    def _states(self) -> dict[int, Any]:
+        """Where each lane is that has not ended, in the order in which they are needed."""
+        lanes = [lane for lane in self.lanes if lane.number in self._actor_of and not lane.has_ended]
+        numbers = [lane.number for lane in sorted(lanes, key=lambda lane: len(lane.ready))]
+        return {number: self._groups[self._actor_of[number]].state_of(number) for number in numbers}
+
+    def _look(self) -> None:
+        """Divides the lanes anew if there are other actors."""
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        self._pool.resize(self._num_wanted)
+        if self._pool.available() != sorted(self._groups):
+            self._divide(self._states())
+
+    def _lose(self, actor: int, how: str) -> None:
+        for number, lane in self._groups[actor].lanes.items():
+            self._deaths[number] += lane.is_running
+            if self._deaths[number] >= _MAX_DEATHS:
+                del self._deaths[number]
+                lane.failure = partial(RuntimeError, self._groups[actor].obituary(how, number))
+        self._pool.lose(actor)
+        self._divide(self._states(), lost=actor)
+
+    def _divide(self, states: dict[int, Any], *, lost: int | None = None) -> None:
+        """Has the actors that are there compute lanes from these states on; those whose lanes are the same go on."""
+        actors = self._pool.available() or self._pool.wait()
+        before = {index: group.lanes.keys() & states for index, group in self._groups.items() if index != lost}
+        shares = divided([*states], before, actors)
+        self._groups = {index: self._groups.get(index) or self._make(index=index) for index in actors}
+        self._actor_of = {number: index for index, share in shares.items() for number in share}
+        for index, share in shares.items():
+            if before.get(index, set()) != set(share):
+                self._groups[index].take_over({n: self.lanes[n] for n in share}, {n: states[n] for n in states if n in share})
+
+
+def divided(lanes: Sequence[int], before: Mapping[int, Set[int]], actors: Sequence[int]) -> dict[int, list[int]]:
+    """Which lanes each actor computes: as many as others, up to one, and as many as may be of those that it had before.
+
+    Example:
+        >>> divided([0, 1, 2, 3, 4], {}, [0, 1])
+        {0: [0, 2, 4], 1: [1, 3]}
+        >>> divided([0, 1, 2, 3, 4], {0: {0, 2, 4}, 1: {1, 3}}, [0, 1, 2])
+        {0: [0, 2], 1: [1, 3], 2: [4]}
+    """
+    least, rest = divmod(len(lanes), len(actors))
+    shares: dict[int, list[int]] = {index: [] for index in actors}
+    homeless = []
+    owner = {number: index for index, numbers in before.items() for number in numbers}
+    for number in lanes:
+        share = shares.get(owner.get(number, -1))
+        if share is None or len(share) > least or (len(share) == least and not rest):
+            homeless.append(number)
+            continue
+        rest -= len(share) == least
+        share.append(number)
+    for number in homeless:
+        min(shares.values(), key=len).append(number)
+    return shares

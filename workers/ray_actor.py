@@ -1,0 +1,269 @@
+"""What happens in a Ray actor: the same worker as in a process, once for each program that uses the actor.
+
+Guarantees:
+
+1. What a worker sends is in Ray's object store before the worker goes on: nothing is copied on the way that is not changed
+   meanwhile. Its consumer takes the objects from a streaming generator, in order, and owns them.
+2. No more than ``budget`` bytes are sent and not taken, but for the one message that the consumer says it waits for.
+3. A session ends when its consumer says so, when the actor ends, or when nothing has been heard of its consumer for
+   ``_EXPIRY_SECONDS`` while it waits; a consumer that comes later finds that out as it finds out a death, and nothing is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+
+from gristmill.core.errors import add_note
+from gristmill.workers.child import Disconnected, Failed, Producer, Worker, end_with
+from gristmill.workers.codec import Encoder
+from gristmill.workers.flags import set_flags
+from gristmill.workers.logs import log_like
+from gristmill.workers.messages import CALL, START
+from gristmill.workers.pickling import remember_received_classes
+from gristmill.workers.setup import be_worker
+
+_log = logging.getLogger("gristmill")
+
+CLOSE = 4  # a command besides those of ``messages``: the session is over
+MAX_SESSIONS = 64  # of one actor at a time
+
+_EXPIRY_SECONDS = 600.0
+_MIN_BYTES = 128  # that an element counts for
+
+Command = tuple[int, int, Any]  # kind, generation, content
+
+
+class Piece:
+    """Bytes of an array."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+
+class Heap:
+    """Memory for what is to be sent, as ``Arena`` is in a process: Ray copies it from here."""
+
+    def allocate(self, num_bytes: int) -> Piece:
+        return Piece(np.empty(num_bytes, np.uint8))
+
+    def view(self, piece: Piece) -> np.ndarray[Any, Any]:
+        return piece.array
+
+    def store(self, array: np.ndarray[Any, Any], order: tuple[Any, ...]) -> Piece:
+        return Piece(np.ascontiguousarray(array.T if order else array).reshape(-1).view(np.uint8))
+
+    def free(self, piece: Piece) -> None:
+        pass
+
+
+class Channel:
+    """Between a worker and its consumer; three threads use it: the worker's, the one that gives messages to Ray, and Ray's for
+    commands.
+    """
+
+    def __init__(self) -> None:
+        self.start: Any = None  # see ``child._Connection``
+        self.is_for_another = False
+        self.calls: list[bytes] = []
+        self._changed = threading.Condition()
+        self._commands: deque[Command] = deque()
+        self._outbox: Any = None  # the message that is being handed over
+        self._is_closed = False
+        self._heard = time.monotonic()
+        self._generation = 0
+        self._budget = 0
+        self._num_sent = self._bytes_sent = 0
+        self._num_wanted = self._bytes_taken = 0
+
+    def tell(self, commands: Sequence[Command]) -> None:
+        """What the consumer says."""
+        with self._changed:
+            self._heard = time.monotonic()
+            for command in commands:
+                self._commands.append(command)
+                self._is_closed |= command[0] == CLOSE
+            self._changed.notify_all()
+
+    def receive(self, *, wait: bool) -> None:
+        """Obeys the commands that are there."""
+        with self._changed:
+            while wait and not self._commands:
+                self._wait()
+            if self._is_closed:
+                raise Disconnected
+            while self._commands:
+                self._obey(*self._commands.popleft())
+
+    def _wait(self) -> None:
+        left = self._heard + _EXPIRY_SECONDS - time.monotonic()
+        self._is_closed |= left <= 0
+        if self._is_closed:
+            self._changed.notify_all()
+            raise Disconnected
+        self._changed.wait(left)
+
+    def _obey(self, kind: int, generation: int, content: Any) -> None:
+        if kind == START:
+            self._budget, body = content
+            states, skip, care, is_for_another = pickle.loads(body)
+            self.start = states, skip, care
+            self.is_for_another |= is_for_another  # also if a start is overtaken
+            self._generation = generation
+            self._num_sent = self._bytes_sent = self._num_wanted = self._bytes_taken = 0
+        elif kind == CALL:
+            self.calls.append(content)
+        elif generation == self._generation:
+            self._num_wanted, self._bytes_taken = content
+
+    def send(self, kind: int, payload: bytes, slots: list[Any], num_elements: int = 0, lane: int = 0) -> None:
+        """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
+        num_bytes = max(num_elements * _MIN_BYTES, len(payload) + sum([piece.array.nbytes for piece in slots]))
+        while self.start is None and num_elements and not self._may_send(num_bytes):
+            self.receive(wait=True)
+        if self.start is not None:
+            return
+        self._num_sent += 1
+        self._bytes_sent += num_bytes
+        body = np.frombuffer(payload, np.uint8), [piece.array for piece in slots]
+        with self._changed:
+            self._outbox = (kind, lane, self._generation, num_bytes, *body)
+            self._changed.notify_all()
+            while self._outbox is not None:
+                if self._is_closed:
+                    raise Disconnected
+                self._changed.wait()
+
+    def _may_send(self, num_bytes: int) -> bool:
+        return self._num_sent < self._num_wanted or self._bytes_sent - self._bytes_taken + num_bytes <= self._budget
+
+    def messages(self) -> Iterator[Any]:
+        """What is sent; whoever takes the next one has stored the one before."""
+        while True:
+            with self._changed:
+                while self._outbox is None and not self._is_closed:
+                    self._changed.wait()
+                if self._is_closed:
+                    return
+                message = self._outbox
+            yield message
+            del message
+            with self._changed:
+                self._outbox = None
+                self._changed.notify_all()
+
+
+class Actor:
+    """A process of the cluster that works for one program, or for several.
+
+    Args:
+        environment: variables of its environment.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+        be_worker()
+        self._lock = threading.Lock()
+        self._channels: dict[bytes, Channel] = {}
+        self._ended: deque[bytes] = deque(maxlen=1024)
+
+    def place(self) -> tuple[str, int]:
+        """Its node's address, and its process."""
+        return ray.util.get_node_ip_address(), os.getpid()
+
+    def tell(self, session: bytes, commands: Sequence[Command]) -> None:
+        """Passes on what the consumer of a session says."""
+        channel = self._channel(session)
+        if channel is not None:
+            channel.tell(commands)
+
+    def messages(self, session: bytes, index: int, count: int, luggage: list[Any]) -> Iterator[Any]:
+        """What a worker of its own sends, which runs a task. The commands of the session tell it what to do.
+
+        Args:
+            session: its name.
+            index, count: which worker it is, of how many.
+            luggage: a reference to what it loads (see ``ray_pool``).
+        """
+        channel = self._channel(session)
+        if channel is None:
+            return
+        args = channel, index, count, luggage[0]
+        threading.Thread(target=self._work, args=args, name=f"gristmill-worker-{index}", daemon=True).start()
+        try:
+            yield from channel.messages()
+        finally:
+            channel.tell([(CLOSE, 0, None)])
+            with self._lock:
+                self._channels.pop(session, None)
+                self._ended.append(session)
+
+    def _channel(self, session: bytes) -> Channel | None:
+        with self._lock:
+            if session in self._ended:
+                return None
+            return self._channels.setdefault(session, Channel())
+
+    def _work(self, channel: Channel, index: int, count: int, luggage: Any) -> None:
+        try:
+            _serve(channel, index, count, luggage, f"on node {ray.util.get_node_ip_address()}, process {os.getpid()}")
+        except Disconnected:
+            pass
+        except SystemExit as error:
+            end_with(error)
+        except BaseException:
+            _log.exception("a worker ended")
+            end_with(SystemExit(1))
+
+
+def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -> None:
+    settings, setup, task, *arrays = ray.get(luggage)
+    arena: Any = Heap()
+    encoder = Encoder(arena, settings["min_shared_bytes"], writable=settings["writable"])
+
+    def load() -> Any:
+        calls, values, own = pickle.loads(setup)
+        for function, args in calls:
+            function(*args)
+        loaded = pickle.loads(task, buffers=arrays)
+        set_flags(values, own)
+        remember_received_classes()
+        return loaded
+
+    producer: Producer
+    try:
+        producer = load()(index, count, encoder.allocate)
+        producer.place = place  # type: ignore[attr-defined]
+        log_like(settings["logs"], index, count)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception):
+            add_note(error, f"Raised in worker {index} of {count}, {place}, when it was started.")
+        producer = Failed(error)
+    Worker(channel, encoder, producer, load).run()
+
+
+_METHODS: dict[str, dict[str, Any]] = {
+    "messages": {"concurrency_group": "messages"},
+    "tell": {"concurrency_group": "commands"},
+}
+
+
+def actor_class() -> Callable[..., Any]:
+    """``Actor`` as Ray makes actors of it. A stream of messages takes a thread for as long as it lasts; commands have one alone,
+    which keeps them in order.
+    """
+    for name, options in _METHODS.items():
+        setattr(Actor, name, ray.method(**options)(vars(Actor)[name]))
+    made: Callable[..., Any] = ray.remote(concurrency_groups={"messages": MAX_SESSIONS, "commands": 1})(Actor)
+    return made

@@ -1,0 +1,250 @@
+"""Groups of workers in Ray actors.
+
+Guarantees:
+
+1. Actors and what they have sent belong to this process: they end with it, by whatever cause, since Ray ends what belongs to a
+   process that is gone. Those of a pool without a name end with the pool, which ends as one of processes does (see ``pool``).
+2. For an actor that is lost Ray is asked for another one, on whichever node has room. Until it is there it is not among
+   ``available``.
+3. Nobody waits for an actor but ``wait``, as long as there is none at all, and it says what it waits for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import ray
+
+from gristmill.core.ray_options import RayOptions
+from gristmill.workers.pool import Luggage, accelerator_free, close_parked, close_pools
+from gristmill.workers.ray_actor import actor_class
+from gristmill.workers.ray_worker import RayWorker
+
+_log = logging.getLogger("gristmill")
+
+_LOOK_SECONDS = 0.25
+_FIRST_WARNING_SECONDS = 5.0
+_NAMESPACE = "gristmill"
+
+_named: dict[str, Any] = {}  # actors of pools with a name that this process has asked for: they last as long as it does
+
+
+class _Seat:
+    """The place of an actor.
+
+    Args:
+        index: its number.
+        make: asks Ray for an actor.
+    """
+
+    def __init__(self, index: int, make: Callable[[int], Any]) -> None:
+        self.index = index
+        self._make = make
+        self.ask()
+
+    def ask(self) -> None:
+        """Asks for an actor."""
+        self.place: tuple[str, int] | None = None  # where it is, if it is there
+        self.actor = self._make(self.index)
+        self.answer = self.actor.place.remote()
+
+    def is_taken(self) -> bool:
+        """Whether it is there.
+
+        Raises:
+            RuntimeError: it cannot be started.
+        """
+        if self.place is None and ray.wait([self.answer], timeout=0)[0]:
+            try:
+                self.place = ray.get(self.answer)
+            except ray.exceptions.RayError as error:
+                if isinstance(error, ray.exceptions.RuntimeEnvSetupError) or "creation task" in str(error):
+                    raise RuntimeError(
+                        f"Ray actor {self.index} could not be started. gristmill and what the pipeline needs must be installed "
+                        f"on every node, or named in runtime_env. Ray says: {error}"
+                    ) from error
+                self.ask()
+        return self.place is not None
+
+
+class RayPool:
+    """``WorkerPool`` with actors in place of processes.
+
+    Args:
+        luggage: what the workers load.
+        options: which actors.
+    """
+
+    parked_seconds = 5.0  # it takes long to start them
+
+    def __init__(self, luggage: Luggage, options: RayOptions) -> None:
+        self.parked_until = 0.0
+        self.owner: Callable[[], object] = lambda: None
+        self.on_start: Callable[[RayWorker], None] | None = None
+        self._workers: dict[int, RayWorker] = {}
+        self._options = options
+        names = ("min_shared_bytes", "logs")
+        settings = {**{name: luggage.preamble[name] for name in names}, "writable": options.writable}
+        self._environment = accelerator_free()
+        self._is_closed = False
+        self._seats: list[_Seat] = []
+        self._class: Any = actor_class()
+        arrays = [np.frombuffer(part, np.uint8) for part in luggage.parts[2:]]
+        self._luggage: Any = ray.put((settings, *luggage.parts[:2], *arrays))
+        try:
+            self.resize(options.num_workers)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed or not ray.is_initialized()
+
+    @property
+    def workers(self) -> list[RayWorker]:
+        return [*self._workers.values()]
+
+    @property
+    def num_wanted(self) -> int:
+        """How many actors it asks for."""
+        return len(self._seats)
+
+    def resize(self, num: int) -> None:
+        """Asks for so many actors, and lets go of others."""
+        while len(self._seats) > num:
+            seat = self._seats.pop()
+            self.let_go(seat.index)
+            self._end(seat)
+        while len(self._seats) < num:
+            self._seats.append(_Seat(len(self._seats), self._make))
+
+    def _make(self, index: int) -> Any:
+        options = self._options
+        env = dict(options.runtime_env or {})
+        name = f"{options.pool}-{index}"
+        named = (
+            {} if options.pool is None else {"name": f"{options.pool}-{index}", "namespace": _NAMESPACE, "get_if_exists": True}
+        )
+        actor = self._class.options(
+            num_cpus=options.num_cpus,
+            resources=dict(options.resources or {}),
+            runtime_env=env or None,
+            scheduling_strategy="SPREAD",
+            **named,
+        ).remote({name: value for name, value in self._environment.items() if name not in env.get("env_vars", {})})
+        if options.pool is not None:
+            _named[name] = actor
+        return actor
+
+    def _end(self, seat: _Seat) -> None:
+        if self._options.pool is None and ray.is_initialized():
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(seat.actor)
+
+    def available(self) -> list[int]:
+        """The actors that are there."""
+        return [seat.index for seat in self._seats if seat.is_taken()]
+
+    def wait(self) -> list[int]:
+        """Waits until there is an actor.
+
+        Raises:
+            RuntimeError: none can be started, or Ray was shut down.
+        """
+        began = warned = time.monotonic()
+        while not (found := self.available()):
+            if self.is_closed:
+                raise RuntimeError("Ray was shut down, or the iterator closed, while it waited for actors")
+            close_parked(RayPool)  # which have what this one waits for, perhaps
+            now = time.monotonic()
+            if now - warned > _FIRST_WARNING_SECONDS:
+                warned = now
+                _log.warning("%s", self._what_it_waits_for(now - began))
+            ray.wait([seat.answer for seat in self._seats], timeout=_LOOK_SECONDS)
+        return found
+
+    def _what_it_waits_for(self, seconds: float) -> str:
+        options = self._options
+        needed = {"CPU": options.num_cpus, **(options.resources or {})}
+        total, free = ({name: found.get(name, 0) for name in needed} for found in _resources())
+        return (
+            f"Ray has started none of {len(self._seats)} actors for {seconds:.0f} s. Each needs {needed}; the cluster has "
+            f"{total}, of which {free} are free. Other iterators of this program have actors of their own, too: share them by "
+            "RayOptions(pool=...), close iterators that are not needed, or ask for less by num_cpus"
+        )
+
+    def place(self, index: int) -> str:
+        """Where an actor is, in words."""
+        node, process_id = self._seats[index].place or ("that is lost", "unknown")
+        return f"on node {node}, process {process_id}"
+
+    def worker(self, index: int) -> RayWorker:
+        """The worker in an actor that is there, or a new one in the place of one that has died."""
+        worker = self._workers.get(index)
+        if worker is None or not worker.is_alive():
+            if worker is not None:
+                worker.hang_up()
+            seat = self._seats[index]
+            assert seat.place is not None
+            count, writable = self._options.num_workers, self._options.writable
+            worker = RayWorker(seat.actor, index, count, seat.place, self._luggage, writable)
+            self._workers[index] = worker
+            if self.on_start is not None:
+                self.on_start(worker)
+        return worker
+
+    def lose(self, index: int) -> None:
+        """The actor has died."""
+        self.let_go(index)
+        if index < len(self._seats):
+            self._seats[index].ask()
+
+    def let_go(self, index: int) -> None:
+        """Ends what an actor does for this pool."""
+        worker = self._workers.pop(index, None)
+        if worker is not None:
+            worker.hang_up()
+
+    def runs(self, luggage: Luggage, options: RayOptions) -> bool:
+        """Whether it runs just this task."""
+        if self.is_closed or options != self._options or accelerator_free() != self._environment:
+            return False
+        _, *parts = ray.get(self._luggage)
+        return len(parts) == len(luggage.parts) and all(map(_is_equal, parts, luggage.parts))
+
+    def close(self) -> None:
+        """Ends it; may be called again, by several threads."""
+        close_pools([self])
+
+    def shut(self) -> None:
+        """Nobody may use it any more."""
+        self._is_closed = True
+
+    def release(self, deadline: float) -> None:
+        """Lets go of the actors."""
+        while self._seats:
+            self._end(self._seats.pop())
+        self._workers.clear()
+        self._luggage = None
+
+    def abandon(self) -> None:
+        """In a forked process: lets go of what belongs to the other one."""
+        self._is_closed = True
+        for worker in self.workers:
+            worker.abandon()
+
+
+def _is_equal(part: Any, other: Any) -> bool:
+    a, b = np.frombuffer(part, np.uint8), np.frombuffer(other, np.uint8)
+    return len(a) == len(b) and bool((a == b).all())
+
+
+def _resources() -> tuple[dict[str, float], dict[str, float]]:
+    """Of the cluster, all and those that are free."""
+    return ray.cluster_resources(), ray.available_resources()

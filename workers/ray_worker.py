@@ -1,0 +1,176 @@
+"""A worker in a Ray actor, seen from the consumer: what ``WorkerProcess`` is for a process.
+
+Guarantees, besides those of ``WorkerProcess``:
+
+1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that there will be none, because the
+   actor, its node or the object has been lost, or ``WorkerSilent``.
+2. A message is the consumer's when it is returned. The actor learns of it later, at the latest before this waits for more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import ray
+
+from gristmill.core.instruments import Wrap, shadow
+from gristmill.workers.codec import decode
+from gristmill.workers.logbook import Entry
+from gristmill.workers.messages import CALL, OUTPUTS, REPORT, START, STARTED, TAKEN
+from gristmill.workers.pickling import dumps
+from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
+from gristmill.workers.ray_actor import CLOSE, Command
+
+_ANSWER_SECONDS = 2.0  # to a new start of a worker that runs
+_UNTOLD_SHARE = 4  # of the bytes that may be ahead, this part may have been taken without the actor's knowing
+
+
+class _Reader:
+    """Arrays that are received: ``decode`` takes them from here."""
+
+    def __init__(self, writable: bool) -> None:
+        self._writable = writable
+
+    def take(self, array: Any) -> Any:
+        return np.array(array) if self._writable else array
+
+
+class RayWorker:
+    """A session of an actor.
+
+    Args:
+        actor: its handle.
+        index, count: which worker this is, of how many.
+        place: where the actor is.
+        luggage: reference to what it loads.
+        budget: bytes that it may be ahead.
+        writable: whether arrays can be written to.
+    """
+
+    def __init__(self, actor: Any, index: int, count: int, place: tuple[str, int], luggage: Any, writable: bool) -> None:
+        self.index = index
+        self.usable = True
+        self.generation = 0
+        self.is_for_another = False
+        self.last_report = b""
+        self.node, self.process_id = place
+        self.budget = 0  # bytes that it may be ahead, from the next start on
+        self._actor = actor
+        self._session = os.urandom(16)
+        self._stream = actor.messages.remote(self._session, index, count, [luggage])
+        self._reader: Any = _Reader(writable)
+        self._death: str | None = None
+        self._has_answered = self._is_started = False
+        self._answer_by: float | None = None
+        self._num_received = self._bytes_taken = self._bytes_told = 0
+        self._num_wanted = 0
+
+    def __str__(self) -> str:
+        return f"on node {self.node}, process {self.process_id}"
+
+    def is_alive(self) -> bool:
+        return self.usable and self._death is None
+
+    def start(self, states: Any, *, skip: bool = False, care: Any = None) -> None:
+        """See ``WorkerProcess.start``."""
+        self._is_started = False
+        self.generation += 1
+        self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
+        self._num_received = self._bytes_taken = self._bytes_told = self._num_wanted = 0
+        self._tell(START, (self.budget, dumps((states, skip, care, self.is_for_another))))
+        self.is_for_another = False
+
+    def call(self, function: bytes) -> None:
+        """See ``WorkerProcess.call``."""
+        self._tell(CALL, function)
+
+    def unfinished(self) -> list[Entry]:
+        """What it is at: nobody can look there."""
+        return []
+
+    def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
+        """See ``WorkerProcess.set_instruments``."""
+        shadow(self, "_next_message", waiting)
+        shadow(self, "receive", receiving)
+
+    def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
+        """See ``WorkerProcess.receive``; the patience begins at once."""
+        deadline = None if patience is None else time.monotonic() + patience
+        while True:
+            kind, lane, generation, num_bytes, payload, arrays = self._next_message(deadline)
+            if kind == REPORT:
+                self.last_report = bytes(payload)
+            if generation == self.generation:
+                self._has_answered, self._is_started, self._answer_by = True, True, None
+                self._num_received += 1
+                self._bytes_taken += num_bytes
+                if kind not in (STARTED, REPORT):
+                    break
+            self.usable = True
+        content = decode(payload, arrays, self._reader) if kind == OUTPUTS else bytes(payload)
+        if (self._bytes_taken - self._bytes_told) * _UNTOLD_SHARE >= self.budget:
+            self._tell_taken()
+        self.usable = True
+        return kind, lane, content
+
+    def _next_message(self, deadline: float | None) -> Any:
+        if self._death is not None:
+            raise WorkerDied(self._death)
+        try:
+            while not ray.wait([self._stream], timeout=0 if self._num_wanted <= self._num_received else 0.25)[0]:
+                now = time.monotonic()
+                if self._num_wanted <= self._num_received:
+                    self._num_wanted = self._num_received + 1
+                    self._tell_taken()
+                elif self._answer_by is not None and now > self._answer_by:
+                    raise WorkerBusy
+                elif deadline is not None and now > deadline:
+                    raise WorkerSilent
+            self.usable = False  # until it has been received whole
+            return ray.get(next(self._stream))
+        except StopIteration:
+            self._die("has ended this session, of which it had not heard for a long time")
+        except ray.exceptions.RayError as error:
+            self._die(f"was lost: {_first_line(error)}")
+        raise WorkerDied(self._death)
+
+    def _die(self, how: str) -> None:
+        self._death = how
+
+    def _tell_taken(self) -> None:
+        self._bytes_told = self._bytes_taken
+        self._tell(TAKEN, (self._num_wanted, self._bytes_taken))
+
+    def _tell(self, kind: int, content: Any) -> None:
+        command: Command = kind, self.generation, content
+        try:
+            self._actor.tell.remote(self._session, [command])
+        except ray.exceptions.RayError as error:  # it is gone: the next to receive will learn that, too
+            self._die(f"was lost: {_first_line(error)}")
+
+    def share_memory(self) -> None:
+        """Called when this process is forked: the other one cannot use Ray."""
+
+    def hang_up(self) -> None:
+        """Tells the actor that this session is over, without waiting."""
+        self.usable = False
+        if self._death is None and ray.is_initialized():
+            self._tell(CLOSE, None)
+        self._death = self._death or "was closed"
+        self._stream = None
+
+    def stop(self, deadline: float) -> None:
+        """There is nothing to wait for."""
+        if self._stream is not None:
+            self.hang_up()
+
+    def abandon(self) -> None:
+        """In a forked process: lets go of what belongs to the other one."""
+        self.usable, self._death = False, "belongs to another process"
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}, {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
