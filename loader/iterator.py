@@ -197,12 +197,7 @@ class DataLoaderIterator(Iterator[Any]):
         self._iterator.start_prefetch()
 
     def resize(self, num_workers: int) -> None:
-        """Has another number of Ray actors compute the elements, from now on; see ``DatasetIterator.resize``.
-
-        Raises:
-            ValueError: there are fewer lanes than that, or no actors.
-            TypeError: ``num_workers`` is no integer.
-        """
+        """Has another number of Ray actors compute the elements from now on; see ``DatasetIterator.resize``."""
         self._iterator.resize(num_workers)
 
     def skip_failed(self) -> None:
