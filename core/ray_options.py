@@ -31,8 +31,9 @@ class RayOptions:
             those of the first program that asks for them; when it ends, another one starts new ones.
         resources: custom resources of Ray that an actor needs, by name, to choose machines: ``{"loader": 1}``.
         num_cpus: CPUs that an actor counts for where Ray chooses its machine.
-        max_bytes_ahead: bytes of elements that all actors together may have ready ahead of the consumer. They lie in Ray's object
-            store, which should be twice as large; a single element that is larger than this comes alone.
+        max_bytes_ahead: bytes of elements that all actors together may have ready ahead of the consumer, in Ray's object store:
+            never more than half of the smallest one in the cluster, whatever this is, so that nothing is spilled to disk. A
+            single element that is larger comes alone.
         writable: whether arrays can be written to, at the cost of one copy; else they are read-only views of the object store.
         runtime_env: the environment of the actors (``env_vars``, ``working_dir``, ``pip``, …), as Ray takes it. By default
             ``JAX_PLATFORMS`` is ``cpu`` there.

@@ -19,11 +19,13 @@ from typing import Any
 
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
-from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
+from gristmill.dataset.worker_lanes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane
+from gristmill.workers.messages import Care
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 
 _LOOK_SECONDS = 0.5  # between two looks at which actors are there
-_MAX_DEATHS = 5  # in a row, of actors that were at a lane
+_MAX_DEATHS = 5  # in a row, of actors that were at the lane that was waited for
+_CAREFUL_DEATHS = 2  # from then on that lane is computed first, and nothing ahead
 
 
 class _Lost(Exception):
@@ -42,11 +44,13 @@ class LanesOfActor(LanesOfWorker):
         self.lanes = {}
         self._budget = budget  # bytes that all actors may be ahead
 
-    def take_over(self, lanes: dict[int, WorkerLane], states: dict[int, Any]) -> None:
-        """Computes these lanes and no others, from these states on."""
+    def take_over(self, lanes: dict[int, WorkerLane], states: dict[int, Any], first: int | None) -> None:
+        """Computes these lanes and no others, from these states on; carefully if it is known which of them is dangerous."""
         self.lanes = lanes
         if lanes:
-            self.start(states)
+            self._states, self._skipping = states, None
+            self._care, self._num_careful = (None, 0) if first is None else (Care(), CAREFUL_OUTPUTS * len(lanes))
+            self._restart(first)
         else:
             self._pool.let_go(self._index)
 
@@ -55,7 +59,8 @@ class LanesOfActor(LanesOfWorker):
         return self._states[number]
 
     def text(self, lane: WorkerLane) -> str:
-        return f"worker {self._index} {self._pool.place(self._index)}, lane {lane.number}, {self._place(lane.number)}"
+        place = next((worker.place for worker in self._pool.workers if worker.index == self._index), "that is lost")
+        return f"worker {self._index} {place}, lane {lane.number}, {self._place(lane.number)}"
 
     def _restart(self, first: int | None = None) -> None:
         self._pool.worker(self._index).budget = self._budget * len(self.lanes) // self._num_lanes
@@ -77,7 +82,7 @@ class LanesOfActor(LanesOfWorker):
     def obituary(self, death: str, number: int) -> str:
         """What is said of a lane at which actors die."""
         return (
-            f"{_MAX_DEATHS} Ray actors in a row were lost while they computed lane {number} of {self._num_lanes}, "
+            f"Ray actors were lost, one after the other, while lane {number} of {self._num_lanes} was computed, "
             f"{self._place(number)}: the last one {death}. Nothing is lost: it.set_state(it.get_state()) tries again"
         )
 
@@ -103,7 +108,7 @@ class LanesOnRay:
             count=options.num_workers,
             num_lanes=num_lanes,
             numbers=numbers,
-            budget=options.max_bytes_ahead,
+            budget=pool.max_bytes_ahead,
         )
         self._groups: dict[int, LanesOfActor] = {}  # by the number of the actor
         self._actor_of: dict[int, int] = {}  # by lane
@@ -149,7 +154,7 @@ class LanesOnRay:
         except _Silent:
             pass
         except _Lost as loss:
-            self._lose(actor, str(loss))
+            self._lose(actor, lane, str(loss))
 
     def _states(self) -> dict[int, Any]:
         """Where each lane is that has not ended, in the order in which they are needed."""
@@ -164,14 +169,16 @@ class LanesOnRay:
         if self._pool.available() != sorted(self._groups):
             self._divide(self._states())
 
-    def _lose(self, actor: int, how: str) -> None:
-        for number, lane in self._groups[actor].lanes.items():
-            self._deaths[number] += lane.is_running
-            if self._deaths[number] >= _MAX_DEATHS:
-                del self._deaths[number]
-                lane.failure = partial(RuntimeError, self._groups[actor].obituary(how, number))
-        self._pool.lose(actor)
-        self._divide(self._states(), lost=actor)
+    def _lose(self, actor: int, lane: WorkerLane, how: str) -> None:
+        """The actor has died while ``lane`` was waited for."""
+        number = lane.number
+        self._deaths[number] += 1
+        if self._pool.is_closed or self._deaths[number] >= _MAX_DEATHS:
+            lane.failure = partial(RuntimeError, self._groups[actor].obituary(how, number))
+            del self._deaths[number]
+        if not self._pool.is_closed:
+            self._pool.lose(actor)
+            self._divide(self._states(), lost=actor)
 
     def _divide(self, states: dict[int, Any], *, lost: int | None = None) -> None:
         """Has the actors that are there compute lanes from these states on; those whose lanes are the same go on."""
@@ -182,7 +189,9 @@ class LanesOnRay:
         self._actor_of = {number: index for index, share in shares.items() for number in share}
         for index, share in shares.items():
             if before.get(index, set()) != set(share):
-                self._groups[index].take_over({n: self.lanes[n] for n in share}, {n: states[n] for n in states if n in share})
+                dangerous = next((number for number in share if self._deaths[number] >= _CAREFUL_DEATHS), None)
+                of_share = {number: state for number, state in states.items() if number in share}
+                self._groups[index].take_over({number: self.lanes[number] for number in share}, of_share, dangerous)
 
 
 def divided(lanes: Sequence[int], before: Mapping[int, Set[int]], actors: Sequence[int]) -> dict[int, list[int]]:

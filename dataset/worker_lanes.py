@@ -22,7 +22,7 @@ from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.remote_errors import decode_error, encode_error
 
 _PATIENCE_SECONDS = 0.5  # for the next element, where a death is still to be reported
-_CAREFUL_OUTPUTS = 1000  # of each lane after a death: read-ahead may have been that far
+CAREFUL_OUTPUTS = 1000  # of each lane after a death: read-ahead may have been that far
 
 
 class WorkerLane(Shard):
@@ -183,7 +183,7 @@ class LanesOfWorker:
             self._care = Care({}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading})
         else:
             return False
-        self._num_careful = (num if self._unexplained and not reading else _CAREFUL_OUTPUTS) * len(self.lanes)
+        self._num_careful = (num if self._unexplained and not reading else CAREFUL_OUTPUTS) * len(self.lanes)
         return True
 
     def skip(self, lane: WorkerLane, state: Any) -> Any:

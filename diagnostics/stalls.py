@@ -146,9 +146,9 @@ def _text(beginning: str, thread: int | None, threads: list[tuple[str, int | Non
         if ident == thread or (place and _is_in_user_code(frame, library)):
             lines.append(f"Thread {name}{place and ', in '}{place}:\n{stack_text(ident, library)}".rstrip())
     for worker in workers:
-        stacks = worker_stacks(worker.process_id)
+        stacks = worker.stacks() if hasattr(worker, "stacks") else worker_stacks(worker.process_id)
         state = "" if worker.is_alive() else ", which has ended"
-        lines.append(f"Worker {worker.index} (process {worker.process_id}){state}:\n{stacks}".rstrip())
+        lines.append(f"Worker {worker.index} ({worker.place}){state}:\n{stacks}".rstrip())
     return "\n".join(lines)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +14,7 @@ from gristmill.dataset import IterDataset
 from gristmill.dataset.bases.round_robin import Shard
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
 from gristmill.dataset.worker_task import PipelineProducer, PipelineTask
-from gristmill.workers.arena import Arena, open_memory
-from gristmill.workers.logbook import Logbook
+from gristmill.workers.logbook import LOG_BYTES, Logbook
 from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED, Care
 from gristmill.workers.remote_errors import encode_error
 
@@ -76,9 +74,7 @@ class LocalWorker:
     def __init__(self, producer: PipelineProducer, care: Care | None) -> None:
         self._producer = producer
         self._care = care
-        memory = open_memory("test")
-        producer.log = Logbook(Arena(memory))
-        os.close(memory)  # it is mapped
+        producer.log = Logbook(bytearray(LOG_BYTES))
         self._begin: tuple[dict[int, Any], bool] | None = None
         self._num_sent: dict[int, int] = {}  # of lanes that have not come to an end
         self._stops: dict[int, BaseException | None] = {}  # what comes next of a lane, if that is no element

@@ -40,7 +40,7 @@ from gristmill.core.pacing import BlockSize
 from gristmill.workers.arena import Arena, Slot
 from gristmill.workers.codec import Encoded, Encoder
 from gristmill.workers.flags import set_flags
-from gristmill.workers.logbook import Logbook
+from gristmill.workers.logbook import LOG_BYTES, Logbook
 from gristmill.workers.logs import log_like
 from gristmill.workers.messages import (
     CALL,
@@ -427,7 +427,9 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
     end = SystemExit(0)
     try:
         arena = Arena(arena_fd)
-        log = Logbook(arena)
+        page = arena.allocate(LOG_BYTES)
+        assert page.offset == 0  # where the consumer looks for it
+        log = Logbook(arena.view(page).data)
         encoder = Encoder(arena, preamble["min_shared_bytes"])
         channel = SocketConnection(connection, arena, preamble["buffer_size"])
         load = partial(_load, luggage, preamble)

@@ -11,10 +11,9 @@ import os
 import struct
 from typing import NamedTuple
 
-from gristmill.workers.arena import Arena
-
 _ENTRY = struct.Struct("<qqq")  # who, plus 2, so that 0 is nobody; start; stop
 _NUM_ENTRIES = 128
+LOG_BYTES = _NUM_ENTRIES * _ENTRY.size
 _NUM_OWN = 32  # of the thread that the worker runs in; the others are for threads that work ahead
 
 OUTPUTS = -1  # who computes the next outputs: their range counts from the one after the last that was sent
@@ -42,13 +41,11 @@ class Logbook:
     """The worker's side.
 
     Args:
-        arena: its arena, of which nothing has been allocated yet.
+        memory: where it is, ``LOG_BYTES`` zeros.
     """
 
-    def __init__(self, arena: Arena) -> None:
-        slot = arena.allocate(_NUM_ENTRIES * _ENTRY.size)
-        assert slot.offset == 0
-        self._memory = arena.view(slot).data
+    def __init__(self, memory: memoryview | bytearray) -> None:
+        self._memory = memory
         self._free = list(range(_NUM_OWN, _NUM_ENTRIES))
 
     def begin(self, num: int) -> None:
@@ -90,7 +87,7 @@ def read_entries(fd: int) -> list[Entry]:
         fd: file descriptor of its arena.
     """
     with contextlib.suppress(OSError):
-        page = os.pread(fd, _NUM_ENTRIES * _ENTRY.size, 0)
+        page = os.pread(fd, LOG_BYTES, 0)
         page = page[: len(page) // _ENTRY.size * _ENTRY.size]
         return [Entry(who - 2, start, stop) for who, start, stop in _ENTRY.iter_unpack(page) if who]
     return []

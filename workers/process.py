@@ -117,6 +117,11 @@ class WorkerProcess:
     def process_id(self) -> int:
         return self._process.process_id
 
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return f"process {self.process_id}"
+
     def is_alive(self) -> bool:
         return self.usable and not self._process.has_ended()
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +29,7 @@ from gristmill.core.errors import add_note
 from gristmill.workers.child import Disconnected, Failed, Producer, Worker, end_with
 from gristmill.workers.codec import Encoder
 from gristmill.workers.flags import set_flags
+from gristmill.workers.logbook import LOG_BYTES, Logbook
 from gristmill.workers.logs import log_like
 from gristmill.workers.messages import CALL, START
 from gristmill.workers.pickling import remember_received_classes
@@ -180,6 +183,16 @@ class Actor:
         """Its node's address, and its process."""
         return ray.util.get_node_ip_address(), os.getpid()
 
+    def stacks(self) -> str:
+        """Where its workers are."""
+        names = {thread.ident: thread.name for thread in threading.enumerate() if thread.name.startswith("gristmill")}
+        texts = [
+            f"Thread {names[ident]}:\n{''.join(traceback.format_stack(frame))}"
+            for ident, frame in sys._current_frames().items()
+            if ident in names
+        ]
+        return "\n".join(texts)
+
     def tell(self, session: bytes, commands: Sequence[Command]) -> None:
         """Passes on what the consumer of a session says."""
         channel = self._channel(session)
@@ -227,6 +240,7 @@ class Actor:
 
 def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -> None:
     settings, setup, task, *arrays = ray.get(luggage)
+    sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])  # of the consumer, as far as it is here
     arena: Any = Heap()
     encoder = Encoder(arena, settings["min_shared_bytes"], writable=settings["writable"])
 
@@ -243,6 +257,7 @@ def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -
     try:
         producer = load()(index, count, encoder.allocate)
         producer.place = place  # type: ignore[attr-defined]
+        producer.log = Logbook(bytearray(LOG_BYTES))  # type: ignore[attr-defined]
         log_like(settings["logs"], index, count)
     except SystemExit:
         raise

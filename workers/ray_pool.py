@@ -29,6 +29,7 @@ _log = logging.getLogger("gristmill")
 
 _LOOK_SECONDS = 0.25
 _FIRST_WARNING_SECONDS = 5.0
+_STORE_SHARE = 0.5  # of the smallest object store that there is
 _NAMESPACE = "gristmill"
 
 _named: dict[str, Any] = {}  # actors of pools with a name that this process has asked for: they last as long as it does
@@ -88,9 +89,11 @@ class RayPool:
         self.on_start: Callable[[RayWorker], None] | None = None
         self._workers: dict[int, RayWorker] = {}
         self._options = options
-        names = ("min_shared_bytes", "logs")
+        names = ("path", "min_shared_bytes", "logs")
         settings = {**{name: luggage.preamble[name] for name in names}, "writable": options.writable}
         self._environment = accelerator_free()
+        stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
+        self.max_bytes_ahead = min(options.max_bytes_ahead, int(min(stores) * _STORE_SHARE))  # or it would spill
         self._is_closed = False
         self._seats: list[_Seat] = []
         self._class: Any = actor_class()
@@ -178,11 +181,6 @@ class RayPool:
             f"{total}, of which {free} are free. Other iterators of this program have actors of their own, too: share them by "
             "RayOptions(pool=...), close iterators that are not needed, or ask for less by num_cpus"
         )
-
-    def place(self, index: int) -> str:
-        """Where an actor is, in words."""
-        node, process_id = self._seats[index].place or ("that is lost", "unknown")
-        return f"on node {node}, process {process_id}"
 
     def worker(self, index: int) -> RayWorker:
         """The worker in an actor that is there, or a new one in the place of one that has died."""

@@ -9,6 +9,7 @@ Guarantees, besides those of ``WorkerProcess``:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from typing import Any
@@ -25,6 +26,7 @@ from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.ray_actor import CLOSE, Command
 
 _ANSWER_SECONDS = 2.0  # to a new start of a worker that runs
+_STACKS_SECONDS = 1.0
 _UNTOLD_SHARE = 4  # of the bytes that may be ahead, this part may have been taken without the actor's knowing
 
 
@@ -68,8 +70,16 @@ class RayWorker:
         self._num_received = self._bytes_taken = self._bytes_told = 0
         self._num_wanted = 0
 
-    def __str__(self) -> str:
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
         return f"on node {self.node}, process {self.process_id}"
+
+    def stacks(self) -> str:
+        """Where its threads are; empty if it does not answer."""
+        with contextlib.suppress(ray.exceptions.RayError):
+            return str(ray.get(self._actor.stacks.remote(), timeout=_STACKS_SECONDS))
+        return ""
 
     def is_alive(self) -> bool:
         return self.usable and self._death is None
@@ -117,10 +127,11 @@ class RayWorker:
         return kind, lane, content
 
     def _next_message(self, deadline: float | None) -> Any:
+        stream = self._stream
         if self._death is not None:
             raise WorkerDied(self._death)
         try:
-            while not ray.wait([self._stream], timeout=0 if self._num_wanted <= self._num_received else 0.25)[0]:
+            while not ray.wait([stream], timeout=0 if self._num_wanted <= self._num_received else 0.25)[0]:
                 now = time.monotonic()
                 if self._num_wanted <= self._num_received:
                     self._num_wanted = self._num_received + 1
@@ -130,7 +141,7 @@ class RayWorker:
                 elif deadline is not None and now > deadline:
                     raise WorkerSilent
             self.usable = False  # until it has been received whole
-            return ray.get(next(self._stream))
+            return ray.get(next(stream))
         except StopIteration:
             self._die("has ended this session, of which it had not heard for a long time")
         except ray.exceptions.RayError as error:

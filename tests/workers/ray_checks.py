@@ -1,0 +1,329 @@
+"""What ``test_ray.py`` has a process of its own check, with pytest: Ray leaves threads and handlers in whatever uses it."""
+
+import logging
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from new_seed import SEED
+from refusing import assert_raises
+from test_lanes import NOISE, chain, trace
+from waiting import wait_until
+
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when Ray is imported: it listens at the loopback address alone
+import ray
+from ray.cluster_utils import Cluster
+
+from gristmill import DataLoader, MapDataset, MultiprocessingOptions, RayOptions, ReadOptions
+from gristmill.diagnostics.stalls import waiting_text
+from gristmill.samplers import IndexSampler
+from gristmill.transforms import Batch
+
+LANES = MultiprocessingOptions(num_lanes=5)
+SHARED = RayOptions(3, num_lanes=5, pool="checks", num_cpus=0)  # no check has to wait for actors of its own to start
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    node = {"node_ip_address": "127.0.0.1", "object_store_memory": 200 * MEGABYTE}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False, **node})
+    cluster.add_node(num_cpus=4, **node)
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+def actors(it):
+    return {worker.index: worker.process_id for worker in it._pool.workers}
+
+
+def plain(elements):
+    return [np.asarray(x).tolist() for x in elements]
+
+
+def used_bytes():
+    return ray.cluster_resources()["object_store_memory"] - ray.available_resources().get("object_store_memory", 0)
+
+
+def slow(x):
+    time.sleep(0.002)
+    return np.full(3000, x)
+
+
+@pytest.mark.parametrize("bad", [pytest.param((), marks=pytest.mark.slow), (1, 2, 30, 33, 58)], ids=["whole", "failing"])
+def test_elements_errors_and_states_are_those_of_lanes_anywhere(bad):
+    expected = trace(chain(bad).mp_prefetch(LANES))
+    assert trace(chain(bad).mp_prefetch(SHARED)) == expected
+    for position in (0, 7):
+        state, rest = expected[position][1], expected[position + 1 :]
+        assert trace(chain(bad).mp_prefetch(SHARED), state) == rest
+        assert trace(chain(bad).mp_prefetch(MultiprocessingOptions(2, num_lanes=5)), state) == rest
+
+
+def test_loaders_batches_for_hosts_and_streams():
+    def loader(**options):
+        sampler = IndexSampler(60, shuffle=True, seed=7, num_epochs=1)
+        return DataLoader(data_source=np.arange(60), sampler=sampler, operations=[NOISE, Batch(4)], **options)
+
+    here, there = iter(loader(num_lanes=5)), iter(loader(workers=SHARED))
+    for position in range(2):
+        there.resize(3 - position)
+        for _ in range(4):
+            assert plain(next(there)) == plain(next(here)) and there.get_state() == here.get_state()
+    assert plain(there) == plain(here)
+    stream = MapDataset.range(50).shuffle(2).to_iter_dataset().filter(lambda x: x % 3)
+    two = RayOptions(2, pool="checks", num_cpus=0)
+    assert plain(stream.global_batch(4, workers=two)) == plain(stream.global_batch(4))
+    assert plain(loader().global_batch(4, workers=two)) == plain(loader().global_batch(4))
+    assert plain(stream.batch(3).mp_prefetch(two, order="stream")) == plain(stream.batch(3))
+    assert_raises(ValueError, "worker_count must not be given beside workers", loader, worker_count=2, workers=two)
+    assert_raises(ValueError, "num_workers must be at most num_lanes, 5, got 6", there.resize, 6)
+    assert_raises(ValueError, "no workers that can be resized", iter(stream).resize, 2)
+
+
+@pytest.mark.parametrize("writable", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_arrays_and_what_the_pipeline_holds(writable):
+    rows = np.arange(10**6).reshape(100, 10**4)
+    ds = MapDataset.source(rows).map(lambda row: {"large": row * 2, "small": row[:3] * 2, "transposed": np.ones((300, 200)).T})
+    options = RayOptions(1, pool="checks", num_cpus=0, writable=writable)
+    found = [*ds.to_iter_dataset().mp_prefetch(options)]
+    assert [x["small"].tolist() for x in found] == (rows[:, :3] * 2).tolist()
+    assert all(x["transposed"].flags.f_contiguous for x in found)
+    assert all(np.array_equal(x["large"], row * 2) for x, row in zip(found, rows, strict=True))
+    assert {array.flags.writeable for x in found for array in x.values()} == {writable}
+
+
+def test_an_actor_that_dies_takes_nothing_along():
+    ds = MapDataset.range(2000).map(slow).to_iter_dataset()
+    it = iter(ds.mp_prefetch(RayOptions(2, num_lanes=4, num_cpus=0.5)))
+    seen = [int(x[0]) for x in islice(it, 50)]
+    wait_until(lambda: it._pool.available() == [0, 1])
+    seen += [int(x[0]) for x in islice(it, 200)]
+    before = actors(it)
+    os.kill(before[0], signal.SIGKILL)
+    seen += [int(x[0]) for x in it]
+    assert seen == [*range(2000)]
+    it.close()
+    wait_until(lambda: all(map(is_gone, before.values())))
+
+
+@pytest.mark.slow
+def test_an_element_that_kills_and_one_that_hangs():
+    def deadly(x):
+        if x == 21:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+    it = iter(MapDataset.range(40).map(deadly).to_iter_dataset().mp_prefetch(RayOptions(2, num_lanes=4, num_cpus=0.5)))
+    seen = []
+    with pytest.raises(RuntimeError, match=r"Ray actors were lost, .*, while lane 1 of 4 was computed, at element 21"):
+        seen.extend(it)
+    it.close()
+    assert seen == [*range(21)]
+
+    def stuck(x):
+        if x == 21:
+            threading.Event().wait()
+        return x
+
+    ds = MapDataset.range(40).map(stuck).to_iter_dataset(ReadOptions(0)).mp_prefetch(SHARED)
+    it = iter(ds)
+    waiter = threading.Thread(target=assert_raises, args=(ValueError, "was closed", list, it))
+    waiter.start()
+    wait_until(lambda: "threading.Event().wait()" in waiting_text(it, waiter.ident, 21, 1.0))
+    text = waiting_text(it, waiter.ident, 21, 1.0)
+    assert re.search(r"It waits for worker \d on node 127.0.0.1, process \d+, lane \d, at element \d", text)
+    it.close()
+    waiter.join()
+    it = iter(ds)
+    start = it.get_state()
+    for _ in range(2):  # the second time from where others are, who do not answer
+        assert [next(it) for _ in range(5)] == [*range(5)]
+        wait_until(lambda: any("threading.Event().wait()" in worker.stacks() for worker in it._pool.workers))
+        it.set_state(start)
+    it.close()
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_said(caplog):
+    def fail(x):
+        raise ArithmeticError(f"bad {x}") from KeyError("cause")
+
+    it = iter(MapDataset.range(4).map(fail).to_iter_dataset().mp_prefetch(SHARED))
+    with pytest.raises(ArithmeticError, match="bad 0") as caught:
+        next(it)
+    assert type(caught.value.__cause__) is KeyError
+    notes = "".join(caught.value.__notes__)
+    assert "on node 127.0.0.1, process" in notes and "MapMapDataset(transform=fail" in notes and "element 0" in notes
+    wrong = {"num_lanes": (ValueError, 1), "pool": (TypeError, ""), "max_bytes_ahead": (ValueError, 0)}
+    wrong |= {"writable": (TypeError, 1), "num_cpus": (ValueError, -1)}
+    wrong |= {"resources": (TypeError, {1: 1}), "runtime_env": (TypeError, "env")}
+    for name, (error, value) in wrong.items():
+        assert_raises(error, name, RayOptions, 2, **{name: value})
+    assert_raises(ValueError, "num_workers", RayOptions, 0)
+    secret = RayOptions(1, num_cpus=0, runtime_env={"env_vars": {"TOKEN": "secret", "JAX_PLATFORMS": "tpu"}})
+    assert "secret" not in repr(secret)
+    names = MapDataset.source(["TOKEN", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"]).map(lambda name: os.environ[name])
+    assert [*names.to_iter_dataset().mp_prefetch(secret)] == ["secret", "tpu", ""]
+    starved = iter(names.to_iter_dataset().mp_prefetch(RayOptions(1, resources={"third": 1})))
+    thread = threading.Thread(target=assert_raises, args=(RuntimeError, "closed", next, starved))
+    with caplog.at_level(logging.WARNING, "gristmill"):
+        thread.start()
+        wait_until(lambda: "started none of 1 actors" in caplog.text)
+    starved.close()
+    thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_random_pipelines():
+    from hypothesis import HealthCheck, assume, given, seed, settings
+    from stream_model import Endless, build, frozen, outcomes, trees
+
+    @seed(SEED)
+    @settings(max_examples=100, deadline=None, suppress_health_check=[*HealthCheck])
+    @given(tree=trees)
+    def check(tree):
+        try:
+            assume(len(list(islice(outcomes(tree), 200))) < 200)
+        except Endless:
+            assume(False)
+        ds = build(tree)
+        try:
+            expected = ds.mp_prefetch(MultiprocessingOptions(num_lanes=3))
+        except ValueError:  # there are workers already
+            assume(False)
+        found = ds.mp_prefetch(RayOptions(2, num_lanes=3, pool="checks", num_cpus=0))
+        assert [frozen(x) for x in found] == [frozen(x) for x in expected]
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_fifty_kills_resizes_and_a_node_that_goes(cluster):
+    rng = random.Random(SEED)
+    ds = MapDataset.range(10**6).shuffle(1).map(slow).to_iter_dataset().filter(lambda x: int(x[0]) % 5)
+    expected = (int(x) for x in MapDataset.range(10**6).shuffle(1) if x % 5)
+    lanes = iter(MapDataset.range(10**6).shuffle(1).to_iter_dataset().filter(lambda x: x % 5).mp_prefetch(LANES))
+    it = iter(ds.mp_prefetch(RayOptions(3, num_lanes=5, num_cpus=1)))
+    extra = cluster.add_node(num_cpus=3, node_ip_address="127.0.0.1", object_store_memory=200 * MEGABYTE)
+    kills, next_at = 0, 0.0
+    del expected
+    while kills < 50:
+        assert int(next(it)[0]) == next(lanes)
+        if time.monotonic() > next_at:
+            next_at = time.monotonic() + rng.choice([0.0, 0.1, 1.0]) * rng.random()
+            for pid in rng.sample([*actors(it).values()], 1):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    kills += 1
+                except ProcessLookupError:  # killed before, and nobody has noticed yet
+                    pass
+            if kills % 10 == 5:
+                it.resize(rng.randint(1, 5))
+            if kills == 25 and extra is not None:
+                cluster.remove_node(extra, allow_graceful=False)
+                extra = None
+    assert all(int(next(it)[0]) == next(lanes) for _ in range(500))
+    it.close()
+
+
+@pytest.mark.slow
+def test_the_object_store_is_not_filled():
+    budget = 8 * MEGABYTE
+    ds = MapDataset.range(200).map(lambda x: np.full(MEGABYTE // 8, x)).to_iter_dataset()
+    before = used_bytes()
+    it = iter(ds.mp_prefetch(RayOptions(2, num_lanes=4, num_cpus=0.5, max_bytes_ahead=budget)))
+    most = 0.0
+    for i, x in enumerate(it):
+        assert x[0] == i
+        if not i % 20:
+            pause = threading.Event()
+            pause.wait(0.3)  # whatever may be ahead is there
+            most = max(most, used_bytes() - before)
+    assert MEGABYTE < most <= budget + 100_000
+    it.close()
+    one = ds.limit(20).mp_prefetch(RayOptions(2, num_lanes=4, num_cpus=0.5, max_bytes_ahead=1000))
+    assert [int(x[0]) for x in one] == [*range(80)]
+
+
+CONSUMER = """
+import os, sys
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+import numpy as np
+import ray
+from gristmill import MapDataset, RayOptions
+if sys.argv[1] != "alone":
+    ray.init(address=sys.argv[1], log_to_driver=False)
+ds = MapDataset.range(10**6).map(lambda x: np.full(10**5, x)).to_iter_dataset()
+it = iter(ds.mp_prefetch(RayOptions(2, num_cpus=0.5, pool=sys.argv[2] or None)))
+for i in range(20):
+    assert next(it)[0] == i
+print(*[worker.process_id for worker in it._pool.workers], flush=True)
+for i in range(20, 10**6):
+    if not sys.stdin.readline():
+        break
+    assert next(it)[0] == i
+    print(i, flush=True)
+"""
+
+
+def consumer(address, pool=""):
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", CONSUMER, address, pool], **streams)
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_alone", [True, False], ids=["a cluster of its own", "a cluster"])
+def test_nothing_is_left_of_a_consumer_that_was_killed(cluster, is_alone):
+    before = used_bytes()
+    process, pids = consumer("alone" if is_alone else cluster.address)
+    assert pids
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    children = [int(pid) for pid in found.stdout.split()]
+    process.kill()
+    process.wait()
+    began = time.monotonic()
+    wait_until(lambda: all(map(is_gone, [*pids, *children])) and (is_alone or used_bytes() <= before + 1))
+    assert time.monotonic() - began < 5  # the specification's limit; it takes 0.5 s when the machine has nothing else to do
+
+
+@pytest.mark.slow
+def test_programs_share_actors_and_survive_one_another(cluster):
+    first, pids = consumer(cluster.address, "shared")
+    second, others = consumer(cluster.address, "shared")
+    assert {*pids} & {*others}
+    for process in (first, second):
+        process.stdin.write("\n" * 30)
+        process.stdin.flush()
+        assert [int(process.stdout.readline()) for _ in range(30)] == [*range(20, 50)]
+    first.kill()
+    first.wait()
+    second.stdin.write("\n" * 300)
+    second.stdin.flush()
+    assert [int(second.stdout.readline()) for _ in range(300)] == [*range(50, 350)]
+    second.stdin.close()
+    assert second.wait() == 0

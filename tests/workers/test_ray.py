@@ -1,0 +1,34 @@
+"""Workers on Ray: ``ray_checks.py`` says what holds of them, on a cluster of two nodes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed (the extra ray)")
+
+CHECKS = Path(__file__).with_name("ray_checks.py")
+FOLDERS = [CHECKS.parents[1], CHECKS.parents[1] / "dataset", CHECKS.parents[1] / "properties"]
+
+
+def run_checks(which, seconds):
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-m", which, "--timeout", str(seconds)]
+    path = os.pathsep.join([*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", str(CHECKS), *options]
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, env={**os.environ, "PYTHONPATH": path}, check=False
+    )
+    assert process.returncode == 0, process.stdout[-8000:] + process.stderr[-2000:]
+
+
+@pytest.mark.timeout(180)
+def test_on_two_nodes():
+    run_checks("not slow", 120)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_at_length_on_two_nodes():
+    run_checks("slow", 420)
