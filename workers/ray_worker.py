@@ -27,6 +27,8 @@ from gristmill.workers.ray_actor import CLOSE, Command
 
 _ANSWER_SECONDS = 2.0  # to a new start of a worker that runs
 _STACKS_SECONDS = 1.0
+_LOOK_SECONDS = 0.25
+_LATE_SECONDS = 0.02  # without a message that is wanted, before the actor is told so: that costs as much as a message
 _UNTOLD_SHARE = 4  # of the bytes that may be ahead, this part may have been taken without the actor's knowing
 
 
@@ -69,6 +71,7 @@ class RayWorker:
         self._answer_by: float | None = None
         self._num_received = self._bytes_taken = self._bytes_told = 0
         self._num_wanted = 0
+        self._num_bytes = 0  # of the last message
 
     @property
     def place(self) -> str:
@@ -117,6 +120,7 @@ class RayWorker:
                 self._has_answered, self._is_started, self._answer_by = True, True, None
                 self._num_received += 1
                 self._bytes_taken += num_bytes
+                self._num_bytes = num_bytes
                 if kind not in (STARTED, REPORT):
                     break
             self.usable = True
@@ -131,7 +135,7 @@ class RayWorker:
         if self._death is not None:
             raise WorkerDied(self._death)
         try:
-            while not ray.wait([stream], timeout=0 if self._num_wanted <= self._num_received else 0.25)[0]:
+            while not ray.wait([stream], timeout=self._patience())[0]:
                 now = time.monotonic()
                 if self._num_wanted <= self._num_received:
                     self._num_wanted = self._num_received + 1
@@ -147,6 +151,13 @@ class RayWorker:
         except ray.exceptions.RayError as error:
             self._die(f"was lost: {_first_line(error)}")
         raise WorkerDied(self._death)
+
+    def _patience(self) -> float:
+        """How long to wait for a message before anything else is done: not at all if the actor may wait for leave to send it."""
+        if self._num_wanted > self._num_received:
+            return _LOOK_SECONDS
+        is_stuck = self._bytes_taken - self._bytes_told + self._num_bytes > self.budget
+        return 0 if is_stuck else _LATE_SECONDS
 
     def _die(self, how: str) -> None:
         self._death = how
