@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from gristmill.core.state import shown
-
-if TYPE_CHECKING:
-    from abc import ABCMeta as _ProtocolMeta
-else:
-    _ProtocolMeta = type(Protocol)
+from gristmill.core.structural import ProtocolMeta, without_metaclass
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class _SourceMeta(_ProtocolMeta):
+class _SourceMeta(ProtocolMeta):
     """Asks classes as ``hasattr`` does. ``Protocol`` takes a ``__getitem__`` that only says what to use instead for one."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -25,6 +21,7 @@ class _SourceMeta(_ProtocolMeta):
         return super().__subclasscheck__(subclass) and hasattr(subclass, "__getitem__")
 
 
+@without_metaclass
 @runtime_checkable
 class RandomAccessDataSource(Protocol[T_co], metaclass=_SourceMeta):
     """A collection of records that can be read in any order: ``len(source)`` and ``source[key]``.

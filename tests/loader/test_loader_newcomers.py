@@ -1,11 +1,16 @@
 """What a loader says to whoever comes from PyTorch: arguments, and lengths."""
 
+import abc
+import copy
 import inspect
 import itertools
 import operator
+import pickle
+import pydoc
 import types
 import typing
 
+import cloudpickle
 import pytest
 from loaders import DRAW, TO_TUPLE, Kept, Mapped, make, plain
 from operations import operation
@@ -13,9 +18,12 @@ from refusing import assert_raises
 
 import gristmill
 from gristmill import DataLoader, IndexSampler, IterableSampler, RecordMetadata, SequentialSampler, ShardOptions
+from gristmill.samplers import Sampler
 from gristmill.sources import ArrayRecordDataSource, RangeDataSource
+from gristmill.sources import RandomAccessDataSource as Source
 from gristmill.transforms import Batch, FlatMap
 
+T_co = typing.TypeVar("T_co", covariant=True)
 DATA = range(10)
 PAIRS = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 OURS = IndexSampler(10, num_epochs=1)
@@ -66,9 +74,41 @@ def test_what_has_no_counterpart_is_said_in_words_and_other_names_are_python_s_o
 
 def test_users_may_derive_from_sources_and_samplers_and_a_class_with_a_metaclass():
     meta = type("Meta", (type,), {})
-    for base in (IndexSampler, SequentialSampler, IterableSampler, RangeDataSource, ArrayRecordDataSource):
+    other = meta("Other", (), {})
+    samplers = (Sampler, IndexSampler, SequentialSampler, IterableSampler)
+    for base in (*samplers, Source, Source[int], RangeDataSource, ArrayRecordDataSource):
         assert type(types.new_class("Derived", (base,), {"metaclass": meta})) is meta
-    assert issubclass(ArrayRecordDataSource, gristmill.RandomAccessDataSource)
+        for bases in ((base, other), (other, base)):
+            derived = types.new_class("Derived", bases)
+            assert type(derived) is meta and issubclass(derived, Sampler if base in samplers else Source)
+
+
+class Pairs(Source[T_co], typing.Generic[T_co], abc.ABC):
+    def __init__(self, first: T_co, source: Source | None):
+        self.both = first, source
+
+    __len__, __getitem__ = (lambda self: 2), (lambda self, key: self.both[key])
+
+
+def test_protocols_are_as_others_but_for_their_metaclass():
+    of_int, either = Source[int], Source | None
+    protocol = types.new_class("Protocol", (Source[T_co], typing.Protocol[T_co]))
+    assert [alias.__args__ for alias in (Pairs[int], protocol[int], of_int)] == [(int,)] * 3 and Source[T_co][int] == of_int
+    assert typing.get_type_hints(Pairs.__init__) == {"first": T_co, "source": either} and None | Source == either
+    pairs = Pairs(1, [2])
+    assert all(isinstance(x, kind) for x in ([], pairs) for kind in (Source, either, Sampler))
+    assert not isinstance(iter([]), either) and issubclass(Source, Source)
+    assert_raises(TypeError, "parameterized", isinstance, [], of_int)
+    assert_raises(TypeError, "instantiated", Source)
+    assert_raises(TypeError, "Too many arguments", lambda: Source[int, int])
+    assert_raises(TypeError, "not a generic class", lambda: Sampler[int])
+    for module in (pickle, cloudpickle):
+        assert module.loads(module.dumps(pairs)).both == pairs.both
+        assert module.loads(module.dumps(Source)) is copy.copy(Source) is Source
+        for hint in (of_int, either, Sampler, Pairs, list[of_int]):
+            assert module.loads(module.dumps(hint)) == hint
+    assert issubclass(module.loads(module.dumps(types.new_class("Local", (Sampler,)))), Sampler)
+    assert inspect.getdoc(Pairs) == inspect.getdoc(Source) and "Squares()" in pydoc.render_doc(Source)
 
 
 class WithoutLength:
