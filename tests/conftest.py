@@ -1,8 +1,14 @@
 """What all tests need."""
 
+import os
 import signal
+import sys
 
 import new_seed
+
+# Where this is set, each of the hundreds of programs and workers that are started from here compiles what it imports anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Background jobs and nohup ignore these, and programs that are started from here would inherit it: some tests send them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
