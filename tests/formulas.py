@@ -1,8 +1,12 @@
 """Formulas of the specification, as it words them."""
 
+import functools
+
 import numpy as np
 
-from gristmill.core.permutation import index_shuffle
+from gristmill.core import permutation
+
+index_shuffle = functools.cache(permutation.index_shuffle)  # of few records it takes milliseconds
 
 
 def stream(seed, index):

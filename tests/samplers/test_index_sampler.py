@@ -4,11 +4,11 @@ import sys
 from collections import Counter
 
 import numpy as np
+from formulas import index_shuffle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import assert_raises
 
-from gristmill.experimental import index_shuffle
 from gristmill.samplers import IndexSampler
 from gristmill.sharding import NoSharding, ShardByJaxProcess, ShardOptions, even_split
 
