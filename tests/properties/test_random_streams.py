@@ -23,8 +23,8 @@ ANYHOW = {
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
 }
-QUICK = settings(max_examples=350, derandomize=True, **ANYHOW)
-THOROUGH = settings(max_examples=600, print_blob=True, **ANYHOW)  # with other examples every time
+QUICK = settings(max_examples=200, derandomize=True, **ANYHOW)
+THOROUGH = settings(max_examples=700, print_blob=True, **ANYHOW)  # with other examples every time
 
 
 class Run:
