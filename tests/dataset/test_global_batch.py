@@ -466,12 +466,7 @@ def test_a_data_loader_before_its_workers():
     expected = [*alone]
     batches = [*global_batch(alone, 8, num_lanes=8)]
     assert np.concatenate([x for x, _ in batches]).tolist() == [x for x, _ in expected]
-    with_workers = make(
-        sampler=sampler,
-        worker_count=2,
-        worker_init_fn=lambda *who: os.environ.update(WHO=str(who)),
-        num_lanes=4,
-    )
+    with_workers = make(sampler=sampler, worker_count=2, worker_init_fn=lambda *who: os.environ.update(WHO=str(who)), num_lanes=4)
     batch, places = next(iter(with_workers.global_batch(8)))
     assert batch.tolist() == [expected[i][0] for i in (0, 4, 1, 5, 2, 6, 3, 7)]
     assert places.tolist() == ["(0, 2)"] * 4 + ["(1, 2)"] * 4

@@ -7,6 +7,7 @@ import random
 import pytest
 from entry import plain, run, through_json
 from local_workers import LocalWorkersIterDataset, through_pickle
+from refusing import assert_raises
 from stage_table import ITER_ENTRIES, STREAMS, WITH_PROCESSES
 
 from gristmill import MultiprocessingOptions
@@ -40,8 +41,7 @@ def test_elements_are_the_expected_ones_and_the_end_is_the_end(entry):
         assert iter(it) is it
         assert [plain(step(it)) for _ in expected] == expected
         for _ in range(3):
-            with pytest.raises(StopIteration):
-                step(it)
+            assert_raises(StopIteration, None, step, it)
     assert [plain(x) for x in ds] == expected
 
 
@@ -104,8 +104,7 @@ def test_states_restore_at_every_position(entry):
                 assert after == states[position + 1 :]
                 assert it.get_state() == end
             it.set_state(through_json(end))
-            with pytest.raises(StopIteration):
-                next(it)
+            assert_raises(StopIteration, None, next, it)
             if it is used:
                 it.set_state(states[position])
                 assert run(it, 2)[0] == elements[position : position + 2]
@@ -153,11 +152,9 @@ def test_wrong_states_are_refused_and_change_nothing(entry):
         assert it.get_state() == before
     assert run(it)[0] == elements[2:]
     for state, error in wrong[:3]:  # also at the end
-        with pytest.raises(error):
-            it.set_state(state)
+        assert_raises(error, None, it.set_state, state)
         assert it.get_state() == end
-        with pytest.raises(StopIteration):
-            next(it)
+        assert_raises(StopIteration, None, next, it)
 
 
 def test_a_state_of_another_stage_is_refused():
@@ -167,8 +164,7 @@ def test_a_state_of_another_stage_is_refused():
             it = iter(taker.make())
             run(it, 1)
             before = it.get_state()
-            with pytest.raises(StateKeyError):
-                it.set_state(state)
+            assert_raises(StateKeyError, None, it.set_state, state)
             assert it.get_state() == before
             assert run(it)[0] == [plain(x) for x in taker.expected[1:]]
 
@@ -184,8 +180,7 @@ def test_closing(entry):
         it.close()
         with contextlib.suppress(ValueError):  # as a thread prefetch says that it is closed
             it.start_prefetch()
-        with pytest.raises(ValueError, match="closed"):
-            next(it)
+        assert_raises(ValueError, "closed", next, it)
         assert it.get_state() == state
         again = iter(ds)
         again.set_state(state)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 from list_model import FAILED, Boom
 from new_seed import SEED
+from refusing import assert_raises
 from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
 
 from gristmill.dataset.bases.iterator import go_to, pull
@@ -130,8 +131,7 @@ class Run:
     def close(self, number):
         before = self.state()
         self.it.close()
-        with pytest.raises(ValueError, match="closed"):
-            next(self.it)
+        assert_raises(ValueError, "closed", next, self.it)
         assert self.state() == before
         self.restart(number)
 
@@ -198,13 +198,11 @@ class Run:
         if self.position < LIMIT and not self.is_failed:
             assert self.position == len(self.outcomes)
             for _ in range(2):
-                with pytest.raises(StopIteration):
-                    next(self.it)
+                assert_raises(StopIteration, None, next, self.it)
             if not ({"zip", "fail"} <= self.names):  # a zip that is not strict asks those again that had not ended
                 it = iter(self.ds)
                 it.set_state(json.loads(json.dumps(self.it.get_state())))
-                with pytest.raises(StopIteration):
-                    next(it)
+                assert_raises(StopIteration, None, next, it)
                 it.close()
         assert self.state() == end or self.is_failed
         for it in (self.it, *self.old):
