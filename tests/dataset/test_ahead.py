@@ -226,7 +226,8 @@ class TestEnds:
             return x
 
         it = iter(make(200, element, 100))
-        assert_raises(KeyError, None, list, it)
+        with pytest.raises(KeyError):
+            list(it)
         if make is not sharing:  # there the others stay ahead
             wait_until(lambda: not any(ref() for ref in made))
         gone = weakref.ref(it)
