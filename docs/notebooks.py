@@ -54,9 +54,13 @@ def has_code(page: Path) -> bool:
 
 
 def environment_of(page: Path) -> Path | None:
-    """The folder of the virtual environment that a page asks for (``make peers`` makes them), if it asks for one."""
+    """The folder of the virtual environment that a page asks for (``make peers`` makes them), if it asks for one; ``own`` is this one,
+    in a process of the page's own.
+    """
     name = _ENVIRONMENT.match(page.read_text())
-    return DOCS.parent / ".peers" / name[1] if name else None
+    if name is None:
+        return None
+    return Path(sys.prefix) if name[1] == "own" else DOCS.parent / ".peers" / name[1]
 
 
 def notebook_of(page: Path) -> NotebookNode:

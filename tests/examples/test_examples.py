@@ -148,6 +148,26 @@ def test_a_killed_run_of_pytorch_ends_with_the_same_bits(tmp_path: Path, workers
     assert len(set(batches)) == 180  # also in the second epoch and after it: 47 batches are one
 
 
+def test_a_run_whose_actors_are_killed_ends_with_the_same_bits() -> None:
+    output = run_example("train_on_ray.py", "--steps", 400, "--kills", 3)
+    assert "2 nodes with 4 CPUs, at 127.0.0.1" in output
+    killed = re.findall(r"step (\d+): the actor in process (\d+) is killed", output)
+    assert len({process for _, process in killed}) == 3
+    assert [int(step) >= due for (step, _), due in zip(killed, (100, 200, 300), strict=True)] == [True] * 3
+    left_alone, disturbed = re.findall(r"(?:left alone|3 killed): parameters (\w{16})", output)
+    assert left_alone == disturbed
+    assert SAME in output
+
+
+@pytest.mark.slow
+def test_a_run_with_other_data_is_noticed(tmp_path: Path) -> None:
+    text, part = (EXAMPLES / "train_on_ray.py").read_text(), "np.sin(np.arange(1, 65)"
+    assert part in text
+    script = tmp_path / "train_on_ray.py"
+    script.write_text(text.replace(part, "np.sin(os.getpid() + np.arange(1, 65)"))
+    assert DIFFERENT in run_example(script, "--steps", 100, "--kills", 1, status=1)
+
+
 WORDS = [b"fir\n", b"\n", b"a longer line, which is as long as several frames are taken together\n", b"oak elm\n"] * 20
 
 

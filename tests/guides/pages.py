@@ -2,7 +2,8 @@
 
 All ``python`` blocks of a page run in one namespace, from top to bottom, and all ``sh`` blocks with bash, in an empty folder. A
 comment of a ``python`` block that begins its line, or that follows two spaces, is a line that the block prints. A block after
-``<!-- not run: why -->`` is left out, and a page that begins with ``<!-- environment: NAME -->`` runs in ``.peers/NAME``.
+``<!-- not run: why -->`` is left out, and a page that begins with ``<!-- environment: NAME -->`` runs in ``.peers/NAME``,
+``own`` in a process of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,14 @@ _REMARK = re.compile(r"(?:^|  )# (.*)$")
 def expected_output(code: str) -> list[str]:
     """The lines that a block says it prints."""
     return [match[1] for match in map(_REMARK.search, code.splitlines()) if match]
+
+
+class Printed(io.StringIO):
+    """What a page prints. What Ray has to report, which a thread of its own prints, is none of that."""
+
+    def write(self, text: str) -> int:
+        is_report = threading.current_thread().name.startswith("ray_")
+        return sys.stderr.write(text) if is_report else super().write(text)
 
 
 def run_shell(code: str) -> None:
@@ -50,7 +60,7 @@ def run_page(page: Path) -> int:
         if block.language == "sh":
             run_shell(block.code)
             continue
-        printed = io.StringIO()
+        printed = Printed()
         first_line = block.code.splitlines()[0]
         with contextlib.redirect_stdout(printed):
             exec(compile(block.code, f"{page.name}: {first_line}", "exec"), namespace)
@@ -67,6 +77,7 @@ def main() -> None:
     if environment is not None and Path(sys.prefix) != environment:
         flags = [f"-W{option}" for option in sys.warnoptions]
         sys.exit(subprocess.run([environment / "bin/python", *flags, __file__, page]).returncode)
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # else the main thread prints some of its reports at the end
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         print(f"{page.name}: {run_page(page)} lines of output as expected")
 

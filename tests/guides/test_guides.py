@@ -40,7 +40,9 @@ def _options(monkeypatch):
 
 
 # Those that need an environment of their own import PyTorch and Keras, which takes long.
-EACH_PAGE = [page if environment_of(page) is None else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE]
+EACH_PAGE = [
+    page if environment_of(page) in (None, Path(sys.prefix)) else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE
+]
 
 
 @pytest.mark.parametrize("page", EACH_PAGE, ids=lambda path: path.stem)
