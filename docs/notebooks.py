@@ -54,8 +54,8 @@ def has_code(page: Path) -> bool:
 
 
 def environment_of(page: Path) -> Path | None:
-    """The folder of the virtual environment that a page asks for (``make peers`` makes them), if it asks for one; ``own`` is this one,
-    in a process of the page's own.
+    """The folder of the virtual environment that a page asks for, if it asks for one: ``make peers`` makes them; ``own`` is
+    this one, in a process of the page's own.
     """
     name = _ENVIRONMENT.match(page.read_text())
     if name is None:

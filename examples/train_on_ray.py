@@ -29,11 +29,10 @@ jax.config.update("jax_platforms", "cpu")
 
 @contextlib.contextmanager
 def two_nodes() -> Iterator[None]:
-    """A cluster of a head without CPUs, which is this program's node, and two nodes of two CPUs each."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    """A cluster of this program's node and another one, with two CPUs each."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=2)
+        cluster.add_node(num_cpus=2)
         ray.init(address=cluster.address, log_to_driver=False)
         yield
     finally:
@@ -83,8 +82,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3, help="actors to kill in the second run")
     args = parser.parse_args()
     with two_nodes():
-        nodes = [node for node in ray.nodes() if node["Resources"].get("CPU")]
-        print(f"{len(nodes)} nodes with {ray.cluster_resources()['CPU']:g} CPUs, at {nodes[0]['NodeManagerAddress']}", flush=True)
+        addresses = {node["NodeManagerAddress"] for node in ray.nodes()}
+        print(f"{len(ray.nodes())} nodes with {ray.cluster_resources()['CPU']:g} CPUs, at {', '.join(addresses)}", flush=True)
         weights, batches, _ = train(args.steps)
         print(f"left alone: parameters {hashlib.sha256(weights.tobytes()).hexdigest()[:16]}", flush=True)
         again, same_batches, killed = train(args.steps, args.kills)
