@@ -16,8 +16,8 @@ CLIENTS_NEED := clu==0.0.12 jax==0.10.2 jaxtyping==0.3.11 pytest==9.2.0 sentence
 # What installing an extra brings, and how long the tests take, all and the quick ones: said before they begin.
 BRINGS_examples := 60 packages, 1.1 GB (JAX, Orbax, TFDS without TensorFlow, scikit-learn, Matplotlib): 2 minutes or so
 BRINGS_docs := 50 packages, 0.2 GB (Sphinx): half a minute or so
-BRINGS_test := 140 packages, 1.4 GB (what the examples and the site need, pytest, pandas, Jupyter): 3 minutes or so
-BRINGS_dev := 150 packages, 1.5 GB (what the tests need, ruff, mypy): 3 minutes or so
+BRINGS_test := 150 packages, 1.5 GB (what the examples and the site need, pytest, pandas, Jupyter, Ray): 3 minutes or so
+BRINGS_dev := 160 packages, 1.6 GB (what the tests need, ruff, mypy): 3 minutes or so
 ALL_TESTS_TAKE := 6 minutes on 2 CPUs
 QUICK_TESTS_TAKE := 4 minutes on 2 CPUs
 
