@@ -66,12 +66,12 @@ def page_row(result: dict[str, Any]) -> list[str]:
         ratio = figure(medians[name] / medians["gristmill"])
         return f"{figure(medians[name])} ({ratio}\N{NO-BREAK SPACE}×)"
 
-    bounds = [f"{figure(medians[name])} ({name})" for name in medians if name not in NAMES]
+    bounds = "; ".join(f"{figure(medians[name])} ({name})" for name in medians if name not in NAMES)
     goals = "; ".join(
         text if verdict == "reached" else f"{text}: **{verdict.lower()}**" for text, verdict in result["goals"].items()
     )
     workload = f"{result['workload']} [{result['unit']}]"
-    return [workload, figure(medians["gristmill"]), peer("grain"), peer("torch"), *(bounds or ["–"]), goals or "–"]
+    return [workload, figure(medians["gristmill"]), peer("grain"), peer("torch"), bounds or "–", goals or "–"]
 
 
 def question_table(report: dict[str, Any], questions: list[str]) -> str:

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ NOT_INSTALLED = "not installed: run `make peers`"
 class Candidate:
     """A process that runs one candidate of one workload when asked to."""
 
-    def __init__(self, question: str, workload: Workload, name: str, errors: IO[str]):
+    def __init__(self, question: str, workload: Workload, name: str, errors: IO[str], environment: Mapping[str, str]):
         python = PYTHONS.get(name, Path(sys.executable))
         if not python.exists():
             raise RuntimeError(NOT_INSTALLED)
@@ -56,7 +57,7 @@ class Candidate:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, **environment},
             process_group=0,  # what it starts and leaves behind is ended with it
         )
         try:
@@ -140,8 +141,8 @@ def differences(workload: Workload, digests: dict[str, dict[str, Any]]) -> list[
     return found
 
 
-def measure(question: str, workload: Workload, rounds: int) -> dict[str, Any]:
-    """Runs all candidates of a workload in turn; the result goes into the JSON file."""
+def measure(question: str, workload: Workload, rounds: int, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Runs all candidates of a workload in turn, with these variables; the result goes into the JSON file."""
     failures: dict[str, str] = {}
     running: dict[str, Candidate] = {}
     samples: dict[str, list[float]] = {}
@@ -149,7 +150,7 @@ def measure(question: str, workload: Workload, rounds: int) -> dict[str, Any]:
         for name in workload.candidates:
             try:
                 errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-                running[name] = Candidate(question, workload, name, errors)
+                running[name] = Candidate(question, workload, name, errors, environment)
             except RuntimeError as error:
                 failures[name] = str(error)
             else:
@@ -206,7 +207,7 @@ def row(result: dict[str, Any]) -> list[str]:
         return f"{figure(medians[name] / medians['gristmill'])} ×"
 
     bounds = [name for name in (*medians, *result["failures"]) if name not in ("gristmill", "grain", "torch")]
-    bound = f"{cell(bounds[0])} ({bounds[0]})" if bounds else "–"
+    bound = "; ".join(f"{cell(name)} ({name})" for name in bounds) or "–"
     goals = "; ".join(f"{text}: {verdict}" for text, verdict in result["goals"].items())
     cells = [cell("gristmill"), cell("grain"), cell("torch"), bound, ratio("grain"), ratio("torch")]
     return [result["workload"], result["unit"], *cells, goals]
@@ -223,6 +224,16 @@ def table(rows: list[list[str]]) -> str:
 HEAD = ["workload", "unit", "gristmill", "Grain", "torch", "bound", "Grain/gristmill", "torch/gristmill", "goals"]
 
 
+def is_asked_for(name: str, only: Sequence[str]) -> bool:
+    """Whether a part of the name is among ``only``, or nothing is."""
+    return not only or any(part in name for part in only)
+
+
+def surroundings_of(question: Any) -> contextlib.AbstractContextManager[Mapping[str, str]]:
+    """What a question has started for all of its candidates, if anything, and the variables that tell them of it."""
+    return getattr(question, "surroundings", lambda: contextlib.nullcontext({}))()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("only", nargs="*", help="parts of the names of workloads or questions (default: all)")
@@ -233,11 +244,12 @@ def main() -> None:
     code, load = code_digest(), os.getloadavg()[0]
     results = []
     for path in sorted((HERE / "questions").glob("*.py")):
-        for workload in importlib.import_module(f"questions.{path.stem}").WORKLOADS:
-            if arguments.only and not any(part in f"{path.stem} {workload.name}" for part in arguments.only):
-                continue
-            print(f"… {workload.name}", file=sys.stderr, flush=True)
-            results.append(measure(path.stem, workload, arguments.rounds))
+        question = importlib.import_module(f"questions.{path.stem}")
+        chosen = [w for w in question.WORKLOADS if is_asked_for(f"{path.stem} {w.name}", arguments.only)]
+        with surroundings_of(question) if chosen else contextlib.nullcontext({}) as environment:
+            for workload in chosen:
+                print(f"… {workload.name}", file=sys.stderr, flush=True)
+                results.append(measure(path.stem, workload, arguments.rounds, environment))
 
     print(table([HEAD, *map(row, results)]))
     failed = [f"{r['workload']}: {name}: {text}" for r in results for name, text in r["failures"].items()]

@@ -1,13 +1,14 @@
-"""What do workers on Ray cost beside processes of this machine, and how long does the loss of one take?
+"""What do workers on Ray cost beside processes of this machine and beside Ray Data, and how long is the loss of one felt?
 
-All Ray candidates are connected to one cluster, of one node, that is bound to the loopback address and lasts as long as the
-question. Elements are arrays of NumPy; the consumer reads one number of every page and drops each before it asks for the next.
+All who use Ray are connected to one cluster of one node, which is bound to the loopback address and lasts as long as the
+question; where a node is removed, it is one of a cluster of its own. Elements are arrays that two workers make. The consumer
+reads one number of every page and drops an element before it asks for the next.
 """
 
 import contextlib
 import functools
-import itertools
 import os
+import signal
 import time
 
 import numpy as np
@@ -17,28 +18,32 @@ ENDLESS = 10_000_000  # elements
 SMALL, MEDIUM, LARGE = 1_000, 1_000_000, 20_000_000  # bytes
 WORK_SECONDS = 0.003
 WORKERS = 2
-BYTES_AHEAD = 1 << 26
 PAGE = 512  # numbers
-LOOPBACK = "127.0.0.1"
-ENVIRONMENT = {  # of whoever starts or uses Ray
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # so that it binds to the loopback address alone
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+STREAMS = {  # by the size of elements: bytes that may be ahead, elements taken out first (more than that), elements measured
+    SMALL: (8 << 20, 12_000, 20_000),
+    MEDIUM: (64 << 20, 80, 150),
+    LARGE: (256 << 20, 16, 25),
+}
+ROWS_OF_RAY_DATA, ROWS_IN_BLOCK = 40_000, 8  # it plans all blocks before it begins; ones of 8 MB were its quickest
+AFTER_LOSS = 300  # elements
+NODE = {"node_ip_address": "127.0.0.1", "include_dashboard": False}
+ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds everything to the loopback address, on Linux too
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or else it warns
 }
 
 
 def cluster(**head):
-    """A Ray cluster of this process."""
+    """A Ray cluster that ends with this process."""
     os.environ.update(ENVIRONMENT)  # read when Ray is imported
     from ray.cluster_utils import Cluster
 
-    return Cluster(initialize_head=True, head_node_args={"node_ip_address": LOOPBACK, "include_dashboard": False, **head})
+    return Cluster(initialize_head=True, head_node_args={**NODE, **head})
 
 
 @contextlib.contextmanager
 def surroundings():
-    """The cluster, and the environment in which candidates find it."""
+    """Has the cluster of all candidates; gives them the environment in which they find it."""
     started = cluster(num_cpus=16, object_store_memory=1 << 30)
     try:
         yield {**ENVIRONMENT, "RAY_ADDRESS": started.address}
@@ -60,45 +65,195 @@ def large(i):
 
 
 def medium(i):
-    """Takes 3 ms of a CPU to make; its second number is that of the process."""
+    """Takes 3 ms of a CPU. Its first two numbers are its own and that of the process that makes it."""
     end = time.thread_time() + WORK_SECONDS
     element = np.full(MEDIUM // 8, i, np.int64)
-    scratch = np.ones(MEDIUM // 8)
-    while time.thread_time() < end:
-        np.sqrt(scratch, out=scratch)
     element[1] = os.getpid()
+    numbers = np.ones(MEDIUM // 8)
+    while time.thread_time() < end:
+        np.sqrt(numbers, out=numbers)
     return element
 
 
-def touched(element):
-    """One number of every page."""
-    return element[::PAGE].copy()
+MAKERS = {SMALL: small, MEDIUM: medium, LARGE: large}
 
 
-def stream(make, options):
+def stream(size, options):
     import gristmill
 
-    return gristmill.MapDataset.range(ENDLESS).map(make).to_iter_dataset().mp_prefetch(options)
+    return iter(gristmill.MapDataset.range(ENDLESS).map(MAKERS[size]).to_iter_dataset().mp_prefetch(options))
 
 
-def on_ray(num_workers=WORKERS, **options):
+def ray_stream(size, num_workers=WORKERS, **options):
     import gristmill
 
-    return gristmill.RayOptions(num_workers, max_bytes_ahead=BYTES_AHEAD, **options)
+    return stream(size, gristmill.RayOptions(num_workers, max_bytes_ahead=STREAMS[size][0], **options))
 
 
-def in_processes():
+def process_stream(size):
     import gristmill
 
-    return gristmill.MultiprocessingOptions(num_workers=WORKERS)
+    return stream(size, gristmill.MultiprocessingOptions(num_workers=WORKERS))
 
 
-def steady(iterator, warm_up, count):
+class Rows:
+    """``medium`` as Ray Data calls it."""
+
+    def __call__(self, row):
+        return {"element": medium(row["id"])}
+
+
+def ray_data_stream(size):
+    """With the same number of actors, and as many bytes ahead; it keeps the order, which it does not by default."""
+    import ray
+    import ray.data
+
+    ray.init(log_to_driver=False)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.execution_options.preserve_order = True
+    context.execution_options.resource_limits = ray.data.ExecutionResources(object_store_memory=STREAMS[size][0])
+    rows = ray.data.range(ROWS_OF_RAY_DATA, override_num_blocks=ROWS_OF_RAY_DATA // ROWS_IN_BLOCK)
+    return (row["element"] for row in rows.map(Rows, compute=ray.data.ActorPoolStrategy(size=WORKERS)).iter_rows())
+
+
+def elements(begin, size):
+    """A candidate: measures elements in the middle of a stream; what may be made ahead is taken out first."""
+    _, warm_up, count = STREAMS[size]
+
+    def touched(element):
+        return element[::PAGE].copy()
+
+    def candidate(_):
+        iterator = begin(size)
+
+        def run():
+            results = [touched(next(iterator)) for _ in range(warm_up)]
+            start = time.perf_counter()
+            for _ in range(count):
+                results.append(touched(next(iterator)))
+            return Measured(time.perf_counter() - start, results)
+
+        return run
+
+    return candidate
+
+
+class Makers:
+    """The processes that make the elements of a stream, one by one; checks that every element comes once, in order."""
+
+    def __init__(self, iterator):
+        self._iterator = iterator
+        self._number = 0
+
+    def __next__(self):
+        element = next(self._iterator)
+        if element[0] != self._number:
+            raise RuntimeError(f"expected element {self._number}, got {element[0]}")
+        self._number += 1
+        return int(element[1])
+
+    def until(self, num):
+        """Goes on until as many processes make elements in turn; returns them."""
+        seen = []
+        while len(seen) < WORKERS or len(set(seen[-WORKERS:])) != num:
+            seen.append(next(self))
+        return seen[-WORKERS:]
+
+    def longest_wait(self):
+        """Seconds, of those for the next elements."""
+        longest, before = 0.0, time.perf_counter()
+        for _ in range(AFTER_LOSS):
+            next(self)
+            now = time.perf_counter()
+            longest, before = max(longest, now - before), now
+        return longest
+
+
+def actor_killed(_):
+    makers = Makers(ray_stream(MEDIUM))
+
     def run():
-        results = [touched(next(iterator)) for _ in range(warm_up)]
-        start = time.perf_counter()
-        for _ in range(count):
-            results.append(touched(next(iterator)))
-        return Measured(time.perf_counter() - start, results)
+        os.kill(makers.until(WORKERS)[0], signal.SIGKILL)
+        return Measured(makers.longest_wait(), [])
 
     return run
+
+
+def node_removed(_):
+    own = cluster(num_cpus=0)
+    own.add_node(num_cpus=1, **NODE)
+    import ray
+
+    ray.init(address=own.address, log_to_driver=False)
+    makers = Makers(ray_stream(MEDIUM))
+
+    def run():
+        node = own.add_node(num_cpus=1, **NODE)
+        makers.until(WORKERS)
+        own.remove_node(node, allow_graceful=False)
+        return Measured(makers.longest_wait(), [])
+
+    return run
+
+
+def resized(_):
+    iterator = ray_stream(MEDIUM, 1, num_lanes=WORKERS)
+    makers = Makers(iterator)
+
+    def run():
+        makers.until(1)
+        iterator.resize(WORKERS)
+        start = time.perf_counter()
+        makers.until(WORKERS)
+        seconds = time.perf_counter() - start
+        iterator.resize(1)
+        return Measured(seconds, [])
+
+    return run
+
+
+def throughput(name, size, begin=ray_stream, *, unit="ms", others=None, goals=None):
+    return Workload(
+        name=name,
+        unit=f"{unit}/element",
+        scale={"ms": 1e3, "µs": 1e6}[unit],
+        count=STREAMS[size][2],
+        candidates={
+            "gristmill": elements(begin, size),
+            "mp_prefetch": elements(process_stream, size),
+            **{other: elements(begin_other, size) for other, begin_other in (others or {}).items()},
+        },
+        goals=goals or {},
+    )
+
+
+def seconds(name, candidate):
+    return Workload(
+        name=name,
+        unit="s",
+        scale=1,
+        count=1,
+        candidates={"gristmill": candidate},
+        goals={"≤ 10 s": lambda m: m["gristmill"] <= 10},
+        compare=False,
+    )
+
+
+WORKLOADS = [
+    throughput("1 kB at hand, RayOptions(2)", SMALL, unit="µs"),
+    throughput(
+        "1 MB made in 3 ms, RayOptions(2)",
+        MEDIUM,
+        others={"Ray Data": ray_data_stream},
+        goals={
+            "≥ 0.5 × mp_prefetch": lambda m: m["mp_prefetch"] >= 0.5 * m["gristmill"],
+            "ahead of Ray Data": lambda m: m["gristmill"] < m["Ray Data"],
+        },
+    ),
+    throughput("20 MB at hand, RayOptions(2)", LARGE),
+    throughput("20 MB at hand, RayOptions(2, writable=False)", LARGE, functools.partial(ray_stream, writable=False)),
+    seconds("longest wait after one of two actors is killed", actor_killed),
+    seconds("longest wait after one of two nodes is removed", node_removed),
+    seconds("from resize(2) until the second actor's first element", resized),
+]
