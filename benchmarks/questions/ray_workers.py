@@ -81,7 +81,7 @@ MAKERS = {SMALL: small, MEDIUM: medium, LARGE: large}
 def stream(size, options):
     import gristmill
 
-    return iter(gristmill.MapDataset.range(ENDLESS).map(MAKERS[size]).to_iter_dataset().mp_prefetch(options))
+    return iter(gristmill.MapDataset.range(ENDLESS).to_iter_dataset().map(MAKERS[size]).mp_prefetch(options))
 
 
 def ray_stream(size, num_workers=WORKERS, **options):
