@@ -21,7 +21,7 @@ WORKERS = 2
 PAGE = 512  # numbers
 STREAMS = {  # by the size of elements: bytes that may be ahead, elements taken out first (more than that), elements measured
     SMALL: (8 << 20, 12_000, 20_000),
-    MEDIUM: (64 << 20, 80, 150),
+    MEDIUM: (64 << 20, 80, 100),
     LARGE: (128 << 20, 12, 25),
 }
 ROWS_OF_RAY_DATA, ROWS_IN_BLOCK = 40_000, 8  # it plans all blocks before it begins; ones of 8 MB were its quickest
