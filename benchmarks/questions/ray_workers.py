@@ -25,11 +25,11 @@ STREAMS = {  # by the size of elements: bytes that may be ahead, elements taken 
     MEDIUM: (64 << 20, 80, 100),
     LARGE: (128 << 20, 12, 25),
 }
-ROWS_OF_RAY_DATA, ROWS_IN_BLOCK = 40_000, 8  # it plans all blocks before it begins; ones of 8 MB were its quickest
+ROWS_OF_RAY_DATA, ROWS_IN_BLOCK = 40_000, 8  # it plans all blocks before it begins; ones of a row were far slower
 AFTER_LOSS = 200  # elements, more than are ahead
 NODE = {"node_ip_address": "127.0.0.1", "include_dashboard": False}
-# Ray takes 15 s to give up a node that does not answer, and may want to start actors there until then. That makes rounds long,
-# but no figure larger: its actors' connections break at once.
+# By default Ray takes 15 s to give up a node that does not answer, and may want to start the next actor there until then. That
+# makes rounds long; the wait that is measured ends before, since connections break, and was as long without this.
 GIVE_UP_SOON = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500}
 ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds everything to the loopback address, on Linux too
