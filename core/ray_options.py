@@ -33,10 +33,10 @@ class RayOptions:
         num_cpus: CPUs that an actor counts for where Ray chooses its machine.
         max_bytes_ahead: bytes of elements that all actors together may have ready ahead of the consumer, in Ray's object store:
             never more than half of the smallest one in the cluster, whatever this is, so that nothing is spilled to disk. A
-            single element that is larger comes alone.
+            single element that is larger comes alone. What ``ReadOptions`` read ahead inside of an actor is not counted.
         writable: whether arrays can be written to, at the cost of one copy; else they are read-only views of the object store.
-        runtime_env: the environment of the actors (``env_vars``, ``working_dir``, ``pip``, …), as Ray takes it. By default
-            ``JAX_PLATFORMS`` is ``cpu`` there.
+        runtime_env: the environment of the actors (``env_vars``, ``pip``, …), as Ray takes it for actors: folders of this
+            machine (``working_dir``) are for ``ray.init``. By default ``JAX_PLATFORMS`` is ``cpu`` there.
 
     Raises:
         TypeError: a value is of the wrong type.

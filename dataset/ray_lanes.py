@@ -11,6 +11,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -22,6 +23,8 @@ from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.worker_lanes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane
 from gristmill.workers.messages import Care
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
+
+_log = logging.getLogger("gristmill")
 
 _LOOK_SECONDS = 0.5  # between two looks at which actors are there
 _MAX_DEATHS = 5  # in a row, of actors that were at the lane that was waited for
@@ -177,6 +180,8 @@ class LanesOnRay:
             lane.failure = partial(RuntimeError, self._groups[actor].obituary(how, number))
             del self._deaths[number]
         if not self._pool.is_closed:
+            lanes = sorted(self._groups[actor].lanes)
+            _log.warning("Ray actor %d was lost: it %s. Others compute its lanes, %s, and nothing is lost", actor, how, lanes)
             self._pool.lose(actor)
             self._divide(self._states(), lost=actor)
 

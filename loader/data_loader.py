@@ -15,7 +15,7 @@ from gristmill.core.cached import cached
 from gristmill.core.errors import as_int
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
-from gristmill.core.ray_options import WorkerOptions, check_worker_options
+from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options
 from gristmill.core.sharding import ShardOptions
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
@@ -240,8 +240,7 @@ class DataLoader(grain_names.DataLoader):
         return (
             f"DataLoader(data_source={complete_repr(self._data_source):.200}, sampler={self._sampler!r}, "
             f"operations=[{', '.join(map(transform_name, self._operations))}], shard_options={self._shard_options!r}, "
-            f"worker_count={self._multiprocessing_options.num_workers}, read_options={self._read_options!r}"
-            f"{'' if self._num_lanes is None else f', num_lanes={self._num_lanes}'}"
+            f"{_settings_text(self._multiprocessing_options, self._read_options)}"
             f"{'' if self._order == 'workers' else f', order={self._order!r}'})"
         )
 
@@ -300,6 +299,13 @@ def _worker_options(
             raise ValueError(f"{name} must not be given beside workers, got {name}={value!r:.100} and workers={workers!r:.200}")
     options: WorkerOptions = check_worker_options("workers", workers)
     return options
+
+
+def _settings_text(workers: WorkerOptions, read_options: ReadOptions) -> str:
+    if isinstance(workers, RayOptions):
+        return f"workers={workers}, read_options={read_options}"
+    lanes = "" if workers.num_lanes is None else f", num_lanes={workers.num_lanes}"
+    return f"worker_count={workers.num_workers}, read_options={read_options}{lanes}"
 
 
 def _as_iterable(operations: Any) -> Iterable[Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import types
+from functools import cache
 from typing import Any
 
 from gristmill.core.errors import missing_package
@@ -22,31 +24,39 @@ def connected() -> Any:
         ImportError: it is not installed.
         RuntimeError: a new one could be reached from other machines.
     """
-    if "ray" not in sys.modules and not os.environ.get("RAY_ADDRESS"):
-        os.environ.setdefault(_MAY_BE_REACHED, "0")  # read when it is imported
     try:
         import ray
     except ImportError:
         raise missing_package("ray", "ray", "RayOptions") from None
-    if ray.is_initialized():
-        return ray
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(log_to_driver=False)
-        return ray
-    _start(ray)
+    if not ray.is_initialized():
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(log_to_driver=False)
+        else:
+            _start(ray)
+    if os.getpid() != _user_of_ray():
+        raise RuntimeError("Ray cannot be used in a process that was forked from one that uses it: start it anew, by spawn say")
+    if ray.util.client.ray.is_connected():
+        raise RuntimeError("RayOptions needs a program that runs on a node of the cluster: Ray Client (ray://…) has no streams")
     return ray
 
 
+@cache
+def _user_of_ray() -> int:
+    """The process that uses Ray, as one that is forked from it must not."""
+    return os.getpid()
+
+
 def _start(ray: Any) -> None:
-    constants = sys.modules.get("ray._private.ray_constants")
-    before = getattr(constants, "ENABLE_RAY_CLUSTER", False)
+    constants: Any = sys.modules.get("ray._private.ray_constants", types.SimpleNamespace())
+    before = os.environ.get(_MAY_BE_REACHED), getattr(constants, "ENABLE_RAY_CLUSTER", None)
+    os.environ[_MAY_BE_REACHED], constants.ENABLE_RAY_CLUSTER = "0", False  # for the processes that are started, and for this one
     try:
-        if constants is not None:
-            constants.ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
         ray.init(address="local", include_dashboard=False, log_to_driver=False)
     finally:
-        if constants is not None:
-            constants.ENABLE_RAY_CLUSTER = before  # type: ignore[attr-defined]
+        os.environ.pop(_MAY_BE_REACHED)
+        if before[0] is not None:
+            os.environ[_MAY_BE_REACHED] = before[0]
+        constants.ENABLE_RAY_CLUSTER = before[1]
     address = ray.util.get_node_ip_address()
     if address != _LOOPBACK:
         ray.shutdown()

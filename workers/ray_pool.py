@@ -147,11 +147,17 @@ class RayPool:
 
     def _end(self, seat: _Seat) -> None:
         if self._options.pool is None and ray.is_initialized():
-            with contextlib.suppress(ray.exceptions.RayError):
+            with contextlib.suppress(Exception):  # its cluster may be gone, and this one another
                 ray.kill(seat.actor)
 
     def available(self) -> list[int]:
-        """The actors that are there."""
+        """The actors that are there.
+
+        Raises:
+            RuntimeError: none can be started, or Ray was shut down.
+        """
+        if self.is_closed:
+            raise RuntimeError("Ray was shut down, or the iterator closed, while it had or waited for actors")
         return [seat.index for seat in self._seats if seat.is_taken()]
 
     def wait(self) -> list[int]:
@@ -162,8 +168,6 @@ class RayPool:
         """
         began = warned = time.monotonic()
         while not (found := self.available()):
-            if self.is_closed:
-                raise RuntimeError("Ray was shut down, or the iterator closed, while it waited for actors")
             close_parked(RayPool)  # which have what this one waits for, perhaps
             now = time.monotonic()
             if now - warned > _FIRST_WARNING_SECONDS:

@@ -132,6 +132,8 @@ class RayWorker:
 
     def _next_message(self, deadline: float | None) -> Any:
         stream = self._stream
+        if not ray.is_initialized():  # or it would initialize itself
+            self._die("was lost: Ray was shut down")
         if self._death is not None:
             raise WorkerDied(self._death)
         try:
@@ -148,7 +150,9 @@ class RayWorker:
             return ray.get(next(stream))
         except StopIteration:
             self._die("has ended this session, of which it had not heard for a long time")
-        except ray.exceptions.RayError as error:
+        except (WorkerBusy, WorkerSilent):
+            raise
+        except Exception as error:
             self._die(f"was lost: {_first_line(error)}")
         raise WorkerDied(self._death)
 
@@ -170,7 +174,7 @@ class RayWorker:
         command: Command = kind, self.generation, content
         try:
             self._actor.tell.remote(self._session, [command])
-        except ray.exceptions.RayError as error:  # it is gone: the next to receive will learn that, too
+        except Exception as error:  # it is gone, or its cluster is: the next to receive will learn that, too
             self._die(f"was lost: {_first_line(error)}")
 
     def share_memory(self) -> None:
