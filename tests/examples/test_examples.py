@@ -148,6 +148,7 @@ def test_a_killed_run_of_pytorch_ends_with_the_same_bits(tmp_path: Path, workers
     assert len(set(batches)) == 180  # also in the second epoch and after it: 47 batches are one
 
 
+@pytest.mark.slow
 def test_a_run_whose_actors_are_killed_ends_with_the_same_bits() -> None:
     output = run_example("train_on_ray.py", "--steps", 400, "--kills", 3)
     assert "2 nodes with 4 CPUs, at 127.0.0.1" in output

@@ -39,10 +39,8 @@ def _options(monkeypatch):
     monkeypatch.setattr(logging.getLogger("gristmill"), "handlers", [])
 
 
-# Those that need an environment of their own import PyTorch and Keras, which takes long.
-EACH_PAGE = [
-    page if environment_of(page) in (None, Path(sys.prefix)) else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE
-]
+# Those that need an environment or a process of their own import PyTorch and Keras, or start clusters, which takes long.
+EACH_PAGE = [page if environment_of(page) is None else pytest.param(page, marks=pytest.mark.slow) for page in WITH_CODE]
 
 
 @pytest.mark.parametrize("page", EACH_PAGE, ids=lambda path: path.stem)
