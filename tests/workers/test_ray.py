@@ -6,14 +6,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from refusing import assert_raises
 
-pytest.importorskip("ray", reason="Ray is not installed (the extra ray)")
+from gristmill import MapDataset, RayOptions
 
 CHECKS = Path(__file__).with_name("ray_checks.py")
 FOLDERS = [CHECKS.parents[1], CHECKS.parents[1] / "dataset", CHECKS.parents[1] / "properties"]
 
 
+def test_without_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    it = iter(MapDataset.range(4).to_iter_dataset().mp_prefetch(RayOptions(1)))
+    assert_raises(ImportError, r"RayOptions needs the package ray, .*gristmill\[ray\]", next, it)
+
+
 def run_checks(which, seconds):
+    pytest.importorskip("ray", reason="Ray is not installed (the extra ray)")
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-m", which, "--timeout", str(seconds)]
     path = os.pathsep.join([*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", str(CHECKS), *options]
