@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.ray_options import RayOptions, WorkerOptions
 from gristmill.diagnostics.capacity import CONSUMER, Capacity, Station
-from gristmill.diagnostics.summary import Snapshot, StageSummary
+from gristmill.diagnostics.summary import Snapshot, StageSummary, on_all_nodes
 from gristmill.diagnostics.units import rate_text, size_text, time_text
 from gristmill.workers.process import missing_calls
 
@@ -44,11 +44,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Machine:
-    """What this process may use, and what it did use."""
+    """What this process may use, and what it did use; or what Ray actors may, and did."""
 
     cpus: int
     memory: float  # bytes that are free
     wanted_cpus: float  # on average, workers included
+    where: str = "that this process may use"
 
     @property
     def is_busy(self) -> bool:
@@ -71,7 +72,9 @@ class Change:
 class Advisor:
     """What helps a pipeline."""
 
-    def __init__(self, snapshot: Snapshot, capacity: Capacity, settings: Settings, machine: Machine) -> None:
+    def __init__(
+        self, snapshot: Snapshot, capacity: Capacity, settings: Settings, machine: Machine, cluster: Machine | None
+    ) -> None:
         self._snapshot = snapshot
         self._summary = snapshot.summary
         self._capacity = capacity
@@ -79,6 +82,7 @@ class Advisor:
         self._workers = settings.multiprocessing_options
         self._num_workers = self._workers.num_workers if self._workers is not None else 0
         self._machine = machine
+        self._cluster = cluster or machine  # where the workers are
 
     def for_consumer(self) -> list[str]:
         """If the consumer takes longest."""
@@ -89,7 +93,7 @@ class Advisor:
                 "Most of the time goes into the consumer. The waiting ends where enough elements are made while it works: by "
                 "threads (ReadOptions, multithread_prefetch) or workers (mp_prefetch)."
             ]
-        for load in self._snapshot.workers:
+        for load in on_all_nodes(self._snapshot.workers):
             if self._workers is not None and load.num_workers > 1 and load.lifetime_ns:
                 busy = 1 - load.room_ns / load.lifetime_ns
                 needed = max(1, math.ceil(busy * load.num_workers))
@@ -103,7 +107,7 @@ class Advisor:
     def for_stage(self, stage: StageSummary) -> list[str]:
         """If a stage does."""
         changes = [*(self._for_transport(stage) if stage.is_prefetch else self._for_work(stage))]
-        cpus = self._machine.cpus
+        cpus = self._machine_of(stage).cpus
         cheaper = Change(
             f"Make {stage.name} cheaper: nothing more can run at once within {cpus} CPUs.", self._capacity.without(stage.id), True
         )
@@ -142,12 +146,16 @@ class Advisor:
         text = "Without worker processes nothing is handed over: threads may be enough for transforms that release the GIL."
         yield Change(text, left, is_most=True)
 
+    def _machine_of(self, stage: StageSummary) -> Machine:
+        return self._cluster if stage.place == "workers" else self._machine
+
     def _for_work(self, stage: StageSummary) -> Iterator[Change]:
         without = self._capacity.without(stage.id)
-        cpus = self._machine.cpus
-        if self._machine.is_busy:
+        machine = self._machine_of(stage)
+        cpus = machine.cpus
+        if machine.is_busy:
             yield Change(
-                f"All {cpus} CPUs that this process may use are busy: only cheaper work helps, or more CPUs. "
+                f"All {cpus} CPUs {machine.where} are busy: only cheaper work helps, or more CPUs. "
                 f"{stage.name} takes {time_text(stage.mean_processing_time_ns)} for an element.",
                 None,
             )
@@ -251,11 +259,11 @@ class Advisor:
         key = next((load.stage for load in self._snapshot.workers), None)
         station = self._capacity.stations.get(key, Station({}))
         if busy < _WAITS and self._reads is not None:
-            threads, text = _more_threads(self._reads, stage, self._machine)
+            threads, text = _more_threads(self._reads, stage, self._cluster)
             reading = station.parts.get(stage.id, 0.0) * self._reads.num_threads / threads
             left = self._capacity.with_stations({key: Station({**station.parts, stage.id: reading})})
             yield Change(f"{text} In the workers it waits more than it computes.", left)
-        cpus = self._machine.cpus
+        cpus = self._cluster.cpus
         more = max(self._num_workers + 1, min(2 * self._num_workers, cpus)) if busy < _WAITS else cpus
         if more > self._num_workers:
             num, text = self._worker_text(more)
@@ -263,12 +271,12 @@ class Advisor:
 
     def _worker_text(self, num: int) -> tuple[int, str]:
         """How many workers fit, and what they take."""
-        output, memory = self._summary[0], self._machine.memory
+        kind = MultiprocessingOptions if self._workers is None else type(self._workers)
+        output, memory = self._summary[0], math.inf if kind is RayOptions else self._machine.memory  # Ray has a limit of its own
         size = _size(output)
         ahead = 1 + getattr(self._workers, "per_worker_buffer_size", 1)
         if size and num * ahead * size > _MEMORY_SHARE * memory:
             num = max(1, int(_MEMORY_SHARE * memory / (ahead * size)))
-        kind = MultiprocessingOptions if self._workers is None else type(self._workers)
         options = f"{kind.__name__}(num_workers={num})"
         has_lanes = any([stage.name.startswith("GlobalBatch") for stage in self._summary.values()])
         call = f"global_batch(workers={options})" if has_lanes else f"mp_prefetch({options})"

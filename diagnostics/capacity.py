@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, WorkerLoad
+from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, WorkerLoad, on_all_nodes
 
 _MAX_SLICES = 10
 _MIN_SLICES = 3
@@ -67,7 +67,7 @@ class Capacity:
         for key, stages in _segments(summary).items():
             if key is not None and stages and stages[0].place == "threads":
                 self.stations[key] = self._of_threads(summary, summary[key], stages, num_threads, cpus, waits)
-        for load in snapshot.workers:
+        for load in on_all_nodes(snapshot.workers):
             self._add_workers(summary, load)
         self.stations = {key: x.times(min(1.0, self.now / x.period)) if x.period else x for key, x in self.stations.items()}
         self.rest = max(0.0, self.now - self._longest(self.stations))
@@ -98,7 +98,9 @@ class Capacity:
         behind = [x for x in summary.values() if x.place == "workers"]
         times = {x.id: x.wait_time_ratio for x in [*behind, summary[load.stage]]}
         if not any(times.values()):
-            times = {x.id: float(x.total_processing_time_ns) for x in _at_work(behind)} | {load.stage: float(load.encoding_ns)}
+            times = {x.id: float(x.total_processing_time_ns) for x in _at_work(behind)} | {
+                load.stage: float(load.encoding_ns + load.storing_ns)
+            }
         whole = math.fsum(times.values()) or 1.0
         busy = (load.lifetime_ns - load.room_ns) / num / self._num
         self.stations[load.stage] = Station({key: busy * value / whole for key, value in times.items()}, num)

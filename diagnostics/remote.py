@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -71,6 +74,10 @@ class WorkerReport:
     cpu: int = 0
     token: bytes = b""  # of the group that asked for it
     profiler_port: int | None = None  # where it serves profiles
+    storing: int = 0  # how long it took to put messages into an object store
+    wall: int = 0  # what the clock of its machine is behind the time of day
+    node: str = ""  # where it is, if that may be another machine; is set by the consumer, as is
+    is_there: bool = True  # rather than gone from there
 
 
 def records_of(observer: Any) -> list[StageRecord]:
@@ -132,10 +139,10 @@ class WorkerGroup:
         self._workers: list[Any] = []
         self._profiled = ProfiledWorkers()
         self._latest: dict[int, bytes] = {}  # what each worker said last
-        self._past: dict[int, WorkerReport] = {}  # of processes that others have taken the place of, by worker
-        self.waited = 0  # for messages
-        self.received = 0  # waited, and made elements of them
-        self.num_restarts = 0
+        self._past: dict[tuple[int, str], WorkerReport] = {}  # of processes that are gone, by worker and node, the last one last
+        self._waited: Counter[str] = Counter()  # for messages, by node
+        self._received: Counter[str] = Counter()  # waited, and made elements of them
+        self.num_restarts: Counter[str] = Counter()  # by node
 
     def attach(self, pool: Any) -> None:
         """Observes the workers of ``pool`` from now on."""
@@ -144,7 +151,7 @@ class WorkerGroup:
         workers, self._pool, self._workers = self._workers, pool, []
         for worker in workers:
             self._keep(worker)
-        pool.on_start = self._restarted
+        pool.on_start = self._watch
         for worker in pool.workers:
             self._watch(worker)
 
@@ -152,12 +159,13 @@ class WorkerGroup:
         """Tells the workers what is wanted of them now."""
         for worker in self._workers:
             if worker.is_alive():
-                worker.call(self._start())
+                worker.call(self._start(worker))
 
-    def _start(self) -> bytes:
+    def _start(self, worker: Any) -> bytes:
         observer = self._observer()
         max_events, measures = (0, False) if observer is None else (observer.max_events, observer.measures)
-        return pickle.dumps(_Start(self._token, max_events, measures, config.enable_multiprocess_worker_profiling))
+        serves_profiles = config.enable_multiprocess_worker_profiling and not _node(worker)  # which nobody else could reach
+        return pickle.dumps(_Start(self._token, max_events, measures, serves_profiles))
 
     def update_profiler(self) -> None:
         """Lets the profiler of this process know of the workers that serve profiles."""
@@ -175,17 +183,14 @@ class WorkerGroup:
             if not pool.is_closed and worker.is_alive():
                 worker.call(pickle.dumps(_stop))
 
-    def _restarted(self, worker: Any) -> None:
-        self.num_restarts += 1
-        self._watch(worker)
-
     def _watch(self, worker: Any) -> None:
         for other in [*self._workers]:
             if other.index == worker.index:
                 self._workers.remove(other)  # first: nobody is to count it twice
                 self._keep(other)
+                self.num_restarts[_node(worker)] += other.process_id != worker.process_id
         self._workers.append(worker)
-        index = worker.index
+        index, node = worker.index, _node(worker)
         worker_of: Callable[[], Any] = weakref.ref(worker)
 
         def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,7 +199,7 @@ class WorkerGroup:
                 try:
                     return original(worker_of(), *args)
                 finally:
-                    self.waited += clock() - began
+                    self._waited[node] += clock() - began
 
             return next_message
 
@@ -204,41 +209,70 @@ class WorkerGroup:
                 try:
                     return original(worker_of(), *args)
                 finally:
-                    self.received += clock() - began
+                    self._received[node] += clock() - began
                     self._latest[index] = worker_of().last_report
 
             return receive
 
         worker.set_instruments(waiting, receiving)
-        worker.call(self._start())
+        worker.call(self._start(worker))
 
     def _keep(self, worker: Any) -> None:
         report = self._report_of(worker)
         self._latest.pop(worker.index, None)
         if report is not None:
-            self._past[report.index] = _added(self._past.get(report.index), report)
+            key = report.index, report.node
+            self._past[key] = _added(self._past.pop(key, None), report)
 
-    @property
-    def decoding(self) -> int:
-        return max(0, self.received - self.waited)
+    def decoding(self, node: str) -> int:
+        """How long the consumer took to make elements of messages from a node."""
+        return max(0, self._received[node] - self._waited[node])
 
     def reports(self) -> list[WorkerReport]:
-        """One of every worker, what those before it in its place have counted included."""
-        reports = dict(self._past)
+        """One of every worker on each node where it was, what those before it in its place there have counted included."""
+        reports = {key: replace(report, records=deepcopy(report.records)) for key, report in [*self._past.items()]}
         for worker in [*self._workers]:
             report = self._report_of(worker)
             if report is not None:
-                reports[report.index] = _added(self._past.get(report.index), report)
-        return [reports[index] for index in sorted(reports)]
+                key = report.index, report.node
+                reports[key] = _added(reports.pop(key, None), report)
+        pool = self._pool
+        here = None if pool is None or pool.is_closed else {worker.index for worker in pool.workers}
+        newest = {report.index: report for report in reports.values()}
+        for report in reports.values():
+            report.is_there = report is newest[report.index] and (here is None or report.index in here)
+        return sorted(reports.values(), key=lambda report: report.index)
 
     def _report_of(self, worker: Any) -> WorkerReport | None:
         data = self._latest.get(worker.index)
         report: WorkerReport | None = pickle.loads(data) if data else None
-        return report if report is not None and report.token == self._token else None
+        if report is None or report.token != self._token:
+            return None
+        report.node = _node(worker)
+        if report.node:
+            shift = report.wall - _wall()
+            report.lanes = [_on_node(lane, report.node, shift) for lane in report.lanes]
+        return report
 
     @property
     def processes(self) -> list[Any]:
         return [*self._workers]
+
+
+def _node(worker: Any) -> str:
+    return getattr(worker, "node", "")
+
+
+def _wall() -> int:
+    """What the clock of this machine is behind the time of day, which is the same for all machines, nearly."""
+    return time.time_ns() - clock()
+
+
+def _on_node(lane: LaneRecord, node: str, shift: int) -> LaneRecord:
+    """As this machine's clock tells it."""
+    marks = [(t + shift, own) for t, own in lane.marks]
+    events = [(began + shift, ended + shift, stage, num) for began, ended, stage, num in lane.events]
+    return LaneRecord(f"node {node}, {lane.process}", lane.name, lane.began + shift, marks, events)
 
 
 def _added(before: WorkerReport | None, report: WorkerReport) -> WorkerReport:
@@ -246,8 +280,9 @@ def _added(before: WorkerReport | None, report: WorkerReport) -> WorkerReport:
         return report
     report.encoding += before.encoding
     report.waiting += before.waiting
+    report.storing += before.storing
     report.cpu += before.cpu
-    report.began = min(report.began, before.began)
+    report.began -= before.now - before.began
     merge(report.records, before.records)
     return report
 
@@ -304,17 +339,18 @@ class _Reporter:
         self._began = clock()
         self._cpu_began = cpu_demand_ns()
         self._next = 0
-        self._encoding = self._waiting = 0
+        self._encoding = self._waiting = self._storing = 0
         self._is_at_work = True  # or has nothing to do before it is started anew
         worker.set_instruments(
             lambda original: partial(self._start, original),
             lambda original: partial(self._encode, original),
             lambda original: partial(self._receive, original),
+            lambda original: partial(self._hand_over, original),
         )
         self._join()
 
     def stop(self) -> None:
-        self._worker.set_instruments(None, None, None)
+        self._worker.set_instruments(None, None, None, None)
         self._observer.stop()
 
     def _join(self) -> None:
@@ -347,6 +383,15 @@ class _Reporter:
         finally:
             if wait and self._is_at_work:
                 self._waiting += clock() - began
+            elif wait:
+                self._began += clock() - began  # as if it had not been there
+
+    def _hand_over(self, original: Callable[..., Any], message: Any) -> None:
+        began = clock()
+        try:
+            original(message)
+        finally:
+            self._storing += clock() - began
 
     def report(self, is_last: bool) -> bytes | None:
         began = clock()
@@ -369,6 +414,8 @@ class _Reporter:
             cpu_demand_ns() - self._cpu_began,
             self.token,
             self.profiler_port,
+            self._storing,
+            _wall(),
         )
         data = pickle.dumps(report)
         ended = clock()

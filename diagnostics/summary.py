@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from gristmill.diagnostics.probe import Cell
-from gristmill.diagnostics.remote import StageRecord, WorkerReport, lanes_of, merge, records_of
+from gristmill.diagnostics.remote import StageRecord, WorkerGroup, WorkerReport, lanes_of, merge, records_of
 from gristmill.diagnostics.units import size_text, time_text
 
 _WIDTH = 30  # of a cell of the table
@@ -179,9 +179,10 @@ class ThreadTimeline:
     """What one thread did when.
 
     Args:
-        process: ``"main"``, or ``"worker 0"`` and so on.
+        process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
         thread: its name.
-        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all processes on Linux).
+        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all processes on Linux). What other nodes
+            tell follows from the time of day, as exactly as their clocks agree.
         marks: times, and the time that each stage (by its id) has taken in this thread until then.
         events: single calls, if they are recorded: begin, end, id of the stage, number of elements.
     """
@@ -195,17 +196,19 @@ class ThreadTimeline:
 
 @dataclass(frozen=True)
 class WorkerLoad:
-    """How the worker processes of one stage spent their time, added up, in nanoseconds.
+    """How the workers of one stage, on one node, spent their time, added up, in nanoseconds.
 
     Args:
         stage: the id of the stage.
-        num_workers: how many have reported.
+        num_workers: how many of those that have reported are there: on Ray, on the node at the moment.
         num_restarts: how many processes have taken the place of others.
-        lifetime_ns: since they are observed.
+        lifetime_ns: since they are observed, as far as they had something to do.
         encoding_ns: making messages of outputs.
         room_ns: waiting until there was room for more outputs, because the consumer had not taken those before.
         cpu_ns: of CPUs.
         decoding_ns: making outputs of messages, in the consumer.
+        storing_ns: putting messages into Ray's object store.
+        node: the address of the node, of Ray actors; of processes it is empty.
     """
 
     stage: int
@@ -216,6 +219,27 @@ class WorkerLoad:
     room_ns: int
     cpu_ns: int
     decoding_ns: int
+    storing_ns: int = 0
+    node: str = ""
+
+    @property
+    def shares(self) -> tuple[float, float, float, float]:
+        """Of the workers' time, for: the stages that run there, messages, the object store, waiting for room."""
+        others = self.encoding_ns, self.storing_ns, self.room_ns
+        encoding, storing, room = [x / max(self.lifetime_ns, 1) for x in others]
+        return max(0.0, 1.0 - encoding - storing - room), encoding, storing, room
+
+
+def on_all_nodes(loads: list[WorkerLoad]) -> list[WorkerLoad]:
+    """The loads of stages, those of all nodes together."""
+    whole: dict[int, WorkerLoad] = {}
+    for load in loads:
+        other = whole.get(load.stage)
+        if other is not None:
+            names = [x.name for x in fields(WorkerLoad) if x.name not in ("stage", "node")]
+            load = replace(load, node="", **{name: getattr(load, name) + getattr(other, name) for name in names})
+        whole[load.stage] = load
+    return [*whole.values()]
 
 
 @dataclass(frozen=True)
@@ -227,7 +251,7 @@ class Snapshot:
         num_elements: outputs that the consumer has got.
         delay_ns: how long it waited for them: those that 50, 95 and 99 % of the outputs did not exceed.
         threads: all threads of all processes.
-        workers: of each stage that has some.
+        workers: of each stage that has some, by node.
         marks: times, and how many outputs the consumer had got until then.
     """
 
@@ -257,27 +281,17 @@ def take_snapshot(observer: Any) -> Snapshot:
     places: dict[int, str] = {}
     transport: dict[int, int] = {}
     timelines = [(lane, 0) for lane in lanes_of(observer, "main")]
-    loads = []
+    loads: list[WorkerLoad] = []
     for number, group in [*observer.groups.items()]:
         reports = group.reports()
         offset = len(records)
         root = _add_workers(records, reports, places)
         if root is not None:
             records[number].inputs.append(root)
-            transport[number] = sum([report.encoding for report in reports]) + group.decoding
+            by_node = [_load_of(number, node, reports, group) for node in sorted({report.node for report in reports})]
+            transport[number] = sum([load.encoding_ns + load.storing_ns + load.decoding_ns for load in by_node])
             timelines += [(lane, offset) for report in reports for lane in report.lanes]
-            loads.append(
-                WorkerLoad(
-                    number,
-                    len(reports),
-                    group.num_restarts,
-                    sum([report.now - report.began for report in reports]),
-                    sum([report.encoding for report in reports]),
-                    sum([report.waiting for report in reports]),
-                    sum([report.cpu for report in reports]),
-                    group.decoding,
-                )
-            )
+            loads += by_node
     output = observer.output
     delays = {percent: output.percentile(percent / 100) for percent in (50, 95, 99)}
     if observer.root is None:
@@ -297,6 +311,22 @@ def take_snapshot(observer: Any) -> Snapshot:
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
     marks = [(output.first or 0, 0), *output.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)
+
+
+def _load_of(stage: int, node: str, reports: list[WorkerReport], group: WorkerGroup) -> WorkerLoad:
+    reports = [report for report in reports if report.node == node]
+    return WorkerLoad(
+        stage,
+        sum([report.is_there for report in reports]),
+        group.num_restarts[node],
+        sum([report.now - report.began for report in reports]),
+        sum([report.encoding for report in reports]),
+        sum([report.waiting for report in reports]),
+        sum([report.cpu for report in reports]),
+        group.decoding(node),
+        sum([report.storing for report in reports]),
+        node,
+    )
 
 
 def summarize(observer: Any) -> ExecutionSummary:

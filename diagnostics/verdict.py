@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +14,9 @@ from gristmill.dataset.bases.observing import running_upstream
 from gristmill.diagnostics.advice import MIN_GAIN, Advisor, Machine, Settings
 from gristmill.diagnostics.capacity import CONSUMER, Capacity, spread
 from gristmill.diagnostics.load import free_memory
-from gristmill.diagnostics.summary import Snapshot, StageSummary
+from gristmill.diagnostics.summary import Snapshot, StageSummary, WorkerLoad
 from gristmill.diagnostics.units import rate_text, time_text
+from gristmill.workers.ray_cluster import cluster_cpus
 
 _MIN_ELEMENTS = 2
 _MIN_NOISE = 0.05  # of the time that an output takes: smaller differences are not told apart
@@ -74,6 +76,7 @@ class Diagnosis:
             self.sentence,
             f"{rate_text(self.elements_per_second)}; the consumer waited {self.starved_ratio:.0%} of the time (each: {delays})",
             *[f"- {text}" for text in self.recommendations],
+            *[_load_text(load) for load in self.snapshot.workers if load.node],
         ]
         return "\n".join(lines)
 
@@ -84,6 +87,16 @@ class Diagnosis:
         from gristmill.diagnostics.notebook import diagnosis_html
 
         return diagnosis_html(self)
+
+
+def _load_text(load: WorkerLoad) -> str:
+    computing, transfer, storing, waiting = [f"{share:.1%}" for share in load.shares]
+    restarts = f" ({load.num_restarts} restarted)" if load.num_restarts else ""
+    return (
+        f"Node {load.node}, {load.num_workers} Ray actor{'s' * (load.num_workers != 1)}{restarts}: computing {computing} of the "
+        f"time, transfer {transfer} and {time_text(load.decoding_ns)} in the consumer, object store {storing}, waiting for room "
+        f"{waiting}"
+    )
 
 
 def settings_of(it: Any) -> Settings:
@@ -112,11 +125,14 @@ def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int) -> Diagnos
     elapsed = snapshot.summary.elapsed_ns
     if snapshot.num_elements < _MIN_ELEMENTS or not snapshot.summary or not elapsed:
         return _too_little(snapshot)
-    wanted = (cpu_ns + sum([load.cpu_ns for load in snapshot.workers])) / elapsed
+    wanted = (cpu_ns + sum([load.cpu_ns for load in snapshot.workers if not load.node])) / elapsed
     machine = Machine(usable_cpus(), free_memory(), wanted)
+    wanted_there = sum([load.cpu_ns for load in snapshot.workers if load.node]) / elapsed
+    cpus_there = cluster_cpus() if wanted_there else 0
+    cluster = Machine(cpus_there, math.inf, wanted_there, "of the Ray cluster") if cpus_there else None
     capacity = Capacity(snapshot, settings.num_threads, machine.cpus, machine.waits)
     found = _Finding(snapshot, capacity)
-    advisor = Advisor(snapshot, capacity, settings, machine)
+    advisor = Advisor(snapshot, capacity, settings, machine, cluster)
     texts = advisor.for_consumer() if found.stage is None else advisor.for_stage(found.stage)
     best = found.parts[0]
     return Diagnosis(

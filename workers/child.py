@@ -243,11 +243,15 @@ class Worker:
         self._has_several = threading.Event()  # this block may have some that are finished before the last one
         self._watcher: threading.Thread | None = None
 
-    def set_instruments(self, starting: Wrap | None, encoding: Wrap | None, receiving: Wrap | None) -> None:
-        """Lets somebody see when the producer is started, and time how long outputs are encoded and messages waited for."""
+    def set_instruments(self, starting: Wrap | None, encoding: Wrap | None, receiving: Wrap | None, storing: Wrap | None) -> None:
+        """Lets somebody see when the producer is started, and time how long outputs are encoded, messages waited for, and stored
+        where the connection has a store.
+        """
         shadow_for_good(self.producer, "start", starting)
         shadow_for_good(self._encoder, "encode", encoding)
         shadow_for_good(self._connection, "receive", receiving)
+        if hasattr(self._connection, "hand_over"):
+            shadow_for_good(self._connection, "hand_over", storing)
 
     def run(self) -> None:
         with self._lock:

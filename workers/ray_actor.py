@@ -138,8 +138,12 @@ class Channel:
         self._num_sent += 1
         self._bytes_sent += num_bytes
         body = np.frombuffer(payload, np.uint8), [piece.array for piece in slots]
+        self.hand_over((kind, lane, self._generation, num_bytes, *body))
+
+    def hand_over(self, message: tuple[Any, ...]) -> None:
+        """Waits until Ray has stored a message."""
         with self._changed:
-            self._outbox = (kind, lane, self._generation, num_bytes, *body)
+            self._outbox = message
             self._changed.notify_all()
             while self._outbox is not None:
                 if self._is_closed:

@@ -46,6 +46,12 @@ def _user_of_ray() -> int:
     return os.getpid()
 
 
+def cluster_cpus() -> int:
+    """How many CPUs the cluster has that this program is connected to; 0 without one."""
+    ray = sys.modules.get("ray")
+    return int(ray.cluster_resources().get("CPU", 0)) if ray is not None and ray.is_initialized() else 0
+
+
 def _start(ray: Any) -> None:
     constants: Any = sys.modules.get("ray._private.ray_constants", types.SimpleNamespace())
     before = os.environ.get(_MAY_BE_REACHED), getattr(constants, "ENABLE_RAY_CLUSTER", None)

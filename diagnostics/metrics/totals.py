@@ -22,7 +22,7 @@ from typing import Any
 from gristmill.dataset.bases.node import DatasetNode, ancestors
 from gristmill.diagnostics.probe import Probe
 from gristmill.diagnostics.remote import records_of
-from gristmill.diagnostics.summary import ExecutionSummary, take_snapshot
+from gristmill.diagnostics.summary import ExecutionSummary, on_all_nodes, take_snapshot
 from gristmill.loader.records import SampledMapDataset
 
 _log = logging.getLogger("gristmill")
@@ -174,7 +174,7 @@ class Metrics:
             gauges[WAIT_RATIO, key] = node.wait_time_ratio
             if node.buffered is not None:
                 gauges[QUEUE_DEPTH, key] = gauges.get((QUEUE_DEPTH, key), 0) + node.buffered
-        for load in snapshot.workers:
+        for load in on_all_nodes(snapshot.workers):
             now[RESTARTS, (name, stages[load.stage])] = [load.num_restarts]
         for place, numbers in now.items():
             before = pipeline.counted.setdefault(place, [0] * len(numbers))

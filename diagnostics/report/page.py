@@ -227,43 +227,50 @@ def _row(node: StageSummary, is_bottleneck: bool, longest: int, colour: str) -> 
 def _workers(summary: ExecutionSummary, loads: list[WorkerLoad]) -> str:
     if not loads:
         return ""
-    titles = [
-        "Stage",
-        "Workers",
-        "CPU wanted",
-        "No room for outputs",
-        "Making messages",
-        "Reading messages, in the consumer",
-    ]
-    rows = []
-    for load in loads:
-        whole = max(load.lifetime_ns, 1)
-        name = f"{load.stage} {short_name(summary[load.stage])}"
-        restarts = f"<small>{load.num_restarts} restarted</small>" if load.num_restarts else ""
-        cells = [
-            f"{load.num_workers}{restarts}",
-            f"{load.cpu_ns / whole:.0%}",
-            f"{load.room_ns / whole:.1%}",
-            f"{load.encoding_ns / whole:.1%}",
-            _time(load.decoding_ns),
-        ]
-        columns = zip(titles[1:], cells, strict=True)
-        rows.append(
-            f'<tr><th scope="row" class="stage">{safe(name)}</th>'
-            + "".join([f'<td data-label="{title}">{cell}</td>' for title, cell in columns])
-            + "</tr>"
-        )
-    return "\n".join(
-        [
-            '<section class="workers" aria-labelledby="workers"><h2 id="workers">Worker processes</h2>',
-            '<p class="soft">Shares are of the time of all workers of a stage.</p>',
-            '<div class="scroll"><table class="cards"><thead><tr>',
-            *[f'<th scope="col">{title}</th>' for title in titles],
-            "</tr></thead><tbody>",
-            *rows,
-            "</tbody></table></div></section>",
-        ]
-    )
+    tables = []
+    for title, titles, cells_of, some in (
+        ("Worker processes", _OF_PROCESSES, _of_processes, [load for load in loads if not load.node]),
+        ("Ray actors", _OF_ACTORS, _of_actors, [load for load in loads if load.node]),
+    ):
+        rows = []
+        for load in some:
+            name = f"{load.stage} {short_name(summary[load.stage])}"
+            columns = zip(titles, cells_of(load), strict=True)
+            rows.append(
+                f'<tr><th scope="row" class="stage">{safe(name)}</th>'
+                + "".join([f'<td data-label="{title}">{cell}</td>' for title, cell in columns])
+                + "</tr>"
+            )
+        if rows:
+            headings = "".join([f'<th scope="col">{title}</th>' for title in ("Stage", *titles)])
+            tables += [
+                f"<h2{'' if tables else ' id=workers'}>{title}</h2>",
+                f'<p class="soft">Shares are of the time of all workers of a stage{" on a node" * (some[0].node != "")}.</p>',
+                f'<div class="scroll"><table class="cards"><thead><tr>{headings}</tr></thead><tbody>',
+                *rows,
+                "</tbody></table></div>",
+            ]
+    return "\n".join(['<section class="workers" aria-labelledby="workers">', *tables, "</section>"])
+
+
+_OF_PROCESSES = ("Workers", "CPU wanted", "No room for outputs", "Making messages", "Reading messages, in the consumer")
+_OF_ACTORS = ("Node", "Actors", "Computing", "Transfer", "Object store", "Waiting for room")
+
+
+def _of_processes(load: WorkerLoad) -> list[str]:
+    whole = max(load.lifetime_ns, 1)
+    shares = f"{load.cpu_ns / whole:.0%}", f"{load.room_ns / whole:.1%}", f"{load.encoding_ns / whole:.1%}"
+    return [_num_workers(load), *shares, _time(load.decoding_ns)]
+
+
+def _of_actors(load: WorkerLoad) -> list[str]:
+    computing, transfer, storing, waiting = [f"{share:.1%}" for share in load.shares]
+    transfer += f"<small>and {_time(load.decoding_ns)} in the consumer</small>"
+    return [safe(load.node), _num_workers(load), computing, transfer, storing, waiting]
+
+
+def _num_workers(load: WorkerLoad) -> str:
+    return f"{load.num_workers}{f'<small>{load.num_restarts} restarted</small>' if load.num_restarts else ''}"
 
 
 def _bar(share: float, colour: str) -> str:

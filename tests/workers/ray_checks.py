@@ -24,7 +24,8 @@ os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when Ray is import
 import ray
 from ray.cluster_utils import Cluster
 
-from gristmill import DataLoader, MapDataset, MultiprocessingOptions, RayOptions, ReadOptions
+from gristmill import DataLoader, MapDataset, MultiprocessingOptions, RayOptions, ReadOptions, observe
+from gristmill.diagnostics.report import report_html
 from gristmill.diagnostics.stalls import waiting_text
 from gristmill.samplers import IndexSampler
 from gristmill.transforms import Batch
@@ -341,3 +342,35 @@ def test_programs_share_actors_and_survive_one_another(cluster):
     assert [second.stdout.readline() for _ in range(300)] == ["ok\n"] * 300
     second.stdin.close()
     assert second.wait() == 0
+
+
+@pytest.mark.slow
+def test_diagnosis_tells_compute_transfer_object_store_and_waiting_by_node(cluster):
+    extra = cluster.add_node(num_cpus=3, node_ip_address="127.0.0.2", object_store_memory=200 * MEGABYTE)
+    options = RayOptions(3, num_lanes=6, num_cpus=3, max_bytes_ahead=MEGABYTE)  # one actor on each of three nodes
+    it = iter(MapDataset.range(10**6).map(slow).to_iter_dataset().mp_prefetch(options))
+    with observe(it) as view:
+        assert next(it)[0] == 0 and not any(load.node == "" for load in view.snapshot().workers)
+
+        def loads():
+            next(it)
+            return {load.node: load for load in view.snapshot().workers}
+
+        def until(**expected):
+            wait_until(lambda: {name: [load.num_workers, load.num_restarts] for name, load in loads().items()} == expected)
+
+        until(**{"127.0.0.1": [2, 0], "127.0.0.2": [1, 0]})
+        wait_until(lambda: all(min(load.room_ns, load.storing_ns, load.decoding_ns) > 0 for load in loads().values()))
+        there = next(worker for worker in it._pool.workers if worker.node == "127.0.0.1")
+        os.kill(there.process_id, signal.SIGKILL)
+        until(**{"127.0.0.1": [2, 1], "127.0.0.2": [1, 0]})
+        before = loads()["127.0.0.2"]
+        cluster.remove_node(extra, allow_graceful=False)
+        until(**{"127.0.0.1": [2, 1], "127.0.0.2": [0, 0]})
+        found, slept = loads(), 2_000_000 * view.summary()[1].num_produced_elements
+        assert before.lifetime_ns <= found["127.0.0.2"].lifetime_ns and found["127.0.0.1"].encoding_ns > 0
+        assert sum(load.shares[0] * load.lifetime_ns for load in found.values()) > slept / 2
+        for text in (str(view.diagnosis()), report_html(view.diagnosis())):
+            assert "127.0.0.1" in text and "127.0.0.2" in text and "object store" in text.lower()
+        assert {thread.process.partition(",")[0] for thread in view.snapshot().threads} == {"main", *[f"node {n}" for n in found]}
+    it.close()
