@@ -181,8 +181,8 @@ class ThreadTimeline:
     Args:
         process: ``"main"``, or ``"worker 0"`` and so on, behind its node if it is on Ray.
         thread: its name.
-        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all processes on Linux). What other nodes
-            tell follows from the time of day, as exactly as their clocks agree.
+        began_ns: when it was first seen (``time.perf_counter_ns``, which counts alike in all processes on Linux); on another node
+            as exactly as its time of day is that of this machine.
         marks: times, and the time that each stage (by its id) has taken in this thread until then.
         events: single calls, if they are recorded: begin, end, id of the stage, number of elements.
     """
@@ -224,7 +224,7 @@ class WorkerLoad:
 
     @property
     def shares(self) -> tuple[float, float, float, float]:
-        """Of the workers' time, for: the stages that run there, messages, the object store, waiting for room."""
+        """Of the workers' time, for computing (or waiting for threads that do), messages, the object store, waiting for room."""
         others = self.encoding_ns, self.storing_ns, self.room_ns
         encoding, storing, room = [x / max(self.lifetime_ns, 1) for x in others]
         return max(0.0, 1.0 - encoding - storing - room), encoding, storing, room

@@ -227,7 +227,7 @@ def _row(node: StageSummary, is_bottleneck: bool, longest: int, colour: str) -> 
 def _workers(summary: ExecutionSummary, loads: list[WorkerLoad]) -> str:
     if not loads:
         return ""
-    tables = []
+    tables: list[str] = []
     for title, titles, cells_of, some in (
         ("Worker processes", _OF_PROCESSES, _of_processes, [load for load in loads if not load.node]),
         ("Ray actors", _OF_ACTORS, _of_actors, [load for load in loads if load.node]),
