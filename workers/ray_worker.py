@@ -106,7 +106,7 @@ class RayWorker:
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
         """See ``WorkerProcess.set_instruments``."""
-        shadow(self, "_next_message", waiting)
+        shadow(self, "_wait", waiting)
         shadow(self, "receive", receiving)
 
     def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
@@ -137,15 +137,7 @@ class RayWorker:
         if self._death is not None:
             raise WorkerDied(self._death)
         try:
-            while not ray.wait([stream], timeout=self._patience())[0]:
-                now = time.monotonic()
-                if self._num_wanted <= self._num_received:
-                    self._num_wanted = self._num_received + 1
-                    self._tell_taken()
-                elif self._answer_by is not None and now > self._answer_by:
-                    raise WorkerBusy
-                elif deadline is not None and now > deadline:
-                    raise WorkerSilent
+            self._wait(stream, deadline)
             self.usable = False  # until it has been received whole
             return ray.get(next(stream))
         except StopIteration:
@@ -155,6 +147,18 @@ class RayWorker:
         except Exception as error:
             self._die(f"was lost: {_first_line(error)}")
         raise WorkerDied(self._death)
+
+    def _wait(self, stream: Any, deadline: float | None) -> None:
+        """Waits until there is a message, on whichever node."""
+        while not ray.wait([stream], timeout=self._patience(), fetch_local=False)[0]:
+            now = time.monotonic()
+            if self._num_wanted <= self._num_received:
+                self._num_wanted = self._num_received + 1
+                self._tell_taken()
+            elif self._answer_by is not None and now > self._answer_by:
+                raise WorkerBusy
+            elif deadline is not None and now > deadline:
+                raise WorkerSilent
 
     def _patience(self) -> float:
         """How long to wait for a message before anything else is done: not at all if the actor may wait for leave to send it."""
