@@ -256,7 +256,7 @@ def traverse(tree):
     assert tree.leaf_paths({"b": 1, "a": (2, None)}) == ["['a'][0]", "['b']"]
 
 
-def test_a_value_with_equivalent_dtypes_and_those_of_other_libraries():
+def test_a_value_with_equivalent_dtypes_and_those_of_other_libraries_wrong_values_and_the_protocol():
     spec = ShapeDtypeStruct((2, None), np.float32)
     assert repr(spec) == "ShapeDtypeStruct(shape=(2, None), dtype=<class 'numpy.float32'>)"
     assert spec == ShapeDtypeStruct(shape=(2, None), dtype=np.float32) == pickle.loads(pickle.dumps(spec))
@@ -278,9 +278,6 @@ def test_a_value_with_equivalent_dtypes_and_those_of_other_libraries():
     assert spec == ShapeDtypeStruct((), key.dtype) and hash(spec) == hash(ShapeDtypeStruct((), key.dtype))
     assert spec != ShapeDtypeStruct((), np.uint32)
     assert ShapeDtypeStruct((2,), jax.numpy.bfloat16) == ShapeDtypeStruct((2,), jax.numpy.zeros(2, "bfloat16").dtype)
-
-
-def test_wrong_values_and_the_protocol():
     for arguments, error, match in [
         *(((shape, "i1"), TypeError, "shape must be a sequence of integers and") for shape in [3, None, (1.5,), "a", ("2",)]),
         (((2, -1), np.int8), ValueError, "shape must be a non-negative integer, got -1"),

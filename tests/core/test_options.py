@@ -32,6 +32,7 @@ def test_read_and_multiprocessing_options_are_mutable_values_with_slots():
         setattr(options, first, 7)
         assert getattr(options, first) == 7 and repr(options) != text
         assert_raises(AttributeError, None, setattr, options, "other", 1)
+        assert_raises(TypeError, "unhashable", hash, options)
 
 
 @pytest.mark.parametrize("kind", [ReadOptions, MultiprocessingOptions])

@@ -31,7 +31,7 @@ def test_it_is_a_permutation_for_every_number_of_rounds(n, seed, rounds):
     assert sorted(index_shuffle(i, n - 1, seed, rounds) for i in range(n)) == list(range(n))
 
 
-def test_dtypes_and_order_of_a_block_do_not_matter_nor_what_becomes_of_it_and_copies_are_equal():
+def test_dtypes_and_order_of_a_block_do_not_matter_and_copies_and_threads_see_the_same():
     permutation = Permutation(100_000, 7)
     positions = np.array([99_999, 0, 5, 5, 50_000])
     expected = [index_shuffle(i, 99_999, 7, 4) for i in positions.tolist()]
@@ -51,9 +51,6 @@ def test_dtypes_and_order_of_a_block_do_not_matter_nor_what_becomes_of_it_and_co
     for other in (pickle.loads(pickle.dumps(permutation)), copy.deepcopy(permutation), copy.copy(permutation)):
         assert [other.one(1, i) for i in range(10)] == [permutation.one(1, i) for i in range(10)]
     assert len(pickle.dumps(permutation)) < 200
-
-
-def test_threads_see_the_same_order():
     permutation = Permutation(1_000_000, 5)
     blocks = [np.arange(start, start + 3000) for start in range(0, 300_000, 30_000)]
 
@@ -67,7 +64,7 @@ def test_threads_see_the_same_order():
     assert [answer.result() for answer in answers] == [expected] * 4
 
 
-def test_integers_of_all_kinds_are_taken_and_built_in_ones_returned():
+def test_integers_of_all_kinds_in_range_are_taken_and_built_in_ones_returned():
     expected = index_shuffle(1, 10, 3, 4)
     for kind in (np.int64, np.uint8, np.int32):
         result = index_shuffle(kind(1), kind(10), kind(3), kind(4))
@@ -77,9 +74,6 @@ def test_integers_of_all_kinds_are_taken_and_built_in_ones_returned():
     # Named in the specification:
     assert round_keys(0, 4) == (2963817213, 69796629, 1973464570, 532167439)
     assert round_keys(4294967295, 4) == (3258260622, 2976084991, 227751652, 537413182)
-
-
-def test_only_integers_in_range_are_taken():
     right = {"index": 1, "max_index": 10, "seed": 3, "rounds": 4}
     for change, error, message in [
         *(({name: x}, TypeError, f"{name} must be an integer, got") for name in right for x in (1.0, "1", None, [1])),

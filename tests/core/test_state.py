@@ -20,7 +20,7 @@ from gristmill.core.state import (
 )
 
 
-def test_fields_and_counts_of_states():
+def test_fields_counts_flags_and_lists_of_states():
     assert state_field({"a": None}, "a", "owner") is None
     found = r"owner must have the key 'b', found only \['a', 1\]"
     assert_raises(StateKeyError, found, state_field, {"a": 0, 1: 0}, "b", "owner")
@@ -38,9 +38,6 @@ def test_fields_and_counts_of_states():
     assert_raises(StateKeyError, None, state_count, {}, "n", "owner")
     match = "n in the state of owner must be at most 9223372036854775807, got 1000"
     assert_raises(StateIndexError, match, state_count, {"n": 10**4299}, "n", "owner")
-
-
-def test_state_flag_and_state_list_and_plain_counts():
     for value in (True, False, np.bool_(True)):
         assert state_flag({"x": value}, "x", "owner") is bool(value)
     match = "x in the state of owner must be true or false, got"

@@ -31,17 +31,6 @@ def state(parent, position, cache_filled):
     return {"parent": {"next_index": parent}, "position": position, "cache_filled": cache_filled}
 
 
-def test_the_parent_is_read_once():
-    for n in (1, 2, 3, 100):
-        seen, taken = [], []
-        ds = CacheIterDataset(noting(3, seen))
-        it = iter(ds.repeat(4))
-        while block := it._take(n):
-            taken += block
-        assert taken == [0, 1, 2] * 4 and seen == [0, 1, 2]
-        assert list(ds) == [0, 1, 2] and seen == [0, 1, 2] * 2  # every iterator has its own
-
-
 def test_what_is_read_to_continue_from_a_state():
     seen = []
     it = iter(CacheIterDataset(noting(6, seen)))
@@ -70,16 +59,13 @@ def test_what_is_read_to_continue_from_a_state():
     assert list(it) == list(range(1501, 2000))
 
 
-def test_grains_states_restore():
+def test_grains_states_restore_and_those_that_are_refused():
     """The parent's state may be any of the parent's: it is the position that counts."""
     for parent, position, filled in itertools.product(range(5), range(5), (False, True)):
         it = iter(CacheIterDataset(numbers(4)))
         it.set_state(state(parent, position, filled))
         assert it.get_state() == state(parent, position, filled)
         assert list(it) == list(range(position, 4))
-
-
-def test_states_that_are_refused():
     it = iter(CacheIterDataset(numbers(4)))
     it.set_state(state(4, 5, False))
     assert_stays(it, StateIndexError, r"position .* must be in \[0, 4\], the number of elements, got 5")  # when it is reached
@@ -157,7 +143,7 @@ def test_states_of_iterators_that_left_out_other_elements():
         assert list(fresh) == []
 
 
-def test_the_first_error_of_what_is_read_again_is_that_of_the_first_element():
+def test_the_first_error_is_that_of_the_first_element_and_a_limit_asks_its_parent_for_no_more():
     early = MapDataset.range(9).map(lambda x: x if x != 4 else {}[x])
     it = iter(early.map(lambda x: open("/no/such/file") if x == 2 else x).to_iter_dataset(DIRECT).cache())  # noqa: SIM115, PTH123
     it.set_state(state(6, 6, False))
@@ -165,9 +151,6 @@ def test_the_first_error_of_what_is_read_again_is_that_of_the_first_element():
         assert_stays(it, error, None)
         it.skip_failed()
     assert list(it) == [6, 7, 8]  # what was not delivered before
-
-
-def test_a_limit_asks_its_parent_for_no_more():
     for n in (1, 2, 5, 100):
         seen = []
         it = iter(numbers(10).map(lambda x, seen=seen: seen.append(x) or x).limit(3))
@@ -193,7 +176,7 @@ def test_arguments_and_texts():
         assert_raises(NotImplementedError, None, iter(ds)._get_next_index)
 
 
-def test_nothing_repeated_and_states_at_and_behind_ends():
+def test_nothing_repeated_states_at_and_behind_ends_and_iterators_of_users():
     it = iter(RepeatIterDataset(numbers(5).filter(lambda x: x > 9)))
     assert_stays(it, ValueError, r"RepeatDatasetIterator\(num_epochs=None\) cannot go on.* has no elements")
     assert_raises(ValueError, "has no elements", it.skip_failed)
@@ -211,10 +194,7 @@ def test_nothing_repeated_and_states_at_and_behind_ends():
         it.set_state(state)
         assert list(it) == []
         assert it.get_state() == state
-
-
-def test_iterators_of_users():
-    """They may hand out their live state and keep what they are given; one is enough for all epochs."""
+    # They may hand out their live state and keep what they are given; one is enough for all epochs.
     ds = SharingDataset(3)
     assert list(RepeatIterDataset(ds, 3)) == [0, 1, 2] * 3
     assert len(ds.made) == 1

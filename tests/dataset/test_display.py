@@ -24,7 +24,7 @@ def lines(*expected):
     return "\n".join(expected)
 
 
-def test_a_map_dataset_is_read_from_the_source_down():
+def test_datasets_and_iterators_are_read_from_the_source_down():
     ds = MapDataset.source([1, 2, 3, 4]).seed(1).shuffle().map(len).batch(3)
     seed = ds._parent._parent._parameters.seed
     assert repr(ds) == lines(
@@ -40,9 +40,6 @@ def test_a_map_dataset_is_read_from_the_source_down():
     assert repr(MapDataset.range(1).map(len)).startswith("MapDataset of 1 element:")
     nested = repr(MapDataset.source(RANGE.map(len)).batch(2)).splitlines()
     assert nested[1:4] == [FOUR, "  MapMapDataset(transform=len)", "  SourceMapDataset(source=MapMapDataset)"]
-
-
-def test_streams_and_iterators():
     ds = RANGE.to_iter_dataset(DIRECT).random_map(len, seed=3)
     for value, kind in ((ds, "IterDataset"), (iter(ds), "DatasetIterator")):
         random_map = f"  RandomMap{kind}(transform=len, seed=3)"

@@ -97,7 +97,7 @@ def test_steps_of_both_kinds(convert):
     assert_raises(NotImplementedError, match, get_element_spec, ds.batch(4, batch_fn=list))
 
 
-def test_who_cannot_tell():
+def test_who_cannot_tell_and_that_elements_look_as_they_should():
     methods = {"__iter__": lambda self: pytest.fail("it is not read")}
     silent = type("Silent", (IterDataset,), methods)()
     tells = type("Tells", (IterDataset,), {**methods, "_element_spec": INT})()
@@ -108,9 +108,6 @@ def test_who_cannot_tell():
     assert_raises(NotImplementedError, r"Silent.*_element_spec", get_element_spec, silent.batch(2))
     for wrong in (3, [1, 2], iter(RANGE), None):
         assert_raises(TypeError, "must be a MapDataset or IterDataset", get_element_spec, wrong)
-
-
-def test_elements_look_as_they_should():
     ds = (
         MapDataset.source(Source(image=np.zeros((4, 3), np.uint8), label=np.int64(3)))
         .to_iter_dataset()

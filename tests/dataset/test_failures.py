@@ -201,7 +201,7 @@ def test_several_sources_and_elements_and_gaps():
     assert "at element 0 (epoch 0, source keys 0 to 19)." in note_of(ds)
 
 
-def test_of_a_loader():
+def test_of_a_loader_and_of_workers():
     fails_at_37 = operation(gm.transforms.Map, "map", Fails(37))
     draw = operation(gm.transforms.RandomMap, "random_map", lambda x, rng: x)
     sampler = gm.samplers.IndexSampler(N, gm.sharding.ShardOptions(1, 2), shuffle=True, seed=4, num_epochs=2)
@@ -212,9 +212,6 @@ def test_of_a_loader():
         assert place in note_of(it)
         it.skip_failed()
         assert place.replace("epoch 0", "epoch 1") not in note_of(it)
-
-
-def test_of_workers():
     two = MultiprocessingOptions(2)
     with iter(BASE.to_iter_dataset().map(fails).batch(3).mp_prefetch(two)) as it:
         expected = f"Raised in worker 1 of 2 by MapDatasetIterator(transform=Fails) {AT_19}"
@@ -457,13 +454,10 @@ def keys_of(records):
     return list(itertools.chain.from_iterable([part.keys for part in records]))
 
 
-def test_the_keys_are_those_of_the_element():
+def test_keys_of_elements_epochs_records_of_a_loader_and_what_cannot_be_known():
     for name, ds in PIPELINES.items():
         for index in range(3 * len(ds) if name != "select" else len(ds)):
             assert keys_of(origin(ds, [index])) == list(np.ravel(ds[index])), (name, index)
-
-
-def test_epochs_and_records_of_a_loader():
     for ds, index, epochs in [
         (SHUFFLED.repeat(), 25, [2]),
         (TEN.repeat(5, reseed_each_epoch=False), 25, [2]),
@@ -481,9 +475,6 @@ def test_epochs_and_records_of_a_loader():
     for index in range(len(ds)):
         (part,) = origin(ds, [index])
         assert (part.epoch, part.sampled, part.keys) == (index // 5, [2 * index + 1], [sampler[2 * index + 1].record_key])
-
-
-def test_what_cannot_be_known_is_left_out():
     get, own_map = {"__getitem__": lambda self, key: key}, type("OwnMap", (type(PIPELINES["map"]),), {})
     kinds = type("NoLength", (), get), type("Failing", (), {**get, "__len__": lambda self: 1 // 0}), list
     sources = [MapDataset.source(kind()) for kind in kinds]

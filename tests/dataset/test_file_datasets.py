@@ -310,7 +310,7 @@ def test_a_damaged_length_cannot_be_skipped_and_a_cut_off_record_is_the_last_one
         it.set_state(it.get_state())
 
 
-def test_states_of_a_longer_file(rows):
+def test_states_of_a_longer_file_and_workers_that_share_its_row_groups(rows):
     it = iter(ParquetIterDataset(rows))
     for wrong in (state(4, 0), state(0, 4), state(1, 1), state(3, 5), state(100, 0)):
         it.set_state(wrong)
@@ -319,9 +319,6 @@ def test_states_of_a_longer_file(rows):
             assert_raises(StateIndexError, "has become shorter", use, it)
     it.set_state(state(3, 3))
     assert list(it) == ROWS[8:]
-
-
-def test_workers_share_the_row_groups_of_one_file(rows):
     for count, path in itertools.product((1, 2, 3, 4, 6), (rows, [rows])):
         for index in range(count):
             share = slice_pipeline(ParquetIterDataset(path).map(PQ.number), index, count)

@@ -318,7 +318,7 @@ def test_errors_come_in_their_turn_and_can_be_skipped(num_workers):
     assert next(it).tolist() == [16, 20, 17, 21, 18, 22, 19, 23][:num_rows] and next(it, None) is None
 
 
-def test_what_fails_once_is_tried_again():
+def test_what_fails_once_is_tried_again_and_a_lane_that_is_shorter_than_its_length_is_an_error():
     for every in (1, 2, 5):
         options = {"shard_options": ShardOptions(0, 2), "agree": lambda num: num, "agree_every": every}
         it, found = iter(failing(9, times=1).global_batch(8, num_lanes=4, **options)), []
@@ -328,9 +328,6 @@ def test_what_fails_once_is_tried_again():
             except Boom:
                 assert len(found) == 1
         assert found == [[0, 4, 1, 5], [8, 12, 9, 13], [16, 20, 17, 21]] and next(it, None) is None
-
-
-def test_a_lane_that_is_shorter_than_its_length_is_an_error():
     ds = MapDataset.range(16).map(lambda x: None if x == 6 else x).to_iter_dataset(DIRECT)
     for end in ("drop", "pad"):
         it = iter(ds.global_batch(4, end=end))
@@ -374,7 +371,7 @@ def test_arguments():
         assert agree_torch(3) == agree_torch(3, largest=True) == 3
 
 
-def test_hosts_agree_where_those_before_them_would_have():
+def test_hosts_agree_where_those_before_them_would_have_and_lengths():
     ds = MapDataset.range(40).to_iter_dataset(DIRECT).filter(bool)  # 9 steps
     before, after = [Hosts(ds, 1, 4, count, every=4) for count in (4, 2)]
     before.take(2)
@@ -386,9 +383,6 @@ def test_hosts_agree_where_those_before_them_would_have():
         assert before.take(9) == model.take(9, 4)
         after.restore(before.states())
         assert after.take(9) == model.take(9, 1) and model.position == 9
-
-
-def test_lengths():
     ds = MapDataset.range(24).to_iter_dataset(DIRECT)
     assert [len(ds.global_batch(8)), len(ds.global_batch(9, end="pad"))] == [3, 3]
     assert dataset_length(ds.global_batch(4, end="repeat")) == dataset_length(ds.repeat().global_batch(4)) == Infinite()

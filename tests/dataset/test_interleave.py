@@ -165,7 +165,7 @@ class TestStates:
     def test_datasets_that_grain_says_have_ended(self):
         """Each is asked all the same: with no dataset left to take its place, and with some."""
         it = iter(interleave([numbers(0, 4), numbers(10, 13)], 2))
-        for flags in ([0, 0], [0, 1], [1, 0], [1, 1]):
+        for flags in ([0, 0], [0, 1], [1, 0], [np.True_, True]):
             for positions, rest in (([1, 1], [1, 11, 2, 12, 3]), ([4, 1], [11, 12])):
                 state = stored(0, 2, [0, 1], positions, flags)
                 it.set_state(state)

@@ -27,10 +27,6 @@ BAD_CALLS = [
     (lambda: WithOptionsIterDataset(FIVE, {}), TypeError, "options .*{}"),
     (lambda: WithOptionsIterDataset([1], DatasetOptions()), TypeError, "parents .*MapDataset"),
     (lambda: PrefetchIterDataset(FIVE), TypeError, "parent .*MapDataset"),
-    (lambda: ReadOptions(-1), ValueError, "num_threads .*-1"),
-    (lambda: ReadOptions(1, -1), ValueError, "prefetch_buffer_size .*-1"),
-    (lambda: ReadOptions(1.5), TypeError, r"num_threads .*1\.5"),
-    (lambda: ReadOptions(None), TypeError, "num_threads .*None"),
     (IterDataset, TypeError, "abstract"),
     (DatasetIterator, TypeError, "abstract"),
 ]
@@ -43,7 +39,7 @@ def test_wrong_arguments_and_no_random_access():
     assert isinstance(iter(FIVE), DatasetIterator) and isinstance(iter(MapDataset.range(3)), DatasetIterator)
 
 
-def test_states_of_the_specification_and_batches_of_their_own():
+def test_states_of_the_specification_batches_of_their_own_and_texts():
     def indices(ds):
         it = iter(ds)
         return [state["next_index"] for state in [it.get_state(), *[it.get_state() for _ in it], it.get_state()]]
@@ -54,6 +50,8 @@ def test_states_of_the_specification_and_batches_of_their_own():
     kept = list(MapDataset.range(6).map(lambda i: np.full(200_000, i)).to_iter_dataset().batch(2))
     assert [b[:, 0].tolist() for b in kept] == [[0, 1], [2, 3], [4, 5]]
     assert all(batch.flags.c_contiguous and batch.flags.writeable for batch in kept)
+    for value, text in TEXTS:
+        assert str(value) == text
 
 
 TEXTS = [
@@ -66,25 +64,7 @@ TEXTS = [
     (iter(FIVE.map_with_index(len)), "MapWithIndexDatasetIterator(transform=len)"),
     (iter(FIVE.random_map(len, seed=1)), "RandomMapDatasetIterator(transform=len)"),
     (iter(MapDataset.source([1])), f"PrefetchDatasetIterator(read_options={ReadOptions()}, allow_nones=False)"),
-    (ReadOptions(), "ReadOptions(num_threads=16, prefetch_buffer_size=500)"),
 ]
-
-
-def test_texts_and_read_options(caplog):
-    for value, text in TEXTS:
-        assert str(value) == text
-    assert ReadOptions(np.int64(3), np.int8(7)) == ReadOptions(3, 7)
-    assert type(ReadOptions(np.int64(3)).num_threads) is int
-    options = ReadOptions()
-    assert_raises(TypeError, "unhashable", hash, options)
-    options.num_threads = 2
-    assert repr(options) == "ReadOptions(num_threads=2, prefetch_buffer_size=500)"
-    with pytest.raises(AttributeError):
-        options.threads = 3
-    ReadOptions(16, 16), ReadOptions(16, 0), ReadOptions(0, 4)
-    assert caplog.records == []
-    ReadOptions(16, 4)  # a small buffer
-    assert "16" in caplog.text and "4" in caplog.text
 
 
 def test_where_none_is_an_element_only_the_failed_one_is_skipped():

@@ -102,7 +102,7 @@ def test_factories_belong_to_the_class():
     assert list(Combined.range(3)) == [0, 1, 2]
 
 
-def test_range():
+def test_range_and_lengths_beyond_the_largest_which_are_the_largest():
     for args in [(3,), (0,), (-2,), (2, 7), (7, 2), (0, 10, 3), (10, 0, -3), (0, 0), (-5, 5, 2), (np.int64(2), np.int8(9))]:
         ds = MapDataset.range(*args)
         assert list(ds) == list(range(*args)) and len(ds) == len(range(*args))
@@ -110,9 +110,6 @@ def test_range():
     assert list(MapDataset.range(7, step=3)) == [0, 3, 6]
     ds = MapDataset.range(1, 9, 2)
     assert (ds.start, ds.stop, ds.step) == (1, 9, 2)
-
-
-def test_lengths_beyond_the_largest_are_the_largest():
     endless = TEN.repeat()
     assert MapDataset.range(2**80)[2**79] == 2**79
     for ds in (MapDataset.range(2**80), endless, TEN.repeat(sys.maxsize), endless.batch(1), endless.shuffle(seed=1)):
@@ -129,21 +126,6 @@ def test_lengths_beyond_the_largest_are_the_largest():
     assert [next(it), next(it)] == [1, 2]
     it.set_state({"next_index": sys.maxsize})
     assert next(it, "end") == "end"
-
-
-def test_empty_data_sets():
-    empty = MapDataset.source([])
-    for ds in (
-        empty, empty.map(identity), empty.shuffle(seed=1), empty.repeat(), empty.repeat(3), empty.batch(2), empty[2:], TEN[5:5],
-        empty.filter(identity), empty.seed(1), empty.map_with_index(identity), empty.random_map(identity, seed=1), TEN.slice([]),
-        empty.repeat(2, reseed_each_epoch=False), TEN.batch(11, drop_remainder=True), empty.shuffle(seed=1).batch(3)[1:].repeat(),
-        empty.window_shuffle(3, seed=1),
-    ):  # fmt: skip
-        assert len(ds) == 0 and not ds
-        assert list(ds) == []
-        assert iter(ds).get_state() == {"next_index": 0}
-        for index in (0, 1, -1, 2**70):
-            assert_raises(IndexError, "empty", ds.__getitem__, index)
 
 
 def test_container_protocols():
@@ -321,7 +303,7 @@ def test_sources_of_any_kind_of_which_a_batch_is_one_vectored_read():
     assert [batch.tolist() for batch in ds.batch(3)] == [array[:3].tolist(), array[3:].tolist()]
 
 
-def test_a_source_that_grows():
+def test_sources_that_grow_and_what_they_may_lack():
     records = [1, 2]
     ds = MapDataset.source(records)
     fixed, shuffled = ds.repeat(1), ds.shuffle(seed=1)
@@ -334,8 +316,6 @@ def test_a_source_that_grows():
     assert list(it) == [1, 2, 3]  # the length was read when the iterator was made
     assert list(ds) == [1, 2, 3, 4]
 
-
-def test_what_sources_may_lack():
     def source(**methods):
         return type("Source", (), {f"__{name}__": method for name, method in methods.items()})()
 
@@ -397,7 +377,7 @@ SEEDS = [
 ]
 
 
-def test_the_default_seed_is_the_seed():
+def test_the_default_seed_is_the_seed_and_missing_ones_say_what_to_do():
     for ds, number, entropy in SEEDS:
         assert ds._default_seed == derived(*entropy)
         assert number in (None, ds._default_seed)
@@ -411,9 +391,6 @@ def test_the_default_seed_is_the_seed():
         assert list(ds) == list(same)
     assert derived(2**32, 1) != derived(0, 1)
     assert len(list(NINE.random_map(draw, seed=2**40))) == 9
-
-
-def test_missing_seeds_say_what_to_do():
     for ds in (NINE, NINE.to_iter_dataset(), NINE.seed(None), BareMap(3), BareStream(3)):
         assert ds._default_seed is None
         for method in {"shuffle", "random_map"} & {*dir(ds)}:

@@ -4,9 +4,7 @@ Functions and classes that workers use are local to the tests: they travel by va
 """
 
 import contextlib
-import copy
 import dataclasses
-import json
 import os
 import sys
 import threading
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 from computing_ahead import DIRECT, Boom, Failing, Plain, fails, numbers
 from local_workers import LocalWorkersIterDataset
-from refusing import assert_raises, assert_refused
+from refusing import assert_raises
 from users_datasets import BareMap
 from waiting import wait_until
 from worker_pools import parked_for_long
@@ -105,7 +103,7 @@ class TestArguments:
         assert list(LocalWorkersIterDataset(unsliced, 1)) == [0, 1, 2]
         assert first.mp_prefetch(workers(0)) is first
         for ds, given, error, match in [
-            (numbers(5), (2,), TypeError, "options must be a MultiprocessingOptions, got 2"),
+            (numbers(5), (2,), TypeError, "options must be a MultiprocessingOptions.*, got 2"),
             (numbers(5), (workers(1), 3), TypeError, "init_fn must be a callable of worker index and worker count, got 3"),
             (numbers(5), (options,), ValueError, r"per_worker_buffer_size must be .*, got 0"),
             (first.map(str).batch(2), (workers(1),), ValueError, r"to a pipeline that already has .*num_workers=2"),
@@ -178,62 +176,7 @@ class TestElements:
             assert [is_mapped(x) for x in WithOptionsIterDataset(ds, options)] == [expected] * 3
 
 
-SEVEN = LocalWorkersIterDataset(numbers(7), 2)
-AFTER_THREE = {
-    "next_index_in_cycle": 1,
-    "next_index_in_datasets": 2,
-    "iterators_in_use_indices": [0, 1],
-    "iterators_in_use_states": [{"next_index": 2}, {"next_index": 1}],
-    "exhausted": [0, 0],
-}
-
-
 class TestStates:
-    def test_forms_of_a_state(self):
-        state = {**AFTER_THREE, "future_states": {}}
-        flags, in_use = [np.int64(0), np.bool_(False)], (*state["iterators_in_use_states"],)
-        as_numpy = {**state, "iterators_in_use_states": in_use, "exhausted": flags}
-        it = iter(SEVEN)
-        assert list(islice(it, 3)) == [0, 1, 2] and it.get_state() == state
-        for form in (state, AFTER_THREE, as_numpy, {**state, "exhausted": [False, False]}, json.loads(json.dumps(state))):
-            it.set_state(copy.deepcopy(form))
-            assert list(it) == [3, 4, 5, 6]
-        # Grain may set the flag wrongly: the worker is asked all the same, and it stays until the worker delivers something.
-        for flags in ([1, 0], [True, False], [True, True]):
-            it.set_state({**state, "exhausted": flags})
-            assert it.get_state()["exhausted"] == [int(flag) for flag in flags]
-            assert next(it) == 3
-            assert it.get_state()["exhausted"] == [1, 0]
-            assert list(it) == [4, 5, 6]
-            assert it.get_state()["exhausted"] == [1, 1]
-        # Null states have nothing to run.
-        it.set_state({**state, "iterators_in_use_states": [None, {"next_index": 1}], "exhausted": [1, 0]})
-        assert it.get_state()["iterators_in_use_states"] == [None, {"next_index": 1}]
-        assert list(it) == [3, 5]
-        it.set_state({**state, "iterators_in_use_states": [None, None]})
-        assert list(it) == []
-
-    def test_what_does_not_fit_is_refused_and_nothing_changes(self):
-        it = iter(SEVEN)
-        assert next(it) == 0
-        before = it.get_state()
-        for key, value, message in [
-            ("next_index_in_cycle", 2, "next_index_in_cycle .*must be below 2"),
-            ("next_index_in_cycle", -1, "next_index_in_cycle"),
-            ("next_index_in_datasets", 3, r"taken with 3 workers .* has 2"),
-            ("exhausted", [0], "exhausted .*must be a list of 2"),
-            ("exhausted", 3, "exhausted .*must be a list of 2"),
-            ("exhausted", [0, 2], "exhausted .*must have only 0 and 1"),
-            ("iterators_in_use_indices", [1, 0], "iterators_in_use_indices .*must be"),
-            ("future_states", {"2": {}}, "future_states .*must be empty"),
-            ("iterators_in_use_states", {}, "iterators_in_use_states .*must be a list of 2"),
-            ("iterators_in_use_states", [{"next_index": 0}, {"next_index": 4}], r"next_index .* \[0, 3\].* got 4"),
-            ("iterators_in_use_states", [{"next_index": 0}, {"parent": {}}], "must have the key 'next_index'"),
-            ("iterators_in_use_states", [{"next_index": 0}, 3], "must be a mapping"),
-        ]:
-            assert_refused(it, ValueError, message, {**AFTER_THREE, key: value}, before)
-        assert list(it) == [1, 2, 3, 4, 5, 6]
-
     def test_set_state_throws_away_what_was_computed_ahead(self):
         """Also large elements, whose memory must be used again."""
         it = iter(numbers(1000).map(lambda x: np.full(30000, x)).mp_prefetch(workers(2, per_worker_buffer_size=5)))

@@ -93,15 +93,12 @@ class Own(IterDataset, Mixin):
         return self
 
 
-def test_what_others_call_so_is_found():
+def test_what_others_call_so_is_found_and_streams_have_no_items():
     for ds in (Own(), pickle.loads(pickle.dumps(Own())), copy.copy(Own()), cloudpickle.loads(cloudpickle.dumps(Own()))):
         assert (ds.skip, ds.take, ds.cardinality, ds.shuffle(), ds[3]) == ("of the class", "of the object", "of a mixin", ds, 3)
         assert not hasattr(ds, "unbatch")
         assert_raises(TypeError, r"'Own' object has no len|'Own' has no len", len, ds)
         assert bool(ds) and list(ds) == [*range(5)] and operator.length_hint(ds, 3) == 3
-
-
-def test_streams_have_no_items():
     match = r"'PrefetchIterDataset' object is not subscriptable: .*ds\.limit\(n\)"
     for index in (0, slice(2), -1):
         assert_raises(TypeError, match, operator.getitem, STREAM, index)

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from computing_ahead import Failing, numbers
+from computing_ahead import numbers
 from local_workers import LocalWorkersIterDataset
 from operations import operation
 from refusing import assert_raises
@@ -189,15 +189,3 @@ def test_iterators_of_users_and_others():
         for wrong in (3, "abc", [1], iter([1]), numbers(N)):
             assert_raises(TypeError, r"must be an iterator of a dataset.*iter\(ds\)", attempt, wrong)
     assert next(it) == 1
-
-
-def test_jumping_past_a_failed_element():
-    failing = numbers(N).map(Failing(3, error=OSError))
-    for ds in (failing, threaded(failing), workers(failing, 2)):
-        it = iter(ds)
-        assert [next(it) for _ in range(3)] == [0, 1, 2]
-        assert_raises(OSError, None, next, it)
-        assert get_next_index(it) == 3
-        set_next_index(it, 4)
-        assert_raises(ValueError, "nothing to skip", it.skip_failed)
-        assert list(it) == list(range(4, N))

@@ -227,7 +227,7 @@ def state(at=0, slices=(-1, -1), count=0, feature="x"):
     return {"parent_state": parent, "remainder_slices": remainder, "elements_from_buffer_after_checkpoint": count}
 
 
-def test_states_of_grain_and_states_that_do_not_fit():
+def test_states_of_grain_states_that_do_not_fit_and_long_lists():
     for kind in (tuple, list):
         it = iter(concat(stream(sequences(3, 3, 3, 3)), 4))
         for slices, at, rest in [
@@ -247,9 +247,6 @@ def test_states_of_grain_and_states_that_do_not_fit():
         assert_raises(StateMismatchError, None, it.skip_failed)
     it.set_state(state())
     assert tokens(it) == [[0, 1, 2, 10, 11], [12, 0, 0, 0, 0]]
-
-
-def test_long_lists_are_converted_once():
     conversions = []
 
     class Counting(list):

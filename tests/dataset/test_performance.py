@@ -132,7 +132,7 @@ def test_only_the_samples_are_computed_and_in_this_thread():
     assert closed == {0, 1}
 
 
-def test_wrong_arguments():
+def test_wrong_arguments_and_the_result():
     for name in ("max_workers", "max_buffer_size"):
         assert_raises(ValueError, f"{name} must be a non-negative integer, got -1", pick, RANGE, **{name: -1})
         assert_raises(TypeError, f"{name} must be an integer", pick, RANGE, **{name: 1.5})
@@ -146,9 +146,6 @@ def test_wrong_arguments():
         assert_raises(TypeError, r"ds must (be a MapDataset or IterDataset|not be an iterator)", pick, wrong)
     assert e.get_state() == {"global_next_index": 0}
     assert next(e).tolist() == [0, 1]
-
-
-def test_the_result():
     assert gx.PerformanceConfig() == gx.PerformanceConfig(multiprocessing_options=None, read_options=None)
     config = pick_performance_config(RANGE, ram_budget_mb=1, max_workers=2, max_buffer_size=20)
     assert config == gx.PerformanceConfig(MultiprocessingOptions(2), ReadOptions(16, 20))

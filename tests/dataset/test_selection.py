@@ -148,7 +148,7 @@ LENGTHS_OF_MIXTURES = [
 ]
 
 
-def test_lengths_texts_and_pickling():
+def test_lengths_texts_pickling_and_entries_of_users():
     for lengths, proportions, expected in LENGTHS_OF_MIXTURES:
         selection_map = SelectionWithProportionsMap.of_datasets(lengths, proportions)
         assert len(selection_map) == expected
@@ -160,9 +160,6 @@ def test_lengths_texts_and_pickling():
         assert repr(again) == repr(selection_map)
         assert flat(*again.select(range(20))) == [selection_map[i] for i in range(20)]
     assert repr(selection_map) == "ConcatenationMap(lengths=(4, 0, 5))"
-
-
-def test_entries_of_users():
     pairs = [(1, 2), [0, -1], (np.int64(1), np.int32(7)), np.array([0, 3])]
     expected = [(1, 2), (0, -1), (1, 7), (0, 3)]
     for i, entry in enumerate(expected):

@@ -87,7 +87,7 @@ class LateSeed(IterDataset):
         return iter(self._parent.random_map(draw).map(lambda x: (seed, x[0])))
 
 
-def test_streams_of_few_elements_and_of_map_datasets():
+def test_streams_of_few_elements_and_endless_and_huge_data():
     ds = MapDataset.range(7).to_iter_dataset()
     assert lists(Wrapped(MapDataset.range(5)), 2) == [[0, 2, 4], [1, 3]]
     assert parts(Wrapped(MapDataset.range(5).map(str))) == [["0", "1", "2"], ["3", "4"]]
@@ -95,9 +95,6 @@ def test_streams_of_few_elements_and_of_map_datasets():
     assert slice_pipeline(ds, 0, 1) is slice_pipeline(ds, 0, 1, sequential=True) is ds
     for index, count in [(2, 2), (-1, 2), (0, 0)]:
         assert_raises(ValueError, "shard_", slice_pipeline, ds, index, count)
-
-
-def test_endless_and_huge_data():
     endless = MapDataset.range(5).shuffle(seed=1).repeat()
     it = iter(slice_pipeline(endless.to_iter_dataset(), 1, 3))
     assert [next(it) for _ in range(20)] == [endless[i] for i in range(1, 61, 3)]

@@ -194,7 +194,7 @@ def fatal():
     return lambda x: os.kill(os.getpid(), signal.SIGKILL) if x == 13 else x
 
 
-def test_a_worker_that_is_killed_loses_nothing():
+def test_a_worker_that_is_killed_loses_nothing_also_of_an_interleave():
     ds = MapDataset.range(40).map(fatal()).to_iter_dataset(READING[0]).batch(3).map(list)
     it = iter(in_processes(ds, 2).flat_map(list))
     assert [next(it) for _ in range(12)] == [*range(12)]
@@ -207,9 +207,6 @@ def test_a_worker_that_is_killed_loses_nothing():
     assert alone.get_state() == it.get_state()
     it.skip_failed()
     assert list(it) == [*range(15, 40)]
-
-
-def test_a_worker_of_an_interleave_that_is_killed_loses_nothing():
     members = [MapDataset.range(i, 40, 4).to_iter_dataset(READING[0]) for i in range(4)]
     ds = InterleaveIterDataset(members, cycle_length=4).filter(lambda x: x < 30).map(str)
     it = iter(in_processes(InterleaveIterDataset(members, cycle_length=4).map(fatal()).filter(lambda x: x < 30).map(str), 2))
@@ -285,7 +282,7 @@ def test_indices_and_states_that_do_not_fit():
     assert divided.get_state() == before
 
 
-def test_sources_that_end_before_their_length():
+def test_sources_that_end_before_their_length_and_interrupts_lose_nothing():
     class Early(list):
         def __getitem__(self, key):
             if key >= 17:
@@ -297,9 +294,6 @@ def test_sources_that_end_before_their_length():
         assert outcomes(iter(local(ds, 3))) == outcomes(iter(ds))
     batches = MapDataset.source(Early(range(40))).to_iter_dataset(READING[0]).batch(5)
     assert [x.tolist() for x in local(batches, 3)] == [x.tolist() for x in batches]
-
-
-def test_interrupts_lose_nothing():
     ds = MapDataset.range(12).to_iter_dataset(READING[0]).filter(lambda x: x % 3).map(str)
     it, expected, number = iter(local(ds, 2)), list(ds), 0
     seen = []

@@ -1,6 +1,5 @@
 """Prefetching by a thread, and by several: states, the bound, errors, and threads that go when they are not needed."""
 
-import itertools
 import os
 import sys
 import threading
@@ -11,13 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import computing_ahead
 import pytest
 from computing_ahead import Boom, Failing, Gate, Plain, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
-from local_workers import LocalWorkersIterDataset
-from refusing import assert_raises, assert_stays
+from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset.ahead import pullahead
-from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages import thread_prefetch
 from gristmill.dataset.telling.description import describe
 from gristmill.experimental import ThreadPrefetchDatasetIterator, ThreadPrefetchIterDataset, multithread_prefetch
@@ -253,37 +250,6 @@ class TestClose:
         assert parent.num_closed == 0  # it is somebody else's
 
 
-class TestSeveralThreads:
-    @pytest.mark.parametrize("buffer_size", [0, 1, 2, 50])
-    def test_one_element_of_each_share_in_turn(self, buffer_size):
-        stages = [
-            lambda ds: ds.shuffle(seed=4).to_iter_dataset(computing_ahead.DIRECT).map(str),
-            lambda ds: ds.to_iter_dataset(computing_ahead.DIRECT).filter(lambda x: x % 3 != 1 or x > 8),
-            lambda ds: ds.map(str).to_iter_dataset(ReadOptions(2, 4)).batch(2, batch_fn=list),
-        ]
-        for count, length in ((1, 5), (2, 14), (3, 13), (5, 14), (4, 2), (2, 0)):
-            ds = stages[(count + buffer_size) % 3](MapDataset.range(length))
-            turns = itertools.zip_longest(*[slice_pipeline(ds, i, count) for i in range(count)])
-            expected = [x for turn in turns for x in turn if x is not None]
-            it, workers = iter(multithread_prefetch(ds, count, buffer_size)), iter(LocalWorkersIterDataset(ds, count))
-            assert describe(it) == describe(iter(ds.mp_prefetch(MultiprocessingOptions(count))))  # for checkpoints
-            states = []
-            for element in expected:
-                states.append(it.get_state())
-                assert states[-1] == workers.get_state()
-                assert next(it) == next(workers) == element
-            for _ in range(2):
-                assert next(it, "end") == next(workers, "end") == "end"
-            assert it.get_state() == workers.get_state()
-            assert it.get_state()["exhausted"] == [1] * count
-            for k, state in enumerate(states):
-                it.set_state(state)
-                for wrong in ({"next_index_in_cycle": count}, {"iterators_in_use_states": [{"next_index": 99}] * count}):
-                    assert_raises(ValueError, None, it.set_state, {**states[0], **wrong})
-                assert it.get_state() == state
-                assert list(it) == expected[k:]
-
-
 def test_arguments_of_several():
     ds = numbers(20).seed(5).map(lambda x: x)
     assert multithread_prefetch(ds, 2, 1)._default_seed == ds._default_seed
@@ -294,6 +260,7 @@ def test_arguments_of_several():
         assert_raises(error, "buffer_size", multithread_prefetch, ds, 1, wrong)
     assert_raises(TypeError, None, multithread_prefetch, [1, 2], 2, 1)
     threads = multithread_prefetch(ds, 2, 3)
+    assert describe(iter(threads)) == describe(iter(ds.mp_prefetch(MultiprocessingOptions(2))))  # for checkpoints
     assert str(threads) == "MultithreadPrefetchIterDataset(num_threads=2, buffer_size=3)"
     assert str(iter(threads)) == "MultithreadPrefetchIterator(num_threads=2, buffer_size=3)"
     assert threads.parents == (ds,)
@@ -319,19 +286,12 @@ def test_free_threaded_python_uses_threads_for_mp_prefetch(monkeypatch, recwarn,
     assert str(numbers(20).mp_prefetch(options)).startswith("MultiprocessPrefetchIterDataset")
 
 
-class TestErrorsOfSeveral:
-    @pytest.mark.parametrize("buffer_size", [0, 1, 3])
-    def test_an_error_stays_until_the_state_is_set(self, buffer_size):
-        fail = Failing(5, times=2)
-        it = iter(multithread_prefetch(numbers(12, fn=fail), 3, buffer_size))
-        assert it._take(5) == list(range(5))
-        for left in (1, 0):
-            assert_stays(it, Boom, "5", times=3)
-            assert fail.left[5] == left  # it was not tried again
-            it.set_state(it.get_state())
-        assert list(it) == list(range(5, 12))
+SHARED = [lambda ds: multithread_prefetch(ds, 2, 1), lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_lanes=2))]
 
-    def test_errors_keep_what_they_carry_and_can_be_skipped(self):
+
+class TestErrorsOfSeveral:
+    @pytest.mark.parametrize("shared", SHARED, ids=["threads", "lanes"])
+    def test_errors_keep_what_they_carry_and_can_be_skipped(self, shared):
         class Peculiar(Exception):
             """Cannot be made again from its ``args``."""
 
@@ -347,7 +307,7 @@ class TestErrorsOfSeveral:
                 raise (error, peculiar, StopIteration)[x - 2]
             return x
 
-        it = iter(multithread_prefetch(numbers(9, fn=fail), 2, 1))
+        it = iter(shared(numbers(9, fn=fail)))
         assert it._take(2) == [0, 1]
         for _ in range(2):
             with pytest.raises(FileNotFoundError) as caught:
@@ -368,22 +328,6 @@ class TestErrorsOfSeveral:
 
 
 class TestEndsOfSeveral:
-    @pytest.mark.parametrize("buffer_size", [0, 1, 4])
-    def test_close(self, buffer_size):
-        for num in (0, 1, 7, 20):
-            ds = computing_ahead.ClosingDataset(numbers(20))
-            it = iter(multithread_prefetch(ds, 3, buffer_size))
-            assert it._take(num) == list(range(num))
-            if num == 7:
-                it.start_prefetch()
-            ds.closed.clear()
-            for _ in range(2):
-                it.close()
-                fails(it, ValueError, match=r"MultithreadPrefetchIterator.*closed")
-            it.start_prefetch()
-            assert len(set(ds.closed)) == (3 if num else 0)
-            wait_for_no_threads()
-
     def test_close_behind_another_thread_ends_the_wait_for_stuck_threads(self):
         gate = Gate(0)
         it = iter(ThreadPrefetchIterDataset(multithread_prefetch(numbers(99, fn=gate), 2, 2), prefetch_buffer_size=1))

@@ -137,16 +137,13 @@ def test_views_dtypes_and_structures():
     assert second[0].tolist() == [3, 0, 1] and second[1] is None
 
 
-def test_large_joined_batches_that_are_kept_are_not_overwritten():
+def test_large_joined_batches_are_not_overwritten_and_the_batch_that_is_cut_is_read_once():
     rows = 1 << 16
     ds = batches(*[np.full((rows, 4), i) for i in range(12)]).rebatch(rows + rows // 2)
     kept = list(ds)
     assert all([x.nbytes > 1 << 20 for x in kept])
     assert [sorted(set(x[:, 0].tolist())) for x in kept] == [[3 * i // 2, 3 * i // 2 + 1] for i in range(8)]
     assert all(map(np.array_equal, ds, kept[:2]))
-
-
-def test_the_batch_that_is_cut_is_read_once():
     seen = []
     ds = MapDataset.range(3).map(lambda i: (seen.append(i), np.arange(4 * i, 4 * i + 4))[1])
     it = iter(RebatchIterDataset(ds.to_iter_dataset(DIRECT), 3))

@@ -93,16 +93,13 @@ def stack(text):
     return functions_in("\n".join(lines[:error])), lines[error + 1 :]
 
 
-def test_only_the_users_own_lines(tmp_path):
+def test_only_the_users_own_lines_and_all_when_asked_for(tmp_path):
     for kind, text in shown(tmp_path, FAIL, *WHERE).items():
         functions, (where, note) = stack(text)
         methods = [] if kind in ("item", "map", "iter") else ["map"]
         assert functions == ["<module>", "train", *methods, "user_code"], text
         assert re.fullmatch(WHERE[kind], where), text
         assert note.startswith(NOTE) and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
-
-
-def test_all_lines_when_asked_for(tmp_path):
     for kind, text in shown(tmp_path, OFF + FAIL, "item", "iter", "loader with workers").items():
         functions, (where,) = stack(text)
         assert functions[:2] == ["<module>", "train"] and functions[-1] == "user_code", text

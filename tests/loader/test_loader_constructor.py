@@ -49,7 +49,7 @@ def test_arguments_are_keywords_and_wrong_ones_are_refused_in_grain_s_order():
         del everything_wrong[{"batch_size": "operations", "shard_options": "sampler"}.get(name, name)]
 
 
-def test_number_of_workers():
+def test_number_of_workers_and_what_the_repr_shows():
     for worker_count in (1, 2, True, np.int64(3), None):
         num_workers = make(6, worker_count=worker_count).multiprocessing_options.num_workers
         assert num_workers == int(worker_count or os.cpu_count()) and type(num_workers) is int
@@ -58,6 +58,15 @@ def test_number_of_workers():
         options = loader.multiprocessing_options
         assert options == gristmill.MultiprocessingOptions(0, 0, True) and type(options.num_workers) is int
     assert_raises(AttributeError, None, setattr, loader, "multiprocessing_options", options)
+    loader = make(6, PLUS_ONE, Batch(2), sampler=IndexSampler(6, num_epochs=1, seed=0), read_options=ReadOptions(1, 2))
+    shard = "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)"
+    assert repr(loader) == (
+        "DataLoader(data_source=RangeDataSource(start=0, stop=6, step=1), "
+        f"sampler=IndexSampler(num_records=6, shard_options={shard}, shuffle=False, num_epochs=1, seed=0), "
+        f"operations=[Mapped, Batch(batch_size=2, drop_remainder=False, batch_fn=None)], shard_options={shard}, "
+        "worker_count=0, read_options=ReadOptions(num_threads=1, prefetch_buffer_size=2))"
+    )
+    assert len(repr(make(6, data_source=list(range(100_000))))) < 1000
 
 
 def test_operations_are_copied_and_nothing_happens_at_construction_and_loaders_travel():
@@ -74,18 +83,6 @@ def test_operations_are_copied_and_nothing_happens_at_construction_and_loaders_t
     copied.set_state(it.get_state())
     np.testing.assert_equal(list(copied), list(it))
     copy.close()
-
-
-def test_the_repr_shows_what_the_loader_does():
-    loader = make(6, PLUS_ONE, Batch(2), sampler=IndexSampler(6, num_epochs=1, seed=0), read_options=ReadOptions(1, 2))
-    shard = "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)"
-    assert repr(loader) == (
-        "DataLoader(data_source=RangeDataSource(start=0, stop=6, step=1), "
-        f"sampler=IndexSampler(num_records=6, shard_options={shard}, shuffle=False, num_epochs=1, seed=0), "
-        f"operations=[Mapped, Batch(batch_size=2, drop_remainder=False, batch_fn=None)], shard_options={shard}, "
-        "worker_count=0, read_options=ReadOptions(num_threads=1, prefetch_buffer_size=2))"
-    )
-    assert len(repr(make(6, data_source=list(range(100_000))))) < 1000
 
 
 def test_load_is_the_loader_of_its_parts():

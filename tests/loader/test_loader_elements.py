@@ -93,7 +93,7 @@ class TestSamplersOfUsers:
 
 
 class TestKeysPastTheEnd:
-    def test_begin_anew_with_a_warning(self):
+    def test_begin_anew_with_a_warning_unless_the_source_has_no_length(self):
         for sampler in (SequentialSampler(7), IndexSampler(7, num_epochs=1)):
             with pytest.warns(UserWarning, match="num_records=7, but the source only 3 records"):
                 loader = DataLoader(data_source=[10, 11, 12], sampler=sampler)
@@ -103,8 +103,6 @@ class TestKeysPastTheEnd:
         assert elements(negative, shard_options=NoSharding()) == [9, 9]
         sampler = IndexSampler(50, shuffle=True, seed=1, num_epochs=2)
         assert set(elements(sampler, data_source=Source(50, type))) == {int}
-
-    def test_sources_without_length_or_records(self):
         for source in (type("Squaring", (), {"__getitem__": lambda self, key: key * key})(), Source(None, lambda key: key * key)):
             assert elements(SequentialSampler(4), data_source=source) == [0, 1, 4, 9]
         it = iter(DataLoader(data_source=[], sampler=SequentialSampler(4)))
@@ -137,7 +135,7 @@ class TestGenerators:
 
 
 class TestDispatch:
-    def test_an_object_of_two_classes(self):
+    def test_of_an_object_of_two_classes_and_with_the_global_index_which_after_a_batch_is_that_of_the_last_record(self):
         def refuse(*args):
             raise AssertionError
 
@@ -146,8 +144,6 @@ class TestDispatch:
         methods["random_map"] = lambda self, element, rng: element * 10
         for bases in ((Map, Filter), (Filter, Map), (Filter, RandomMap), (Map,), (MapWithIndex, Map)):
             assert run(3, type("Of several", bases, methods)()) == [0, 10, 20]
-
-    def test_map_with_index_gets_the_global_index_and_after_a_batch_that_of_the_last_record(self):
         sampler = SequentialSampler(6, ShardOptions(1, 2))  # it needs no seed
         assert run(6, WITH_INDEX, data_source=list("abcdef"), sampler=sampler) == [(1, "b"), (3, "d"), (5, "f")]
         expected = [(2, [0, 2]), (4, [3, 4]), (5, [5])]

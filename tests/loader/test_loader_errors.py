@@ -141,14 +141,3 @@ class TestClosing:
         self.check_closed(a, b)
         assert next(iter(loader)) == 0
         loader.close()
-
-    def test_start_prefetch(self):
-        it = iter(make(9, read_options=ReadOptions(0, 5)))  # without threads
-        it.start_prefetch()
-        assert not running(READING) and list(it) == list(range(9))
-        it = iter(self.loader)
-        for _ in range(3):
-            it.start_prefetch()
-        assert running(READING) and list(itertools.islice(it, 50)) == list(range(50))
-        it.start_prefetch()
-        assert list(itertools.islice(it, 50)) == list(range(50, 100))

@@ -102,7 +102,7 @@ def test_every_item_has_a_random_stream_of_its_own():
     assert elements(FAN, WITH_INDEX, n=2, sampler=without_seed) == [(3, 10)]
 
 
-def test_what_is_refused_at_construction_and_which_class_decides():
+def test_what_is_refused_at_construction_which_class_decides_and_errors_that_are_skipped():
     no_maximum = type("NoMaximum", (FlatMapTransform,), {"flat_map": list})
     assert_raises(TypeError, "NoMaximum must have an attribute max_fan_out", make_loader, no_maximum())
     assert_raises(ValueError, "max_fan_out must be a positive integer, got 0", make_loader, split(0, list))
@@ -116,9 +116,6 @@ def test_what_is_refused_at_construction_and_which_class_decides():
         (Filter, "flat map", {"filter": refuse, "flat_map": lambda self, x: ["flat map"]}),
     ):
         assert elements(type("Both", (base, FlatMapTransform), {"max_fan_out": 1, **methods})(), n=1) == [answer]
-
-
-def test_errors_and_skipping():
     faults = Faults(2)
     it = iter(make_loader(split(3, lambda x: [faults(x)] * 2), n=4))
     assert [next(it) for _ in range(4)] == [0, 0, 1, 1]

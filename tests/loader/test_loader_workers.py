@@ -6,11 +6,10 @@ import mmap
 import os
 import pickle
 import select
-from itertools import islice
 
 import numpy as np
 import pytest
-from loaders import AS_RECORDS, DRAW, TO_TUPLE, WITH_INDEX, Faults, Mapped, Source, make, plain
+from loaders import AS_RECORDS, DRAW, TO_TUPLE, WITH_INDEX, Mapped, Source, make, plain
 from refusing import assert_raises, assert_refused
 from worker_pools import parked_for_long
 
@@ -114,21 +113,6 @@ class TestWorkers:
             os.close(fd)
         for each in (it, other):
             assert_raises(ValueError, "is closed", next, each)
-
-
-def test_errors_name_their_worker_and_stay_until_the_state_is_set_or_they_are_skipped():
-    it = iter(loader(12, *AS_RECORDS, Batch(2), data_source=Source(12, Faults(5))))
-    assert plain(islice(it, 3)) == [[0, 2], [1, 3], [4, 6]]
-    state = it.get_state()
-    for _ in range(2):
-        with pytest.raises(OSError, match="bad 5") as caught:
-            next(it)
-        assert it.get_state() == state
-    assert any("worker 1 of 2" in note and "element 5" in note for note in caught.value.__notes__)
-    it.set_state(state)
-    assert_raises(OSError, "bad 5", next, it)
-    it.skip_failed()
-    assert plain(it) == [[8, 10], [9, 11]]
 
 
 def test_states_that_are_refused_change_nothing():

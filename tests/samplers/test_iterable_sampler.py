@@ -74,7 +74,7 @@ def test_shards_and_workers_share_the_indices_out():
         assert [list(loader) for loader in loaders] == [order[index:stop:count] for index in range(count)]
 
 
-def test_refused_arguments():
+def test_refused_arguments_indices_outside_the_source_and_samplers_that_give_indices():
     for arguments, kind, message in [
         ({"indices": 3}, TypeError, "indices must be an iterable of integers .* got 3 of type int"),
         ({"indices": [1, 2.0]}, TypeError, r"indices must be integers, got 2.0 of type float from list"),
@@ -87,9 +87,6 @@ def test_refused_arguments():
         ({"indices": [2], "seed": -1}, ValueError, "seed must be"),
     ]:
         assert_raises(kind, message, IterableSampler, **arguments)
-
-
-def test_an_index_outside_the_source_and_a_sampler_that_gives_indices_are_refused():
     message = "the indices of the sampler must be below 3, the number of records, got 3"
     assert_raises(ValueError, message, DataLoader, data_source=[*"abc"], sampler=IterableSampler([0, 3]))
     for sampler in (Drawn(), [0], np.arange(2)):

@@ -18,7 +18,7 @@ def pieces_of(file, size):
     return iter(lambda: file.read(size), b"")
 
 
-def test_reading_and_seeking():
+def test_reading_seeking_great_lengths_empty_cut_off_and_damaged_files():
     for content in COMPRESSED:
         file = inflated(content)
         assert [file.read(1) for _ in range(5)] == [b"\0", b"\1", b"\2", b"\3", b"\4"]
@@ -29,9 +29,6 @@ def test_reading_and_seeking():
         for offset in (5, 300_000, 300_000, 7, 0, len(DATA) - 1, len(DATA)):
             assert file.seek(offset) == offset and file.read(3)[:1] == DATA[offset : offset + 1]
         assert file.seek(10**9) == file.seek(0, io.SEEK_END) == len(DATA) and file.read(3) == b""
-
-
-def test_great_lengths_empty_cut_off_and_damaged_files():
     data = bytes(10**7)  # one piece of the file holds more than is asked for, up to the last byte
     assert b"".join(pieces_of(inflated(zlib.compress(data)), 1000)) == data
     inner = io.BytesIO(gzip.compress(b""))

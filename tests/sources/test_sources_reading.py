@@ -76,7 +76,7 @@ class Answering(Vectored):  # gives the records that it is made with, or raises 
     __getitems__ = __getitem__
 
 
-def test_wrong_answers_and_errors():
+def test_wrong_answers_errors_and_keys_that_stay():
     for n in (0, 4, 6):
         match = f"Answering.__getitems__ must return one record per key, got {n} for 5"
         assert_raises(ValueError, match, read_keys, Answering([0] * n), KEYS)
@@ -85,9 +85,6 @@ def test_wrong_answers_and_errors():
     for keys in ([1], KEYS):
         assert_raises(SourceEnded, None, read_keys, Answering(StopIteration()), keys)
     assert_raises(IndexError, "list index out of range", read_keys, [1, 2], [0, 5])
-
-
-def test_keys_that_stay_and_others():
     keys = wrap_keys(np.zeros(3), [np.int64(4), True, np.uint64(2)])
     assert keys == [1, 1, 2] and {type(key) for key in keys} == {int}
     for source in (derived(__getitem__=parse)(), derived(__getitem__=parse, __len__=None)()):

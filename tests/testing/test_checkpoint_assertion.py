@@ -148,7 +148,7 @@ FOUND_BY_AN_OPTION = [
 ]
 
 
-def test_mistakes_are_found_always_or_by_an_option_and_iterators_are_closed():
+def test_mistakes_are_found_always_or_by_an_option_iterators_are_closed_and_what_shows_nothing():
     for message, ds in WRONG:
         assert_raises(AssertionError, message, check, ds)
         assert_raises(AssertionError, message, check, ds, **(OF_BYTES if ds is NO_JSON[1] else THOROUGH))
@@ -159,9 +159,6 @@ def test_mistakes_are_found_always_or_by_an_option_and_iterators_are_closed():
     before = Right.num_open
     check(stream(Right), **THOROUGH)
     assert Right.num_open == before
-
-
-def test_what_shows_nothing():
     for options in ({}, THOROUGH):
         assert_raises(AssertionError, "did not produce any elements", check, MapDataset.range(0).to_iter_dataset(), **options)
         for ds in ([1, 2], iter([1])):

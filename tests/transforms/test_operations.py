@@ -24,7 +24,7 @@ OPERATIONS["RandomMap"] = RandomMapOperation(lambda x, rng: x + int(rng.integers
 DRAWN = [i + int(np.random.Generator(np.random.Philox(key=i)).integers(1000)) for i in range(4)]
 
 
-def test_elements_and_metadata():
+def test_elements_metadata_and_errors():
     for name, expected in (("Map", [(i, None, 2 * i) for i in range(4)]), ("Filter", [(1, None, 1), (3, None, 3)])):
         given = records()
         out = run(OPERATIONS[name], given)
@@ -41,9 +41,6 @@ def test_elements_and_metadata():
     assert [b.data for b in run(BatchOperation(3, batch_fn=tuple))] == [(0, 1, 2), (3,)]
     (batch,) = run(BatchOperation(2), records([{"a": 1, "b": (np.zeros(2),)}, {"b": (np.ones(2),), "a": 2}]))
     assert batch.data["a"].tolist() == [1, 2] and batch.data["b"][0].tolist() == [[0, 0], [1, 1]]
-
-
-def test_errors():
     with pytest.raises(TypeError) as caught:
         run(BatchOperation(3), records([{"a": 1}, {"b": 1}, {"a": 2}]))
     assert str(caught.value).startswith("Record structures do not match. Record at position 0 has structure ")
@@ -104,7 +101,7 @@ def test_packing_is_deprecated_and_a_value(caplog):
     assert pickle.loads(pickle.dumps(one)) == one
 
 
-def test_metadata_are_those_of_the_last_element_of_any_structure_and_nothing_is_kept():
+def test_packing_gives_metadata_of_the_last_element_keeps_nothing_and_has_errors():
     batches = list(packing(4, 1)(bare_records([np.arange(2), np.arange(2), np.arange(3)])))
     assert [batch.metadata for batch in batches] == [RecordMetadata(1), RecordMetadata(2)]
     assert [batch.data[0].tolist() for batch in batches] == [[[0, 1, 0, 1]], [[0, 1, 2, 0]]]
@@ -119,9 +116,6 @@ def test_metadata_are_those_of_the_last_element_of_any_structure_and_nothing_is_
     assert values[1]["y"].shape == (2, 2, 3) and values[1]["y"].dtype == np.float32
     assert segment_ids[0][0].tolist() == [[1, 1, 2], [0, 0, 0]]
     assert positions[1]["y"].tolist() == [[0, 0], [0, 0]] and positions[0][1].dtype == np.int32
-
-
-def test_errors_of_packing():
     for arguments, error, match in [
         *((({"x": 4}, 0), ValueError, "batch_size"), (({"x": 4}, 1.5), TypeError, "batch_size")),
         *((({"x": 4}, 2, 0), ValueError, "max_sequences_per_bin"), (({"x": 0}, 2), ValueError, r"length_struct\['x'\]")),

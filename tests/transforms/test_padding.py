@@ -19,7 +19,7 @@ VALUES = [[1, 2, 3], [1.5, 2], [True, False], ["a", "bcd"], [np.uint8(3), np.int
 VALUES += [[np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)], [np.zeros((2, 0))] * 2]
 
 
-def test_full_batches_are_the_default_ones_and_others_begin_with_them():
+def test_full_batches_are_the_default_ones_others_begin_with_them_and_a_pad_value_is_cast():
     for values in VALUES:
         num, first = len(values), np.asarray(values[0])
         assert same(batch_and_pad(values, batch_size=num), stack(values))
@@ -37,9 +37,6 @@ def test_full_batches_are_the_default_ones_and_others_begin_with_them():
     match = "have the structure of the elements with a value for each leaf; got"
     for wrong in ({"a": -1}, {"a": 1, "b": "y"}, {"a": 1, "b": ("y", 0)}, [1, "y"], None):
         assert_raises(ValueError, match, batch_and_pad, values, batch_size=2, pad_value=wrong)
-
-
-def test_a_pad_value_is_cast_to_the_leaf():
     for value, pad_value, expected in [
         *((1, 2.0, 2), (1, np.float32(-3), -3), (True, 1, True), (1.5, 3, 3.0), (1.5, np.nan, np.nan), (1.5, -np.inf, -np.inf)),
         *((np.float32(1), 0.1, np.float32(0.1)), (1j, 2, 2 + 0j), ("abc", "zz", "zz"), ("abc", 12, "12"), (b"abc", 0, b"0")),

@@ -37,7 +37,7 @@ class Scale(transforms.Map):
         return element * self.factor
 
 
-def test_transformations_are_values():
+def test_transformations_are_values_whose_function_is_checked_where_it_is_applied():
     assert list(MapDataset.range(3).map(Scale(3))) == [0, 3, 6]
     batch = transforms.Batch(2)
     assert repr(batch) == "Batch(batch_size=2, drop_remainder=False, batch_fn=None)"
@@ -45,9 +45,6 @@ def test_transformations_are_values():
     assert_raises(dataclasses.FrozenInstanceError, None, setattr, batch, "batch_size", 3)
     for value in (Scale(3), batch, transforms.Batch(2, True, len)):
         assert pickle.loads(pickle.dumps(value)) == value
-
-
-def test_the_function_of_a_transformation_is_checked_where_it_is_applied():
     methods = {"map": lambda self, element: "the method", "__call__": lambda self, element: "the call"}
     both = type("Both", (transforms.Map,), methods)()
     assert transform_function(both, transforms.Map, "map")(1) == "the method"

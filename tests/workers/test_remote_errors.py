@@ -215,7 +215,7 @@ def outer_failure():
         raise OSError(2, "gone", "a.txt")  # noqa: B904 (the context is the point)
 
 
-def test_the_chain_comes_along():
+def test_the_chain_comes_along_with_cycles_and_if_it_is_very_long():
     error = caught(outer_failure)
     copy = travel(error)
     inner = copy.__context__
@@ -228,9 +228,6 @@ def test_the_chain_comes_along():
     error.__context__, error.__suppress_context__ = KeyError(1), True  # as "from None" makes it
     copy = travel(error)
     assert copy.__cause__ is None and copy.__suppress_context__ and copy.__context__.args == (1,)
-
-
-def test_cycles_and_very_long_chains():
     a, b = ValueError("a"), TypeError("b")
     a.__cause__, b.__cause__, a.__context__ = b, a, a
     a.args = ("a", b)
