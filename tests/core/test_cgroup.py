@@ -35,7 +35,7 @@ def test_without_control_groups_the_affinity_decides_or_else_the_cpus_of_version
         assert measured({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": cpu_max + "\n"})[0] == expected
 
 
-def test_limits_of_groups_further_up_hold(measured):
+def test_limits_of_groups_further_up_hold_and_version_1(measured):
     files = {
         "proc/self/cgroup": "0::/pod/container\n",
         "sys/fs/cgroup/pod/cpu.max": "100000 100000\n",
@@ -47,9 +47,6 @@ def test_limits_of_groups_further_up_hold(measured):
         "sys/fs/cgroup/other/memory.max": "1\n",
     }
     assert measured(files) == (1, 70 * MIB)
-
-
-def test_version_1(measured):
     files = {
         "proc/self/cgroup": "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n2:cpuset:/\n0::/x\n",
         "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "100000\n",

@@ -80,7 +80,7 @@ def test_grains_states_restore_and_those_that_are_refused():
     assert list(it) == [3]
 
 
-def test_elements_are_the_same_objects_unless_copies_are_wanted():
+def test_elements_are_the_same_objects_unless_copies_are_wanted_and_those_that_were_skipped_are_not_there():
     ds = MapDataset.range(2).map(lambda i: {"x": np.full(2, i)}).to_iter_dataset(DIRECT)
     first, second, first_again, second_again = ds.cache().repeat(2)
     assert first is first_again and second is second_again
@@ -95,9 +95,6 @@ def test_elements_are_the_same_objects_unless_copies_are_wanted():
     assert_stays(it, TypeError, "lock")
     it.skip_failed()
     assert list(it) == [3]
-
-
-def test_what_was_skipped_is_not_in_the_cache():
     ds = noting(5, [], bad=[2]).cache()
     it = iter(ds)
     after_three = {**state(4, 3, False), "skipped": [2]}  # the third one that is there

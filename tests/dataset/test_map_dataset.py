@@ -176,7 +176,7 @@ def test_slices_are_those_of_lists_or_by_indices():
     assert len(shown) < 1000
 
 
-def test_repeat_batch_and_filter():
+def test_repeat_batch_filter_and_that_a_pipeline_starts_anywhere():
     assert list(MapDataset.range(2).repeat(np.int64(2))) == [0, 1, 0, 1]
     assert [b.tolist() for b in MapDataset.range(5).batch(np.int8(2), drop_remainder=True)] == [[0, 1], [2, 3]]
     seen = []
@@ -190,9 +190,6 @@ def test_repeat_batch_and_filter():
     with pytest.raises(ValueError) as caught:
         MapDataset.source([1, None]).batch(2)[0]
     assert "to_iter_dataset()" in "".join(caught.value.__notes__)
-
-
-def test_a_pipeline_starts_anywhere_without_what_came_before():
     read = []
     ds = MapDataset.range(1000).map(lambda x: read.append(x) or x)
     mixed = MapDataset.mix([ds.shuffle(seed=1).repeat(), ds.seed(2).shuffle().repeat()], weights=[1, 3])[3::8]
@@ -218,7 +215,7 @@ methods = {
 All = type("All", (Map, Filter, RandomMap, MapWithIndex), methods)  # each method of the data set uses its own
 
 
-def test_transform_objects_and_texts():
+def test_transform_objects_texts_pipe_and_to_iter_dataset():
     two = MapDataset.range(2)
     for ds, elements, text in [
         (two.map(All()), [("map", 0), ("map", 1)], "MapMapDataset(transform=All)"),
@@ -239,8 +236,6 @@ def test_transform_objects_and_texts():
     assert str(two.map(len)) == "MapMapDataset(transform=len)"
     assert "identity @ " in str(two.map(identity)) and "test_map_dataset.py:" in str(two.map(identity))
 
-
-def test_pipe_and_to_iter_dataset():
     def call(*args, **kwargs):
         return args, kwargs
 

@@ -207,7 +207,7 @@ def test_the_component_that_fails_is_named_once(make):
         assert list(it) == groups[position // size + 1 :]
 
 
-def test_nested_mixtures_name_every_level():
+def test_nested_mixtures_name_every_level_and_a_stream_ends_with_the_component_whose_turn_it_is():
     inner = MapDataset.mix([THREE, THREE, THREE.map(Failing(0))])
     with pytest.raises(Boom) as caught:
         MapDataset.concatenate([MapDataset.range(2), inner])[4]
@@ -217,9 +217,6 @@ def test_nested_mixtures_name_every_level():
         list(mixture(numbers(4), numbers(4, fn=Failing(1))))
     level = "It happened in the component with input_index=1 of MixedDatasetIterator([2 parents], proportions=(100, 100))."
     assert [note for note in caught.value.__notes__ if "component" in note] == [level]
-
-
-def test_a_stream_ends_for_good_with_the_component_whose_turn_it_is():
     it = iter(mixture(numbers(5), numbers(3, start=7)))
     assert list(it) == [0, 7, 1, 8, 2, 9, 3]
     assert it.get_state() == {"parents": [{"next_index": 4}, {"next_index": 3}], "index": 8, "stop": True}

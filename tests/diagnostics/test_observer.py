@@ -65,7 +65,7 @@ def passes(monkeypatch):
     return lambda nanoseconds: now.append(now.pop() + nanoseconds)
 
 
-def test_numbers_of_every_stage():
+def test_numbers_of_every_stage_filters_and_errors():
     it = iter(MapDataset.range(20).shuffle(seed=1).map(pair).to_iter_dataset(DIRECT).batch(2))
     with observe(it) as view:
         take(it, 5)
@@ -83,9 +83,6 @@ def test_numbers_of_every_stage():
     assert summary[1].bytes_consumed == summary[2].bytes_produced == 10 * (12 + 5)
     for node in summary.values():
         assert 0 < node.min_processing_time_ns <= node.max_processing_time_ns and node.total_processing_time_ns > 0
-
-
-def test_filters_and_errors():
     ds = MapDataset.range(1000).filter(lambda x: x % 2 == 0).to_iter_dataset(DIRECT).filter(lambda x: x % 10 == 0)
     elements, view = consumed(iter(ds))
     ratios = [node.kept_ratio for node in view.summary().values()]

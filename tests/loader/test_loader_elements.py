@@ -209,7 +209,7 @@ def legacy(*arguments, **keywords):
 
 
 class TestLegacyOperations:
-    def test_the_four(self):
+    def test_the_four_and_any_callable_on_records_but_no_map(self):
         assert legacy(6, MapOperation(lambda x: x + 1), FilterOperation(lambda x: x % 2)) == [1, 3, 5]
         draw = RandomMapOperation(lambda x, rng: (*x, int(rng.integers(1000))))
         for operations in ([DRAW, draw], [draw, DRAW]):
@@ -223,7 +223,6 @@ class TestLegacyOperations:
             assert_raises(TypeError, "Record structures do not match", call, 6, unlike, kind(2))
         assert legacy(6, Mine(4)) == [[0, 1, 2, 3], [4, 5]]
 
-    def test_any_callable_on_records_but_no_map(self):
         def twice(records):
             for record in records:
                 assert type(record) is Record
