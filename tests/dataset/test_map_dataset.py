@@ -128,7 +128,7 @@ def test_range_and_lengths_beyond_the_largest_which_are_the_largest():
     assert next(it, "end") == "end"
 
 
-def test_container_protocols():
+def test_container_protocols_also_of_empty_data_sets():
     sparse = MapDataset.source([1, None, 3])
     one, two = sparse
     assert (one, two, sum(sparse)) == (1, 3, 4)
@@ -141,6 +141,17 @@ def test_container_protocols():
     made = [ds.map(str), ds.shuffle(seed=1), ds[1:], ds.repeat(2), ds.batch(2), ds.seed(1), ds.filter(bool), ds.to_iter_dataset()]
     assert all([other is not ds and other.parents == (ds,) for other in made])
     assert list(ds) == [3, 1, 2] and ds.parents == ()
+    empty = MapDataset.source([])
+    without = [empty.map(identity), empty.repeat(), empty[2:], TEN[5:5], TEN.slice([]), TEN.batch(11, drop_remainder=True)]
+    without += [
+        empty.repeat(2, reseed_each_epoch=False),
+        empty.window_shuffle(3, seed=1),
+        empty.shuffle(seed=1).batch(3)[1:].repeat(),
+    ]
+    for ds in without:
+        assert (len(ds), bool(ds), list(ds), iter(ds).get_state()) == (0, False, [], {"next_index": 0})
+        for index in (0, 1, -1, 2**70):
+            assert_raises(IndexError, "empty", ds.__getitem__, index)
 
 
 def test_slices_are_those_of_lists_or_by_indices():

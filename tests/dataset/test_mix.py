@@ -228,7 +228,7 @@ def test_nested_mixtures_name_every_level_and_a_stream_ends_with_the_component_w
     assert it.get_state() == {"parents": [{"next_index": 2}], "index": 3, "stop": True}
 
 
-def test_iterators_of_users():
+def test_iterators_of_users_and_the_error_of_a_block_which_is_the_first_in_order():
     ds = mixture(Plain(3), numbers(5, start=10))
     assert list(ds) == list(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)) == [0, 10, 1, 11, 2, 12]
     assert list(ds.batch(4, batch_fn=list)) == [[0, 10, 1, 11], [2, 12]]
@@ -244,10 +244,7 @@ def test_iterators_of_users():
     it.close()
     assert closed == list(it._parents)
     assert_raises(ValueError, "closed", next, it)
-
-
-def test_the_error_of_a_block_is_the_first_in_order_also_where_a_component_should_have_ended():
-    """Blocks read one component after the other; the error that is met first must not depend on that."""
+    # Blocks read one component after the other; the error that is met first must not depend on that.
     it = iter(mixture(numbers(9, fn=Failing(4)), numbers(9, 10, Failing(12))).batch(3, batch_fn=list))
     assert next(it) == [0, 10, 1]
     assert_stays(it, Boom, "12")

@@ -137,7 +137,7 @@ class TestErrorsStatesAndEnds:
             assert got == list(range(bad))
             ahead.close()
 
-    def test_states_read_nothing_and_wait_for_nobody_and_set_state_discards_what_was_read(self):
+    def test_states_read_nothing_set_state_discards_what_was_read_and_threads_end_with_an_error(self):
         source = Watched(100)
         iter(MapDataset.source(source).map(str).shuffle(seed=1).to_iter_dataset().batch(10)).get_state()
         it = stream(source, 2, 8)
@@ -154,8 +154,6 @@ class TestErrorsStatesAndEnds:
             assert it.get_state() == {"next_index": index}
             assert next(it, "end") == (index if index < 100 else "end")
         it.close()
-
-    def test_threads_end_with_an_error(self):
         it = iter(MapDataset.range(99).map(Failing(0)).to_iter_dataset(ReadOptions(4, 8)))
         fails(it, Exception, match="0", times=3)
         wait_for_no_threads()

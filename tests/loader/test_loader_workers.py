@@ -35,7 +35,7 @@ def patient(monkeypatch):
 
 
 class TestOutputs:
-    def test_one_to_one_operations_do_not_depend_on_the_number_of_workers(self):
+    def test_do_not_depend_on_the_number_of_workers_nor_whose_operations_samplers_and_sources_they_are(self):
         def outputs(count, **options):
             sampler = IndexSampler(20, shuffle=True, num_epochs=2, seed=3)
             return list(make(20, TO_TUPLE, DRAW, WITH_INDEX, worker_count=count, sampler=sampler, **options))
@@ -45,8 +45,6 @@ class TestOutputs:
         sampler = SequentialSampler(11, ShardOptions(1, 2))
         assert list(loader(11, Mapped(lambda x: None if x == 3 else x), sampler=sampler)) == [1, None, 5, 7, 9]
         assert list(loader(2, worker_count=3)) == [0, 1]
-
-    def test_legacy_operations_and_samplers_and_sources_of_users(self):
         backwards = Source(6, lambda i: RecordMetadata([*range(6)][i], 5 - i, np.random.default_rng(i)))
         squares = Source(None, lambda i: i * i)  # which has no length
         options = {"data_source": squares, "shard_options": ShardOptions(0, 1), "worker_buffer_size": 3}
