@@ -140,7 +140,7 @@ def test_states_of_iterators_that_left_out_other_elements():
         assert list(fresh) == []
 
 
-def test_the_first_error_is_that_of_the_first_element_and_a_limit_asks_its_parent_for_no_more():
+def test_the_first_error_is_that_of_the_first_element_limits_ask_for_no_more_arguments_and_texts():
     early = MapDataset.range(9).map(lambda x: x if x != 4 else {}[x])
     it = iter(early.map(lambda x: open("/no/such/file") if x == 2 else x).to_iter_dataset(DIRECT).cache())  # noqa: SIM115, PTH123
     it.set_state(state(6, 6, False))
@@ -152,9 +152,6 @@ def test_the_first_error_is_that_of_the_first_element_and_a_limit_asks_its_paren
         seen = []
         it = iter(numbers(10).map(lambda x, seen=seen: seen.append(x) or x).limit(3))
         assert list(itertools.chain(*[it._take(n) for _ in range(5)])) == seen == [0, 1, 2]
-
-
-def test_arguments_and_texts():
     for kind, name in ((RepeatIterDataset, "num_epochs"), (LimitIterDataset, "count")):
         for wrong in (0, -1, -(10**20)):
             assert_raises(ValueError, f"{name} must be a positive integer, got {wrong}", kind, numbers(3), wrong)

@@ -117,7 +117,7 @@ def test_wrong_arguments(call, arguments, error, match):
         assert_raises(error, match, call, wrong)
 
 
-def test_texts_and_seeds():
+def test_texts_seeds_mixtures_and_concatenations_of_one_dataset_and_of_empty_and_endless_ones():
     ds = MapDataset.mix([MapDataset.range(5), MapDataset.range(5)], [0.7, 0.3])
     assert str(ds) == "MixedMapDataset[2 parents]"
     text = "SelectionWithProportionsMap(proportions=(233, 100), length=7)"
@@ -135,9 +135,6 @@ def test_texts_and_seeds():
     a, b, c = MapDataset.range(4), MapDataset.range(10, 14), MapDataset.range(20, 24)
     ds = MapDataset.mix([a.seed(1).shuffle(), b.map(str).seed(2), c])
     assert ds.random_map(lambda x, rng: x)._default_seed == 397260373
-
-
-def test_mixtures_and_concatenations_of_one_dataset_and_of_empty_and_endless_ones():
     (ds,) = components(4)
     assert list(MapDataset.mix([ds, ds])) == [(0, i) for i in range(4) for _ in range(2)]
     ds = MapDataset.mix(components(3, 3))

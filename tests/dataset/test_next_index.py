@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from computing_ahead import numbers
+from computing_ahead import Failing, numbers
 from local_workers import LocalWorkersIterDataset
 from operations import operation
 from refusing import assert_raises
@@ -107,7 +107,7 @@ def test_where_it_is_and_jumping(name):
     assert list(it) == expected[start:]
 
 
-def test_nothing_is_computed():
+def test_nothing_is_computed_and_a_failed_element_is_left_behind():
     def fail(*args):
         raise AssertionError
 
@@ -119,6 +119,11 @@ def test_nothing_is_computed():
         assert list(it) == []
         set_next_index(it, 7)
         assert get_next_index(it) == 7
+    it = iter(numbers(N).map(Failing(3, error=OSError)))
+    assert_raises(OSError, None, list, it)
+    set_next_index(it, 4)
+    assert_raises(ValueError, "nothing to skip", it.skip_failed)
+    assert list(it) == list(range(4, N))
 
 
 SPARSE = MapDataset.range(12).filter(lambda x: x % 3 == 1).to_iter_dataset()
