@@ -27,7 +27,7 @@ methods = {"__len__": lambda self: len(self._parent), "__getitem__": lambda self
 Doubled = type("Doubled", (MapDataset,), methods)
 
 
-def test_parents():
+def test_parents_of_map_datasets_and_steps_behind_them():
     ds = Sliceable(2)
     doubled = Doubled(ds)
     assert ds.parents == BareMap(2).parents == ()
@@ -42,6 +42,9 @@ def test_parents():
         assert_raises(TypeError, "parents", Doubled, wrong)
     with pytest.raises(AttributeError):
         ds.parents = ()
+    for own, same in ((kind(5), MapDataset.range(5)) for kind in (BareMap, Sliceable)):
+        for step in (lambda ds: ds.slice(slice(1, None, 2)).repeat(2), lambda ds: ds.seed(3).shuffle().batch(2, batch_fn=list)):
+            assert list(step(own)) == list(step(same))
 
 
 class Stream(IterDataset):
