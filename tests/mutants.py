@@ -1,7 +1,7 @@
 """How much the tests notice: small changes of the library's code, one at a time, and whether a test fails.
 
-    python tests/mutants.py map tests.json [tests ...]                        which tests run which lines, and how long they take
-    python tests/mutants.py try tests.json [others ...] --count 300 --seed 0  the mutants
+    python tests/mutants.py map tests.json [tests ...]            which tests run which lines, and how long they take
+    python tests/mutants.py try tests.json --count 300 --seed 0   the mutants
 
 The map takes twice as long as the tests and needs ``coverage``. Each mutant is made in a copy of the tree; the quickest tests
 that run its line are tried, until one fails (and does not without the mutant), of lines that run in worker processes alone
@@ -201,9 +201,8 @@ class Copy:
         """Runs tests in this process, which is a child; its exit status."""
         os.setpgid(0, 0)
         os.chdir(self.root)
-        os.environ.update(PYTHONPATH=self._path, PYTHONDONTWRITEBYTECODE="1")
+        os.environ.update(PYTHONPATH=self._path, PYTHONDONTWRITEBYTECODE="mutants")  # see conftest.py
         sys.path.insert(0, self._path)
-        sys.dont_write_bytecode = True
         with (self.root.parent / "output.txt").open("w") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
@@ -261,19 +260,6 @@ def make_map(path: Path, options: list[str]) -> None:
     plugin.save(path)
 
 
-def merged(paths: list[Path]) -> dict[str, Any]:
-    """The maps in ``paths``, of different tests, as one."""
-    seconds: dict[str, float] = {}
-    lines: dict[str, dict[str, list[str]]] = {}
-    for found in [json.loads(path.read_text()) for path in paths]:
-        seconds |= found["seconds"]
-        for file, by_line in found["lines"].items():
-            for line, tests in by_line.items():
-                lines.setdefault(file, {}).setdefault(line, []).extend(tests)
-    lines = {file: {line: _in_turn(x, seconds) for line, x in y.items()} for file, y in lines.items()}
-    return {"seconds": seconds, "lines": lines}
-
-
 def _in_turn(tests: Iterable[str], seconds: dict[str, float]) -> list[str]:
     """The quickest tests: first one of each function, then others."""
     first: dict[str, str] = {}
@@ -317,7 +303,7 @@ def try_mutants(tests: dict[str, Any], mutants: list[Mutant], out: Path, jobs: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["map", "try"])
-    parser.add_argument("tests", type=Path, nargs="+", help="the file of the map, and what to run; or files of maps")
+    parser.add_argument("tests", type=Path, nargs="+", help="the file of the map, and for it what to run")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
@@ -326,7 +312,7 @@ def main() -> None:
     if options.command == "map":
         make_map(options.tests[0], [*others, *map(str, options.tests[1:])])
     else:
-        try_mutants(merged(options.tests), chosen(options.count, options.seed), options.out, options.jobs)
+        try_mutants(json.loads(options.tests[0].read_text()), chosen(options.count, options.seed), options.out, options.jobs)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from new_seed import SEED
 from refusing import assert_raises
 from stream_model import frozen
-from test_lanes import NOISE, chain, trace
+from test_lanes import NOISE
 from waiting import wait_until
 
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when Ray is imported: it listens at the loopback address alone
@@ -51,6 +51,33 @@ pytestmark = pytest.mark.usefixtures("cluster")
 
 def actors(it):
     return {worker.index: worker.process_id for worker in it._pool.workers}
+
+
+def chain(bad):
+    """All that may depend on who computes it: random streams, positions, windows, and errors at some elements."""
+
+    def fail(x):
+        if x[0] in bad:
+            raise ArithmeticError(f"bad record {x[0]}")
+        return x
+
+    ds = MapDataset.range(61).seed(3).shuffle().random_map(lambda x, rng: (x, int(rng.integers(100))))
+    ds = ds.to_iter_dataset(ReadOptions(3, 7)).filter(lambda x: x[0] % 4).map(fail).map_with_index(lambda i, x: (*x, i))
+    return ds.random_map(lambda x, rng: (*x, int(rng.integers(100))), seed=5).window_shuffle(5, seed=1).batch(3, batch_fn=list)
+
+
+def trace(ds, state=None):
+    """Elements, what errors say, and the states after them; what fails is skipped."""
+    it, found = iter(ds), []
+    it.set_state(state or it.get_state())
+    while True:
+        try:
+            found.append((next(it), it.get_state()))
+        except StopIteration:
+            return found
+        except ArithmeticError as error:
+            it.skip_failed()
+            found.append((str(error), it.get_state()))
 
 
 def plain(elements):
