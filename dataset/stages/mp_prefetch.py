@@ -69,7 +69,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
             return LocalLanesIterator(self._parent, self._num_lanes, sequential_slice=self._sequential_slice)
         iterator_class = MultiprocessPrefetchIterator
         if isinstance(self._options, RayOptions):
-            from gristmill.dataset.stages.ray_prefetch import RayPrefetchIterator as iterator_class
+            from gristmill.dataset.ray_prefetch import RayPrefetchIterator as iterator_class
         return iterator_class(self._parent, self._options, self._worker_init_fn, sequential_slice=self._sequential_slice)
 
 
