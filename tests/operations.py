@@ -1,11 +1,18 @@
-"""Operations of loaders from functions."""
+"""Operations of loaders from functions, and what comes out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 
 def operation(base: type, method: str, function: Callable[..., Any], **attributes: Any) -> Any:
     """A transformation of the kind ``base``, of which ``method`` is ``function``."""
     return type(base.__name__, (base,), {method: staticmethod(function), **attributes})()
+
+
+def plain(elements: Any) -> list[Any]:
+    """Elements, arrays as lists."""
+    return [x.tolist() if isinstance(x, np.ndarray) else x for x in elements]

@@ -5,7 +5,6 @@ be taken away (paths with backslashes, the loader of programs) is not tried here
 """
 
 import ast
-import contextlib
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 from programs import output
 from refusing import assert_raises
 from test_doctests import modules
-from waiting import wait_until
+from waiting import is_running, wait_until
 
 import gristmill
 from gristmill.diagnostics.cli.target import load_pipeline
@@ -280,12 +279,6 @@ class TestMacOS:
             process.kill()
         assert len({*workers, process.pid}) == 5
         wait_until(lambda: not any(is_running(number) for number in workers))
-
-
-def is_running(process_id):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
 
 
 NO_WORKERS = (

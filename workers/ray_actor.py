@@ -184,8 +184,8 @@ class Actor:
         self._ended: deque[bytes] = deque(maxlen=1024)
 
     def place(self) -> tuple[str, int]:
-        """Its node's address, and its process."""
-        return ray.util.get_node_ip_address(), os.getpid()
+        """Its node, the address and the beginning of what Ray calls it, and its process."""
+        return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:6]})", os.getpid()
 
     def stacks(self) -> str:
         """Where its workers are."""
@@ -232,7 +232,8 @@ class Actor:
 
     def _work(self, channel: Channel, index: int, count: int, luggage: Any) -> None:
         try:
-            _serve(channel, index, count, luggage, f"on node {ray.util.get_node_ip_address()}, process {os.getpid()}")
+            node, process_id = self.place()
+            _serve(channel, index, count, luggage, f"on node {node}, process {process_id}")
         except Disconnected:
             pass
         except SystemExit as error:

@@ -6,6 +6,7 @@ import threading
 import jax
 import numpy as np
 import pytest
+from operations import plain
 from programs import output
 from refusing import assert_raises, assert_stays
 from waiting import wait_until
@@ -24,10 +25,6 @@ def batches(n=10):
 
 def put(ds, cpu_buffer_size=4, device_buffer_size=2):
     return device_put(ds, CPU, cpu_buffer_size=cpu_buffer_size, device_buffer_size=device_buffer_size)
-
-
-def plain(elements):
-    return [x.tolist() for x in elements]
 
 
 @pytest.mark.parametrize("buffers", [(4, 2), (0, 0), (0, 1), (3, 0), (1, 1)])

@@ -14,6 +14,7 @@ from computing_ahead import DIRECT, Gate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from local_workers import through_json
+from operations import plain
 from refusing import assert_raises, assert_refused, assert_stays
 from users_datasets import BareStream
 from waiting import wait_until
@@ -43,10 +44,6 @@ def make(length=16, size=4, index=0, count=2, mode="direct"):
 
 def shards(ds, size, count, mode="direct"):
     return [elastic(ds, size, i, count, mode) for i in range(count)]
-
-
-def plain(batches):
-    return [x.tolist() if isinstance(x, np.ndarray) else x for x in batches]
 
 
 def at(position):

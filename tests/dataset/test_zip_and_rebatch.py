@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from computing_ahead import DIRECT, Boom, Failing, numbers
 from local_workers import LocalWorkersIterDataset
+from operations import plain
 from refusing import assert_raises, assert_refused, assert_stays
 from users_datasets import Plain
 
@@ -115,10 +116,6 @@ def ragged(sizes):
     """Batches of these sizes."""
     starts = np.cumsum([0, *sizes])
     return MapDataset.range(len(sizes)).map(lambda i: {"a": np.arange(starts[i], starts[i + 1])}).to_iter_dataset(DIRECT)
-
-
-def plain(got):
-    return [x.tolist() for x in got]
 
 
 def test_views_dtypes_and_structures():

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from operations import operation
+from operations import operation, plain
 
 import gristmill as grain
 from gristmill import experimental
@@ -133,10 +133,6 @@ def draw(x, rng):
 
 def stream(*args):
     return M.range(*args).to_iter_dataset()
-
-
-def plain(elements):
-    return [x.tolist() if isinstance(x, np.ndarray) else x for x in elements]
 
 
 IS_BIG = operation(grain.FilterTransform, "filter", lambda x: x > 3)
