@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 
 def operation(base: type, method: str, function: Callable[..., Any], **attributes: Any) -> Any:
     """A transformation of the kind ``base``, of which ``method`` is ``function``."""
@@ -15,4 +13,4 @@ def operation(base: type, method: str, function: Callable[..., Any], **attribute
 
 def plain(elements: Any) -> list[Any]:
     """Elements, arrays as lists."""
-    return [x.tolist() if isinstance(x, np.ndarray) else x for x in elements]
+    return [x.tolist() if hasattr(x, "tolist") else x for x in elements]
