@@ -73,7 +73,7 @@ class LanesOfActor(LanesOfWorker):
         while True:
             worker = self._pool.worker(self._index)
             try:
-                return worker.receive(_LOOK_SECONDS)
+                return worker.receive(_LOOK_SECONDS if self._skipping is None else None)  # to skip is not begun anew
             except WorkerBusy:
                 worker.usable = False
                 self._restart(self._skipping)
@@ -121,7 +121,8 @@ class LanesOnRay:
 
     def text(self, lane: WorkerLane) -> str:
         """Which worker computes a lane, and where that is."""
-        return self._groups[self._actor_of[lane.number]].text(lane)
+        group = self._groups.get(self._actor_of.get(lane.number, -1))
+        return f"lane {lane.number}, which no actor computes now" if group is None else group.text(lane)
 
     def start(self, states: dict[int, Any]) -> None:
         """Begins to compute these lanes from these states on. They are needed in this order."""

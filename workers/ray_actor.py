@@ -75,7 +75,7 @@ class Channel:
     """
 
     def __init__(self) -> None:
-        self.start: Any = None  # see ``child._Connection``
+        self.start: Any = None  # see ``child.Connection``
         self.is_for_another = False
         self.calls: list[bytes] = []
         self._changed = threading.Condition()

@@ -113,11 +113,6 @@ class RayPool:
     def workers(self) -> list[RayWorker]:
         return [*self._workers.values()]
 
-    @property
-    def num_wanted(self) -> int:
-        """How many actors it asks for."""
-        return len(self._seats)
-
     def resize(self, num: int) -> None:
         """Asks for so many actors, and lets go of others."""
         while len(self._seats) > num:
@@ -131,9 +126,7 @@ class RayPool:
         options = self._options
         env = dict(options.runtime_env or {})
         name = f"{options.pool}-{index}"
-        named = (
-            {} if options.pool is None else {"name": f"{options.pool}-{index}", "namespace": _NAMESPACE, "get_if_exists": True}
-        )
+        named = {} if options.pool is None else {"name": name, "namespace": _NAMESPACE, "get_if_exists": True}
         actor = self._class.options(
             num_cpus=options.num_cpus,
             resources=dict(options.resources or {}),

@@ -67,7 +67,7 @@ class RayWorker:
         self._stream = actor.messages.remote(self._session, index, count, [luggage])
         self._reader: Any = _Reader(writable)
         self._death: str | None = None
-        self._has_answered = self._is_started = False
+        self._has_answered = False
         self._answer_by: float | None = None
         self._num_received = self._bytes_taken = self._bytes_told = 0
         self._num_wanted = 0
@@ -89,7 +89,6 @@ class RayWorker:
 
     def start(self, states: Any, *, skip: bool = False, care: Any = None) -> None:
         """See ``WorkerProcess.start``."""
-        self._is_started = False
         self.generation += 1
         self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
         self._num_received = self._bytes_taken = self._bytes_told = self._num_wanted = 0
@@ -117,7 +116,7 @@ class RayWorker:
             if kind == REPORT:
                 self.last_report = bytes(payload)
             if generation == self.generation:
-                self._has_answered, self._is_started, self._answer_by = True, True, None
+                self._has_answered, self._answer_by = True, None
                 self._num_received += 1
                 self._bytes_taken += num_bytes
                 self._num_bytes = num_bytes

@@ -184,14 +184,17 @@ def test_an_element_that_kills_and_one_that_hangs():
 @pytest.mark.slow
 def test_what_is_wrong_is_said(caplog):
     def fail(x):
+        time.sleep(0.7)
         raise ArithmeticError(f"bad {x}") from KeyError("cause")
 
     it = iter(MapDataset.range(4).map(fail).to_iter_dataset().mp_prefetch(SHARED))
-    with pytest.raises(ArithmeticError, match="bad 0") as caught:
-        next(it)
+    for x in range(2):  # what fails slowly is left out slowly
+        with pytest.raises(ArithmeticError, match=f"bad {x}") as caught:
+            next(it)
+        it.skip_failed()
     assert type(caught.value.__cause__) is KeyError
     notes = "".join(caught.value.__notes__)
-    assert "on node 127.0.0.1 (" in notes and "MapMapDataset(transform=fail" in notes and "element 0" in notes
+    assert "on node 127.0.0.1 (" in notes and "MapMapDataset(transform=fail" in notes and "element 1" in notes
     wrong = {"num_lanes": 1, "pool": "", "max_bytes_ahead": 0, "writable": 1, "num_cpus": -1, "resources": {1: 1}}
     for name, value in [*wrong.items(), ("runtime_env", "env")]:
         assert_raises((TypeError, ValueError), name, RayOptions, 2, **{name: value})
@@ -270,8 +273,7 @@ def test_the_object_store_is_not_filled():
             most = max(most, used_bytes() - before)
     assert MEGABYTE < most <= 8 * MEGABYTE + 100_000
     it.close()
-    one = ds.limit(20).mp_prefetch(RayOptions(2, num_lanes=4, num_cpus=0.5, max_bytes_ahead=1000))
-    assert [int(x[0]) for x in one] == [*range(80)]
+    assert [int(x[0]) for x in ds.limit(20).mp_prefetch(RayOptions(2, num_lanes=4, max_bytes_ahead=999))] == [*range(80)]
 
 
 CONSUMER = """
@@ -351,11 +353,9 @@ def test_diagnosis_tells_compute_transfer_object_store_and_waiting_by_node(clust
         lost = next(node for node in loads() if node == f"127.0.0.1 ({extra.node_id[:6]})")
         os.kill(next(worker.process_id for worker in it._pool.workers if worker.node != lost), signal.SIGKILL)
         until((1, 0), (1, 0), (1, 1))
-        before = loads()[lost].lifetime_ns
         cluster.remove_node(extra, allow_graceful=False)
         until((0, 0), (1, 0), (1, 1))
         found, slept = loads(), 2_000_000 * view.summary()[2].num_produced_elements
-        assert found[lost].lifetime_ns >= before
         assert sum(load.shares[0] * load.lifetime_ns for load in found.values()) > slept / 2
         for text in (str(view.diagnosis()), report_html(view.diagnosis())):
             assert all(word in text.lower() for word in (*found, "object store", "1 restarted"))

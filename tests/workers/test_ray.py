@@ -20,9 +20,9 @@ def test_without_ray(monkeypatch):
     assert_raises(ImportError, r"RayOptions needs the package ray, .*gristmill\[ray\]", next, it)
 
 
-def run_checks(which, seconds):
+def run_checks(which, seconds, names=""):
     pytest.importorskip("ray", reason="Ray is not installed (the extra ray)")
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "-m", which, "--timeout", str(seconds)]
+    options = [*f"-q -x -p no:cacheprovider -p no:xdist -W ignore --timeout {seconds}".split(), "-m", which, "-k", names]
     path = os.pathsep.join([*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", str(CHECKS), *options]
     process = subprocess.run(
@@ -38,5 +38,6 @@ def test_on_two_nodes():
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_at_length_on_two_nodes():
-    run_checks("slow", 420)
+@pytest.mark.parametrize("names", ["random or kills", "not (random or kills)"])
+def test_at_length_on_two_nodes(names):
+    run_checks("slow", 420, names)
