@@ -28,7 +28,8 @@ def without_metaclass(protocol: _Class) -> _Class:
     generic: Any = Generic
     generics = (generic[protocol.__parameters__],) if protocol.__parameters__ else ()
     _BASES[protocol] = types.new_class(protocol.__name__, generics, {}, lambda namespace: namespace.update(own))
-    alias, alias_of = _Structural(protocol, ()), protocol.__class_getitem__.__func__
+    alias: Any = _Structural(protocol, ())
+    alias_of = protocol.__class_getitem__.__func__
 
     def class_getitem(cls: type[Any], parameters: Any) -> Any:
         """Aliases as these are: ``typing.get_type_hints`` makes them anew from the class and the arguments."""
@@ -37,7 +38,7 @@ def without_metaclass(protocol: _Class) -> _Class:
         return alias if parameters == () else _Structural(protocol, alias_of(cls, parameters).__args__)
 
     protocol.__class_getitem__ = classmethod(class_getitem)
-    return alias  # type: ignore[return-value]
+    return alias
 
 
 class _Structural(types.GenericAlias):

@@ -26,7 +26,7 @@ import numpy as np
 import ray
 
 from gristmill.core.errors import add_note
-from gristmill.workers.child import Disconnected, Failed, Producer, Worker, end_with
+from gristmill.workers.child import Disconnected, Failed, Worker, end_with
 from gristmill.workers.codec import Encoder
 from gristmill.workers.flags import set_flags
 from gristmill.workers.logbook import LOG_BYTES, Logbook
@@ -258,11 +258,11 @@ def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -
         remember_received_classes()
         return loaded
 
-    producer: Producer
+    producer: Any
     try:
         producer = load()(index, count, encoder.allocate)
-        producer.place = place  # type: ignore[attr-defined]
-        producer.log = Logbook(bytearray(LOG_BYTES))  # type: ignore[attr-defined]
+        producer.place = place
+        producer.log = Logbook(bytearray(LOG_BYTES))
         log_like(settings["logs"], index, count)
     except SystemExit:
         raise
