@@ -458,7 +458,11 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
 def _load(luggage: int, preamble: dict[str, Any]) -> Any:
     """The task, from memory that all workers share; what they write to it stays their own."""
     memory = memoryview(mmap.mmap(luggage, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
-    setup, task, *buffers = [memory[start:stop] for start, stop in preamble["parts"]]
+    return load_task(*[memory[start:stop] for start, stop in preamble["parts"]])
+
+
+def load_task(setup: Any, task: Any, *buffers: Any) -> Any:
+    """The task in the parts of a ``Luggage``, in the surroundings that it is to have."""
     calls, values, own = pickle.loads(setup)
     for function, args in calls:
         function(*args)

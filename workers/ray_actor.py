@@ -20,19 +20,18 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import ray
 
 from gristmill.core.errors import add_note
-from gristmill.workers.child import Disconnected, Failed, Worker, end_with
+from gristmill.workers.child import Disconnected, Failed, Worker, end_with, load_task
 from gristmill.workers.codec import Encoder
-from gristmill.workers.flags import set_flags
 from gristmill.workers.logbook import LOG_BYTES, Logbook
 from gristmill.workers.logs import log_like
 from gristmill.workers.messages import CALL, START
-from gristmill.workers.pickling import remember_received_classes
 from gristmill.workers.setup import be_worker
 
 _log = logging.getLogger("gristmill")
@@ -244,20 +243,12 @@ class Actor:
 
 
 def _serve(channel: Channel, index: int, count: int, luggage: Any, place: str) -> None:
-    settings, setup, task, *arrays = ray.get(luggage)
+    settings, *parts = ray.get(luggage)
     sys.path.extend([folder for folder in settings["path"] if folder not in sys.path])  # of the consumer, as far as it is here
     arena: Any = Heap()
     encoder = Encoder(arena, settings["min_shared_bytes"], writable=settings["writable"])
 
-    def load() -> Any:
-        calls, values, own = pickle.loads(setup)
-        for function, args in calls:
-            function(*args)
-        loaded = pickle.loads(task, buffers=arrays)
-        set_flags(values, own)
-        remember_received_classes()
-        return loaded
-
+    load = partial(load_task, *parts)
     producer: Any
     try:
         producer = load()(index, count, encoder.allocate)
