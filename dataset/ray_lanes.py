@@ -182,7 +182,7 @@ class LanesOnRay:
             del self._deaths[number]
         if not self._pool.is_closed:
             lanes = sorted(self._groups[actor].lanes)
-            _log.warning("Ray actor %d was lost: it %s. Others compute its lanes, %s, and nothing is lost", actor, how, lanes)
+            _log.warning("Ray actor %d %s. Others compute its lanes, %s, and nothing is lost", actor, how, lanes)
             self._pool.lose(actor)
             self._divide(self._states(), lost=actor)
 

@@ -4,7 +4,8 @@ Guarantees, besides those of ``WorkerProcess``:
 
 1. ``receive`` returns the worker's next message, raises ``WorkerDied`` when Ray knows that there will be none, because the
    actor, its node or the object has been lost, or ``WorkerSilent``.
-2. A message is the consumer's when it is returned. The actor learns of it later, at the latest before this waits for more.
+2. A message is the consumer's when it is returned. The actor learns of it later, at the latest ``_LATE_SECONDS`` after this
+   has begun to wait for more, and at once where it may need to know.
 """
 
 from __future__ import annotations
@@ -50,7 +51,6 @@ class RayWorker:
         index, count: which worker this is, of how many.
         place: where the actor is.
         luggage: reference to what it loads.
-        budget: bytes that it may be ahead.
         writable: whether arrays can be written to.
     """
 
@@ -202,4 +202,5 @@ class RayWorker:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}, {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
+    text = str(error).strip() or "no reason given"
+    return f"{type(error).__name__}, {text.splitlines()[0].rstrip('.')}"
