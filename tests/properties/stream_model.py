@@ -431,5 +431,5 @@ failing_trees = _trees(_sources(list_model.map_steps) | _sources(list_model.fail
 
 
 def names(tree: Any) -> set[str]:
-    """Of the stages in ``tree``."""
-    return {tree[0]}.union(*map(names, tree[2]))
+    """Of the stages in ``tree``, those of its sources among them."""
+    return {tree[0]}.union([step[0] for step in (tree[1][1] if tree[0] == "source" else [])], *map(names, tree[2]))
