@@ -57,6 +57,20 @@ def available_memory(root: Path = _ROOT) -> float:
     return available
 
 
+def usable_memory(root: Path = _ROOT) -> int:
+    """The bytes of memory that this process may use at most, by its control groups and by what the machine has.
+
+    Args:
+        root: the folder that has ``proc`` and ``sys``.
+    """
+    limits = [_number(group / name) for group in _groups(root, "memory") for name in ("memory.max", "memory.limit_in_bytes")]
+    try:
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # it does not say
+        limits.append(1 << 33)
+    return min([limit for limit in limits if limit is not None])
+
+
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """The folders of this process's control group and of those that it is in, as far as they can be seen."""
     for line in _text(root / "proc/self/cgroup").splitlines():

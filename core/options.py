@@ -141,6 +141,12 @@ class DatasetOptions:
         filter_raise_threshold_ratio: raise ``ValueError`` instead; ``None`` or 0 never raises.
         execution_tracking_mode: what to record about the run.
         min_shm_size: arrays of fewer bytes are copied between processes instead of going through shared memory.
+        max_threads: the most threads that read or pull ahead below one iterator, at least 1. Worker processes share them, at
+            least one for each. ``None``: in each process 16, twice the number of CPUs, or the ``num_threads`` of one of the
+            steps, whatever is most.
+        max_bytes_ahead: the most bytes that elements which are ready or being computed ahead take below one iterator, in all of
+            its processes, as far as their sizes can be known beforehand; at least 1. ``None``: an eighth of the memory that the
+            process may use. What the consumer waits for is computed whatever it takes.
 
     Raises:
         TypeError, ValueError: a value is of the wrong type or out of range.
@@ -154,6 +160,8 @@ class DatasetOptions:
     filter_raise_threshold_ratio: float | None = None
     execution_tracking_mode: ExecutionTrackingMode = ExecutionTrackingMode.DISABLED
     min_shm_size: int = 0
+    max_threads: int | None = None
+    max_bytes_ahead: int | None = None
     _given: frozenset[str] = frozenset()
 
     def __init__(
@@ -163,12 +171,16 @@ class DatasetOptions:
         filter_raise_threshold_ratio: float | None = _UNSET,
         execution_tracking_mode: ExecutionTrackingMode = _UNSET,
         min_shm_size: int = _UNSET,
+        max_threads: int | None = _UNSET,
+        max_bytes_ahead: int | None = _UNSET,
     ) -> None:
         given: dict[str, Any] = {
             "filter_warn_threshold_ratio": filter_warn_threshold_ratio,
             "filter_raise_threshold_ratio": filter_raise_threshold_ratio,
             "execution_tracking_mode": execution_tracking_mode,
             "min_shm_size": min_shm_size,
+            "max_threads": max_threads,
+            "max_bytes_ahead": max_bytes_ahead,
         }
         given = {name: value for name, value in given.items() if value is not _UNSET}
         for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
@@ -184,6 +196,9 @@ class DatasetOptions:
             raise TypeError(f"execution_tracking_mode must be an ExecutionTrackingMode, got {mode!r}")
         if "min_shm_size" in given:
             given["min_shm_size"] = as_int("min_shm_size", given["min_shm_size"], minimum=0)
+        for name in ("max_threads", "max_bytes_ahead"):
+            if given.get(name) is not None:
+                given[name] = as_int(name, given[name], minimum=1)
         for name, value in given.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_given", frozenset(given))

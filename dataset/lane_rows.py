@@ -181,7 +181,7 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
 
     def _open(self, number: int) -> _Lane:
         it = iterate(self._ds.share(number))
-        it._ctx.belong_to(number, self._num_lanes, self._ctx.options)
+        it._ctx.belong_to(number, self._num_lanes, self._ctx)
         share_threads(it, len(self._numbers))
         if self._tell is not None:
             it._ctx.joined = None  # it is no pipeline of its own, although it was made like one

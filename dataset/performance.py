@@ -6,17 +6,15 @@ import contextlib
 import itertools
 import logging
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from gristmill.core.cgroup import available_memory, usable_cpus
 from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.state import shown
+from gristmill.dataset.ahead.sizes import num_bytes_of
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
@@ -87,6 +85,7 @@ def pick_performance_config(
         ValueError: a number is out of range.
 
     Example:
+        >>> import numpy as np
         >>> ds = MapDataset.range(100).map(lambda i: np.zeros(2**17)).to_iter_dataset()  # 1 MiB each
         >>> config = pick_performance_config(ds, ram_budget_mb=20, max_workers=8, max_buffer_size=None)
         >>> config.multiprocessing_options.num_workers, config.read_options.prefetch_buffer_size
@@ -134,7 +133,7 @@ def _num_fitting(name: str, datasets: Sequence[Any], budget: float, cap: int, sa
 
 def _first_sizes(ds: Any, num: int) -> Iterator[int]:
     with contextlib.closing(iterate(_Unbuffered().replaced(ds))) as it:
-        yield from map(_size, itertools.islice(it, num))
+        yield from map(num_bytes_of, itertools.islice(it, num))
 
 
 _COMPUTED_ELSEWHERE = (
@@ -164,14 +163,3 @@ class _Unbuffered(PipelineEditor):
 def _unbuffered_part(ds: Any) -> Any:
     # By an editor of its own: it may be made anew whenever it is asked for, and an id then be that of another one.
     return _Unbuffered().replaced(PrefetchIterDataset(ds, _DIRECT) if isinstance(ds, MapDataset) else ds)
-
-
-def _size(element: Any) -> int:
-    """The bytes of an element: of arrays, those of their data."""
-    if isinstance(element, dict):
-        return sum(map(_size, element.values()))
-    if isinstance(element, list | tuple):
-        return sum(map(_size, element))
-    if isinstance(element, np.ndarray):
-        return element.nbytes
-    return max(sys.getsizeof(element), getattr(element, "nbytes", 0))  # arrays of others have their data elsewhere

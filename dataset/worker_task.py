@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
 from gristmill.dataset.ahead.root_log import RootLog
-from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
@@ -78,6 +78,7 @@ class PipelineProducer:
             lane.close()
         self._task = task
         self._lanes = {}
+        self._ctx = IteratorContext(task.options, num_processes=self._count)
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         if self.care is not None:
@@ -95,7 +96,7 @@ class PipelineProducer:
         if it is None or state is None:
             lane.close()
             it = lane.iterator = iterate(lane.ds)
-            it._ctx.belong_to(number, self._task.num_lanes, self._task.options)
+            it._ctx.belong_to(number, self._task.num_lanes, self._ctx)
             share_threads(it, num_lanes)
             if self._allocate is not None:
                 it._allocate_with(self._allocate)

@@ -15,7 +15,10 @@ Guarantees:
 9. ``close`` waits no longer than it is told to. If the thread is still in the iterator then, it closes it on its way out.
 10. No element waits for one that comes after it: each is ready when it is computed; a consumer that has waited for
    ``_LATE_SECONDS`` looks.
-11. In a forked process there is no thread: ``is_stopped`` is true there, and nothing touches the lock.
+11. Where the budget has no thread to give, the consumer pulls what it waits for by itself, and asks again the next time. A thread
+   that has nothing to do ends if others need one, and comes back in the same way.
+12. No more is ready than there is memory for, but for what the consumer waits for.
+13. In a forked process there is no thread: ``is_stopped`` is true there, and nothing touches the lock.
 
 Blocks grow while they are quick (see ``BlockSize``): small elements then cost little more than without a thread.
 """
@@ -35,7 +38,8 @@ from typing import Any, TypeAlias
 
 from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.blocks import StatedBlocks
-from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.ahead.budget import Budget, PullingClient
+from gristmill.dataset.ahead.sizes import mean_bytes, sample
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.states.values import Fetched
@@ -46,28 +50,36 @@ _LOOK_SECONDS = 0.5  # an interrupt that comes in the moment before a wait is no
 Failure: TypeAlias = tuple[BaseException, TracebackType | None]
 
 
-class PullAhead:
+class PullAhead(PullingClient):
     """Takes elements from ``it``, ahead of whoever takes them out of the list that ``wait`` returns.
 
     Args:
         it: the iterator.
         state: where to begin; ``None`` is where it is.
         buffer_size: the most elements to be ahead, at least 1.
+        budget: has the thread, and the memory.
     """
 
     wanted = 0  # elements that the consumer has asked for and not yet taken
 
-    def __init__(self, it: DatasetIterator[Any], state: Any, buffer_size: int) -> None:
+    def __init__(self, it: DatasetIterator[Any], state: Any, buffer_size: int, budget: Budget) -> None:
+        super().__init__()
         self._it = it
         self._state = state
         self._buffer_size = buffer_size
+        self._budget = budget
+        self._blocks = StatedBlocks(it)
+        self._element_bytes = 0.0
         # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
         self._size = 1  # of the block that the thread computes, or has
         self.num = 0  # elements that were put
         self._process_id = os.getpid()
-        self._thread: threading.Thread | None = None
+        self._has_thread = False
+        self._is_working = False  # it is there
+        self._must_leave = False  # others need the thread more
+        self._thread: threading.Thread | None = None  # the one that was there last
         self._ready: list[Fetched] = []
         self._failure: Failure | None = None  # follows what is ready
         self._is_started = False
@@ -86,8 +98,18 @@ class PullAhead:
         return self._is_stopped or not self._is_started or self._process_id != os.getpid()
 
     def start(self) -> None:
-        self._thread = start_thread(self._work, "gristmill-prefetch", self._end)
+        self._begin()
         self._is_started = True
+
+    def _begin(self) -> None:
+        """Starts the thread, if there is one to be had."""
+        self._has_thread = True  # before it can leave
+        try:
+            if not self._budget.start_pulling(self._work, self._end):
+                self._has_thread = False
+        except BaseException:
+            self._has_thread = self._is_working  # if it is about to be, another one that comes finds that out
+            raise
 
     @property
     def num_ready(self) -> int:
@@ -104,16 +126,25 @@ class PullAhead:
             self._room.set()
         while True:
             failure, ready = self._failure, self._ready  # in this order: a failure is there after all that it follows
+            if not (self._has_thread or failure or self._is_stopped):
+                self._begin()
             if len(ready) >= n or failure is not None:
                 return ready, failure
             if self._is_stopped:
                 raise ValueError("the iterator was closed while it waited for its next element")
-            self._filled.wait(_LATE_SECONDS if self._size > 1 else _LOOK_SECONDS)
+            if self._has_thread:
+                self._filled.wait(_LATE_SECONDS if self._size > 1 else _LOOK_SECONDS)
+            elif self._go_inside():
+                try:
+                    self._pull(n - len(ready))
+                finally:
+                    self._leave()
 
     def stop(self) -> None:
         """Lets the thread end and forgets what is ready; may be called again."""
         if self._process_id == os.getpid():
             self._is_stopped = True
+            self._budget.dismiss(self.holding)
             self._ready, self._failure = [], None  # the traceback of an error refers to who knows what
             self._room.set()
             self._filled.set()
@@ -150,16 +181,35 @@ class PullAhead:
 
     def _work(self) -> None:
         self._thread, self._is_started = threading.current_thread(), True  # before, or without, the end of ``start``
-        blocks = StatedBlocks(self._it)
+        with self._lock:
+            if self._is_working:
+                return
+            self._is_working, self._must_leave = True, False
         while self._enter():
-            self._pull(blocks)
+            self._pull(max(1, min(self._block_size.now, self._num_free())))
             self._leave()
 
     def _enter(self) -> bool:
-        """Waits until there is something to do; false if there will be no more."""
-        if self._num_free() <= 0:
-            while not (self._is_stopped or self._failure or self._has_room()):
-                self._room.wait()
+        """Waits until there is something to do; false if there will be no more, or not for this thread."""
+        if self._num_free() <= 0 or not self._affords():
+            self._budget.rest(self)
+            while not (self._is_stopped or self._failure):
+                if (has_room := self._has_room()) and self._affords():
+                    break
+                if self._must_leave:
+                    self._has_thread = self._is_working = False
+                    self._filled.set()  # for a consumer that has come to wait for this thread
+                    return False
+                self._room.wait(_LATE_SECONDS if has_room else -1)
+            self._budget.work(self)
+        return self._go_inside()
+
+    def leave(self) -> None:
+        """Lets the thread end if it has nothing to do."""
+        self._must_leave = True
+        self._room.set()
+
+    def _go_inside(self) -> bool:
         with self._lock:
             self._is_inside = not (self._is_stopped or self._failure)
             self.has_begun = self.has_begun or self._is_inside
@@ -172,19 +222,35 @@ class PullAhead:
         # For a whole block: a thread that is woken up for every element computes blocks of one.
         return self._num_free() >= min(self._block_size.now, self._max_block_size)
 
-    def _pull(self, blocks: StatedBlocks) -> None:
-        size = self._size = max(1, min(self._block_size.now, self._num_free()))
+    def _affords(self) -> bool:
+        """Whether there is memory for one more, or it is needed at once."""
+        if not self.holding.num_bytes or len(self._ready) < self.wanted:
+            return True
+        self._count_bytes()
+        return self._budget.affords(1, self._element_bytes) > 0
+
+    def _count_bytes(self) -> None:
+        num_bytes = int(self._element_bytes * len(self._ready))
+        with self._budget.lock:
+            self._budget.hold(self.holding, num_bytes - self.holding.num_bytes)
+
+    def _pull(self, size: int) -> None:
+        self._size = size
+        before = self.num
         began = time.perf_counter()
         failure: BaseException | None
         try:
             state, self._state = self._state, None
             if state is not None:
                 go_to(self._it, state)
-            failure = blocks.fill(self, size)
+            failure = self._blocks.fill(self, size)
         except BaseException as error:
             failure = error
         seconds = time.perf_counter() - began
         self._block_size.adapt(seconds, size, max(self._max_block_size, self.wanted))
+        if num := self.num - before:
+            self._element_bytes = mean_bytes([element for element, _, _ in sample(self._ready[-num:], seconds)])
+            self._count_bytes()
         if failure is not None:
             self._failure = failure, failure.__traceback__
             del failure  # its traceback may refer to this frame

@@ -27,29 +27,27 @@ from __future__ import annotations
 
 import functools
 import heapq
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gristmill.core.pacing import QUICK_SECONDS, BlockSize
+from gristmill.dataset.ahead.budget import Budget, ReadingClient
 from gristmill.dataset.ahead.root_log import RootLog
-from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.ahead.sizes import mean_bytes, sample
 from gristmill.dataset.bases.feed import Feed, what_failed
 
-_ANEW_SECONDS = 1.0  # see guarantee 5
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
 _LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one block
 _LATE_SECONDS = 0.01  # see guarantee 8
 _NUM_WAITS = 2  # elements in a row that waited: there is something to wait for
-_NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 Compute: TypeAlias = Callable[[range], list[Any]]
 Stream: TypeAlias = Callable[[Feed], Iterator[Any]]
 
 
-class ReadAhead:
+class ReadAhead(ReadingClient):
     """Computes ``compute(range(start, stop))`` ahead of a consumer.
 
     Args:
@@ -58,8 +56,10 @@ class ReadAhead:
         stop: the index before which to stop.
         num_threads: the most threads to use, at least 1.
         buffer_size: the most elements to be ahead, at least 1.
+        budget: whose threads these are.
         stream: gives the same elements one after the other. Without it, guarantee 8 holds from block to block only.
         log: is told what is being computed.
+        rate: how often elements will be needed, relative to others of the budget.
     """
 
     def __init__(
@@ -69,45 +69,52 @@ class ReadAhead:
         stop: int,
         num_threads: int,
         buffer_size: int,
+        budget: Budget,
         stream: Stream | None = None,
         log: RootLog | None = None,
+        rate: float = 1.0,
     ) -> None:
+        super().__init__(min(num_threads, buffer_size), rate)
         self.compute = compute
         self.stream = stream
+        self._budget = budget
         self._log = log
         self._stop = stop
-        self._process_id = os.getpid()
-        self._num_threads = min(num_threads, buffer_size)
         self._buffer_size = buffer_size
         self._max_block_size = max(1, buffer_size // 2)  # one block to take from, one to be computed
-        lock = threading.RLock()
-        self._room = threading.Condition(lock)  # there may be something to claim
-        self._filled = threading.Condition(lock)  # the block that the consumer waits for may be there
+        self._filled = threading.Condition(budget.lock)  # the block that the consumer waits for may be there
         self._claimed = start  # indices before it belong to some thread, were given back or are done
         self._returned: list[tuple[int, int]] = []  # ranges that were given back, a heap
         self._taken = start  # indices before it have been delivered
         self._running: list[_Block] = []  # blocks that are being computed
-        self._ready: dict[int, tuple[list[Any], BaseException | None]] = {}  # by the first index of the block
+        self._ready: dict[int, _Ready] = {}  # by the first index of the block
         self._block_size = BlockSize()
-        self._num_alive = 0  # threads
-        self._numbers = [*range(self._num_threads)]  # of threads to come, a heap
-        self._num_waits = 0
-        self._waited_seconds = 0.0
         self._closed = False
         self._block: list[Any] = []  # what the consumer takes from
+        self._drawn = 0, 0  # how many elements, and bytes, it had
         self._error: BaseException | None = None  # follows the block
+        with budget.lock:
+            budget.enroll(self)
 
     @property
     def is_here(self) -> bool:
-        return self._process_id == os.getpid()
+        return self._budget.is_here
 
     @property
     def num_ready(self) -> int:
         """How many elements could be taken without waiting."""
         num, ready = len(self._block), self._ready
-        while (block := ready.get(self._taken + num)) is not None and block[0]:
-            num += len(block[0])
+        while (block := ready.get(self._taken + num)) is not None and block.elements:
+            num += len(block.elements)
         return num
+
+    @property
+    def num_ahead(self) -> int:
+        return self._claimed - self._taken
+
+    @property
+    def num_left(self) -> int:
+        return 0 if self._closed else self._stop - self._claimed + sum([stop - start for start, stop in self._returned])
 
     def take(self, n: int) -> list[Any]:
         """The next elements, at least one and at most ``n``; waits for them. Not to be called at the end."""
@@ -124,152 +131,167 @@ class ReadAhead:
         del self._block[:n]  # delivered elements are the consumer's alone
         self._taken += len(elements)
         if not self._block:
-            with self._room:
-                self._room.notify()
+            with self._budget.lock:
+                self._budget.drawn(self, *self._drawn)
         return elements
 
-    def start(self, num_threads: int | None = None) -> None:
-        """Starts threads, until there are ``num_threads`` (by default, one for every CPU) or as many as there may be."""
-        with self._room:
-            missing = min(_NUM_CPUS if num_threads is None else num_threads, self._num_threads) - self._num_alive
-            missing = max(0, min(missing, self._stop - self._claimed + sum([stop - start for start, stop in self._returned])))
-            numbers = [heapq.heappop(self._numbers) for _ in range(missing)]
-            self._num_alive += missing
-        # Not under the lock: a new thread may collect garbage, and close this, before it tells the old one that it runs.
-        for i, number in enumerate(numbers):
-            try:
-                # Sources may tell threads apart by the number, as that of a Python executor: it is below ``num_threads``.
-                start_thread(functools.partial(self._work, number), f"gristmill-read_{number}", self.close)
-            except BaseException as error:
-                with self._room:
-                    self._num_alive -= missing - i
-                    for unused in numbers[i:]:
-                        heapq.heappush(self._numbers, unused)
-                    if self._num_alive and isinstance(error, RuntimeError):
-                        return  # the system gives no more, or the interpreter is about to exit: one is enough
-                raise
+    def start(self) -> None:
+        """Starts a thread for every CPU, or as many as there may be."""
+        self._budget.start()
+
+    def expect(self, rate: float, due: float) -> None:
+        """Notes how often elements will be needed, and after how many draws from all readers the first one."""
+        with self._budget.lock:
+            self._budget.expect(self, rate, due)
 
     def close(self) -> None:
-        """Ends the threads; may be called again."""
+        """Ends the work; may be called again."""
         self._closed = True
+        self._budget.dismiss(self.holding)
+        self.compute, self.stream = _nothing, None  # nobody needs the dataset
         if self.is_here:
-            with self._room:
+            with self._budget.lock:
                 self._ready, self._error = {}, None  # the traceback of an error refers to this object
                 for block in self._running:
                     block.leave(0)
-                self._room.notify_all()
+                self._budget.wake()
                 self._filled.notify_all()
 
     def _next_block(self) -> None:
-        if not self._num_alive:
-            self.start(1)
+        budget = self._budget
+        if not budget.num_reading:
+            budget.start(1)
         began, waited = time.perf_counter(), 0.0
         while not self._wait(_LATE_SECONDS):
             waited += _LATE_SECONDS
             if self._shorten_late_blocks() or waited > _LONG_SECONDS - _LATE_SECONDS:
                 waited = 0.0
-                self.start(self._num_alive + _NUM_CPUS)
-        self._waited_seconds += time.perf_counter() - began
-        if self._waited_seconds > _PATIENCE_SECONDS:
-            self.start()
+                budget.start_more()
+        budget.waited_seconds += time.perf_counter() - began
+        if budget.waited_seconds > _PATIENCE_SECONDS:
+            budget.start()
 
     def _wait(self, seconds: float) -> bool:
         """Takes the next block, if it comes within this time, or what is finished of it then."""
-        with self._filled:
-            if self._taken not in self._ready:
-                self._filled.wait(seconds)
-            found = self._ready.pop(self._taken, None)
-            if found is not None:
-                self._block, self._error = found
+        with self._budget.lock:
+            work = self._await()
+            if work is None:
+                if self._taken not in self._ready:
+                    self._filled.wait(seconds)
+                return self._take_next()
+        work()
+        with self._budget.lock:
+            return self._take_next()
+
+    def _await(self) -> Callable[[], None] | None:
+        """Sees to it that somebody computes what the consumer waits for: itself, by calling this, if all others are busy."""
+        if self._taken != (self._returned[0][0] if self._returned else self._claimed) or self._taken >= self._stop:
+            return None
+        if self._budget.is_full and (num := self.room()):
+            return self.claim(max(1, self._budget.affords(num, self.element_bytes)))
+        self.is_awaited = True
+        self._budget.offer(self)
+        return None
+
+    def _take_next(self) -> bool:
+        found = self._ready.pop(self._taken, None)
+        if found is not None:
+            self._block, self._error, num_bytes = found
+            self._drawn = len(self._block), num_bytes
+            return True
+        if self._closed:
+            raise ValueError("the iterator was closed while it waited for its next element")
+        for block in self._running:
+            if block.start == self._taken and (finished := block.take_finished()):
+                self._block = finished
+                self._drawn = len(finished), 0
                 return True
-            if self._closed:
-                raise ValueError("the iterator was closed while it waited for its next element")
-            for block in self._running:
-                if block.start == self._taken and (finished := block.take_finished()):
-                    self._block = finished
-                    return True
-            return False
+        return False
 
     def _shorten_late_blocks(self) -> bool:
         """Gives back what blocks that take long have not begun; whether there is any of that."""
         late = time.perf_counter() - _LATE_SECONDS
-        with self._room:
+        with self._budget.lock:
             for block in self._running:
                 if block.began < late and (left := block.shorten()):
                     heapq.heappush(self._returned, left)
                     self._block_size.restart()
-            self._room.notify(len(self._returned))
+            self._budget.offer(self)
             return bool(self._returned)
 
-    def _work(self, number: int) -> None:
-        try:
-            while (block := self._claim()) is not None:
-                self._run(block)
-                del block  # not to be kept alive by a thread that waits
-        finally:
-            with self._room:
-                self._num_alive -= 1
-                heapq.heappush(self._numbers, number)
+    def room(self) -> int:
+        if self._closed or len(self._running) >= self.num_threads:
+            return 0
+        size = self._block_size.now
+        if self._returned:
+            start, stop = self._returned[0]
+            return min(size, stop - start)
+        return max(0, min(size, self._stop - self._claimed, self._budget.most_ahead(self, self._buffer_size) - self.num_ahead))
 
-    def _claim(self) -> _Block | None:
-        """Waits for something to compute; ``None`` at the end."""
-        with self._room:
-            while not (self._returned or self._closed or self._claimed >= self._stop or self._num_ahead() < self._buffer_size):
-                self._room.wait(_ANEW_SECONDS)
-            if self._closed:
-                return None
-            if self._returned:
-                start, stop = heapq.heappop(self._returned)
-                size = min(self._block_size.now, stop - start)
-                if start + size < stop:
-                    heapq.heappush(self._returned, (start + size, stop))
-            elif self._claimed < self._stop:
-                start = self._claimed
-                size = min(self._block_size.now, self._stop - start, self._buffer_size - self._num_ahead())
-                self._claimed = start + size
-            else:
-                return None
-            if self._returned or self._num_ahead() < self._buffer_size:
-                self._room.notify()  # there is work for one more
-            block = _Block(start, size, time.perf_counter())
-            self._running.append(block)
-            return block
+    def claim(self, num: int) -> Callable[[], None]:
+        if self._returned:
+            start, stop = heapq.heappop(self._returned)
+            if start + num < stop:
+                heapq.heappush(self._returned, (start + num, stop))
+        else:
+            start = self._claimed
+            self._claimed += num
+        self.is_awaited = False
+        block = _Block(start, num, time.perf_counter(), int(num * self.element_bytes))
+        self._running.append(block)
+        self._budget.hold(self.holding, block.num_bytes)
+        return functools.partial(self._run, block, self.compute, self.stream)
 
-    def _run(self, block: _Block) -> None:
+    def _run(self, block: _Block, compute: Compute, stream: Stream | None) -> None:
         size, began_cpu = block.size, time.thread_time()
-        log = self._log
+        log, budget = self._log, self._budget
         entry = 0 if log is None else log.enter(block.start, block.start + size)
-        error = block.compute(self.compute, self.stream)
+        error = block.compute(compute, stream)
         if log is not None:
             log.leave(entry)
         seconds, cpu_seconds = time.perf_counter() - block.began, time.thread_time() - began_cpu
-        with self._room:
+        element_bytes = block.element_bytes(seconds)
+        with budget.lock:
             self._block_size.adapt(seconds, size, self._max_block_size, num=block.size)
-            self._put(block, error)
+            self._put(block, error, element_bytes)
             del error
             # Longer than its own work and that of all other threads, which may want the same interpreter lock.
-            waited = seconds > QUICK_SECONDS and seconds > 2 * (self._num_alive + 1) * cpu_seconds
-            self._num_waits = self._num_waits + 1 if size == 1 and waited else 0
-            more = self._num_waits == _NUM_WAITS
+            waited = seconds > QUICK_SECONDS and seconds > 2 * (budget.num_threads + 1) * cpu_seconds
+            budget.num_waits = budget.num_waits + 1 if size == 1 and waited else 0
+            more = budget.num_waits == _NUM_WAITS
         if more:
-            self.start(self._num_threads)
+            budget.start(budget.max_threads)
 
-    def _put(self, block: _Block, error: BaseException | None) -> None:
+    def _put(self, block: _Block, error: BaseException | None, element_bytes: float) -> None:
         self._running.remove(block)
         if self._closed:
             return
         start = block.start
         elements = block.take_finished()
+        num_bytes = int(element_bytes * len(elements))
+        self._budget.hold(self.holding, num_bytes - block.num_bytes)
+        if element_bytes:
+            self._budget.learned(self, element_bytes)
         if error is not None:
             self._stop = min(self._stop, start + len(elements))
             self._returned = sorted([part for part in self._returned if part[0] < self._stop])
         if elements or error is not None:
-            self._ready[start] = elements, error
+            self._ready[start] = _Ready(elements, error, num_bytes)
             if start == self._taken:
                 self._filled.notify()
+        self._budget.offer(self)
 
-    def _num_ahead(self) -> int:
-        return self._claimed - self._taken
+
+def _nothing(indices: range) -> list[Any]:
+    return []
+
+
+class _Ready(NamedTuple):
+    """A block that was computed, the error that follows it, and what it takes."""
+
+    elements: list[Any]
+    error: BaseException | None
+    num_bytes: int
 
 
 class _Block:
@@ -279,12 +301,14 @@ class _Block:
         start: the first one.
         size: how many.
         began: when.
+        num_bytes: how much is reserved for its elements.
     """
 
-    def __init__(self, start: int, size: int, began: float) -> None:
+    def __init__(self, start: int, size: int, began: float, num_bytes: int) -> None:
         self.start = start  # of what is not yet taken out
         self.size = size
         self.began = began
+        self.num_bytes = num_bytes
         self._elements: list[Any] = []  # finished ones
         self._num_taken = 0  # of them
         self._first = start
@@ -299,6 +323,10 @@ class _Block:
         self._num_taken += len(finished)
         self.start += len(finished)
         return finished
+
+    def element_bytes(self, seconds: float) -> float:
+        """The bytes of a finished element, in the mean; ``seconds`` is what they took."""
+        return mean_bytes(sample(self._elements[self._num_taken :], seconds))
 
     def shorten(self) -> tuple[int, int] | None:
         """Leaves the elements after the one that is being computed to others; their range, if there are any."""
@@ -347,6 +375,6 @@ class _Block:
 
 def compute_in_order(compute: Compute, stream: Stream | None, indices: range) -> tuple[list[Any], BaseException | None]:
     """The elements at ``indices``, all asked for at once if there is no ``stream``; and the error that follows them, if any."""
-    block = _Block(indices.start, len(indices), 0.0)
+    block = _Block(indices.start, len(indices), 0.0, 0)
     error = block.compute(compute, stream)
     return block.take_finished(), error

@@ -19,6 +19,7 @@ from typing import Any
 
 from gristmill.dataset.ahead.readahead import ReadAhead, Stream, compute_in_order
 from gristmill.dataset.ahead.root_log import RootLog
+from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.feed import Feed, one_by_one
 from gristmill.dataset.bases.map import MapDataset, stream_elements
 
@@ -32,10 +33,12 @@ class Reader:
         ds: the dataset.
         num_threads: the most threads to use; none if 0.
         buffer_size: the most elements to be ahead; none if 0.
+        ctx: of the pipeline, whose threads it uses.
     """
 
-    def __init__(self, ds: MapDataset[Any], num_threads: int, buffer_size: int) -> None:
+    def __init__(self, ds: MapDataset[Any], num_threads: int, buffer_size: int, ctx: IteratorContext) -> None:
         self.log: RootLog | None = None  # in a worker
+        self.ctx = ctx
         self.num_threads = min(num_threads, buffer_size)
         self.reads_once = ds._draws_once
         self._ds = ds
@@ -44,6 +47,7 @@ class Reader:
         self._buffer_size = buffer_size
         self._ahead: ReadAhead | None = None
         self._finalizer: Any = None
+        self._rate = 1.0  # how often elements are needed, relative to others
         self._index = 0  # of what comes next: what is kept, then the error, then what is read
         self._keeps = False  # whether there may be something of the following
         self._kept: list[Any] = []
@@ -147,6 +151,12 @@ class Reader:
         if self.num_threads and not self._is_closed and not self.is_careful and not self._keeps:
             self._started(self._index).start()
 
+    def expect(self, rate: float, due: float) -> None:
+        """Begins to read ahead what will be needed ``rate`` times as often as others, after ``due`` draws from all of them."""
+        if self.num_threads and not self._is_closed and not self.is_careful and not self._keeps:
+            self._rate = rate
+            self._started(self._index).expect(rate, due)
+
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""
         self._kept, self._error, self._part, self._feed, self._ahead, self._keeps = [], None, None, None, None, False
@@ -222,7 +232,8 @@ class Reader:
             raise ValueError("the iterator was closed while it waited for its next element")
         if self._ahead is None or not self._ahead.is_here:
             self.stop()
+            what = self._read_from._block, index, self._length
             sizes = self.num_threads, self._buffer_size
-            self._ahead = ReadAhead(self._read_from._block, index, self._length, *sizes, self._stream, self.log)
+            self._ahead = ReadAhead(*what, *sizes, self.ctx.budget, stream=self._stream, log=self.log, rate=self._rate)
             self._finalizer = weakref.finalize(self, self._ahead.close)
         return self._ahead

@@ -8,6 +8,7 @@ from typing import Any
 
 from gristmill.core.options import DatasetOptions
 from gristmill.core.value import Value
+from gristmill.dataset.ahead.budget import Budget, budget_of
 from gristmill.dataset.watching import watcher
 
 
@@ -53,11 +54,24 @@ class IteratorContext:
     options: DatasetOptions = field(default_factory=DatasetOptions)
     numbers: Numbers = _ALL
     joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
+    num_processes: int = 1  # that share what the options allow
+    _budget: Budget | None = None
+    _lender: IteratorContext | None = None  # whose budget it is
 
-    def belong_to(self, index: int, count: int, options: DatasetOptions) -> None:
-        """Makes the pipeline the share of worker ``index`` of ``count``, with ``options`` where it has none of its own."""
-        self.options = options.merge(self.options)
+    @property
+    def budget(self) -> Budget:
+        """What all share that compute ahead. Options that come later have no effect on it."""
+        if self._lender is not None:
+            return self._lender.budget
+        if self._budget is None or not self._budget.is_here:
+            self._budget = budget_of(self.options, self.num_processes)
+        return self._budget
+
+    def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
+        """Makes the pipeline share ``index`` of ``count`` of one with ``whole``, whose options hold where it has none."""
+        self.options = whole.options.merge(self.options)
         self.numbers = self.numbers.replaced(index=index, count=count)
+        self._lender = whole
 
 
 class ComponentContext(IteratorContext):
@@ -70,6 +84,10 @@ class ComponentContext(IteratorContext):
         self.outer = outer
         self.joined = outer.joined
         self._own = options or DatasetOptions()
+
+    @property
+    def budget(self) -> Budget:
+        return self.outer.budget
 
     @property  # looked up when used: the outer pipeline may get options after its parts were made
     def options(self) -> DatasetOptions:

@@ -107,6 +107,13 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
         for parent in self._parents:
             parent.start_prefetch()
 
+    def _expect(self, rate: float, due: float) -> None:
+        """Begins to read what will be drawn from this ``rate`` times as often as from others that are expected, after ``due``
+        draws from all of them for the first time.
+        """
+        for parent in self._parents:
+            parent._expect(rate, due)
+
     def resize(self, num_workers: int) -> None:
         """Has another number of Ray actors compute the elements from now on. May be called at any time, and does not wait:
         elements, their order and states stay the same.

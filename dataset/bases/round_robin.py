@@ -117,7 +117,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         own = ctx.numbers  # this may itself be the share of a worker
         iterators = [iterate(share) for share in [self._share(i) for i in range(self._count)]]
         for i, it in enumerate(iterators):
-            it._ctx.belong_to(own.index + i * own.count, self._count * own.count, ctx.options)
+            it._ctx.belong_to(own.index + i * own.count, self._count * own.count, ctx)
         return iterators
 
     def _drop_delivered(self) -> None:

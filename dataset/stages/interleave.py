@@ -324,7 +324,8 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
         opening = self._opening
         if opening is None or self._opening_index != index or not opening.is_here:
             self._stop_opening()
-            opening = ReadAhead(self._opener.open_ahead, index, self._num_members, self._num_threads, self._num_ahead)
+            sizes = self._num_threads, self._num_ahead
+            opening = ReadAhead(self._opener.open_ahead, index, self._num_members, *sizes, self._ctx.budget)
             self._finalizer = weakref.finalize(self, opening.close)
             self._opening = opening
         try:

@@ -226,6 +226,8 @@ def _weights_by_name(names: list[Any], weights: Any) -> list[Any]:
 class MixedDatasetIterator(BlockIterator[T]):
     _flow = "stateful"
     _placed_by = ("_index", "_has_ended")
+    _is_expected = False  # the parents read ahead
+    _was_asked = False
 
     def __init__(self, datasets: Sequence[Any], proportions: tuple[int, ...], names: list[str] | None) -> None:
         super().__init__([iterate(ds) for ds in datasets])
@@ -251,11 +253,26 @@ class MixedDatasetIterator(BlockIterator[T]):
         return None if self._names is None else dict(zip(self._names, self._parents, strict=True))
 
     def _take(self, n: int) -> list[Any]:
+        if not self._is_expected:
+            if n > 1 or self._was_asked:  # the first element is not to wait for all parents
+                self._expect(1.0, 0.0)
+            self._was_asked = True
         taken: list[Any] = []
         while len(taken) < n and not self._has_ended:
             # What is read in vain when a parent has ended is no more than what was delivered before.
             taken += self._take_block(min(n - len(taken), max(_FIRST_BLOCK, self._index)))
         return taken
+
+    def _expect(self, rate: float, due: float) -> None:
+        self._is_expected = True
+        total = sum(self._proportions)
+        first: dict[int, float] = {}  # draws from this before the first one from a parent
+        shares, places = self._selection.select(range(self._index, self._index + 2 * len(self._parents)))
+        found = [component for component, inner in shares for _ in inner]
+        for i, place in enumerate(places):
+            first.setdefault(found[place], i)
+        for component, (parent, proportion) in enumerate(zip(self._parents, self._proportions, strict=True)):
+            parent._expect(rate * proportion / total, due + first.get(component, total / proportion) / rate)
 
     def _take_block(self, n: int) -> list[Any]:
         if n == 1:
@@ -319,6 +336,7 @@ class MixedDatasetIterator(BlockIterator[T]):
             parent.set_state(parent_state)
         self._index = index
         self._has_ended = has_ended
+        self._is_expected = self._was_asked = False
 
     def _states_by_name(self, states: Any) -> list[Any]:
         """The states of the components, those that are new at the beginning."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -98,6 +99,10 @@ class MultithreadPrefetchIterator(InProcessIterator[T]):
 
     def _work_ahead(self) -> WorkAhead:
         return super()._work_ahead()._replace(waits=self._buffer_size > 0, num_threads=self._count)
+
+    def _open(self) -> Sequence[Shard]:
+        self._ctx.budget.allow(self._count)
+        return super()._open()
 
     def _shard(self, it: DatasetIterator[Any]) -> Shard:
         return ThreadShard(it, self._buffer_size)

@@ -10,6 +10,7 @@ from gristmill.core.naming import stable_repr
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int, shown, state_field
 from gristmill.dataset.ahead.reader import Reader
+from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.feed import OneByOne, what_failed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
@@ -69,6 +70,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
     _work_category = "prefetch"
     _stays_on_error = True
     _closes_anytime = True
+    _reader: Any = None
 
     def __init__(self, ds: MapDataset[Any], parameters: PrefetchParameters) -> None:
         super().__init__()
@@ -76,7 +78,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._length = len(ds)
         self._end = self._length  # or where the source has ended
         self._parameters = parameters
-        self._reader = Reader(ds, parameters.read_options.num_threads, parameters.read_options.prefetch_buffer_size)
+        options = parameters.read_options
+        self._reader = Reader(ds, options.num_threads, options.prefetch_buffer_size, self._ctx)
         self._reads_once = self._reader.reads_once
         self._allow_nones = parameters.allow_nones
         self._next_index = 0
@@ -86,6 +89,11 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._guard = FilterGuard(str([*sparse, self][0]))
         if isinstance(ds, RunsMapDataset):
             self._ctx.numbers = ds.numbers
+
+    def _share_context(self, ctx: IteratorContext) -> None:
+        super()._share_context(ctx)
+        if self._reader is not None:
+            self._reader.ctx = ctx
 
     @property
     def _draws_from(self) -> Sequence[Any]:
@@ -182,9 +190,13 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if not self._closed:
             self._reader.start()
 
+    def _expect(self, rate: float, due: float) -> None:
+        if not self._closed:
+            self._reader.expect(rate, due)
+
     def close(self) -> None:
         super().close()
-        if "_reader" in vars(self):  # else the constructor has failed
+        if self._reader is not None:  # else the constructor has failed
             self._reader.close()
 
     def get_state(self) -> Any:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from gristmill.core.options import MAX_LANES, DatasetOptions
+from gristmill.core.options import MAX_LANES
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext, collected_options
 from gristmill.dataset.bases.cycle import After
 from gristmill.dataset.bases.division import Division
@@ -102,8 +102,8 @@ class MemberIterDataset(IterDataset[Any]):
 class _OfWhole(IteratorContext):
     """Of a dataset that one worker has as a whole, so that its elements have the numbers that they have without workers."""
 
-    def belong_to(self, index: int, count: int, options: DatasetOptions) -> None:
-        super().belong_to(0, 1, options)
+    def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
+        super().belong_to(0, 1, whole)
 
 
 class StreamInterleaveParameters(Parameters):

@@ -188,7 +188,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
                 )
             if self._after is None:
                 self._after = [copied(snapshot(self._source))], 0
-            ahead = PullAhead(self._source, state, self._buffer_size)
+            ahead = PullAhead(self._source, state, self._buffer_size, self._ctx.budget)
             self._finalizer = weakref.finalize(self, ahead.stop)
             self._ahead = ahead
             ahead.start()
@@ -210,6 +210,12 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
             self._running()
         else:
             super().start_prefetch()
+
+    def _expect(self, rate: float, due: float) -> None:
+        if not self._buffer_size:
+            super()._expect(rate, due)
+        elif not self._closed:
+            self._running()
 
     def close(self) -> None:
         self._close(_CLOSE_SECONDS)

@@ -134,6 +134,7 @@ class ZipIterDataset(IterDataset[T]):
 class ZipDatasetIterator(BlockIterator[T]):
     _flow = "one_to_one"
     _placed_by = ("_has_ended",)
+    _is_expected = False  # the parents read ahead
 
     def __init__(self, parents: list[DatasetIterator[Any]], parameters: ZipParameters) -> None:
         super().__init__(parents)
@@ -147,6 +148,8 @@ class ZipDatasetIterator(BlockIterator[T]):
     def _take(self, n: int) -> list[Any]:
         if self._has_ended:
             return []
+        if not self._is_expected:
+            self._expect(1.0, 0.0)
         before = [marked(parent) for parent in self._parents] if n > 1 else []
         if any([mark is None for mark in before]):  # there is no way back from too many elements of one parent
             return DatasetIterator._take(self, n)
@@ -169,6 +172,10 @@ class ZipDatasetIterator(BlockIterator[T]):
             self._has_ended = True
         return list(zip(*[column[:num_rows] for column in columns], strict=True))
 
+    def _expect(self, rate: float, due: float) -> None:
+        self._is_expected = True
+        super()._expect(rate, due)
+
     def _check_ends(self, first: int) -> None:
         """Raises unless all parents end where the one at ``first``, before which none has ended, has ended."""
         if first:
@@ -184,7 +191,7 @@ class ZipDatasetIterator(BlockIterator[T]):
         states = state_list(state, "parents", self, len(self._parents), "the number of datasets")
         for parent, parent_state in zip(self._parents, states, strict=True):
             parent.set_state(parent_state)
-        self._has_ended = False
+        self._has_ended = self._is_expected = False
 
     def _skip(self) -> None:
         for parent in self._parents:

@@ -20,7 +20,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 import gristmill as gm
 from gristmill import MapDataset, ReadOptions, SequentialSampler
-from gristmill.dataset.ahead import readahead
+from gristmill.dataset.ahead import budget
 from gristmill.experimental import ThreadPrefetchIterDataset, multithread_prefetch
 
 
@@ -76,7 +76,7 @@ class TestBuffers:
         (sharing, 0, 1, 2, 5, 50),
     )
     def test_order_and_no_more_elements_ahead_than_the_buffer_holds(self, make, size, args, monkeypatch, switching):
-        monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
+        monkeypatch.setattr(budget, "_NUM_CPUS", 16)
         num_asked, seen, too_far = 0, [], []
 
         def look(x):
@@ -98,7 +98,7 @@ class TestBuffers:
 
     @each_size([(1, 1), (8, 1), (8, 4), (3, 16), (500, 16)], (prefetching, 1, 2, 3, 100), (sharing, 1, 2, 5))
     def test_start_prefetch_fills_the_buffer_and_waits(self, make, size, args, monkeypatch):
-        monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
+        monkeypatch.setattr(budget, "_NUM_CPUS", 16)
         gate, num = Gate(), 3 * size if make is sharing else size
         it = iter(make(10_000, gate, size, *args))
         before = it.get_state()

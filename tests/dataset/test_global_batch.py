@@ -22,7 +22,7 @@ from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ShardOpti
 from gristmill import experimental as gx
 from gristmill.checkpoint import CheckpointHandler, agree_jax, agree_torch, merge_states
 from gristmill.core.errors import StateKeyError, StateMismatchError
-from gristmill.core.options import DatasetOptions
+from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.lengths import AtMost, Infinite, Unknown
@@ -123,7 +123,7 @@ class Model:
         self.end, self.position = end, 0
         shares = [iterate(slice_pipeline(ds.repeat() if end == "repeat" else ds, i, num_lanes)) for i in range(num_lanes)]
         for i, it in enumerate(shares):
-            it._ctx.belong_to(i, num_lanes, DatasetOptions())
+            it._ctx.belong_to(i, num_lanes, IteratorContext())
         self.lanes = [[plain(x) for x in itertools.islice(it, MANY)] for it in shares]
 
     def take(self, num, size):

@@ -16,7 +16,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions
 from gristmill import experimental as gx
 from gristmill.core.errors import StateMismatchError
-from gristmill.dataset.ahead import readahead
+from gristmill.dataset.ahead import budget
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 
 # Threads that open ahead, datasets open ahead, and elements ahead of each: none of it may be noticed.
@@ -492,7 +492,7 @@ class TestResources:
         it.close()
 
     def test_the_next_file_is_opened_before_it_is_needed(self, monkeypatch):
-        monkeypatch.setattr(readahead, "_ANEW_SECONDS", 3600.0)  # whoever misses something finds that out too late
+        monkeypatch.setattr(budget, "_ANEW_SECONDS", 3600.0)  # whoever misses something finds that out too late
         opened = threading.Semaphore(0)
         it = iter(opening(lambda name: opened.release() or name, [2] * 9, 1, {}))
         for num in range(1, 5):

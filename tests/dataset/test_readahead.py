@@ -11,14 +11,15 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 from gristmill import MapDataset, ReadOptions
 from gristmill.dataset.ahead import blocks as stated_blocks
-from gristmill.dataset.ahead import readahead
+from gristmill.dataset.ahead import budget, readahead
 from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.readahead import ReadAhead
 
 
 @pytest.fixture(autouse=True)
 def many_cpus(monkeypatch):
-    monkeypatch.setattr(readahead, "_NUM_CPUS", 16)
+    monkeypatch.setattr(budget, "_NUM_CPUS", 16)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ class TestThreadsAndBlocks:
     def test_slow_storage_is_asked_by_a_thread_for_each_cpu_and_more_when_somebody_waits(
         self, num, num_threads, num_cpus, at_once, in_the_end, starts, monkeypatch
     ):
-        monkeypatch.setattr(readahead, "_NUM_CPUS", num_cpus)
+        monkeypatch.setattr(budget, "_NUM_CPUS", num_cpus)
         source = Watched(num)
         source.gate.open.clear()
         it = stream(source, num_threads, 8)
@@ -59,7 +60,7 @@ class TestThreadsAndBlocks:
         assert next(it, "end") == "end"
 
     def test_threads_beyond_the_cpus_come_when_two_elements_in_a_row_are_slow(self, clock, monkeypatch):
-        monkeypatch.setattr(readahead, "_NUM_CPUS", 1)
+        monkeypatch.setattr(budget, "_NUM_CPUS", 1)
 
         def slow(keys):
             if source.gate.open.is_set():
@@ -76,7 +77,7 @@ class TestThreadsAndBlocks:
 
     @pytest.mark.parametrize(("num", "seconds", "num_cpus"), [(200, 0.01, 1), (5000, 0.0, 2)])
     def test_what_is_computed_or_quick_gets_no_more_threads_than_cpus(self, clock, monkeypatch, num, seconds, num_cpus):
-        monkeypatch.setattr(readahead, "_NUM_CPUS", num_cpus)
+        monkeypatch.setattr(budget, "_NUM_CPUS", num_cpus)
         monkeypatch.setattr(readahead, "_LONG_SECONDS", 30.0)
 
         def compute(keys):
@@ -88,7 +89,7 @@ class TestThreadsAndBlocks:
             assert len(working()) <= num_cpus
 
     def test_fewer_threads_than_asked_for_do(self, monkeypatch):
-        computing_ahead.scarce_threads(monkeypatch, readahead, 2)
+        computing_ahead.scarce_threads(monkeypatch, budget, 2)
         it = stream(Watched(100), 16, 32)
         it.start_prefetch()
         assert list(it) == list(range(100))
@@ -125,7 +126,7 @@ class TestErrorsStatesAndEnds:
                 return list(indices)
 
             size = (1, 3, 50)[bad % 3]
-            ahead, got = ReadAhead(compute, 0, 60, num_threads, 32), []
+            ahead, got = ReadAhead(compute, 0, 60, num_threads, 32, Budget()), []
             for _ in range(bad + 2):  # at the end, nothing more
                 try:
                     taken = ahead.take(size)
@@ -171,28 +172,28 @@ class TestErrorsStatesAndEnds:
                 closer.join(PATIENCE_SECONDS)
                 closed.append(not closer.is_alive())
 
-        ahead = ReadAhead(list, 0, 100, 4, 8)
+        ahead = ReadAhead(list, 0, 100, 4, 8, Budget())
         monkeypatch.setattr(readahead.threading, "Thread", Closing)
         ahead.start()
         assert closed == [True] * 4
 
-    @pytest.mark.parametrize("condition", ["_room", "_filled"])
+    @pytest.mark.parametrize("condition", ["_claimable", "_filled"])
     def test_close_in_the_very_moment_before_waiting(self, monkeypatch, condition):
         """As if the garbage collector, or a signal handler, had come between the look at the flag and the wait."""
-        monkeypatch.setattr(readahead, "_ANEW_SECONDS", 0.01)
+        monkeypatch.setattr(budget, "_ANEW_SECONDS", 0.01)
         gate = threading.Event()
-        ahead = ReadAhead(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1)
-        waiting = getattr(ahead, condition)
+        ahead = ReadAhead(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget())
+        waiting = getattr(ahead if condition == "_filled" else ahead._budget, condition)
         wait, calls = waiting.wait, []
 
         def close_and_wait(timeout):
             calls.append(timeout)
-            if condition == "_room" or len(calls) > 1:  # the consumer's first wait is a short one anyway
+            if condition == "_claimable" or len(calls) > 1:  # the consumer's first wait is a short one anyway
                 ahead.close()
             return wait(timeout)
 
         waiting.wait = close_and_wait
-        if condition == "_room":
+        if condition == "_claimable":
             gate.set()
             ahead.start()
             wait_until(lambda: calls)

@@ -1,0 +1,420 @@
+"""The threads and the memory that everything shares which computes ahead below one iterator.
+
+Guarantees:
+
+1. There are never more than ``max_threads`` threads: those that read by index, and those that pull from iterators.
+2. What is ready, or being computed ahead, takes no more than ``max_bytes``, as far as the sizes of elements are known before
+   they are computed: the last ones of the same reader stand for the next. What a consumer waits for is computed in any case.
+3. What will be needed first is read first. This follows from how often elements were drawn from each reader and, before that,
+   from what was expected. No reader is ahead by more draws, counted over all readers, than the one that is drawn from most.
+4. No thread waits for an element that waits for a thread: whoever wants what nobody computes while all threads are busy computes
+   it in place. So one thread is enough for pipelines of any depth.
+5. ``dismiss`` may be called anywhere, also by the garbage collector in the middle of any line here: it appends to a list.
+6. In a forked process ``is_here`` is false, and nothing of this may be used.
+
+Source: to keep what is needed soonest is the optimal rule for caches (Belady, 1966).
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import heapq
+import itertools
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from gristmill.core.cgroup import usable_cpus, usable_memory
+from gristmill.core.options import DatasetOptions
+from gristmill.dataset.ahead.threads import start_thread
+
+_NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_ANEW_SECONDS = 1.0  # nobody waits longer without looking again: who closes something may not be heard
+_MIN_THREADS = 16
+_MEMORY_PARTS = 8
+_EXPECTED_DRAWS = 16  # from each reader: what was expected counts as much as so many draws
+_RECENT_DRAWS = 256  # from each reader: then all that were before count half
+_AT_ONCE = float("-inf")
+
+
+class Holding:
+    """What one of those that compute ahead has of the memory: apart from it, so that nothing here keeps it alive."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0  # that its elements take, and that are reserved for those it computes
+        self.is_open = True
+
+
+class ReadingClient(abc.ABC):
+    """Reads by index, with threads of the budget. All of this is called under the budget's lock.
+
+    Args:
+        num_threads: the most threads that may work for it at a time.
+        rate: how often elements will be drawn from it, relative to others.
+    """
+
+    due = 0.0  # the draw, counted over all readers, that is the next one from it
+    is_awaited = False  # a consumer waits for an element that nobody computes
+    is_held_up = False  # there is no memory for what it would read
+    element_bytes = 0.0  # about; 0 is unknown
+    num_drawn = 0.0  # recently
+    offered: float | None = None  # when its next element is needed, as long as it is in the queue
+
+    def __init__(self, num_threads: int, rate: float) -> None:
+        self.num_threads = num_threads
+        self.rate = rate
+        self.holding = Holding()
+
+    @property
+    @abc.abstractmethod
+    def num_left(self) -> int:
+        """How many elements nobody has begun."""
+
+    @property
+    @abc.abstractmethod
+    def num_ahead(self) -> int:
+        """How many elements were begun and not yet drawn."""
+
+    @abc.abstractmethod
+    def room(self) -> int:
+        """How many elements somebody may begin now."""
+
+    @abc.abstractmethod
+    def claim(self, num: int) -> Callable[[], None]:
+        """Begins ``num`` elements; what computes them, to be called without the lock."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends its work."""
+
+
+class PullingClient(abc.ABC):
+    """Pulls from an iterator, in a thread of its own or in its consumer's."""
+
+    def __init__(self) -> None:
+        self.holding = Holding()
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Lets its thread end if it has nothing to do."""
+
+
+class Budget:
+    """Threads, memory, and who has what of them.
+
+    Args:
+        max_threads: the most threads; ``None``: 16, twice the number of CPUs, or what one reader may use, whatever is most.
+        max_bytes: the most bytes; ``None``: an eighth of the memory that this process may use.
+        num_processes: how many processes share all that.
+    """
+
+    def __init__(self, max_threads: int | None = None, max_bytes: int | None = None, num_processes: int = 1) -> None:
+        self.lock = threading.RLock()
+        self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
+        self.waited_seconds = 0.0  # by consumers
+        self._process_id = os.getpid()
+        self._is_flexible = max_threads is None
+        self.max_threads = _usual_threads(num_processes) if max_threads is None else max(1, max_threads // num_processes)
+        self.max_bytes = (_usual_bytes() if max_bytes is None else max_bytes) // num_processes
+        self.num_bytes = 0
+        self._readers: dict[Holding, ReadingClient] = {}
+        self._dismissed: deque[Holding] = deque()
+        self._claimable = threading.Condition(self.lock)
+        self._queue: list[tuple[float, int, ReadingClient]] = []  # a heap; entries may be out of date
+        self._order = itertools.count()
+        self._numbers: list[int] = []  # of threads that have ended, a heap
+        self._num_numbers = 0
+        self._num_reading = 0  # threads
+        self._num_idle = 0  # of them
+        self._num_pulling = 0  # threads
+        self._num_leaving = 0  # threads that read, for others to pull
+        self._resting: dict[Holding, PullingClient] = {}  # whose threads have nothing to do
+        self._clock = 0  # draws
+        self._num_recent = 0.0
+        self._total_rate = 0.0
+        self._max_rate = 0.0
+        self._most_bytes = 0.0  # of an element of any reader
+
+    @property
+    def is_here(self) -> bool:
+        return self._process_id == os.getpid()
+
+    @property
+    def num_threads(self) -> int:
+        return self._num_reading + self._num_pulling
+
+    @property
+    def num_reading(self) -> int:
+        return self._num_reading
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all threads that there may be are busy."""
+        return not self._num_idle and self.num_threads >= self.max_threads
+
+    # What follows is called under the lock.
+
+    def enroll(self, reader: ReadingClient) -> None:
+        """Lets threads work for ``reader``, until it is dismissed."""
+        self.settle()
+        self._readers[reader.holding] = reader
+        if self._is_flexible:
+            self.max_threads = max(self.max_threads, reader.num_threads)
+        rate, reader.rate = reader.rate, 0.0
+        self.expect(reader, rate, 0.0)
+
+    def expect(self, reader: ReadingClient, rate: float, due: float) -> None:
+        """Elements will be drawn from ``reader`` that often, the first after ``due`` draws."""
+        self._total_rate += rate - reader.rate
+        reader.rate, reader.due = rate, self._clock + due
+        self._max_rate = max(self._max_rate, self._rate(reader))
+        self.offer(reader)
+
+    def settle(self) -> None:
+        """Forgets who was dismissed."""
+        is_changed = False
+        while self._dismissed:
+            holding = self._dismissed.popleft()
+            if holding.is_open:
+                holding.is_open = False
+                self.num_bytes -= holding.num_bytes
+                is_changed = self._readers.pop(holding, None) is not None or is_changed
+        if is_changed:
+            self._weigh()
+
+    def hold(self, holding: Holding, num_bytes: int) -> None:
+        """Notes that so many bytes more are held, or less."""
+        if holding.is_open:
+            holding.num_bytes += num_bytes
+            self.num_bytes += num_bytes
+
+    def affords(self, num: int, element_bytes: float) -> int:
+        """How many of ``num`` elements there is memory for."""
+        left = self.max_bytes - self.num_bytes
+        needed = element_bytes or self._most_bytes
+        if needed * num <= left:
+            return num
+        return int(left // needed) if left > 0 else 0
+
+    def most_ahead(self, reader: ReadingClient, most: int) -> int:
+        """How many elements ``reader``, which may be ahead by ``most``, may be ahead now (3)."""
+        if len(self._readers) < 2:
+            return most
+        return max(1, min(most, int(most * self._rate(reader) / self._max_rate + 0.5)))
+
+    def drawn(self, reader: ReadingClient, num: int, num_bytes: int) -> None:
+        """Notes that elements were drawn, which took so many bytes."""
+        self.settle()
+        self.hold(reader.holding, -num_bytes)
+        self._clock += num
+        self._num_recent += num
+        reader.num_drawn += num
+        if len(self._readers) > 1:
+            if self._num_recent > _RECENT_DRAWS * len(self._readers):
+                self._num_recent /= 2
+                for other in self._readers.values():
+                    other.num_drawn /= 2
+                self._weigh()
+            rate = self._rate(reader)
+            self._max_rate = max(self._max_rate, rate)
+            reader.due = self._clock + 1 / rate
+        self.offer(reader)
+        if self._queue:
+            self._claimable.notify()
+
+    def offer(self, reader: ReadingClient) -> None:
+        """Lets a thread begin what ``reader`` has room for."""
+        if reader.room():
+            due = reader.due
+            if reader.is_awaited:
+                due = _AT_ONCE
+            elif len(self._readers) > 1:
+                due += reader.num_ahead / self._rate(reader)
+            if reader.offered is None or due < reader.offered:
+                reader.offered = due
+                heapq.heappush(self._queue, (due, next(self._order), reader))
+            self._claimable.notify()
+
+    def learned(self, reader: ReadingClient, num_bytes: float) -> None:
+        """Notes the size of an element."""
+        reader.element_bytes = (reader.element_bytes + num_bytes) / 2 if reader.element_bytes else num_bytes
+        self._most_bytes = max(self._most_bytes, reader.element_bytes)
+
+    def wake(self) -> None:
+        """Lets all threads look again."""
+        self._claimable.notify_all()
+
+    def _rate(self, reader: ReadingClient) -> float:
+        expected = _EXPECTED_DRAWS * len(self._readers)
+        return (expected * reader.rate / self._total_rate + reader.num_drawn) / (expected + self._num_recent)
+
+    def _weigh(self) -> None:
+        """Forgets what was added up inexactly."""
+        self._total_rate = sum([reader.rate for reader in self._readers.values()])
+        self._max_rate = max([self._rate(reader) for reader in self._readers.values()], default=0.0)
+
+    # What follows takes the lock.
+
+    def dismiss(self, holding: Holding) -> None:
+        """Counts nothing of it any more."""
+        self._dismissed.append(holding)
+
+    def allow(self, num_threads: int) -> None:
+        """Somebody has been promised so many threads: without effect where a number was given."""
+        with self.lock:
+            if self._is_flexible:
+                self.max_threads = max(self.max_threads, num_threads)
+
+    def start(self, num: int | None = None) -> None:
+        """Starts threads that read, until there are ``num`` (by default, one for every CPU) or as many as there is work for."""
+        with self.lock:
+            missing = self._num_missing(_NUM_CPUS if num is None else num)
+            numbers = [self._new_number() for _ in range(missing)]
+            self._num_reading += missing
+        # Not under the lock: a new thread may collect garbage, and close a reader, before it tells the old one that it runs.
+        for i, number in enumerate(numbers):
+            try:
+                # Sources may tell threads apart by the number, as that of a Python executor.
+                start_thread(functools.partial(self._read, number), f"gristmill-read_{number}", self._end)
+            except BaseException as error:
+                with self.lock:
+                    self._num_reading -= missing - i
+                    for unused in numbers[i:]:
+                        heapq.heappush(self._numbers, unused)
+                    if self._num_reading and isinstance(error, RuntimeError):
+                        return  # the system gives no more, or the interpreter is about to exit: one is enough
+                raise
+
+    def start_more(self) -> None:
+        """Starts as many threads that read as there are CPUs."""
+        self.start(self._num_reading + _NUM_CPUS)
+
+    def start_pulling(self, work: Callable[[], None], end: Callable[[], None]) -> bool:
+        """Starts a thread that does ``work``, if there may be one more; see ``start_thread``."""
+        with self.lock:
+            if self.num_threads >= self.max_threads:
+                self._ask()
+                return False
+            self._num_pulling += 1
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._num_pulling_less()
+
+        try:
+            start_thread(run, "gristmill-prefetch", end)
+        except BaseException:
+            self._num_pulling_less()
+            raise
+        return True
+
+    def rest(self, client: PullingClient) -> None:
+        """Notes that the thread of ``client`` has nothing to do."""
+        with self.lock:
+            self._resting[client.holding] = client
+
+    def work(self, client: PullingClient) -> None:
+        """Notes that it has."""
+        with self.lock:
+            self._resting.pop(client.holding, None)
+
+    def _ask(self) -> None:
+        """Has a thread that pulls and has nothing to do end, or one that reads."""
+        if self._resting:
+            _, client = self._resting.popitem()
+            client.leave()
+        elif self._num_reading > 1:
+            self._num_leaving = min(self._num_leaving + 1, self._num_reading - 1)
+            self._claimable.notify()
+
+    def _num_pulling_less(self) -> None:
+        with self.lock:
+            self._num_pulling -= 1
+            self.settle()
+
+    def _num_missing(self, num: int) -> int:
+        missing = min(num, self.max_threads - self._num_pulling) - self._num_reading
+        if missing > 0:
+            self.settle()
+            readers = self._readers.values()
+            missing = min(missing, sum([reader.num_threads for reader in readers]) - self._num_reading)
+            missing = min(missing, sum([reader.num_left for reader in readers]))
+        return max(0, missing)
+
+    def _new_number(self) -> int:
+        if self._numbers:
+            return heapq.heappop(self._numbers)
+        self._num_numbers += 1
+        return self._num_numbers - 1
+
+    def _end(self) -> None:
+        for reader in [*self._readers.values()]:
+            reader.close()
+
+    def _read(self, number: int) -> None:
+        try:
+            while (work := self._claim()) is not None:
+                work()
+                del work  # not to be kept alive by a thread that waits
+        finally:
+            with self.lock:
+                self._num_reading -= 1
+                heapq.heappush(self._numbers, number)
+                self.settle()
+
+    def _claim(self) -> Callable[[], None] | None:
+        """Waits for something to read; ``None`` if there will be nothing, or others need the thread."""
+        with self.lock:
+            while True:
+                self.settle()
+                if self._num_leaving:
+                    self._num_leaving -= 1
+                    return None
+                work = self._next()
+                if work is not None or not any([reader.num_left for reader in self._readers.values()]):
+                    return work
+                self._num_idle += 1
+                try:
+                    self._claimable.wait(_ANEW_SECONDS)
+                finally:
+                    self._num_idle -= 1
+
+    def _next(self) -> Callable[[], None] | None:
+        while self._queue:
+            due, _, reader = self._queue[0]
+            num = reader.room() if due == reader.offered else 0
+            if num:
+                is_awaited = reader.is_awaited
+                num = self.affords(num, reader.element_bytes) or is_awaited
+                reader.is_held_up = not num
+                if not num:
+                    return None
+            heapq.heappop(self._queue)
+            if due == reader.offered:
+                reader.offered = None
+            if num:
+                work = reader.claim(num)
+                self.offer(reader)
+                if self._queue:
+                    self._claimable.notify()
+                return work
+        return None
+
+
+def budget_of(options: DatasetOptions, num_processes: int = 1) -> Budget:
+    """A budget as ``options`` say."""
+    return Budget(options.max_threads, options.max_bytes_ahead, num_processes)
+
+
+@functools.cache
+def _usual_threads(num_processes: int) -> int:
+    return max(_MIN_THREADS, 2 * usable_cpus() // num_processes)
+
+
+@functools.cache
+def _usual_bytes() -> int:
+    return usable_memory() // _MEMORY_PARTS
