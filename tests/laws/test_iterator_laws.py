@@ -13,6 +13,7 @@ from stage_table import ITER_ENTRIES, STREAMS, WITH_PROCESSES
 from gristmill import MultiprocessingOptions
 from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError
 from gristmill.dataset.bases.node import ancestors
+from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 from gristmill.testing import assert_iter_dataset_conforms
 from gristmill.testing.laws import spread
 from gristmill.workers.messages import Care
@@ -43,6 +44,17 @@ def test_elements_are_the_expected_ones_and_the_end_is_the_end(entry):
         for _ in range(3):
             assert_raises(StopIteration, None, step, it)
     assert [plain(x) for x in ds] == expected
+
+
+@each_entry
+def test_the_budget_is_not_observable(entry):
+    """Not with one thread and no memory, nor with two or many."""
+    expected = record(entry.make())
+    for num_threads in (1, 2, 16):
+        options = DatasetOptions(max_threads=num_threads, max_bytes_ahead=num_threads**4)
+        elements, *states = record(WithOptionsIterDataset(entry.make(), options))
+        assert elements == expected[0]
+        assert entry.states_vary or states == [*expected[1:]]
 
 
 CONFORMING = [entry for entry in STREAMS if len(entry.expected)]  # of those without elements there is little to say

@@ -14,11 +14,12 @@ from new_seed import SEED
 from refusing import assert_raises
 from stream_model import TROUBLE, Endless, Interrupt, Transient, build, failing_trees, frozen, names, outcomes, spoil, trees
 
+from gristmill import experimental as gx
 from gristmill.dataset.bases.iterator import go_to, pull
 from gristmill.dataset.telling.description import describe
-from gristmill.experimental import get_next_index, set_next_index
 
 LIMIT = 50  # outcomes that are looked at
+BUDGETS = [gx.DatasetOptions(), *[gx.DatasetOptions(max_threads=num, max_bytes_ahead=num * 200) for num in (1, 2, 16)]]
 ANYHOW = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
@@ -42,7 +43,7 @@ class Run:
         # A cache leaves out what was skipped in later epochs, a user's iterator does not know how to skip.
         self.can_skip = self.names.isdisjoint(["cache", "user"])
         self.states_vary = has_lazy_interleave(tree)  # with which datasets could be opened so far
-        self.ds = build(tree)
+        self.ds = gx.WithOptionsIterDataset(build(tree), BUDGETS[len(repr(tree)) % len(BUDGETS)])
         self.it = iter(self.ds)
         self.old = []
         self.position = 0
@@ -160,11 +161,11 @@ class Run:
         TROUBLE.arm(0, Transient)
         before = self.state()
         try:
-            position = get_next_index(self.it)
+            position = gx.get_next_index(self.it)
             if self.it._has_gaps() or self.has_gaps:
                 return
             assert position == self.position
-            set_next_index(self.it, index)
+            gx.set_next_index(self.it, index)
         except NotImplementedError:
             assert self.state() == before
         except IndexError:
@@ -172,7 +173,7 @@ class Run:
             assert self.state() == before
         else:
             assert index <= len(self.outcomes)
-            assert get_next_index(self.it) == index
+            assert gx.get_next_index(self.it) == index
             self.position, self.is_failed = index, False
 
     def start_prefetch(self):
