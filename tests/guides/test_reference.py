@@ -122,7 +122,9 @@ def test_kinds_of_the_public_classes():
         assert_raises(TypeError, "abstract", cls)
 
 
-def test_a_method_with_an_older_name_and_those_that_need_an_index():
+def test_given_seeds_a_method_with_an_older_name_and_those_that_need_an_index():
+    seeded = grain.MapDataset.range(6).seed(77)
+    assert [*seeded.shuffle(seed=3)] == [*grain.MapDataset.range(6).shuffle(seed=3)]  # given ones come before derived ones
     ds = grain.MapDataset.range(4).to_iter_dataset()
     with pytest.warns(DeprecationWarning, match="mp_prefetch"):
         assert list(ds.prefetch(grain.MultiprocessingOptions(num_workers=1))) == [0, 1, 2, 3]
