@@ -16,7 +16,7 @@ SAMPLERS = [
     *(IndexSampler(7), IndexSampler(7, seed=3, num_epochs=2), IndexSampler(7, shuffle=True, seed=3)),
     IndexSampler(8, ShardOptions(1, 3), shuffle=True, num_epochs=2, seed=32),
     *(IndexSampler(70_000, ShardOptions(2, 3, True), shuffle=True, num_epochs=3, seed=2**32 - 1), SequentialSampler(7)),
-    *(SequentialSampler(7, seed=2**100), SequentialSampler(11, ShardOptions(1, 3, drop_remainder=True), seed=6)),
+    *(SequentialSampler(8, seed=2**128 - 8), SequentialSampler(11, ShardOptions(1, 3, drop_remainder=True), seed=6)),
 ]
 
 
@@ -104,20 +104,10 @@ def test_anything_with_getitem_is_a_sampler_and_sequential_ones_have_their_own_r
             return RecordMetadata(index, index)
 
     assert isinstance(Own(), Sampler) and not isinstance(object(), Sampler)
-    for options in (NoSharding(), ShardOptions(2, 3)):
-        sampler = SequentialSampler(8, options)
-        assert [(m.index, m.record_key, m.rng) for m in sampler] == [(i, i, None) for i in range(8)] and len(sampler) == 8
     for n, count, length in ((8, 3, 6), (9, 3, 9), (2, 3, 0)):
         sampler = SequentialSampler(n, ShardOptions(0, count, drop_remainder=True))
         assert len(sampler) == len(list(sampler)) == length
         assert_raises(IndexError, rf"\[0, {length}\), got {length}", sampler.__getitem__, length)
-    shard = "NoSharding(shard_index=0, shard_count=1, drop_remainder=False)"
-    assert repr(SequentialSampler(8, seed=5)) == f"SequentialSampler(num_records=8, shard_options={shard})"
-    for seed in (0, 5, 2**32, 2**100, 2**128 - 8, np.int64(3), True):
-        sampler = SequentialSampler(num_records=8, seed=seed)
-        for index in (0, 7):
-            expected = np.random.Generator(np.random.Philox(key=int(seed) + index)).random()
-            assert sampler[index].rng.random() == expected
     for kwargs, error, message in [
         ({"num_records": 0}, ValueError, "num_records must be a positive integer, got 0"),
         ({"num_records": -1}, ValueError, "num_records must be a positive integer, got -1"),
