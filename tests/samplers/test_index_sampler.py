@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 from formulas import index_shuffle
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusing import assert_raises
 
@@ -52,6 +52,7 @@ def test_validation_and_integers_of_all_kinds():
 
 
 @settings(deadline=None, max_examples=25)
+@example(2, 3, False, False, 3, 0)  # the last shard is empty
 @given(st.integers(1, 20), st.integers(1, 5), st.booleans(), st.booleans(), st.integers(1, 3), st.integers(0, 2**32 - 1))
 def test_semantics_by_the_formulas(n, count, drop, shuffle, epochs, seed):
     for options in [ShardOptions(index, count, drop) for index in range(count)] if count > 1 or n % 2 else [NoSharding()]:
