@@ -4,10 +4,9 @@ import ast
 import configparser
 from pathlib import Path
 
-import pytest
 from programs import output
+from test_house import ROOT, modules
 
-REPOSITORY = Path(__file__).parents[2]
 HEAVY = {"absl", "array_record", "etils", "jax", "jaxlib", "orbax", "pandas", "prometheus_client", "pyarrow"}
 HEAVY |= {"tensorflow", "tensorflow_datasets", "torch"}
 
@@ -59,59 +58,42 @@ LEVELS += [{"diagnostics", "testing"}, {"api"}]
 TOP = set().union(*LEVELS)
 
 
-@pytest.fixture(scope="module")
-def folders() -> set[Path]:
-    options = configparser.ConfigParser()
-    options.read(REPOSITORY / "setup.cfg")
-    lines = options["options"]["package_dir"].split("\n")
-    mapped = dict([part.strip() for part in line.split("=")] for line in lines if line.strip())
-    folders = set()
-    for package in options["options"]["packages"].split():
-        root, rest = package, ""
-        while root not in mapped:
-            root, _, last = root.rpartition(".")
-            rest = f"{last}/{rest}"
-        folders.add(REPOSITORY / mapped[root] / rest)
-    return folders
-
-
 def imported(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names |= {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "gristmill" else set()
-            names.add(node.module or "")
-    return {name for name in names if name.partition(".")[0] == "gristmill"}
+    """What a file imports of gristmill, for type checkers too: modules, and names in them."""
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in [node for node in nodes if isinstance(node, ast.ImportFrom)]:
+        assert node.level == 0, f"{path}: relative import"
+        names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in names if name.startswith("gristmill.")}
 
 
 def level_of(package: str) -> int:
     return next(level for level, packages in enumerate(LEVELS) if package in packages)
 
 
-def test_imports_go_one_way_and_an_upward_one_would_be_seen(folders, tmp_path):
+def test_imports_go_one_way_and_an_upward_one_would_be_seen(tmp_path):
     seen = set()
-    for path in (path for folder in folders for path in folder.glob("*.py")):
-        home = path.relative_to(REPOSITORY).parts[0]
-        for name in imported(path) - {"gristmill"}:  # its names are looked at one by one
+    for path in modules().values():
+        home = path.relative_to(ROOT).parts[0]
+        for name in imported(path):
             other = name.split(".")[1]
             other = other if other in TOP else "api"
             seen.add((home, other))
             assert other == home or level_of(other) < level_of(home), f"{path} imports {name}"
     assert {("core", "core"), ("dataset", "core"), ("loader", "dataset"), ("api", "loader")} <= seen
     (tmp_path / "x.py").write_text("def f():\n    from gristmill.loader import load\n    import gristmill.dataset.apply\n")
-    assert imported(tmp_path / "x.py") == {"gristmill.loader", "gristmill.dataset.apply"}
+    assert imported(tmp_path / "x.py") == {"gristmill.loader.load", "gristmill.dataset.apply"}
     assert level_of("loader") > level_of("dataset") > level_of("core")
 
 
-def test_the_wheel_holds_every_package(folders):
-    listed = {folder.resolve() for folder in folders}
-    files = [path for name in TOP if (REPOSITORY / name).is_dir() for path in (REPOSITORY / name).rglob("*.py")]
-    assert listed == {path.parent.resolve() for path in files if path.name == "__init__.py"}
-    assert [path for path in files if path.parent.resolve() not in listed] == []
-    assert (REPOSITORY / "api" / "py.typed").is_file()
+def test_the_wheel_holds_every_package():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    packages = {name for name, path in modules().items() if path.name == "__init__.py"}
+    assert {*setup["options"]["packages"].split()} == packages
+    assert {name.rpartition(".")[0] for name in modules().keys() - packages} <= packages
+    assert {path.relative_to(ROOT).parts[0] for path in modules().values()} == TOP and (ROOT / "api" / "py.typed").is_file()
     # A new top-level package must be placed in the order of imports.
     others = {"tests", "examples", "benchmarks", "docs", "build", "dist", "out"}
-    assert [path for path in REPOSITORY.glob("[!.]*/*.py") if path.parent.name not in TOP | others] == []
+    assert [path for path in ROOT.glob("[!.]*/*.py") if path.parent.name not in TOP | others] == []
