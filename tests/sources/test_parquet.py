@@ -157,6 +157,11 @@ def test_files_that_are_none_or_damaged(path, monkeypatch):
         assert ("x.parquet" in str(getattr(error, "__notes__", ""))) == isinstance(error, OSError)
 
 
+def footer_of(path):
+    with open_input(str(path)) as file:
+        return read_footer(file)
+
+
 def damage_footer(path, byte, is_wanted):
     """Lowers a byte of this value in the footer by two or one, such that ``is_wanted()``."""
     good = path.read_bytes()
@@ -172,10 +177,6 @@ def damage_footer(path, byte, is_wanted):
 def test_footers_that_lie(path, monkeypatch):
     """Rows whose types would depend on the block that they are read in are an error, and so are fewer rows."""
 
-    def null_counts():
-        with open_input(str(path)) as file:
-            return NullCounts(read_footer(file)).of_group(0)
-
     write(path, {"x": ["a"] * 50}, row_group_size=30)
     damage_footer(path, 40, lambda: pq.ParquetFile(path).metadata.row_group(1).num_rows < 0)  # 20, as Thrift writes it
     rows = ParquetRows(path)
@@ -185,7 +186,7 @@ def test_footers_that_lie(path, monkeypatch):
     monkeypatch.setattr(parquet, "_BLOCK_ROWS", 2)
     for values in ([1, 2, None, 4], [[1], [2, 3], [4, None], [5]], [{"a": 1}, {"a": 2}, {"a": None}, {"a": 3}]):
         write(path, {"x": values})
-        damage_footer(path, 2, lambda: null_counts() == [0])  # one, as Thrift writes it
+        damage_footer(path, 2, lambda: NullCounts(footer_of(path)).of_group(0) == [0])  # one, as Thrift writes it
         rows = ParquetRows(path)
         assert len(rows.read(0, 0)) == 2
         match = r"row group 0 of .*x\.parquet .* column 'x' has missing values, but its statistics say"
@@ -199,3 +200,51 @@ def test_footers_that_lie(path, monkeypatch):
             while block := rows.read(0, len(read)):
                 read += block
         assert len(read) == 1000
+
+
+def as_pyarrow_says(path):
+    metadata = pq.ParquetFile(path).metadata
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    statistics = [[group.column(i).statistics for i in range(group.num_columns)] for group in groups]
+    return [[s.null_count if s is not None and s.has_null_count else None for s in group] for group in statistics]
+
+
+def test_null_counts_of_random_large_cut_off_and_missing_footers(tmp_path):
+    path = tmp_path / "x.parquet"
+    rng = random.Random(7)
+    for number, _ in enumerate(written(path, rng)):
+        expected = as_pyarrow_says(path)
+        counts = NullCounts(footer_of(path))
+        for group in rng.sample(range(len(expected)), len(expected)):  # in any order
+            assert counts.of_group(group) == expected[group], number
+        assert counts.of_group(len(expected)) == []
+    pq.write_table(pa.table({f"column {i}": [None, i] for i in range(1500)}), path, row_group_size=1)
+    footer = footer_of(path)
+    assert len(footer) > 1 << 17 and [NullCounts(footer).of_group(i) for i in range(2)] == [[1] * 1500, [0] * 1500]
+    pq.write_table(pa.table({"x": [None, 1, None], "y": [1, 2, 3]}), path, row_group_size=2)
+    footer, whole = footer_of(path), as_pyarrow_says(path)
+    for size in range(len(footer)):
+        counts = NullCounts(footer[:size])
+        for group in range(2):  # less, and nothing else
+            assert all(one in (None, other) for one, other in zip(counts.of_group(group), whole[group], strict=False))
+    for content in (b"", b"PAR1", b"PAR1PAR1", b"PAR1\xff\xff\xff\xffPAR1", b"PAR1\4\0\0\0PAR1", b"x" * 100):
+        path.write_bytes(content)
+        assert NullCounts(footer_of(path)).of_group(0) == []
+
+
+def field(number, kind, *value):
+    return bytes([kind, 2 * number, *value])  # the number in full, not as the difference from the one before
+
+
+def test_fields_of_all_types_are_passed_over():
+    """A footer as a later version of Parquet may write it, with fields that nobody knows before the row groups."""
+    binary, integers, booleans = [2, 9, 9], [0xF5, 16, *[3] * 16], [0x21, 1, 2]
+    unknown = field(40, 1) + field(41, 2) + field(42, 3, 7) + field(43, 4, 0x80, 1) + field(44, 7, *range(8))
+    unknown += field(45, 8, *binary) + field(46, 9, *booleans) + field(47, 10, *integers) + field(48, 13, *range(16))
+    unknown += field(49, 11, 0) + field(50, 11, 2, 0x89, *binary, *booleans, *binary, *integers)
+    unknown += field(51, 12, *field(4, 9, 0x1C, *field(1, 6, 2), 0), 0)  # what looks like row groups, but is deeper
+    statistics = field(3, 6, 10) + unknown
+    column = unknown + field(3, 12, *unknown, *field(12, 12, *statistics, 0), 0)
+    group = unknown + field(1, 9, 0x1C, *column, 0)
+    footer = unknown + field(4, 9, 0x1C, *group, 0) + bytes([0])
+    assert NullCounts(footer).of_group(0) == [5]

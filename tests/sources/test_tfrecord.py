@@ -1,3 +1,5 @@
+"""TFRecord files, and what they are made of: checksums and compressed data."""
+
 import gzip
 import io
 import zlib
@@ -8,7 +10,10 @@ from refusing import assert_raises
 from tfrecords import framed
 
 from gristmill.core.errors import StateIndexError
+from gristmill.sources import crc32c as module
 from gristmill.sources import tfrecord
+from gristmill.sources.crc32c import crc32c, masked_crc32c
+from gristmill.sources.inflate import InflatedFile
 from gristmill.sources.tfrecord import TFRecordFile, check_compression
 
 RECORDS = [b"a", b"", b"bb" * 100, bytes(3000), b"last"]
@@ -159,3 +164,76 @@ def test_paths(tmp_path):
     assert error.value.__notes__ == ["some/path was to be read behind byte 12."]
     assert [check_compression(x) for x in (None, "gzip", "zlib")] == [None, "gzip", "zlib"]
     assert_raises(ValueError, r"compression must be None or one of \('gzip', 'zlib'\), got 'GZIP'", check_compression, "GZIP")
+
+
+def slow_crc32c(data):
+    register = 0xFFFFFFFF
+    for byte in data:
+        register ^= byte
+        for _ in range(8):
+            register = register >> 1 ^ (0x82F63B78 if register & 1 else 0)
+    return register ^ 0xFFFFFFFF
+
+
+def test_published_values_all_lengths_and_strings_longer_than_a_fold(monkeypatch):
+    """RFC 3720, appendix B.4, and catalogues; masked by TensorFlow's rule: rotated by 15 bits, plus a constant."""
+    strings = [bytes(32), b"\xff" * 32, bytes(range(32)), bytes(range(31, -1, -1)), b"123456789"]
+    published = [0x8A9136AA, 0x62A8AB43, 0x46DD794E, 0x113FDB5C, 0xE3069283]
+    assert crc32c(strings).tolist() == published
+    assert masked_crc32c(strings).tolist() == [((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32 for crc in published]
+    rng = np.random.default_rng(1)
+    strings = [rng.bytes(n) for n in [*range(70), 127, 128, 129, 1000, 1023, 1024, 1025]]
+    strings += [bytes(n) for n in range(20)]  # leading zeros count
+    expected = [slow_crc32c(data) for data in strings]
+    assert crc32c(strings).tolist() == [int(crc32c([data])[0]) for data in strings] == expected
+    assert crc32c(strings).dtype == np.uint32 and crc32c([]).tolist() == []
+    strings = [rng.bytes(size) for size in (4 * 1024 - 4, 4 * 1024, 70_001)]
+    whole = crc32c(strings).tolist()
+    assert whole[:2] == [*map(slow_crc32c, strings[:2])]
+    monkeypatch.setattr(module, "_MAX_FOLD", 16)
+    assert [int(crc32c([data])[0]) for data in strings] == whole
+
+
+DATA = bytes(range(256)) * 2000
+COMPRESSED = [gzip.compress(DATA), zlib.compress(DATA), gzip.compress(DATA[:1000]) + gzip.compress(DATA[1000:])]
+
+
+def inflated(content):
+    return InflatedFile(io.BytesIO(content))
+
+
+def pieces_of(file, size):
+    return iter(lambda: file.read(size), b"")
+
+
+def test_reading_seeking_great_lengths_empty_cut_off_and_damaged_files():
+    for content in COMPRESSED:
+        file = inflated(content)
+        assert [file.read(1) for _ in range(5)] == [b"\0", b"\1", b"\2", b"\3", b"\4"]
+        for size in (1000, 10**7):
+            file = inflated(content)
+            pieces = [*pieces_of(file, size)]
+            assert b"".join(pieces) == DATA and max(map(len, pieces)) <= size and file.read(1) == b""
+        for offset in (5, 300_000, 300_000, 7, 0, len(DATA) - 1, len(DATA)):
+            assert file.seek(offset) == offset and file.read(3)[:1] == DATA[offset : offset + 1]
+        assert file.seek(10**9) == file.seek(0, io.SEEK_END) == len(DATA) and file.read(3) == b""
+    data = bytes(10**7)  # one piece of the file holds more than is asked for, up to the last byte
+    assert b"".join(pieces_of(inflated(zlib.compress(data)), 1000)) == data
+    inner = io.BytesIO(gzip.compress(b""))
+    assert inflated(b"").read(5) == InflatedFile(inner).read(5) == b""
+    InflatedFile(inner).close()
+    assert inner.closed
+    stored = bytearray(zlib.compress(DATA, 0))
+    stored[-1] ^= 1
+    for content, match, least in (
+        (COMPRESSED[0][:-20], "cut off", 100_001),
+        (stored, "damaged", 1),
+        (b"plain text", "damaged", 0),
+    ):
+        file = inflated(content)
+        for _ in range(2):
+            file.seek(0)
+            pieces = []
+            assert_raises(ValueError, match, pieces.extend, pieces_of(file, 10_000))
+            assert DATA.startswith(b"".join(pieces)) and sum(map(len, pieces)) >= least
+            assert_raises(ValueError, match, file.read, 1)
