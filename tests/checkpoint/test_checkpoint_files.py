@@ -55,6 +55,7 @@ OTHERS = [
     *((loader, {"seed": 4}, "sampler of DataLoader"), (loader, {"shuffle": False}, "sampler of DataLoader")),
     *((loader, {"source": range(20)}, "source of DataLoader"), (loader, {"shard": ShardOptions(0, 2)}, "length of DataLoader")),
     (loader, {"workers": 2}, "worker_count of DataLoader"),
+    (lambda shard=0: loader(shard=ShardOptions(shard, 2)), {"shard": 1}, "shard_options of DataLoader"),
     (lambda seed=1: loader(sequential_seed=seed), {"seed": 2}, "sampler_seed of DataLoader"),  # its repr does not show it
 ]
 

@@ -148,24 +148,3 @@ def test_a_checkpoint_of_another_pipeline_is_refused_or_continues_as_that_one(na
         it = opened(ALL[name], 1)
         assert HANDLER.restore(root / other, it) is it
         assert following(it) == expected[other], other
-
-
-SHARDS = [(0, 2), (1, 2), (0, 3), (2, 3), (0, 1)]
-
-
-def test_shards_that_only_the_loader_knows(tmp_path, opened):
-    """They are not in the state; a number that is none of the shard's tells some of them apart, the description all."""
-    sampler = gristmill.samplers.IndexSampler(12, shuffle=True, seed=1, num_epochs=1)
-    for saver, taker in itertools.product(SHARDS, SHARDS):
-        it = opened(of(sampler=sampler, shard=Shard(*saver)), 2)
-        other = opened(of(sampler=sampler, shard=Shard(*taker)), 1)
-        before = other.get_state()
-        HANDLER.save(tmp_path, it)
-        if saver == taker:
-            assert following(HANDLER.restore(tmp_path, other)) == following(it)
-            continue
-        assert_raises(StateMismatchError, r"(length|shard_options) of DataLoader", HANDLER.restore, tmp_path, other)
-        if saver[1] == taker[1]:
-            (tmp_path / PIPELINE_NAME).unlink()
-            assert_raises(StateMismatchError, f"in shard {taker[0]} of {taker[1]}", HANDLER.restore, tmp_path, other)
-        assert other.get_state() == before

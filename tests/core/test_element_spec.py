@@ -209,24 +209,6 @@ def test_our_traversal_is_jax_s(value, other):
     assert len(tree.leaf_paths(value)) == len(leaves)
 
 
-def test_types_registered_with_jax_are_traversed():
-    @jax.tree_util.register_pytree_node_class
-    class Pair:
-        def __init__(self, a, b):
-            self.parts = a, b
-
-        def tree_flatten(self):
-            return self.parts, None
-
-        @classmethod
-        def tree_unflatten(cls, aux, children):
-            return cls(*children)
-
-    leaves, structure = tree.flatten({"p": Pair(1, 2)})
-    assert leaves == [1, 2]
-    assert tree.unflatten(structure, [3, 4])["p"].parts == (3, 4)
-
-
 def test_without_jax_which_is_not_imported_and_with_a_half_imported_one(tmp_path):
     array = np.arange(3)
     with own_traversal():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusing import assert_raises
 
-from gristmill.core.seeds import RngPool, check_seed, derive_seed, keyed_rng
+from gristmill.core.seeds import RngPool, check_seed, keyed_rng
 
 DRAWS = {"float32": lambda rng: rng.random(3, dtype=np.float32).tolist(), "normal": lambda rng: rng.normal(size=3).tolist()}
 DRAWS |= {"uint8": lambda rng: rng.integers(256, size=5, dtype=np.uint8).tolist()}
@@ -31,8 +31,6 @@ def test_keyed_rng_equals_a_philox_of_that_key():
         assert state(keyed_rng(key)) == state(np.random.Generator(np.random.Philox(key=key)))
         for name, draw in DRAWS.items():
             assert draw(keyed_rng(key)) == draw(np.random.Generator(np.random.Philox(key=key))), name
-    assert keyed_rng(7).random() == 0.8720734548204873
-    assert [int(keyed_rng(key).integers(1000)) for key in range(3, 7)] == [862, 317, 206, 208]
 
 
 @pytest.mark.parametrize("drawn", [0, 1, 5])
@@ -45,7 +43,7 @@ def test_keyed_rng_survives_pickling_and_copying(drawn):
     assert [other.random(5).tolist() for other in others] == [expected] * 2
 
 
-def test_children_of_a_keyed_rng_are_the_same_in_every_run_and_so_are_derived_seeds():
+def test_children_of_a_keyed_rng_are_the_same_in_every_run_and_what_is_a_seed():
     def draws(rng):
         return [child.random() for child in [*rng.spawn(2), *rng.spawn(2)]]
 
@@ -61,10 +59,6 @@ def test_children_of_a_keyed_rng_are_the_same_in_every_run_and_so_are_derived_se
     assert_raises(ValueError, r"^op must be a non-negative integer, got -1", check_seed, -1, name="op")
     assert_raises(ValueError, "4294967296", check_seed, 2**32, bits=32)
     assert_raises(ValueError, r"^seed must be", RngPool, -1)
-    assert derive_seed([42, 1]) == 3329053876
-    assert derive_seed([2, 2, 1, 3]) == 397260373
-    assert derive_seed([2**32, 1]) == 901243215 != derive_seed([0, 1])
-    assert type(derive_seed([0])) is int
 
 
 FAR = st.integers(-(2**70), 2**70)

@@ -54,5 +54,5 @@ def test_transformations_are_values_whose_function_is_checked_where_it_is_applie
     for wrong in (5, None, "map", Scale(2)):
         assert_raises(TypeError, match, transform_function, wrong, transforms.Filter, "filter")
     for method in ("map", "filter", "map_with_index", "random_map"):
-        for ds in (MapDataset.range(3).seed(0), MapDataset.range(3).seed(0).to_iter_dataset()):
-            assert_raises(TypeError, "transform must be callable", getattr(ds, method), 5)
+        ds = MapDataset.range(3).seed(0).to_iter_dataset()
+        assert_raises(TypeError, "transform must be callable", getattr(ds, method), 5)

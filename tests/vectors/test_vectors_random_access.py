@@ -8,6 +8,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from formulas import window_shuffled
 from operations import operation
 from refusing import assert_raises
 from vector_data import FAN, build, load, plain
@@ -133,13 +134,6 @@ def test_mixes_and_others():
     assert list(ds) == [x for x in recorded[:15] if x is not None]
 
 
-def in_own_window(i, n, size, seed):
-    epoch, position = divmod(i, n)
-    q = position // size
-    m = min(size, n - q * size)
-    return q * size + index_shuffle(position - q * size, m - 1, (seed + epoch * -(-n // size) + q) % 2**32, 4)
-
-
 def test_window_shuffle():
     """In Grain the last window of an epoch reaches into the next one when the window size does not divide the length; ours ends
     with the epoch. There, the formula of that decision is checked, all whole windows of the first epoch are Grain's still.
@@ -147,7 +141,7 @@ def test_window_shuffle():
     for case in OWN_WINDOWS + WINDOWS:
         n, size, seed = case["n"], case["window_size"], case["seed"]
         recorded = case.get("values_0_to_2n") or [i % n for i in case["parent_index_for_0_to_2n"]]
-        expected = [in_own_window(i, n, size, seed) for i in range(2 * n)] if n % size else recorded
+        expected = [window_shuffled(i, n, size, seed) % n for i in range(2 * n)] if n % size else recorded
         check_values(WindowShuffleMapDataset(MapDataset.range(n), window_size=size, seed=seed), 0, expected)
         assert expected[: n // size * size] == recorded[: n // size * size]
         assert (expected != recorded) == bool(n % size) and len(recorded) == 2 * n
