@@ -1,13 +1,29 @@
+import abc
+import dataclasses
+import inspect
 import logging
 import pickle
+import typing
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from refusing import assert_raises
 
-from gristmill import BatchOperation, FilterOperation, MapOperation, Operation, RandomMapOperation, Record, RecordMetadata
+from gristmill import (
+    BatchOperation,
+    FilterOperation,
+    MapDataset,
+    MapOperation,
+    Operation,
+    RandomMapOperation,
+    Record,
+    RecordMetadata,
+    transforms,
+)
 from gristmill.experimental import PackAndBatchOperation
+from gristmill.transforms.base import transform_function
 
 
 def records(values=range(4)):
@@ -127,3 +143,51 @@ def test_packing_gives_metadata_of_the_last_element_keeps_nothing_and_has_errors
         *(({"x": [1, 2]}, "structure"), ({"x": np.array([300])}, r"\['x'\].*int8")),
     ]:
         assert_raises(ValueError, match, list, packing({"x": 4}, 2)(bare_records([{"x": np.zeros(1, np.int8)}, element])))
+
+
+METHODS = {transforms.Map: "map(self, element)", transforms.RandomMap: "random_map(self, element, rng)"}
+METHODS |= {transforms.TfRandomMap: "np_random_map(self, element, rng)", transforms.Filter: "filter(self, element)"}
+METHODS |= {transforms.MapWithIndex: "map_with_index(self, index, element)", transforms.FlatMap: "flat_map(self, element)"}
+
+
+def test_abstract_classes():
+    for kind, signature in METHODS.items():
+        name = signature.partition("(")[0]
+        assert isinstance(kind, abc.ABCMeta) and kind.__abstractmethods__ == {name}
+        assert f"{name}({', '.join(inspect.signature(getattr(kind, name)).parameters)})" == signature
+        assert kind.__init__ is object.__init__ and kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+        assert_raises(TypeError, name, kind)
+        complete = type("Complete", (kind,), {name: lambda self, *args: args})
+        assert getattr(complete(), name)(1, 2) == (1, 2)
+    assert set(typing.get_args(transforms.Transformation)) == {transforms.Batch, *METHODS}
+    assert transforms.Transformations == Sequence[transforms.Transformation]
+    assert transforms.DatasetSelectionMap.__abstractmethods__ == {"__len__", "__getitem__"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale(transforms.Map):
+    factor: int
+
+    def map(self, element):
+        return element * self.factor
+
+
+def test_transformations_are_values_whose_function_is_checked_where_it_is_applied():
+    assert list(MapDataset.range(3).map(Scale(3))) == [0, 3, 6]
+    batch = transforms.Batch(2)
+    assert repr(batch) == "Batch(batch_size=2, drop_remainder=False, batch_fn=None)"
+    assert hash(batch) == hash(transforms.Batch(2)) and batch != transforms.Batch(2, True)
+    assert_raises(dataclasses.FrozenInstanceError, None, setattr, batch, "batch_size", 3)
+    for value in (Scale(3), batch, transforms.Batch(2, True, len)):
+        assert pickle.loads(pickle.dumps(value)) == value
+    methods = {"map": lambda self, element: "the method", "__call__": lambda self, element: "the call"}
+    both = type("Both", (transforms.Map,), methods)()
+    assert transform_function(both, transforms.Map, "map")(1) == "the method"
+    assert transform_function(both, transforms.Filter, "filter")(1) == "the call"
+    assert transform_function(len, transforms.Map, "map") is len
+    match = "transform must be callable or an instance of Filter, got"
+    for wrong in (5, None, "map", Scale(2)):
+        assert_raises(TypeError, match, transform_function, wrong, transforms.Filter, "filter")
+    for method in ("map", "filter", "map_with_index", "random_map"):
+        ds = MapDataset.range(3).seed(0).to_iter_dataset()
+        assert_raises(TypeError, "transform must be callable", getattr(ds, method), 5)
