@@ -14,7 +14,6 @@ ALL = usable_cpus(Path("/nonexistent"))
 
 @pytest.fixture
 def measured(tmp_path):
-
     def measured(files):
         for name, text in files.items():
             path = tmp_path / name

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import itertools
 import pickle
 from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
@@ -129,11 +130,8 @@ def test_without_its_key_sampled_and_replaced_a_record_has_one_generator():
     fields = dataclasses.asdict(sampled(1, 2, 7))
     assert fields["index"] == 1 and fields["rng"].random() == philox(7).random()
     assert dataclasses.astuple(Record(RecordMetadata(1), "x")) == ((1, None, None), "x")
-
-
-@pytest.mark.parametrize("asked_before", [False, True])
-def test_copies_and_pickles(asked_before):
-    for clone in (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))):
+    clones = (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)))
+    for asked_before, clone in itertools.product([False, True], clones):
         metadata, reference = sampled(1, 2, 7), philox(7)
         if asked_before:
             assert metadata.rng.random() == reference.random()

@@ -41,20 +41,19 @@ def test_read_and_multiprocessing_options_are_mutable_values_with_slots():
         assert_raises(TypeError, "unhashable", hash, options)
 
 
-@pytest.mark.parametrize("kind", [ReadOptions, MultiprocessingOptions])
-def test_counts_are_checked(kind):
-    for field in dataclasses.fields(kind)[:2]:
+def test_counts_are_checked_and_threads_and_workers_need_a_buffer(caplog):
+    caplog.set_level(logging.WARNING, "gristmill")
+    fields = [(kind, field) for kind in (ReadOptions, MultiprocessingOptions) for field in dataclasses.fields(kind)[:2]]
+    for kind, field in fields:
         for value in (None, 1.0, "1"):
             assert_raises(TypeError, f"^{field.name} must be an integer, got", kind, **{field.name: value})
         assert_raises(ValueError, f"^{field.name} must be a non-negative integer, got -1", kind, **{field.name: -1})
         assert kind(**{field.name: 0}) == kind(**{field.name: np.int64(0)})
         assert type(getattr(kind(**{field.name: np.int64(3)}), field.name)) is int
 
-
-def test_threads_and_workers_need_a_buffer(caplog):
     assert MultiprocessingOptions(0, 0).per_worker_buffer_size == 0
     assert_raises(ValueError, r"^per_worker_buffer_size must be a positive integer, got 0", MultiprocessingOptions, 1, 0)
-    caplog.set_level(logging.WARNING, "gristmill")
+    caplog.clear()
     for threads, buffer in ((16, 0), (0, 5), (5, 5)):
         ReadOptions(threads, buffer)
     assert caplog.records == []
@@ -277,7 +276,15 @@ def test_environment(fresh, monkeypatch):
         assert_raises(ValueError, f"GRISTMILL_{name.upper()} must be .*{text}", getattr, fresh, name)
 
 
-def test_override_restores_what_was_set_and_what_was_not(fresh, monkeypatch):
+def test_whether_somebody_has_set_an_option_and_override_restores_what_was_set_and_what_was_not(fresh, monkeypatch):
+    names = ("py_debug_mode", "num_threads_fetching_records")
+    assert fresh.are_unset(names)
+    with fresh.override(py_debug_mode=False):
+        assert not fresh.are_unset(names) and fresh.are_unset(names[1:])
+    assert fresh.are_unset(names)
+    monkeypatch.setenv("GRISTMILL_NUM_THREADS_FETCHING_RECORDS", "3")
+    assert not fresh.are_unset(names)
+    monkeypatch.delenv("GRISTMILL_NUM_THREADS_FETCHING_RECORDS")
     fresh.update("num_threads_fetching_records", 3)
     monkeypatch.setenv("GRISTMILL_PY_DEBUG_MODE", "1")
     overridden = fresh.override(num_threads_fetching_records=4, py_debug_mode=False)
@@ -339,13 +346,3 @@ def test_absl_flag_counts_once_parsed(monkeypatch, tmp_path):
         "--grain_py_traceback_filtering must be one of auto, off, tracebackhide, quiet_remove_frames, remove_frames, got 'some'",
         "True",
     ]
-
-
-def test_whether_somebody_has_set_an_option(fresh, monkeypatch):
-    names = ("py_debug_mode", "num_threads_fetching_records")
-    assert fresh.are_unset(names)
-    with fresh.override(py_debug_mode=False):
-        assert not fresh.are_unset(names) and fresh.are_unset(names[1:])
-    assert fresh.are_unset(names)
-    monkeypatch.setenv("GRISTMILL_NUM_THREADS_FETCHING_RECORDS", "3")
-    assert not fresh.are_unset(names)

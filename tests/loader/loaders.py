@@ -1,6 +1,6 @@
 """Loaders of numbers, and operations made of functions; workers import this instead of the tests."""
 
-import numpy as np
+from operations import plain
 
 from gristmill import DataLoader, RangeDataSource, ReadOptions, SequentialSampler
 from gristmill.transforms import Filter, Map, MapWithIndex, RandomMap, TfRandomMap
@@ -11,10 +11,6 @@ DIRECT = ReadOptions(0, 0)
 def make(n, *operations, **changes):
     arguments = {"data_source": RangeDataSource(0, n, 1), "sampler": SequentialSampler(n, seed=3), "operations": operations}
     return DataLoader(**{**arguments, "read_options": DIRECT, **changes})
-
-
-def plain(elements):
-    return [x.tolist() if isinstance(x, np.ndarray) else x for x in elements]
 
 
 def run(n, *operations, **changes):
