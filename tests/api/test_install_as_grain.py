@@ -12,9 +12,7 @@ def check(folder, script, *arguments):
 
 
 def test_modules_and_names_are_ours_and_stay_so_in_pickles_and_when_they_are_loaded_again(tmp_path):
-    check(
-        tmp_path,
-        """
+    script = """
         import importlib, importlib.util, pickle
         import gristmill
         gristmill.install_as_grain()
@@ -52,8 +50,8 @@ def test_modules_and_names_are_ours_and_stay_so_in_pickles_and_when_they_are_loa
             name = module.__name__
             assert importlib.reload(module).__name__ == name == module.__spec__.name
         assert pickle.dumps(grain.Record).decode("latin1").count("gristmill") == 1
-        """,
-    )
+    """
+    check(tmp_path, script)
 
 
 @pytest.mark.parametrize("names", [("grain", "gristmill"), ("gristmill", "grain")])
@@ -74,9 +72,7 @@ def test_every_public_module_is_the_same_under_both_names(names, tmp_path):
 
 
 def test_private_names_that_programs_use_are_public_objects_and_warn(tmp_path):
-    check(
-        tmp_path,
-        """
+    script = """
         import importlib, operator, warnings
         import gristmill
         gristmill.install_as_grain()
@@ -131,8 +127,8 @@ def test_private_names_that_programs_use_are_public_objects_and_warn(tmp_path):
         private = "is private in Grain, and gristmill has of it only MapDataset"
         check_error(AttributeError, private, getattr, dataset, "_Nothing")
         check_error(ValueError, "Structures are not the same:", tree.assert_same_structure, [1], (1,))
-        """,
-    )
+    """
+    check(tmp_path, script)
 
 
 PROGRAM = """

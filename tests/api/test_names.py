@@ -104,7 +104,9 @@ def test_no_public_name_is_forgotten_here_and_modules_and_constants_are_as_they_
     assert type(features) is frozenset and features == set(values.values())
 
 
-def test_classes_keep_the_names_that_states_hold_and_the_version_is_one():
+def test_classes_keep_the_names_that_states_hold_legacy_operations_are_generic_and_the_version_is_one():
+    assert gristmill.python.MapOperation[int, str](str).map_function is str
+    assert gristmill.experimental.PackAndBatchOperation[dict].__origin__ is gristmill.experimental.PackAndBatchOperation
     for spelling, name in [
         *((f"python.{name}Transform", name) for name in ("Map", "RandomMap", "MapWithIndex", "Filter")),
         *(("python.InMemoryDataSource", "SharedMemoryDataSource"), ("python.PyGrainDatasetIterator", "DataLoaderIterator")),
@@ -141,8 +143,3 @@ def test_hints_of_all_public_functions(module):
                 typing.get_type_hints(function)
                 found += 1
     assert found or module in ("constants", "monitoring", "python")
-
-
-def test_legacy_operations_are_generic():
-    assert gristmill.python.MapOperation[int, str](str).map_function is str
-    assert gristmill.experimental.PackAndBatchOperation[dict].__origin__ is gristmill.experimental.PackAndBatchOperation

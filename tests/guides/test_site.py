@@ -70,7 +70,10 @@ def broken_links(pages):
 
 
 @pytest.mark.timeout(450)
-def test_no_link_is_broken_and_pictures_have_descriptions(pages, tmp_path):
+def test_no_link_is_broken_notebooks_are_offered_and_pictures_have_descriptions(site, pages, tmp_path):
+    notebooks = {path.stem for path in (site / "notebooks").glob("*.ipynb")}
+    offered = {Path(reference).stem for page in pages.values() for reference in page.references if reference.endswith(".ipynb")}
+    assert offered == notebooks and len(notebooks) > 15
     assert len(pages) > 40
     assert list(broken_links(pages)) == []
     wrong = tmp_path / "wrong.html"  # what the check finds
@@ -111,10 +114,3 @@ def test_search_leads_to_guides_first(site):
         assert max(guides) < min(decisions, default=len(pages))
     assert any(page.startswith("decisions/") for pages in found for page in pages)
     assert names[0] == "reference/data_loader#gristmill.samplers.IndexSampler"
-
-
-def test_notebooks_are_offered(site, pages):
-    notebooks = {path.stem for path in (site / "notebooks").glob("*.ipynb")}
-    assert len(notebooks) > 15
-    offered = {Path(reference).stem for page in pages.values() for reference in page.references if reference.endswith(".ipynb")}
-    assert offered == notebooks
