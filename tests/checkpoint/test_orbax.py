@@ -230,18 +230,17 @@ SAVED = json.loads((GOLDEN / "orbax" / "expected.json").read_text())
 
 
 def restore(way, directory, it):
-    if way == "checkpointables":
-        ocp.v1.load_checkpointables(directory / "4", {"data": it})
-    elif way == "directly":
+    if way == "directly":
         assert ocp.Checkpointer(CheckpointHandler()).restore(directory / "4", item=it) is it
-    else:
+    elif way == "composite":
         with ocp.CheckpointManager(directory) as manager:
             assert manager.latest_step() == 4
-            if way == "single":
-                assert manager.restore(4, args=CheckpointRestore(it)) is it
-            else:
-                found = manager.restore(4, args=ocp.args.Composite(model=ocp.args.JsonRestore(), data=CheckpointRestore(it)))
-                assert (found["model"], found["data"]) == ({"step": 4, "weights": [0.25, -1.5]}, it)
+            found = manager.restore(4, args=Composite(model=ocp.args.JsonRestore(), data=CheckpointRestore(it)))
+        assert (found["model"], found["data"]) == ({"step": 4, "weights": [0.25, -1.5]}, it)
+    else:
+        restorer = {"single": Manager(), "checkpointables": New()}[way]
+        with restorer.open(directory) as saver:
+            restorer.restore(saver, 4, it)
 
 
 @pytest.mark.parametrize("saved", SAVED)

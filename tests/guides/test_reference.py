@@ -103,8 +103,6 @@ def test_experimental_names():
         check(list(inspect.signature(getattr(experimental, name)).parameters.values()), text)
     for name in OTHER_CLASSES.split():
         assert inspect.isclass(getattr(experimental, name))
-    for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
-        assert getattr(experimental.DatasetOptions(**{name: 0.5}), name) == 0.5
 
 
 def test_kinds_of_the_public_classes():
