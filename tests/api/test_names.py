@@ -93,7 +93,7 @@ def test_no_public_name_is_forgotten_here_and_modules_and_constants_are_as_they_
         module = importlib.import_module(f"gristmill.{name}")
         assert resolve(name) is module and module.__name__ == f"gristmill.{name}" and module.__doc__
         assert name.partition(".")[0] in dir(gristmill)
-    for place in ("", "python", "checkpoint"):
+    for place in ("", "python", "checkpoint", "sources"):
         module = resolve(place)
         for name in ("NoSuchName", "_no_such_name", "__no_such_name__"):
             assert_raises(AttributeError, rf"module '{module.__name__}' has no attribute '{name}'", getattr, module, name)

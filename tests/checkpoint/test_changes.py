@@ -18,7 +18,6 @@ from gristmill import IterDataset, MapDataset, ReadOptions
 from gristmill import experimental as gx
 from gristmill.checkpoint import CheckpointHandler
 from gristmill.core.errors import StateMismatchError
-from gristmill.experimental import FlatMapTransform, InterleaveIterDataset, ParquetIterDataset, TFRecordIterDataset
 
 
 def mixture(weights):
@@ -161,7 +160,7 @@ def loader_of(source, *operations):
     return iter(gristmill.DataLoader(data_source=source, sampler=sampler, operations=operations))
 
 
-TWICE = operation(FlatMapTransform, "flat_map", lambda x: [x, x], max_fan_out=2)
+TWICE = operation(gx.FlatMapTransform, "flat_map", lambda x: [x, x], max_fan_out=2)
 LOADERS = {
     "loader": lambda folder, ranges="": loader_of(records_of(folder, ranges)),
     "loader, items": lambda folder, ranges="": loader_of(records_of(folder, ranges), TWICE),
@@ -174,10 +173,10 @@ OF_ARRAY_RECORDS = {
 }
 PIPELINES = {
     **{("array_record", name): make for name, make in OF_ARRAY_RECORDS.items()},
-    ("tfrecord", "batch"): lambda folder: iter(TFRecordIterDataset(paths(folder)).batch(2, batch_fn=list)),
-    ("parquet", ""): lambda folder: iter(ParquetIterDataset(paths(folder))),
+    ("tfrecord", "batch"): lambda folder: iter(gx.TFRecordIterDataset(paths(folder)).batch(2, batch_fn=list)),
+    ("parquet", ""): lambda folder: iter(gx.ParquetIterDataset(paths(folder))),
     ("tfrecord", "interleave"): lambda folder: iter(
-        InterleaveIterDataset([TFRecordIterDataset(path) for path in paths(folder)], cycle_length=2)
+        gx.InterleaveIterDataset([gx.TFRecordIterDataset(path) for path in paths(folder)], cycle_length=2)
     ),
 }
 

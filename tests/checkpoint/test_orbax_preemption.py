@@ -118,7 +118,6 @@ def check_restored(folder, expected):
         assert checkpointer.latest.step == 1
         checkpointer.load_checkpointables(None, iterators)
         assert following(iterators) == expected
-
     iterators = make_iterators()
     before = [it.get_state() for it in iterators.values()]
     with ocp.CheckpointManager(folder) as manager:
@@ -129,7 +128,6 @@ def check_restored(folder, expected):
         found = restore(manager, None, iterators)
         np.testing.assert_array_equal(found["model"]["w"], MODEL["w"])
         assert following(iterators) == expected
-
         save(manager, 2, iterators)  # once more, in the place where half of it is
         expected = following(iterators)
         manager.wait_until_finished()

@@ -50,7 +50,6 @@ def test_counts_are_checked_and_threads_and_workers_need_a_buffer(caplog):
         assert_raises(ValueError, f"^{field.name} must be a non-negative integer, got -1", kind, **{field.name: -1})
         assert kind(**{field.name: 0}) == kind(**{field.name: np.int64(0)})
         assert type(getattr(kind(**{field.name: np.int64(3)}), field.name)) is int
-
     assert MultiprocessingOptions(0, 0).per_worker_buffer_size == 0
     assert_raises(ValueError, r"^per_worker_buffer_size must be a positive integer, got 0", MultiprocessingOptions, 1, 0)
     caplog.clear()

@@ -323,7 +323,6 @@ def test_two_processes(tmp_path):
     checkpoints = tmp_path / "loader-2/resumed/checkpoints"
     for i in range(2):
         assert f"shard_index={i}, shard_count=2" in (checkpoints / f"40/data/process_{i}-of-2.json").read_text()
-
     # This test is one process, not two.
     it = iter(grain.load(grain.sources.RangeDataSource(0, 9, 1)))
     assert next(it) == 0
@@ -337,7 +336,6 @@ def test_two_processes(tmp_path):
 @pytest.mark.slow
 def test_four_processes(tmp_path):
     check_story(tmp_path / "loader-4", 4, "--processes", 4)
-
     # Two processes, started one by one as on a cluster, cannot go on with the checkpoint of four.
     with socket.socket() as free:
         free.bind(("localhost", 0))

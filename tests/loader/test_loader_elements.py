@@ -92,21 +92,20 @@ class TestSamplersOfUsers:
         assert list(DataLoader(data_source=source, sampler=sampler, shard_options=NoSharding())) == [2, 3, 1]
 
 
-class TestKeysPastTheEnd:
-    def test_begin_anew_with_a_warning_unless_the_source_has_no_length(self):
-        for sampler in (SequentialSampler(7), IndexSampler(7, num_epochs=1)):
-            with pytest.warns(UserWarning, match="num_records=7, but the source only 3 records"):
-                loader = DataLoader(data_source=[10, 11, 12], sampler=sampler)
-            assert list(loader) == [10, 11, 12, 10, 11, 12, 10]
-        assert elements(SequentialSampler(3)) == [0, 1, 2]  # a shorter sampler is no mistake
-        negative = [RecordMetadata(0, -1), RecordMetadata(1, -11)]
-        assert elements(negative, shard_options=NoSharding()) == [9, 9]
-        sampler = IndexSampler(50, shuffle=True, seed=1, num_epochs=2)
-        assert set(elements(sampler, data_source=Source(50, type))) == {int}
-        for source in (type("Squaring", (), {"__getitem__": lambda self, key: key * key})(), Source(None, lambda key: key * key)):
-            assert elements(SequentialSampler(4), data_source=source) == [0, 1, 4, 9]
-        it = iter(DataLoader(data_source=[], sampler=SequentialSampler(4)))
-        assert_raises(IndexError, "the source list is empty", next, it)
+def test_keys_past_the_end_begin_anew_with_a_warning_unless_the_source_has_no_length():
+    for sampler in (SequentialSampler(7), IndexSampler(7, num_epochs=1)):
+        with pytest.warns(UserWarning, match="num_records=7, but the source only 3 records"):
+            loader = DataLoader(data_source=[10, 11, 12], sampler=sampler)
+        assert list(loader) == [10, 11, 12, 10, 11, 12, 10]
+    assert elements(SequentialSampler(3)) == [0, 1, 2]  # a shorter sampler is no mistake
+    negative = [RecordMetadata(0, -1), RecordMetadata(1, -11)]
+    assert elements(negative, shard_options=NoSharding()) == [9, 9]
+    sampler = IndexSampler(50, shuffle=True, seed=1, num_epochs=2)
+    assert set(elements(sampler, data_source=Source(50, type))) == {int}
+    for source in (type("Squaring", (), {"__getitem__": lambda self, key: key * key})(), Source(None, lambda key: key * key)):
+        assert elements(SequentialSampler(4), data_source=source) == [0, 1, 4, 9]
+    it = iter(DataLoader(data_source=[], sampler=SequentialSampler(4)))
+    assert_raises(IndexError, "the source list is empty", next, it)
 
 
 EMPTY = Mapped(lambda x: ())
@@ -215,7 +214,6 @@ class TestLegacyOperations:
             assert legacy(3, EMPTY, *operations) == [(862, 934), (317, 0), (206, 733)]
         assert run(6, BatchOperation(4)) == [[0, 1, 2, 3], [4, 5]]
         assert run(6, BatchOperation(4, drop_remainder=True, batch_fn=len)) == [4]
-
         Mine = type("Mine", (BatchOperation,), {})
         unlike = Mapped(lambda x: [x] * (1 + x))
         for call, kind in ((run, BatchOperation), (legacy, Mine)):  # no warning: the first runs as a Batch

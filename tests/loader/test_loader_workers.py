@@ -34,25 +34,24 @@ def patient(monkeypatch):
     yield from parked_for_long(monkeypatch)
 
 
-class TestOutputs:
-    def test_do_not_depend_on_the_number_of_workers_nor_whose_operations_samplers_and_sources_they_are(self):
-        def outputs(count, **options):
-            sampler = IndexSampler(20, shuffle=True, num_epochs=2, seed=3)
-            return list(make(20, TO_TUPLE, DRAW, WITH_INDEX, worker_count=count, sampler=sampler, **options))
+def test_outputs_do_not_depend_on_the_number_of_workers_nor_whose_operations_samplers_and_sources_they_are():
+    def outputs(count, **options):
+        sampler = IndexSampler(20, shuffle=True, num_epochs=2, seed=3)
+        return list(make(20, TO_TUPLE, DRAW, WITH_INDEX, worker_count=count, sampler=sampler, **options))
 
-        expected = outputs(0)
-        assert type(expected[0]) is tuple and [outputs(1), outputs(2, read_options=ReadOptions(3, 9))] == [expected] * 2
-        sampler = SequentialSampler(11, ShardOptions(1, 2))
-        assert list(loader(11, Mapped(lambda x: None if x == 3 else x), sampler=sampler)) == [1, None, 5, 7, 9]
-        assert list(loader(2, worker_count=3)) == [0, 1]
-        backwards = Source(6, lambda i: RecordMetadata([*range(6)][i], 5 - i, np.random.default_rng(i)))
-        squares = Source(None, lambda i: i * i)  # which has no length
-        options = {"data_source": squares, "shard_options": ShardOptions(0, 1), "worker_buffer_size": 3}
-        it = iter(loader(6, MapOperation(lambda x: x * 10), BatchOperation(2), sampler=backwards, **options))
-        for _ in range(2):  # starts the workers of a fresh iterator, and changes nothing else
-            it.start_prefetch()
-            assert len(it._iterator._pool.workers) == 2
-        assert plain(it) == [[250, 90], [160, 40], [10], [0]]
+    expected = outputs(0)
+    assert type(expected[0]) is tuple and [outputs(1), outputs(2, read_options=ReadOptions(3, 9))] == [expected] * 2
+    sampler = SequentialSampler(11, ShardOptions(1, 2))
+    assert list(loader(11, Mapped(lambda x: None if x == 3 else x), sampler=sampler)) == [1, None, 5, 7, 9]
+    assert list(loader(2, worker_count=3)) == [0, 1]
+    backwards = Source(6, lambda i: RecordMetadata([*range(6)][i], 5 - i, np.random.default_rng(i)))
+    squares = Source(None, lambda i: i * i)  # which has no length
+    options = {"data_source": squares, "shard_options": ShardOptions(0, 1), "worker_buffer_size": 3}
+    it = iter(loader(6, MapOperation(lambda x: x * 10), BatchOperation(2), sampler=backwards, **options))
+    for _ in range(2):  # starts the workers of a fresh iterator, and changes nothing else
+        it.start_prefetch()
+        assert len(it._iterator._pool.workers) == 2
+    assert plain(it) == [[250, 90], [160, 40], [10], [0]]
 
 
 LOWERINGS = {

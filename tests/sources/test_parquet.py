@@ -176,7 +176,6 @@ def damage_footer(path, byte, is_wanted):
 
 def test_footers_that_lie(path, monkeypatch):
     """Rows whose types would depend on the block that they are read in are an error, and so are fewer rows."""
-
     write(path, {"x": ["a"] * 50}, row_group_size=30)
     damage_footer(path, 40, lambda: pq.ParquetFile(path).metadata.row_group(1).num_rows < 0)  # 20, as Thrift writes it
     rows = ParquetRows(path)

@@ -27,7 +27,6 @@ def pipelines(m):
     """Functions that make the pipelines, by name. Files are looked for in ``data``, beside this file."""
     x = m.experimental
     t = m.transforms
-
     Plus = functools.partial(step, "Plus", t.Map, "map", lambda v: v + 1)
     Draw = functools.partial(step, "Draw", t.RandomMap, "random_map", lambda v, rng: int(v) * 1000 + int(rng.integers(1000)))
     Describe = functools.partial(step, "Describe", t.Map, "map", describe)
@@ -79,7 +78,6 @@ def pipelines(m):
     bins = {"length_struct": {"a": 9, "b": 6}, "num_packing_bins": 2, "meta_features": ("m",)}
     in_order = {"length_struct": {"a": 12}, "num_packing_bins": 3, "shuffle_bins": False}
     bos = {"bos_handling": x.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, "bos_token_id": 99, "split_full_length_features": False}
-
     map_and_batch = Plus(), Draw(), KeepMost(), t.Batch(3), Plus()
     first_to_last = m.samplers.SequentialSampler(12, everything)
     in_memory, six = m.sources.SharedMemoryDataSource, m.samplers.SequentialSampler(6)
