@@ -260,17 +260,13 @@ def changed_copy(folder: Path, name: str, part: str, other: str = "") -> Path:
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_noticed_as_other_data_and_data_that_were_not_restored(tmp_path: Path) -> None:
+def test_what_is_wrong_is_noticed_other_data_data_that_were_not_restored_and_texts_that_see_one_another(tmp_path: Path) -> None:
     script = changed_copy(tmp_path, "train_on_ray.py", "np.sin(np.arange(1, 65)", "np.sin(os.getpid() + np.arange(1, 65)")
     assert DIFFERENT in run_example(script, "--steps", 100, "--kills", 1, status=1)
     shutil.copy(EXAMPLES / "language_model.py", tmp_path)
     script = changed_copy(tmp_path, "train_language_model.py", ', "data": grain.checkpoint.CheckpointRestore(batches)')
     output = run_example(script, "--out", tmp_path, "--steps", 4, status=1)
     assert "losses after going back: DIFFERENT" in output
-
-
-@pytest.mark.slow
-def test_texts_of_a_row_do_not_see_one_another(tmp_path: Path) -> None:
     assert "3 texts in one row, and alone: largest difference of logits" in run_example("language_model.py")
     run_example(changed_copy(tmp_path, "language_model.py", "(segments[:, :, None] == segments[:, None, :]) & "), status=1)
 
@@ -319,6 +315,7 @@ def check_story(folder, count, *args):
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
+    check_story(tmp_path / "dataset-2", 2, "--dataset")
     check_story(tmp_path / "loader-2", 2)
     checkpoints = tmp_path / "loader-2/resumed/checkpoints"
     for i in range(2):
@@ -347,11 +344,6 @@ def test_four_processes(tmp_path):
         assert second.returncode
     assert re.search(r"StateMismatchError: File .*/process_[01]-of-2.json does not exist: .* another number of processes", output)
     assert "resuming" not in output
-
-
-@pytest.mark.slow
-def test_a_dataset_pipeline(tmp_path):
-    check_story(tmp_path / "dataset-2", 2, "--dataset")
 
 
 @pytest.mark.parametrize("killed", [pytest.param("launcher", marks=pytest.mark.slow), "process"])

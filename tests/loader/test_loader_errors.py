@@ -103,41 +103,40 @@ def test_legacy_classes_and_interrupts_lose_nothing():
     assert plain(it) == [[2, 3], [4, 5], [6, 7], [8, 9], [10]]
 
 
-class TestClosing:
-    loader = make(10_000, sampler=IndexSampler(10_000), read_options=ReadOptions(3, 10))
+@pytest.fixture
+def no_threads_are_left():
+    yield
+    gc.collect()
+    wait_until(lambda: not running(READING))
 
-    @pytest.fixture(autouse=True)
-    def ends_without_threads(self):
-        yield
-        gc.collect()
-        wait_until(lambda: not running(READING))
 
-    @staticmethod
+@pytest.mark.usefixtures("no_threads_are_left")
+def test_close():
     def check_closed(*iterators):
         for it in iterators:
             assert_stays(it, ValueError, "closed")
 
-    def test_close(self):
-        it, unused = iter(self.loader), iter(self.loader)
-        assert iter(it) is it is not unused
-        assert not running(READING)
-        assert [next(it), next(it)] == [0, 1] and running(READING)
-        state = it.get_state()
-        it.close()
-        it.close()
-        unused.close()
-        self.check_closed(it, unused)
-        assert it.get_state() == state
-        it.start_prefetch()
-        with iter(self.loader) as it:
-            assert next(it) == 0
-        self.check_closed(it)
-        assert 5 in self.loader  # which goes no further
-        loader = make(9)  # closes its iterators, and goes on
-        a, b = iter(loader), DataLoaderIterator(loader, None)
-        next(a)
-        loader.close()
-        loader.close()
-        self.check_closed(a, b)
-        assert next(iter(loader)) == 0
-        loader.close()
+    endless = make(10_000, sampler=IndexSampler(10_000), read_options=ReadOptions(3, 10))
+    it, unused = iter(endless), iter(endless)
+    assert iter(it) is it is not unused
+    assert not running(READING)
+    assert [next(it), next(it)] == [0, 1] and running(READING)
+    state = it.get_state()
+    it.close()
+    it.close()
+    unused.close()
+    check_closed(it, unused)
+    assert it.get_state() == state
+    it.start_prefetch()
+    with iter(endless) as it:
+        assert next(it) == 0
+    check_closed(it)
+    assert 5 in endless  # which goes no further
+    loader = make(9)  # closes its iterators, and goes on
+    a, b = iter(loader), DataLoaderIterator(loader, None)
+    next(a)
+    loader.close()
+    loader.close()
+    check_closed(a, b)
+    assert next(iter(loader)) == 0
+    loader.close()

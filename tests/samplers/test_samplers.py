@@ -123,12 +123,10 @@ def test_anything_with_getitem_is_a_sampler_and_sequential_ones_have_their_own_r
         assert_raises(IndexError, rf"\[0, {length}\), got {length}", sampler.__getitem__, length)
     for kwargs, error, message in [
         ({"num_records": 0}, ValueError, "num_records must be a positive integer, got 0"),
-        ({"num_records": -1}, ValueError, "num_records must be a positive integer, got -1"),
         ({"num_records": 1.0}, TypeError, "num_records must be an integer"),
         ({"num_records": 8, "seed": -1}, ValueError, "seed must be .*, got -1"),
         ({"num_records": 8, "seed": 2**128 - 7}, ValueError, "seed must be"),
         ({"num_records": 8, "seed": 1.0}, TypeError, "seed must be an integer"),
-        ({"num_records": 8, "seed": "1"}, TypeError, "seed must be an integer"),
     ]:
         assert_raises(error, message, SequentialSampler, **kwargs)
 
@@ -136,14 +134,11 @@ def test_anything_with_getitem_is_a_sampler_and_sequential_ones_have_their_own_r
 # In this order: each row also breaks all rules below it that it can.
 WRONG = [
     ({"num_records": 0, "num_epochs": 0, "shuffle": True}, ValueError, r"num_records must be .*positive.*, got 0"),
-    ({"num_records": -3, "num_epochs": 0, "shuffle": True}, ValueError, "num_records must be .*, got -3"),
     ({"num_records": 5, "num_epochs": 0, "shuffle": True}, ValueError, r"num_epochs must be .*positive.*, got 0"),
     ({"num_records": 5, "num_epochs": -1, "shuffle": True, "seed": "x"}, ValueError, "num_epochs must be .*, got -1"),
     ({"num_records": 5, "shuffle": True}, ValueError, "shuffle=True needs a seed"),
     ({"num_records": 5, "shuffle": True, "seed": 1.0}, TypeError, "seed must be an integer, got 1.0 of type float"),
-    ({"num_records": 5, "shuffle": True, "seed": (1, 2)}, TypeError, "seed must be an integer, got .* of type tuple"),
     ({"num_records": 5, "shuffle": False, "seed": 1.0}, TypeError, "seed must be an integer"),
-    ({"num_records": 5, "shuffle": False, "seed": "1"}, TypeError, "seed must be an integer"),
     ({"num_records": 5, "shuffle": True, "seed": -1}, ValueError, r"seed must be .*\[0, 4294967295\], got -1"),
     ({"num_records": 5, "shuffle": True, "seed": 2**32}, ValueError, "seed must be .*, got 4294967296"),
     ({"num_records": 5, "seed": 2**32}, ValueError, "seed must be .*, got 4294967296"),
