@@ -28,26 +28,18 @@ from collections.abc import Callable
 
 from gristmill.core.cgroup import usable_cpus, usable_memory
 from gristmill.core.options import DatasetOptions
+from gristmill.dataset.ahead.draws import Drawn, Draws
+from gristmill.dataset.ahead.memory import Holding, Memory
 from gristmill.dataset.ahead.threads import start_thread
 
 _NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _ANEW_SECONDS = 1.0  # nobody waits longer without looking again: who closes something may not be heard
 _MIN_THREADS = 16
 _MEMORY_PARTS = 8
-_EXPECTED_DRAWS = 16  # from each reader: what was expected counts as much as so many draws
-_RECENT_DRAWS = 256  # from each reader: then all that were before count half
 _AT_ONCE = float("-inf")
 
 
-class Holding:
-    """What one of those that compute ahead has of the memory: apart from it, so that nothing here keeps it alive."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0  # that its elements take, and that are reserved for those it computes
-        self.is_open = True
-
-
-class ReadingClient(abc.ABC):
+class ReadingClient(Drawn):
     """Reads by index, with threads of the budget. All of this is called under the budget's lock.
 
     Args:
@@ -55,11 +47,9 @@ class ReadingClient(abc.ABC):
         rate: how often elements will be drawn from it, relative to others.
     """
 
-    due = 0.0  # the draw, counted over all readers, that is the next one from it
     is_awaited = False  # a consumer waits for an element that nobody computes
     is_held_up = False  # there is no memory for what it would read
     element_bytes = 0.0  # about; 0 is unknown
-    num_drawn = 0.0  # recently
     offered: float | None = None  # when its next element is needed, as long as it is in the queue
 
     def __init__(self, num_threads: int, rate: float) -> None:
@@ -71,11 +61,6 @@ class ReadingClient(abc.ABC):
     @abc.abstractmethod
     def num_left(self) -> int:
         """How many elements nobody has begun."""
-
-    @property
-    @abc.abstractmethod
-    def num_ahead(self) -> int:
-        """How many elements were begun and not yet drawn."""
 
     @abc.abstractmethod
     def room(self) -> int:
@@ -117,8 +102,7 @@ class Budget:
         self._process_id = os.getpid()
         self._is_flexible = max_threads is None
         self.max_threads = _usual_threads(num_processes) if max_threads is None else max(1, max_threads // num_processes)
-        self.max_bytes = (_usual_bytes() if max_bytes is None else max_bytes) // num_processes
-        self.num_bytes = 0
+        self.memory = Memory((_usual_bytes() if max_bytes is None else max_bytes) // num_processes)
         self._readers: dict[Holding, ReadingClient] = {}
         self._dismissed: deque[Holding] = deque()
         self._claimable = threading.Condition(self.lock)
@@ -131,11 +115,7 @@ class Budget:
         self._num_pulling = 0  # threads
         self._num_leaving = 0  # threads that read, for others to pull
         self._resting: dict[Holding, PullingClient] = {}  # whose threads have nothing to do
-        self._clock = 0  # draws
-        self._num_recent = 0.0
-        self._total_rate = 0.0
-        self._max_rate = 0.0
-        self._most_bytes = 0.0  # of an element of any reader
+        self._draws = Draws()
 
     @property
     def is_here(self) -> bool:
@@ -162,64 +142,33 @@ class Budget:
         self._readers[reader.holding] = reader
         if self._is_flexible:
             self.max_threads = max(self.max_threads, reader.num_threads)
-        rate, reader.rate = reader.rate, 0.0
-        self.expect(reader, rate, 0.0)
+        self._draws.add(reader)
+        self.offer(reader)
 
     def expect(self, reader: ReadingClient, rate: float, due: float) -> None:
-        """Elements will be drawn from ``reader`` that often, the first after ``due`` draws."""
-        self._total_rate += rate - reader.rate
-        reader.rate, reader.due = rate, self._clock + due
-        self._max_rate = max(self._max_rate, self._rate(reader))
+        """See ``Draws``."""
+        self._draws.expect(reader, rate, due)
         self.offer(reader)
 
     def settle(self) -> None:
         """Forgets who was dismissed."""
-        is_changed = False
+        gone: list[Drawn] = []
         while self._dismissed:
             holding = self._dismissed.popleft()
-            if holding.is_open:
-                holding.is_open = False
-                self.num_bytes -= holding.num_bytes
-                is_changed = self._readers.pop(holding, None) is not None or is_changed
-        if is_changed:
-            self._weigh()
-
-    def hold(self, holding: Holding, num_bytes: int) -> None:
-        """Notes that so many bytes more are held, or less."""
-        if holding.is_open:
-            holding.num_bytes += num_bytes
-            self.num_bytes += num_bytes
-
-    def affords(self, num: int, element_bytes: float) -> int:
-        """How many of ``num`` elements there is memory for."""
-        left = self.max_bytes - self.num_bytes
-        needed = element_bytes or self._most_bytes
-        if needed * num <= left:
-            return num
-        return int(left // needed) if left > 0 else 0
+            if self.memory.release(holding) and holding in self._readers:
+                gone.append(self._readers.pop(holding))
+        if gone:
+            self._draws.remove(gone)
 
     def most_ahead(self, reader: ReadingClient, most: int) -> int:
         """How many elements ``reader``, which may be ahead by ``most``, may be ahead now (3)."""
-        if len(self._readers) < 2:
-            return most
-        return max(1, min(most, int(most * self._rate(reader) / self._max_rate + 0.5)))
+        return self._draws.most_ahead(reader, most)
 
     def drawn(self, reader: ReadingClient, num: int, num_bytes: int) -> None:
         """Notes that elements were drawn, which took so many bytes."""
         self.settle()
-        self.hold(reader.holding, -num_bytes)
-        self._clock += num
-        self._num_recent += num
-        reader.num_drawn += num
-        if len(self._readers) > 1:
-            if self._num_recent > _RECENT_DRAWS * len(self._readers):
-                self._num_recent /= 2
-                for other in self._readers.values():
-                    other.num_drawn /= 2
-                self._weigh()
-            rate = self._rate(reader)
-            self._max_rate = max(self._max_rate, rate)
-            reader.due = self._clock + 1 / rate
+        self.memory.hold(reader.holding, -num_bytes)
+        self._draws.count(reader, num)
         self.offer(reader)
         if self._queue:
             self._claimable.notify()
@@ -227,33 +176,15 @@ class Budget:
     def offer(self, reader: ReadingClient) -> None:
         """Lets a thread begin what ``reader`` has room for."""
         if reader.room():
-            due = reader.due
-            if reader.is_awaited:
-                due = _AT_ONCE
-            elif len(self._readers) > 1:
-                due += reader.num_ahead / self._rate(reader)
+            due = _AT_ONCE if reader.is_awaited else self._draws.due(reader)
             if reader.offered is None or due < reader.offered:
                 reader.offered = due
                 heapq.heappush(self._queue, (due, next(self._order), reader))
             self._claimable.notify()
 
-    def learned(self, reader: ReadingClient, num_bytes: float) -> None:
-        """Notes the size of an element."""
-        reader.element_bytes = (reader.element_bytes + num_bytes) / 2 if reader.element_bytes else num_bytes
-        self._most_bytes = max(self._most_bytes, reader.element_bytes)
-
     def wake(self) -> None:
         """Lets all threads look again."""
         self._claimable.notify_all()
-
-    def _rate(self, reader: ReadingClient) -> float:
-        expected = _EXPECTED_DRAWS * len(self._readers)
-        return (expected * reader.rate / self._total_rate + reader.num_drawn) / (expected + self._num_recent)
-
-    def _weigh(self) -> None:
-        """Forgets what was added up inexactly."""
-        self._total_rate = sum([reader.rate for reader in self._readers.values()])
-        self._max_rate = max([self._rate(reader) for reader in self._readers.values()], default=0.0)
 
     # What follows takes the lock.
 
@@ -389,7 +320,7 @@ class Budget:
             num = reader.room() if due == reader.offered else 0
             if num:
                 is_awaited = reader.is_awaited
-                num = self.affords(num, reader.element_bytes) or is_awaited
+                num = self.memory.affords(num, reader.element_bytes) or is_awaited
                 reader.is_held_up = not num
                 if not num:
                     return None

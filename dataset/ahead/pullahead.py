@@ -227,12 +227,12 @@ class PullAhead(PullingClient):
         if not self.holding.num_bytes or len(self._ready) < self.wanted:
             return True
         self._count_bytes()
-        return self._budget.affords(1, self._element_bytes) > 0
+        return self._budget.memory.affords(1, self._element_bytes) > 0
 
     def _count_bytes(self) -> None:
         num_bytes = int(self._element_bytes * len(self._ready))
         with self._budget.lock:
-            self._budget.hold(self.holding, num_bytes - self.holding.num_bytes)
+            self._budget.memory.hold(self.holding, num_bytes - self.holding.num_bytes)
 
     def _pull(self, size: int) -> None:
         self._size = size

@@ -188,7 +188,7 @@ class ReadAhead(ReadingClient):
         if self._taken != (self._returned[0][0] if self._returned else self._claimed) or self._taken >= self._stop:
             return None
         if self._budget.is_full and (num := self.room()):
-            return self.claim(max(1, self._budget.affords(num, self.element_bytes)))
+            return self.claim(max(1, self._budget.memory.affords(num, self.element_bytes)))
         self.is_awaited = True
         self._budget.offer(self)
         return None
@@ -239,7 +239,7 @@ class ReadAhead(ReadingClient):
         self.is_awaited = False
         block = _Block(start, num, time.perf_counter(), int(num * self.element_bytes))
         self._running.append(block)
-        self._budget.hold(self.holding, block.num_bytes)
+        self._budget.memory.hold(self.holding, block.num_bytes)
         return functools.partial(self._run, block, self.compute, self.stream)
 
     def _run(self, block: _Block, compute: Compute, stream: Stream | None) -> None:
@@ -269,9 +269,9 @@ class ReadAhead(ReadingClient):
         start = block.start
         elements = block.take_finished()
         num_bytes = int(element_bytes * len(elements))
-        self._budget.hold(self.holding, num_bytes - block.num_bytes)
+        self._budget.memory.hold(self.holding, num_bytes - block.num_bytes)
         if element_bytes:
-            self._budget.learned(self, element_bytes)
+            self.element_bytes = self._budget.memory.learned(self.element_bytes, element_bytes)
         if error is not None:
             self._stop = min(self._stop, start + len(elements))
             self._returned = sorted([part for part in self._returned if part[0] < self._stop])

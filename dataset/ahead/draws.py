@@ -1,0 +1,86 @@
+"""When elements of several readers will be needed: as often as before or, at first, as was expected."""
+
+from __future__ import annotations
+
+import abc
+
+_EXPECTED_DRAWS = 16  # from each reader: what was expected counts as much as so many draws
+_RECENT_DRAWS = 256  # from each reader: then all that were before count half
+
+
+class Drawn(abc.ABC):
+    """What elements are drawn from."""
+
+    rate = 1.0  # how often that is expected, relative to others
+    due = 0.0  # the draw, counted over all readers, that is the next one from it
+    num_drawn = 0.0  # recently
+
+    @property
+    @abc.abstractmethod
+    def num_ahead(self) -> int:
+        """How many elements were begun and not yet drawn."""
+
+
+class Draws:
+    """Counts the draws from readers."""
+
+    def __init__(self) -> None:
+        self._readers: dict[Drawn, None] = {}
+        self._clock = 0  # draws from all of them
+        self._num_recent = 0.0
+        self._total_rate = 0.0
+        self._max_rate = 0.0
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._readers) > 1
+
+    def add(self, reader: Drawn) -> None:
+        self._readers[reader] = None
+        rate, reader.rate = reader.rate, 0.0
+        self.expect(reader, rate, 0.0)
+
+    def remove(self, readers: list[Drawn]) -> None:
+        for reader in readers:
+            del self._readers[reader]
+        self._weigh()
+
+    def expect(self, reader: Drawn, rate: float, due: float) -> None:
+        """Elements will be drawn from ``reader`` that often, the first after ``due`` draws."""
+        self._total_rate += rate - reader.rate
+        reader.rate, reader.due = rate, self._clock + due
+        self._max_rate = max(self._max_rate, self._rate(reader))
+
+    def count(self, reader: Drawn, num: int) -> None:
+        """Notes that ``num`` elements were drawn."""
+        self._clock += num
+        self._num_recent += num
+        reader.num_drawn += num
+        if self.are_several:
+            if self._num_recent > _RECENT_DRAWS * len(self._readers):
+                self._num_recent /= 2
+                for other in self._readers:
+                    other.num_drawn /= 2
+                self._weigh()
+            rate = self._rate(reader)
+            self._max_rate = max(self._max_rate, rate)
+            reader.due = self._clock + 1 / rate
+
+    def due(self, reader: Drawn) -> float:
+        """The draw at which the first element is needed that nobody has begun."""
+        return reader.due + (reader.num_ahead / self._rate(reader) if self.are_several else 0)
+
+    def most_ahead(self, reader: Drawn, most: int) -> int:
+        """How many elements ``reader``, which may be ahead by ``most``, should be: as many draws as the one that is drawn from
+        most often may, counted over all readers.
+        """
+        return max(1, min(most, int(most * self._rate(reader) / self._max_rate + 0.5))) if self.are_several else most
+
+    def _rate(self, reader: Drawn) -> float:
+        expected = _EXPECTED_DRAWS * len(self._readers)
+        return (expected * reader.rate / self._total_rate + reader.num_drawn) / (expected + self._num_recent)
+
+    def _weigh(self) -> None:
+        """Adds up anew what was added up inexactly, or has changed."""
+        self._total_rate = sum([reader.rate for reader in self._readers])
+        self._max_rate = max([self._rate(reader) for reader in self._readers], default=0.0)

@@ -1,0 +1,46 @@
+"""The memory of what is computed ahead."""
+
+from __future__ import annotations
+
+
+class Holding:
+    """What one of those that compute ahead has of the memory: apart from it, so that nothing here keeps it alive."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0  # that its elements take, and that are reserved for those it computes
+        self.is_open = True
+
+
+class Memory:
+    """Bytes, of which there are ``max_bytes``."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0  # that are held
+        self._largest = 0.0  # of an element that anybody has made
+
+    def hold(self, holding: Holding, num_bytes: int) -> None:
+        """Notes that so many bytes more are held, or less."""
+        if holding.is_open:
+            holding.num_bytes += num_bytes
+            self.num_bytes += num_bytes
+
+    def release(self, holding: Holding) -> bool:
+        """Nothing is held any more; false if that was so before."""
+        was_open, holding.is_open = holding.is_open, False
+        self.num_bytes -= holding.num_bytes if was_open else 0
+        return was_open
+
+    def affords(self, num: int, element_bytes: float) -> int:
+        """How many of ``num`` elements there is room for; where their size is not known, they may be as large as any."""
+        left = self.max_bytes - self.num_bytes
+        needed = element_bytes or self._largest
+        if needed * num <= left:
+            return num
+        return int(left // needed) if left > 0 else 0
+
+    def learned(self, before: float, now: float) -> float:
+        """What to take for the size of elements, so far ``before``, when there is one of ``now``."""
+        size = (before + now) / 2 if before else now
+        self._largest = max(self._largest, size)
+        return size

@@ -1,0 +1,127 @@
+"""What the guarantees of budgets say: threads, memory, who is served first, and nobody waits for a thread."""
+
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from computing_ahead import Gate, no_threads_left, wait_for_no_threads, working  # noqa: F401
+from refusing import assert_raises
+from waiting import wait_until
+
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.dataset.ahead.budget import Budget
+from gristmill.experimental import DatasetOptions, InterleaveIterDataset, WithOptionsIterDataset, ZipIterDataset
+
+
+def within(ds, **options):
+    return iter(WithOptionsIterDataset(ds, DatasetOptions(**options)))
+
+
+def mixed(functions, weights=None):
+    parts = [MapDataset.range(1000).map(fn).to_iter_dataset() for fn in functions]
+    return IterDataset.mix(parts, weights)
+
+
+class Threads:
+    """A function that waits a moment, and counts who is in it and who works ahead."""
+
+    def __init__(self):
+        self.most = 0
+
+    def __call__(self, x):
+        threading.Event().wait(0.001)
+        self.most = max(self.most, len(working()))
+        return x
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 16, None])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda fn: mixed([fn] * 35),
+        lambda fn: IterDataset.mix([mixed([fn] * 3).thread_prefetch(2) for _ in range(12)]).thread_prefetch(3),
+        lambda fn: ZipIterDataset([mixed([fn]).thread_prefetch(2), mixed([fn] * 20)]).map(lambda pair: pair[1]),
+        lambda fn: InterleaveIterDataset([mixed([fn] * 2) for _ in range(30)], cycle_length=20, num_make_iter_threads=4),
+        lambda fn: mixed([fn] * 9).mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)),
+        lambda fn: mixed([fn] * 2).multithread_prefetch(20, 2),
+    ],
+    ids=["mixture", "nested", "zip", "interleave", "lanes", "threads"],
+)
+def test_a_pipeline_has_no_more_threads_than_its_budget(make, num_threads):
+    threads = Threads()
+    with iter(make(lambda x: x)) as it:
+        expected = it._take(300)
+    wait_for_no_threads()
+    with within(make(threads), max_threads=num_threads) as it:
+        it.start_prefetch()
+        assert it._take(300) == expected
+    limit = Budget().max_threads if num_threads is None else num_threads
+    assert threads.most <= max(limit, 20 if num_threads is None else 0)  # 20 were asked for by number
+
+
+def test_whoever_waits_while_all_threads_are_stuck_helps_himself():
+    gate = Gate(3)
+    with within(mixed([gate, lambda x: -x]), max_threads=1) as it:
+        assert it._take(6) == [0, 0, 1, -1, 2, -2]
+        wait_until(lambda: gate.num_busy)
+        assert it._parents[1]._take(900) == [-x for x in range(3, 903)]
+        gate.open.set()
+        assert next(it) == 3
+    wait_for_no_threads()
+
+
+class Live:
+    """Arrays of some size, and how many bytes of them there are and were at most; the time of one is that of a small wait."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.now = self.most = 0
+
+    def of(self, size):
+        def make(x):
+            threading.Event().wait(0.0005)
+            array = np.empty(size, np.uint8)
+            self.count(size)
+            weakref.finalize(array, self.count, -size).atexit = False
+            return array
+
+        return make
+
+    def count(self, size):
+        with self.lock:
+            self.now += size
+            self.most = max(self.most, self.now)
+
+
+@pytest.mark.parametrize("prefetches", [False, True])
+def test_memory_stays_within_the_budget_whatever_sizes_elements_have(prefetches):
+    live, num_bytes = Live(), 4_000_000
+    ds = mixed([live.of(size) for size in (1000, 10_000, 100_000, 1_000_000) * 5], [1000, 300, 30, 3] * 5)
+    ds = ds.thread_prefetch(300) if prefetches else ds
+    with within(ds, max_threads=4, max_bytes_ahead=num_bytes) as it:
+        for _ in range(3000):
+            next(it)
+    assert num_bytes / 4 < live.most <= 1.1 * num_bytes + 4 * 1_000_000  # of four threads nobody knows what they will make
+
+
+def test_what_is_rare_is_read_as_far_ahead_as_it_is_needed():
+    read = [[], []]
+    ds = mixed([lambda x: read[0].append(x) or x, lambda x: read[1].append(x) or x], [99, 1])
+    with within(ds) as it:
+        it._take(50)
+        it.start_prefetch()
+        wait_until(lambda: len(read[0]) >= 400)
+        assert len(read[1]) < 20
+
+
+def test_options_say_what_they_want():
+    for name in ("max_threads", "max_bytes_ahead"):
+        assert_raises(ValueError, f"{name} must be at least 1, got 0|{name} must be", DatasetOptions, **{name: 0})
+        assert_raises(TypeError, name, DatasetOptions, **{name: "many"})
+    merged = DatasetOptions(max_threads=None).merge(DatasetOptions(max_threads=3, max_bytes_ahead=5))
+    assert merged == DatasetOptions(max_threads=None, max_bytes_ahead=5)
+    assert Budget(5, 100, 2).max_threads == 2 and Budget(1, 100, 2).memory.max_bytes == 50 and Budget(1, 10, 3).max_threads == 1
+    with within(MapDataset.range(9).map(str).to_iter_dataset(ReadOptions(99, 100))) as it:
+        next(it)
+        assert it._ctx.budget.max_threads == 99  # a number that a step was given holds
