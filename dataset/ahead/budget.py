@@ -143,7 +143,8 @@ class Budget:
         if self._is_flexible:
             self.max_threads = max(self.max_threads, reader.num_threads)
         self._draws.add(reader)
-        self.offer(reader)
+        for other in self._readers.values() if len(self._readers) == 2 else [reader]:  # alone, one needs no queue
+            self.offer(other)
 
     def expect(self, reader: ReadingClient, rate: float, due: float) -> None:
         """See ``Draws``."""
@@ -170,17 +171,19 @@ class Budget:
         self.memory.hold(reader.holding, -num_bytes)
         self._draws.count(reader, num)
         self.offer(reader)
-        if self._queue:
-            self._claimable.notify()
 
     def offer(self, reader: ReadingClient) -> None:
         """Lets a thread begin what ``reader`` has room for."""
-        if reader.room():
+        self.queue(reader)
+        self._claimable.notify()
+
+    def queue(self, reader: ReadingClient) -> None:
+        """As ``offer``, without waking anybody up."""
+        if self._draws.are_several and reader.room():
             due = _AT_ONCE if reader.is_awaited else self._draws.due(reader)
             if reader.offered is None or due < reader.offered:
                 reader.offered = due
                 heapq.heappush(self._queue, (due, next(self._order), reader))
-            self._claimable.notify()
 
     def wake(self) -> None:
         """Lets all threads look again."""
@@ -315,25 +318,35 @@ class Budget:
                     self._num_idle -= 1
 
     def _next(self) -> Callable[[], None] | None:
+        """Work for one of the readers; ``None`` if there is none, or no memory for that which is needed first."""
+        if not self._draws.are_several:
+            for reader in self._readers.values():
+                work = self._begun(reader, reader.room())
+                if work is not None and reader.room():
+                    self._claimable.notify()
+                return work
         while self._queue:
             due, _, reader = self._queue[0]
             num = reader.room() if due == reader.offered else 0
-            if num:
-                is_awaited = reader.is_awaited
-                num = self.memory.affords(num, reader.element_bytes) or is_awaited
-                reader.is_held_up = not num
-                if not num:
-                    return None
+            work = self._begun(reader, num)
+            if num and work is None:
+                return None
             heapq.heappop(self._queue)
             if due == reader.offered:
                 reader.offered = None
-            if num:
-                work = reader.claim(num)
-                self.offer(reader)
+            if work is not None:
+                self.queue(reader)
                 if self._queue:
                     self._claimable.notify()
                 return work
         return None
+
+    def _begun(self, reader: ReadingClient, num: int) -> Callable[[], None] | None:
+        if not num:
+            return None
+        num = self.memory.affords(num, reader.element_bytes) or int(reader.is_awaited)
+        reader.is_held_up = not num
+        return reader.claim(num) if num else None
 
 
 def budget_of(options: DatasetOptions, num_processes: int = 1) -> Budget:

@@ -6,6 +6,7 @@ import abc
 
 _EXPECTED_DRAWS = 16  # from each reader: what was expected counts as much as so many draws
 _RECENT_DRAWS = 256  # from each reader: then all that were before count half
+_TOLERANCE = 1.1  # rates that are so near to the greatest count as that
 
 
 class Drawn(abc.ABC):
@@ -74,7 +75,9 @@ class Draws:
         """How many elements ``reader``, which may be ahead by ``most``, should be: as many draws as the one that is drawn from
         most often may, counted over all readers.
         """
-        return max(1, min(most, int(most * self._rate(reader) / self._max_rate + 0.5))) if self.are_several else most
+        if not self.are_several:
+            return most
+        return max(1, min(most, int(_TOLERANCE * most * self._rate(reader) / self._max_rate + 0.5)))
 
     def _rate(self, reader: Drawn) -> float:
         expected = _EXPECTED_DRAWS * len(self._readers)

@@ -39,7 +39,7 @@ from typing import Any, TypeAlias
 from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.budget import Budget, PullingClient
-from gristmill.dataset.ahead.sizes import mean_bytes, sample
+from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.states.values import Fetched
@@ -70,6 +70,7 @@ class PullAhead(PullingClient):
         self._budget = budget
         self._blocks = StatedBlocks(it)
         self._element_bytes = 0.0
+        self._sampling = Sampling()
         # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
@@ -126,12 +127,12 @@ class PullAhead(PullingClient):
             self._room.set()
         while True:
             failure, ready = self._failure, self._ready  # in this order: a failure is there after all that it follows
-            if not (self._has_thread or failure or self._is_stopped):
-                self._begin()
             if len(ready) >= n or failure is not None:
                 return ready, failure
             if self._is_stopped:
                 raise ValueError("the iterator was closed while it waited for its next element")
+            if not self._has_thread:
+                self._begin()
             if self._has_thread:
                 self._filled.wait(_LATE_SECONDS if self._size > 1 else _LOOK_SECONDS)
             elif self._go_inside():
@@ -224,7 +225,7 @@ class PullAhead(PullingClient):
 
     def _affords(self) -> bool:
         """Whether there is memory for one more, or it is needed at once."""
-        if not self.holding.num_bytes or len(self._ready) < self.wanted:
+        if self._budget.memory.affords(1, self._element_bytes) or len(self._ready) < self.wanted:
             return True
         self._count_bytes()
         return self._budget.memory.affords(1, self._element_bytes) > 0
@@ -248,8 +249,8 @@ class PullAhead(PullingClient):
             failure = error
         seconds = time.perf_counter() - began
         self._block_size.adapt(seconds, size, max(self._max_block_size, self.wanted))
-        if num := self.num - before:
-            self._element_bytes = mean_bytes([element for element, _, _ in sample(self._ready[-num:], seconds)])
+        if (num_new := self.num - before) and (num := self._sampling.num_of(seconds)):
+            self._element_bytes = mean_bytes([element for element, _, _ in spread(self._ready[-num_new:], num)])
             self._count_bytes()
         if failure is not None:
             self._failure = failure, failure.__traceback__

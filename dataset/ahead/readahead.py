@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gristmill.core.pacing import QUICK_SECONDS, BlockSize
 from gristmill.dataset.ahead.budget import Budget, ReadingClient
 from gristmill.dataset.ahead.root_log import RootLog
-from gristmill.dataset.ahead.sizes import mean_bytes, sample
+from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
 from gristmill.dataset.bases.feed import Feed, what_failed
 
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
@@ -89,6 +89,7 @@ class ReadAhead(ReadingClient):
         self._running: list[_Block] = []  # blocks that are being computed
         self._ready: dict[int, _Ready] = {}  # by the first index of the block
         self._block_size = BlockSize()
+        self._sampling = Sampling()
         self._closed = False
         self._block: list[Any] = []  # what the consumer takes from
         self._drawn = 0, 0  # how many elements, and bytes, it had
@@ -226,7 +227,11 @@ class ReadAhead(ReadingClient):
         if self._returned:
             start, stop = self._returned[0]
             return min(size, stop - start)
-        return max(0, min(size, self._stop - self._claimed, self._budget.most_ahead(self, self._buffer_size) - self.num_ahead))
+        limit = self._budget.most_ahead(self, self._buffer_size)
+        room = limit - self.num_ahead
+        if limit < self._buffer_size and room < min(size, limit // 2):
+            return 0  # not in many small blocks
+        return max(0, min(size, self._stop - self._claimed, room))
 
     def claim(self, num: int) -> Callable[[], None]:
         if self._returned:
@@ -250,7 +255,7 @@ class ReadAhead(ReadingClient):
         if log is not None:
             log.leave(entry)
         seconds, cpu_seconds = time.perf_counter() - block.began, time.thread_time() - began_cpu
-        element_bytes = block.element_bytes(seconds)
+        element_bytes = block.element_bytes(self._sampling.num_of(seconds))
         with budget.lock:
             self._block_size.adapt(seconds, size, self._max_block_size, num=block.size)
             self._put(block, error, element_bytes)
@@ -268,8 +273,9 @@ class ReadAhead(ReadingClient):
             return
         start = block.start
         elements = block.take_finished()
-        num_bytes = int(element_bytes * len(elements))
-        self._budget.memory.hold(self.holding, num_bytes - block.num_bytes)
+        num_bytes = int((element_bytes or self.element_bytes) * len(elements))
+        if num_bytes != block.num_bytes:
+            self._budget.memory.hold(self.holding, num_bytes - block.num_bytes)
         if element_bytes:
             self.element_bytes = self._budget.memory.learned(self.element_bytes, element_bytes)
         if error is not None:
@@ -279,7 +285,7 @@ class ReadAhead(ReadingClient):
             self._ready[start] = _Ready(elements, error, num_bytes)
             if start == self._taken:
                 self._filled.notify()
-        self._budget.offer(self)
+        self._budget.queue(self)  # the thread that has called this looks there next
 
 
 def _nothing(indices: range) -> list[Any]:
@@ -324,9 +330,9 @@ class _Block:
         self.start += len(finished)
         return finished
 
-    def element_bytes(self, seconds: float) -> float:
-        """The bytes of a finished element, in the mean; ``seconds`` is what they took."""
-        return mean_bytes(sample(self._elements[self._num_taken :], seconds))
+    def element_bytes(self, num: int) -> float:
+        """The bytes of a finished element, in the mean of ``num``; 0 if that is not known."""
+        return mean_bytes(spread(self._elements[self._num_taken :], num)) if num else 0.0
 
     def shorten(self) -> tuple[int, int] | None:
         """Leaves the elements after the one that is being computed to others; their range, if there are any."""

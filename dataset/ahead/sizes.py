@@ -34,12 +34,25 @@ def num_bytes_of(element: Any, most_parts: int | None = None) -> float:
     return max(sys.getsizeof(element), getattr(element, "nbytes", 0))  # arrays of others have their data elsewhere
 
 
-def sample(elements: Sequence[T], seconds: float) -> Sequence[T]:
-    """As many of ``elements``, at least one, as can be looked at in a hundredth of the time that they took.
+class Sampling:
+    """Chooses which elements to look at: as many as can be looked at in a hundredth of the time that all of them took.
 
     Large ones take long to make, so all of them are looked at where that matters.
     """
-    num = max(1, int(seconds * _SHARE / _SECONDS))
+
+    def __init__(self) -> None:
+        self._num = 1.0  # that are to be looked at
+
+    def num_of(self, seconds: float) -> int:
+        """How many of the elements that took ``seconds``."""
+        self._num += seconds * _SHARE / _SECONDS
+        num = int(self._num)
+        self._num = min(self._num - num, 1.0)
+        return num
+
+
+def spread(elements: Sequence[T], num: int) -> Sequence[T]:
+    """About ``num`` of ``elements``, from all parts of it."""
     return elements if num >= len(elements) else elements[:: -(-len(elements) // num)]
 
 
