@@ -13,7 +13,8 @@ import numpy as np
 from gristmill.core import tree
 
 _POOLED_BYTES = 1 << 20  # from here on a fresh allocation costs more (page faults) than the copy into it
-_MAX_BUFFERS = 4  # of each stage or iterator: they stay allocated as long as it lives
+_MAX_BUFFERS = 4  # of each stage or iterator: they stay allocated as long as it lives,
+_MAX_OTHERS = 1 << 28  # and are no more bytes than these and the last one needs four times
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
 _SAME_STRUCTURE = "Expected all input elements to have the same structure but"  # Grain's words, which programs look for
@@ -46,7 +47,10 @@ class BufferPool:
         buffer = self._free(num_bytes)
         if buffer is None:
             buffer = np.empty(num_bytes, np.uint8)
-        self._buffers = [*self._buffers[1 - _MAX_BUFFERS :], buffer]
+        kept = self._buffers[1 - _MAX_BUFFERS :]
+        while sum([other.nbytes for other in kept]) > max(_MAX_OTHERS, 3 * num_bytes):
+            del kept[0]
+        self._buffers = [*kept, buffer]
         return buffer.view(dtype).reshape(shape)
 
     def _free(self, num_bytes: int) -> np.ndarray[Any, Any] | None:

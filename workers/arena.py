@@ -10,9 +10,11 @@ Guarantees:
    A slot that a forked process may look at, too, is never used again.
 3. ``allocate`` never waits: a consumer that keeps everything makes the arena grow.
 4. That an array has been collected is noticed by a callback that may run anywhere, in the middle of a garbage collection or
-   under somebody's lock: it appends to a deque and does no more.
-
+   under somebody's lock: it appends to a deque and does no more; when the worker is gone, it returns the memory.
 5. Arrays hold no file descriptor: any number of them may outlive their pools.
+6. Beside the slots in use there is no more memory than ``MAX_FREE_BYTES`` or, if that is more, what slots in use had lately at
+   most: of that a part of 2**-5 is forgotten with every message. Slots are less than twice as large as what is in them, or a
+   page. What outlives the worker returns to the system when nobody looks at it any more.
 
 The address of a slot is an offset into one sparse file, which both processes map in chunks; chunk ``k`` is 2**k times as long
 as the first. So the consumer finds a slot by its offset alone, and few mappings suffice for any amount of memory.
@@ -26,7 +28,8 @@ import os
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +38,7 @@ _FIRST_CHUNK = 1 << 26
 _PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10  # in place of what is there
 _MAX_WARM = 4  # free slots of a size that keep their memory; what is freed beyond that goes back to the system
+MAX_FREE_BYTES = 1 << 27  # see guarantee 6
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -74,10 +78,29 @@ class Mapping:
     def give_back(self, start: int, stop: int) -> None:
         """Returns the memory between two offsets of one chunk to the system; what is there reads as zeros then."""
         index = _chunk_of(start)
-        chunk = self._chunks.get(index)
-        if chunk is not None and stop > start and hasattr(mmap, "MADV_REMOVE"):
-            with contextlib.suppress(OSError):  # a file system without holes: the memory stays until the end
-                chunk.madvise(mmap.MADV_REMOVE, start - _chunk_start(index), stop - start)
+        if index in self._chunks:
+            _remove(self._chunks[index], start - _chunk_start(index), stop - start)
+
+    def give_back_all_but(self, slots: list[Slot]) -> None:
+        """Returns all memory that was looked at to the system, but that of ``slots``."""
+        for index in list(self._chunks):
+            start, stop = _chunk_start(index), _chunk_start(index + 1)
+            for slot in sorted([slot for slot in slots if start <= slot.offset < stop]):
+                self.give_back(start, slot.offset)
+                start = slot.offset + _slot_size(slot.num_bytes)
+            self.give_back(start, stop)
+
+    def leave(self, array: Bytes, slot: Slot) -> None:
+        """Has the memory of a slot returned to the system when the ``array`` that looks at it is collected."""
+        index = _chunk_of(slot.offset)
+        if index in self._chunks:
+            left = _Left(array, _give_back_left)
+            left.place = self._chunks[index], slot.offset - _chunk_start(index), _slot_size(slot.num_bytes)
+            _left[id(left)] = left
+
+    def close(self) -> None:
+        """Memory stays mapped where an array looks at it."""
+        self._chunks.clear()
 
 
 class Arena:
@@ -91,6 +114,10 @@ class Arena:
         self._end = 0  # no slot reaches beyond
         self._free: dict[int, deque[int]] = {}  # offsets by size; those that keep their memory are at the right end
         self._num_warm: dict[int, int] = {}  # how many of these there are, by size
+        self._warm: OrderedDict[int, int] = OrderedDict()  # their sizes by offset, what is longest unused first
+        self._warm_bytes = 0
+        self._used_bytes = 0
+        self._recent_bytes = 0  # the most of these lately
 
     def allocate(self, num_bytes: int) -> Slot:
         with self._lock:
@@ -98,10 +125,14 @@ class Arena:
 
     def _allocate(self, num_bytes: int) -> Slot:
         size = _slot_size(num_bytes)
+        self._used_bytes += size
+        self._recent_bytes = max(self._recent_bytes, self._used_bytes)
         free = self._free.get(size)
         if free:
-            self._num_warm[size] = max(0, self._num_warm[size] - 1)
-            return Slot(free.pop(), num_bytes)
+            offset = free.pop()
+            if offset in self._warm:
+                self._forget_warm(offset)
+            return Slot(offset, num_bytes)
         start = self._end
         while start + size > _chunk_start(_chunk_of(start) + 1):
             start = _chunk_start(_chunk_of(start) + 1)
@@ -126,19 +157,57 @@ class Arena:
 
     def _put_back(self, slot: Slot) -> None:
         size = _slot_size(slot.num_bytes)
+        self._used_bytes -= size
         free = self._free.setdefault(size, deque())
-        num_warm = self._num_warm.setdefault(size, 0)
-        if num_warm < _MAX_WARM:
-            self._num_warm[size] = num_warm + 1
+        if self._num_warm.setdefault(size, 0) < _MAX_WARM:
             free.append(slot.offset)
+            self._warm[slot.offset] = size
+            self._num_warm[size] += 1
+            self._warm_bytes += size
         else:
             self._mapping.give_back(slot.offset, slot.offset + size)
             free.appendleft(slot.offset)
+        self._settle()
+
+    def settle(self) -> None:
+        """Called for every message: forgets a little of how much memory was needed, and returns what is too much now."""
+        with self._lock:
+            self._settle()
+
+    def _settle(self) -> None:
+        self._recent_bytes = max(self._used_bytes, self._recent_bytes - (self._recent_bytes // 32))
+        limit = max(MAX_FREE_BYTES, self._recent_bytes)
+        while self._warm_bytes > limit:  # the longest unused of all is the first one of its size, and stays where it is
+            offset = next(iter(self._warm))
+            self._mapping.give_back(offset, offset + self._forget_warm(offset))
+
+    def _forget_warm(self, offset: int) -> int:
+        size = self._warm.pop(offset)
+        self._num_warm[size] -= 1
+        self._warm_bytes -= size
+        return size
 
 
 class _Watched(weakref.ref["Bytes"]):
     slot: Slot | None = None  # stays so where an interrupt came first, and then the worker is replaced
     is_shared = False  # whether another process sees it
+
+
+class _Left(weakref.ref["Bytes"]):
+    """An array that outlives its worker."""
+
+    place: tuple[mmap.mmap, int, int]  # and where in it, and how many bytes
+
+
+_left: dict[int, _Left] = {}  # by id
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_left.clear)  # the new process sees these arrays, too: they stay as they are
+
+
+def _give_back_left(left: _Left, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    if not is_finalizing() and _left.pop(id(left), None) is not None:
+        _remove(*left.place)
 
 
 class ArenaReader:
@@ -179,18 +248,25 @@ class ArenaReader:
 
     def abandon(self) -> None:
         """In a forked process: lets go of the memory, which is the other one's to return."""
-        self._mapping._chunks.clear()
+        self._mapping.close()
 
     def close(self) -> None:
-        """Returns all memory to the system but what somebody still looks at."""
+        """Returns all memory to the system but what somebody still looks at, and that as soon as nobody does."""
         self.released()
-        for index in list(self._mapping._chunks):
-            start, stop = _chunk_start(index), _chunk_start(index + 1)
-            for slot in sorted([slot for slot in self._watched if start <= slot.offset < stop]):
-                self._mapping.give_back(start, slot.offset)
-                start = slot.offset + _slot_size(slot.num_bytes)
-            self._mapping.give_back(start, stop)
-        self._mapping._chunks.clear()
+        self._mapping.give_back_all_but([*self._watched])
+        for slot, watched in [*self._watched.items()]:
+            array = watched()
+            if array is not None and not watched.is_shared:
+                self._mapping.leave(array, slot)
+        for slot in self.released():  # since the beginning
+            self._mapping.give_back(slot.offset, slot.offset + _slot_size(slot.num_bytes))
+        self._mapping.close()
+
+
+def _remove(chunk: mmap.mmap, start: int, num_bytes: int) -> None:
+    if num_bytes > 0 and hasattr(mmap, "MADV_REMOVE"):
+        with contextlib.suppress(OSError):  # a file system without holes: the memory stays until the end
+            chunk.madvise(mmap.MADV_REMOVE, start, num_bytes)
 
 
 def _map(fd: int, start: int, size: int) -> mmap.mmap:

@@ -103,6 +103,7 @@ class Encoder:
         for _, slot in self._granted.values():
             self._arena.free(slot)
         self._granted.clear()
+        self._arena.settle()
 
     def _dump(self, value: Any) -> None:
         """Appends ``value`` to the message, or raises what makes it impossible to send."""

@@ -23,7 +23,7 @@ REPORT = 6  # whatever somebody who watches the worker has it say
 PASSED = 7  # what the worker was told to be careful about is behind it
 NOT_STARTED = 0xFF  # and a text, instead of a header: the process could not import what it needs
 
-HEADER = struct.Struct("<BBHIII")  # kind, whether the bytes are in the last slot, lane, generation, slots, bytes
+HEADER = struct.Struct("<BBHIIQ")  # kind, whether the bytes are in the last slot, lane, generation, slots, bytes
 SLOT = struct.Struct("<QQ")
 
 START = 1  # from a pickled state on

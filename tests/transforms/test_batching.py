@@ -214,6 +214,9 @@ def test_a_dropped_batch_is_used_again():
     assert pool._buffers == []
     kept = [pool((MEGABYTE + i,), np.dtype(np.uint8)) for i in range(30)]  # it does not grow for ever
     assert len(pool._buffers) < 10 and len({address(batch) for batch in kept}) == 30
+    for num_bytes in (2**31, 2**20, 2**20):  # nor does it keep what was large for the sake of smaller ones
+        pool((num_bytes,), np.dtype(np.uint8))
+    assert sum(buffer.nbytes for buffer in pool._buffers) <= 3 * 2**20
 
 
 VIEWS = [lambda batch: batch, lambda batch: batch[1], lambda batch: batch.T, lambda batch: batch.view(np.uint8)[0, :1]]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from both_ends import Ends
 
+from gristmill.workers import arena
 from gristmill.workers.arena import _FIRST_CHUNK, _MAX_WARM, Mapping, Slot, _chunk_of, _chunk_size, _chunk_start
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -156,6 +157,46 @@ class TestGivingBack:
         ends.reader.close()
         assert ends.used() == 3 * 2**18 + 2**26 + PAGE
         assert [int(a[0]) for a in kept] == [int(a[-1]) for a in kept] == [3, 4, 17] and large[0] == large[-1] == 7
+
+    def test_the_memory_is_what_is_used_and_what_was_used_lately(self, ends, monkeypatch):
+        """Whatever the sizes, and in whatever order slots are freed; in the end next to nothing remains."""
+        monkeypatch.setattr(arena, "MAX_FREE_BYTES", least := 2**18)
+        rng, slots, used, most = random.Random(2), [], 0, 0
+        for step in range(3000):
+            if rng.random() < (0.6 if step % 500 < 250 else 0.4):
+                slots.append(ends.arena.allocate(int(2 ** rng.uniform(6, 22))))
+                ends.arena.view(slots[-1])[::PAGE] = 1
+                used += room(slots[-1])
+            elif slots:
+                slot = slots.pop(rng.choice([0, -1, rng.randrange(len(slots))]))
+                ends.arena.free(slot)
+                used -= room(slot)
+            most = max(used, most)
+            assert ends.used() <= used + max(least, most)
+        for slot in slots[1:]:
+            ends.arena.free(slot)
+        for _ in range(300):
+            ends.arena.settle()
+        assert most > 50 * least and ends.used() <= room(slots[0]) + least
+
+    def test_after_close_each_array_returns_its_own_unless_a_forked_process_sees_it(self, ends):
+        kept = [ends.share(2**20, k) for k in range(10)]
+        ends.reader.close()
+        ends.reader.close()
+        for _ in range(5):
+            before = ends.used()
+            del kept[3]
+            assert before - ends.used() == 2**20
+        assert [int(array.max()) for array in kept] == [0, 1, 2, 8, 9]
+        if not (child := os.fork()):
+            os._exit(0)
+        os.waitpid(child, 0)
+        kept, after = [kept[1]], ends.used()
+        assert kept[0].min() == 1 and ends.used() == after == 5 * 2**20
+
+
+def room(slot):
+    return max(PAGE, 1 << (slot.num_bytes - 1).bit_length())
 
 
 class TestChunks:
