@@ -14,7 +14,7 @@ from gristmill.core import tree
 
 _POOLED_BYTES = 1 << 20  # from here on a fresh allocation costs more (page faults) than the copy into it
 _MAX_BUFFERS = 4  # of each stage or iterator: they stay allocated as long as it lives,
-_MAX_OTHERS = 1 << 28  # and are no more bytes than these and the last one needs four times
+_MAX_OTHERS = 1 << 28  # and those beside the last one have no more bytes than this, or three times as many as that one
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
 _SAME_STRUCTURE = "Expected all input elements to have the same structure but"  # Grain's words, which programs look for

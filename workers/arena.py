@@ -13,8 +13,8 @@ Guarantees:
    under somebody's lock: it appends to a deque and does no more; when the worker is gone, it returns the memory.
 5. Arrays hold no file descriptor: any number of them may outlive their pools.
 6. Beside the slots in use there is no more memory than ``MAX_FREE_BYTES`` or, if that is more, what slots in use had lately at
-   most: of that a part of 2**-5 is forgotten with every message. Slots are less than twice as large as what is in them, or a
-   page. What outlives the worker returns to the system when nobody looks at it any more.
+   most: while there is more than the former, a 32nd of the latter is forgotten with every message. A slot is less than twice as
+   large as what is in it, or a page. What outlives the worker returns to the system when nobody looks at it any more.
 
 The address of a slot is an offset into one sparse file, which both processes map in chunks; chunk ``k`` is 2**k times as long
 as the first. So the consumer finds a slot by its offset alone, and few mappings suffice for any amount of memory.
@@ -126,7 +126,8 @@ class Arena:
     def _allocate(self, num_bytes: int) -> Slot:
         size = _slot_size(num_bytes)
         self._used_bytes += size
-        self._recent_bytes = max(self._recent_bytes, self._used_bytes)
+        if self._used_bytes > self._recent_bytes:
+            self._recent_bytes = self._used_bytes
         free = self._free.get(size)
         if free:
             offset = free.pop()
@@ -167,12 +168,14 @@ class Arena:
         else:
             self._mapping.give_back(slot.offset, slot.offset + size)
             free.appendleft(slot.offset)
-        self._settle()
+        if self._warm_bytes > MAX_FREE_BYTES:
+            self._settle()
 
     def settle(self) -> None:
         """Called for every message: forgets a little of how much memory was needed, and returns what is too much now."""
-        with self._lock:
-            self._settle()
+        if self._warm_bytes > MAX_FREE_BYTES:
+            with self._lock:
+                self._settle()
 
     def _settle(self) -> None:
         self._recent_bytes = max(self._used_bytes, self._recent_bytes - (self._recent_bytes // 32))

@@ -57,8 +57,8 @@ def mixture(grain, num, size):
 def within_budget(grain, ds, num, size):
     options = grain.experimental.DatasetOptions
     if "max_threads" not in [field.name for field in dataclasses.fields(options)]:
-        if size * num > 2 * MEGABYTE:
-            raise NotImplementedError("without max_bytes_ahead this takes gigabytes of memory")
+        if num > 35 or size > KILOBYTES:
+            raise NotImplementedError("without max_threads and max_bytes_ahead this takes thousands of threads or gigabytes")
         return ds
     budget = options(max_threads=THREADS, max_bytes_ahead=RECORDS_AHEAD * num * size)
     return grain.experimental.WithOptionsIterDataset(ds, budget)
