@@ -67,6 +67,9 @@ class Heap:
     def free(self, piece: Piece) -> None:
         pass
 
+    def settle(self) -> None:
+        pass
+
 
 class Channel:
     """Between a worker and its consumer; three threads use it: the worker's, the one that gives messages to Ray, and Ray's for
