@@ -20,11 +20,11 @@ from __future__ import annotations
 import abc
 import functools
 import heapq
-import itertools
 import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from gristmill.core.cgroup import usable_cpus, usable_memory
 from gristmill.core.options import DatasetOptions
@@ -36,7 +36,6 @@ _NUM_CPUS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") els
 _ANEW_SECONDS = 1.0  # nobody waits longer without looking again: who closes something may not be heard
 _MIN_THREADS = 16
 _MEMORY_PARTS = 8
-_AT_ONCE = float("-inf")
 
 
 class ReadingClient(Drawn):
@@ -47,10 +46,8 @@ class ReadingClient(Drawn):
         rate: how often elements will be drawn from it, relative to others.
     """
 
-    is_awaited = False  # a consumer waits for an element that nobody computes
     is_held_up = False  # there is no memory for what it would read
     element_bytes = 0.0  # about; 0 is unknown
-    offered: float | None = None  # when its next element is needed, as long as it is in the queue
 
     def __init__(self, num_threads: int, rate: float) -> None:
         self.num_threads = num_threads
@@ -61,10 +58,6 @@ class ReadingClient(Drawn):
     @abc.abstractmethod
     def num_left(self) -> int:
         """How many elements nobody has begun."""
-
-    @abc.abstractmethod
-    def room(self) -> int:
-        """How many elements somebody may begin now."""
 
     @abc.abstractmethod
     def claim(self, num: int) -> Callable[[], None]:
@@ -106,8 +99,6 @@ class Budget:
         self._readers: dict[Holding, ReadingClient] = {}
         self._dismissed: deque[Holding] = deque()
         self._claimable = threading.Condition(self.lock)
-        self._queue: list[tuple[float, int, ReadingClient]] = []  # a heap; entries may be out of date
-        self._order = itertools.count()
         self._numbers: list[int] = []  # of threads that have ended, a heap
         self._num_numbers = 0
         self._num_reading = 0  # threads
@@ -115,7 +106,7 @@ class Budget:
         self._num_pulling = 0  # threads
         self._num_leaving = 0  # threads that read, for others to pull
         self._resting: dict[Holding, PullingClient] = {}  # whose threads have nothing to do
-        self._draws = Draws()
+        self.draws = Draws()
 
     @property
     def is_here(self) -> bool:
@@ -142,13 +133,12 @@ class Budget:
         self._readers[reader.holding] = reader
         if self._is_flexible:
             self.max_threads = max(self.max_threads, reader.num_threads)
-        self._draws.add(reader)
-        for other in self._readers.values() if len(self._readers) == 2 else [reader]:  # alone, one needs no queue
-            self.offer(other)
+        self.draws.add(reader)
+        self.offer(reader)
 
     def expect(self, reader: ReadingClient, rate: float, due: float) -> None:
         """See ``Draws``."""
-        self._draws.expect(reader, rate, due)
+        self.draws.expect(reader, rate, due)
         self.offer(reader)
 
     def settle(self) -> None:
@@ -159,31 +149,19 @@ class Budget:
             if self.memory.release(holding) and holding in self._readers:
                 gone.append(self._readers.pop(holding))
         if gone:
-            self._draws.remove(gone)
-
-    def most_ahead(self, reader: ReadingClient, most: int) -> int:
-        """How many elements ``reader``, which may be ahead by ``most``, may be ahead now (3)."""
-        return self._draws.most_ahead(reader, most)
+            self.draws.remove(gone)
 
     def drawn(self, reader: ReadingClient, num: int, num_bytes: int) -> None:
         """Notes that elements were drawn, which took so many bytes."""
         self.settle()
         self.memory.hold(reader.holding, -num_bytes)
-        self._draws.count(reader, num)
+        self.draws.count(reader, num)
         self.offer(reader)
 
     def offer(self, reader: ReadingClient) -> None:
         """Lets a thread begin what ``reader`` has room for."""
-        self.queue(reader)
+        self.draws.queue(reader)
         self._claimable.notify()
-
-    def queue(self, reader: ReadingClient) -> None:
-        """As ``offer``, without waking anybody up."""
-        if self._draws.are_several and reader.room():
-            due = _AT_ONCE if reader.is_awaited else self._draws.due(reader)
-            if reader.offered is None or due < reader.offered:
-                reader.offered = due
-                heapq.heappush(self._queue, (due, next(self._order), reader))
 
     def wake(self) -> None:
         """Lets all threads look again."""
@@ -319,34 +297,18 @@ class Budget:
 
     def _next(self) -> Callable[[], None] | None:
         """Work for one of the readers; ``None`` if there is none, or no memory for that which is needed first."""
-        if not self._draws.are_several:
-            for reader in self._readers.values():
-                work = self._begun(reader, reader.room())
-                if work is not None and reader.room():
-                    self._claimable.notify()
-                return work
-        while self._queue:
-            due, _, reader = self._queue[0]
-            num = reader.room() if due == reader.offered else 0
-            work = self._begun(reader, num)
-            if num and work is None:
-                return None
-            heapq.heappop(self._queue)
-            if due == reader.offered:
-                reader.offered = None
-            if work is not None:
-                self.queue(reader)
-                if self._queue:
-                    self._claimable.notify()
-                return work
-        return None
-
-    def _begun(self, reader: ReadingClient, num: int) -> Callable[[], None] | None:
+        reader: Any = self.draws.first()
+        if reader is None:
+            return None
+        num = self.memory.affords(reader.room(), reader.element_bytes) or int(reader.is_awaited)
+        reader.is_held_up = not num
         if not num:
             return None
-        num = self.memory.affords(num, reader.element_bytes) or int(reader.is_awaited)
-        reader.is_held_up = not num
-        return reader.claim(num) if num else None
+        work: Callable[[], None] = reader.claim(num)
+        self.draws.begun(reader)
+        if self.draws.first() is not None:
+            self._claimable.notify()  # there is work for one more
+        return work
 
 
 def budget_of(options: DatasetOptions, num_processes: int = 1) -> Budget:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import abc
+import heapq
+import itertools
 
 _EXPECTED_DRAWS = 16  # from each reader: what was expected counts as much as so many draws
 _RECENT_DRAWS = 256  # from each reader: then all that were before count half
 _TOLERANCE = 1.1  # rates that are so near to the greatest count as that
+_AT_ONCE = float("-inf")
 
 
 class Drawn(abc.ABC):
@@ -15,11 +18,17 @@ class Drawn(abc.ABC):
     rate = 1.0  # how often that is expected, relative to others
     due = 0.0  # the draw, counted over all readers, that is the next one from it
     num_drawn = 0.0  # recently
+    queued: float | None = None  # for when, as long as it is in the queue
+    is_awaited = False  # a consumer waits for an element that nobody computes
 
     @property
     @abc.abstractmethod
     def num_ahead(self) -> int:
         """How many elements were begun and not yet drawn."""
+
+    @abc.abstractmethod
+    def room(self) -> int:
+        """How many elements somebody may begin now."""
 
 
 class Draws:
@@ -31,6 +40,8 @@ class Draws:
         self._num_recent = 0.0
         self._total_rate = 0.0
         self._max_rate = 0.0
+        self._queue: list[tuple[float, int, Drawn]] = []  # a heap; entries may be out of date
+        self._order = itertools.count()
 
     @property
     def are_several(self) -> bool:
@@ -38,6 +49,8 @@ class Draws:
 
     def add(self, reader: Drawn) -> None:
         self._readers[reader] = None
+        if len(self._readers) == 2:  # alone, one needs no queue
+            self.queue(next(iter(self._readers)))
         rate, reader.rate = reader.rate, 0.0
         self.expect(reader, rate, 0.0)
 
@@ -67,9 +80,33 @@ class Draws:
             self._max_rate = max(self._max_rate, rate)
             reader.due = self._clock + 1 / rate
 
-    def due(self, reader: Drawn) -> float:
-        """The draw at which the first element is needed that nobody has begun."""
-        return reader.due + (reader.num_ahead / self._rate(reader) if self.are_several else 0)
+    def queue(self, reader: Drawn) -> None:
+        """Puts ``reader`` in its place, if it has room: where the next element that nobody has begun is needed first."""
+        if self.are_several and reader.room():
+            due = _AT_ONCE if reader.is_awaited else reader.due + reader.num_ahead / self._rate(reader)
+            if reader.queued is None or due < reader.queued:
+                reader.queued = due
+                heapq.heappush(self._queue, (due, next(self._order), reader))
+
+    def first(self) -> Drawn | None:
+        """The reader whose next element is needed first, of those that have room."""
+        if not self.are_several:
+            return next((reader for reader in self._readers if reader.room()), None)
+        while self._queue:
+            due, _, reader = self._queue[0]
+            if due == reader.queued:
+                if reader.room():
+                    return reader
+                reader.queued = None
+            heapq.heappop(self._queue)
+        return None
+
+    def begun(self, reader: Drawn) -> None:
+        """What ``first`` has returned has been begun."""
+        if self._queue and self._queue[0][2] is reader:
+            heapq.heappop(self._queue)
+            reader.queued = None
+            self.queue(reader)
 
     def most_ahead(self, reader: Drawn, most: int) -> int:
         """How many elements ``reader``, which may be ahead by ``most``, should be: as many draws as the one that is drawn from

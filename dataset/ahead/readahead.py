@@ -227,7 +227,7 @@ class ReadAhead(ReadingClient):
         if self._returned:
             start, stop = self._returned[0]
             return min(size, stop - start)
-        limit = self._budget.most_ahead(self, self._buffer_size)
+        limit = self._budget.draws.most_ahead(self, self._buffer_size)
         room = limit - self.num_ahead
         if limit < self._buffer_size and room < min(size, limit // 2):
             return 0  # not in many small blocks
@@ -285,7 +285,7 @@ class ReadAhead(ReadingClient):
             self._ready[start] = _Ready(elements, error, num_bytes)
             if start == self._taken:
                 self._filled.notify()
-        self._budget.queue(self)  # the thread that has called this looks there next
+        self._budget.draws.queue(self)  # the thread that has called this looks there next
 
 
 def _nothing(indices: range) -> list[Any]:
