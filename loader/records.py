@@ -34,6 +34,9 @@ from gristmill.sources.reading import read_keys, wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
 from gristmill.transforms.base import TRANSFORMATION_CLASSES, check_max_fan_out
 from gristmill.transforms.batching import Allocate
+from gristmill.workers.setup import preload
+
+preload(__name__)
 
 
 class SampledParameters(Parameters):

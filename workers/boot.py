@@ -1,4 +1,4 @@
-"""The program that a worker process runs; see ``process`` for who starts it with which arguments.
+"""The program that workers and their template run; see ``process`` and ``template`` for who starts it with which arguments.
 
 Until ``sys.path`` is the consumer's, nothing is imported that is not built into the interpreter: a file of the user's
 could have the name of any other module.
@@ -11,11 +11,21 @@ def main() -> None:
     import marshal
     import os
 
-    connection, arena, luggage, lifeline, index, count = map(int, sys.argv[1:7])
-    offset, length = (int.from_bytes(os.pread(luggage, 8, at), "little") for at in (0, 8))
-    preamble = marshal.loads(os.pread(luggage, length, offset))
-    sys.path[:], sys.argv[:] = preamble["path"], preamble["argv"]
+    numbers = list(map(int, sys.argv[1:]))
+    if len(numbers) == 3:
+        sys.path[:], modules = marshal.loads(os.read(numbers[0], 1 << 20))
+        from gristmill.workers.template_child import fork_workers
+
+        numbers, settle = fork_workers(*numbers, modules)  # returns in each of them
+    else:
+        settle = None
+    connection, arena, luggage, lifeline, index, count = numbers
     try:
+        if settle is not None:
+            settle()
+        offset, length = (int.from_bytes(os.pread(luggage, 8, at), "little") for at in (0, 8))
+        preamble = marshal.loads(os.pread(luggage, length, offset))
+        sys.path[:], sys.argv[:] = preamble["path"], preamble["argv"]
         from gristmill.workers.child import serve
     except BaseException:
         import traceback

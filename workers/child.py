@@ -427,7 +427,7 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for fd in (connection, arena_fd, luggage, lifeline):
         os.set_inheritable(fd, False)
-    _die_with(lifeline)
+    die_with(lifeline)
     end = SystemExit(0)
     try:
         arena = Arena(arena_fd)
@@ -472,7 +472,7 @@ def load_task(setup: Any, task: Any, *buffers: Any) -> Any:
     return loaded
 
 
-def _die_with(lifeline: int) -> None:
+def die_with(lifeline: int) -> None:
     """Ends this process when the other end of a pipe is closed, which its owner's death does too."""
     if sys.platform == "linux":
         import fcntl

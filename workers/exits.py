@@ -1,4 +1,4 @@
-"""How a child process ended, found out without a lock.
+"""How a process ended, found out without a lock.
 
 ``Popen.poll`` and ``Popen.wait`` take one, which a signal handler that raises in their middle leaves held for ever.
 
@@ -17,37 +17,48 @@ import os
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from operator import itemgetter
 
-_SHORTEST_SECONDS = 0.0005  # between two looks; then twice as long each time
+SHORTEST_SECONDS = 0.0005  # between two looks; then twice as long each time
 _LONGEST_SECONDS = 0.05
 
 _process_id_of = itemgetter(0)  # 0 while the process runs
 
 
-class ChildProcess:
-    """Waits for a process in place of the ``Popen`` that has started it."""
+class Process(ABC):
+    """A process that somebody waits for."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process_id = process.pid
-        self._ends: list[tuple[int, int]] = []  # its id and status, when it has ended
-        self._is_lost = False  # somebody else has waited for it
-        process.returncode = 0  # so that it does not wait for it too, or warn that nobody has
+    was_born = True  # a process that has ended without that never existed
 
+    @property
+    @abstractmethod
+    def process_id(self) -> int: ...
+
+    @abstractmethod
     def has_ended(self) -> bool:
         """Whether it has; does not wait for that."""
-        if self._ends or self._is_lost:
-            return True
-        try:
-            self._ends.extend(filter(_process_id_of, map(os.waitpid, [self.process_id], [os.WNOHANG])))  # one call (2)
-        except ChildProcessError:  # the program ignores SIGCHLD or waits for all its children; or another thread is just here:
-            time.sleep(_SHORTEST_SECONDS)  # let it finish
-            self._is_lost = True
-        return bool(self._ends) or self._is_lost
+
+    @property
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """Of a process that has ended: its exit code, or the number of the signal that ended it times -1; ``None``: unknown."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Ends it by force, without waiting."""
+
+    @abstractmethod
+    def disown(self) -> None:
+        """It is no process of this one, which was forked from its owner."""
+
+    @abstractmethod
+    def fate(self) -> str:
+        """In words how it ended, where that is known of no exit code."""
 
     def wait(self, seconds: float) -> bool:
         """Whether it ends within this time."""
-        deadline, pause = time.monotonic() + seconds, _SHORTEST_SECONDS
+        deadline, pause = time.monotonic() + seconds, SHORTEST_SECONDS
         while not self.has_ended():
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -56,16 +67,60 @@ class ChildProcess:
             pause = min(2 * pause, _LONGEST_SECONDS)
         return True
 
+    def how_it_ended(self) -> str:
+        """In words."""
+        code = self.exit_code
+        if code is None:
+            return self.fate()
+        if code >= 0:
+            return f"exited with code {code}"
+        try:
+            name = signal.Signals(-code).name
+        except ValueError:
+            name = "unknown"
+        hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
+        return f"was killed by signal {-code} ({name}{hint})"
+
+
+class ChildProcess(Process):
+    """Waits for a process in place of the ``Popen`` that has started it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process_id = process.pid
+        self._ends: list[tuple[int, int]] = []  # its id and status, when it has ended
+        self._is_lost = False  # somebody else has waited for it
+        process.returncode = 0  # so that it does not wait for it too, or warn that nobody has
+
+    @property
+    def process_id(self) -> int:
+        return self._process_id
+
+    def has_ended(self) -> bool:
+        """Whether it has; does not wait for that."""
+        if self._ends or self._is_lost:
+            return True
+        try:
+            self._ends.extend(filter(_process_id_of, map(os.waitpid, [self._process_id], [os.WNOHANG])))  # one call (2)
+        except ChildProcessError:  # the program ignores SIGCHLD or waits for all its children; or another thread is just here:
+            time.sleep(SHORTEST_SECONDS)  # let it finish
+            self._is_lost = True
+        return bool(self._ends) or self._is_lost
+
     @property
     def exit_code(self) -> int | None:
-        """Of a process that has ended: its exit code, or the number of the signal that ended it times -1; ``None``: unknown."""
+        """See ``Process``."""
         return os.waitstatus_to_exitcode(self._ends[0][1]) if self._ends else None
 
+    def fate(self) -> str:
+        """See ``Process``."""
+        return "ended, nobody knows how: this program ignores SIGCHLD, or something in it waits for all child processes"
+
     def kill(self) -> None:
+        """See ``Process``."""
         if not self.has_ended():
             with contextlib.suppress(ProcessLookupError):  # somebody else waits for it, and did so just now
-                os.kill(self.process_id, signal.SIGKILL)
+                os.kill(self._process_id, signal.SIGKILL)
 
     def disown(self) -> None:
-        """It is no child of this process, which was forked from its parent."""
+        """See ``Process``."""
         self._is_lost = True

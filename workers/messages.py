@@ -31,6 +31,13 @@ TAKEN = 2  # the consumer has taken a message; slots follow that may be used aga
 CALL = 3  # a pickled function follows, to be called with what runs in the worker
 COMMAND = struct.Struct("<BxxxII")  # kind, generation, bytes
 
+FORK_REQUEST = 1  # to a template: descriptors come along, connection, arena, luggage, lifeline, directory and open streams
+KILL_REQUEST = 2
+FORK = struct.Struct("<BIII??")  # which of the two, slot, index, count, whether standard output and errors are open
+# What a template writes of the worker in a slot: its id (0: not born yet; -1: it never will be), and 1 more than its status (0:
+# it runs). In slot 0, the id is 1 when the template is ready.
+RECORD = struct.Struct("<qq")
+
 MAX_INLINE = 1 << 14
 
 

@@ -35,11 +35,13 @@ from typing import Any, Protocol, TypeVar
 
 from gristmill.core.config import config
 from gristmill.workers.arena import open_memory
+from gristmill.workers.descriptors import close_all
 from gristmill.workers.flags import flag_values, own_flags
 from gristmill.workers.logs import log_settings
 from gristmill.workers.pickling import dumps
-from gristmill.workers.process import WorkerProcess, check_system, close_all
+from gristmill.workers.process import WorkerProcess, check_system
 from gristmill.workers.setup import setup_calls
+from gristmill.workers.template import Template, surroundings
 from gristmill.workers.uninterrupted import uninterrupted
 
 _PARKED_SECONDS = 1.0
@@ -159,17 +161,25 @@ class WorkerPool:
         self._is_closed = False
         self._replacing = threading.Lock()
         self._fds: list[int] = []
+        self._templates: set[Template] = set()
         try:
+            template = self._template()  # starts while the task is copied
             self._luggage = luggage.pack()
             self._fds.append(self._luggage)
             for index in range(count):
-                self.workers.append(self._new_worker(index))
+                self.workers.append(self._new_worker(index, template))
         except BaseException:
             self.close()
             raise
 
-    def _new_worker(self, index: int) -> WorkerProcess:
-        return WorkerProcess(index, self._count, self._luggage, self.environment)
+    def _template(self) -> Template | None:
+        template = _join_template(self, self.environment)
+        if template is not None:
+            self._templates.add(template)
+        return template
+
+    def _new_worker(self, index: int, template: Template | None) -> WorkerProcess:
+        return WorkerProcess(index, self._count, self._luggage, self.environment, template)
 
     @property
     def is_closed(self) -> bool:
@@ -186,7 +196,7 @@ class WorkerPool:
             if self.workers[index].is_alive():
                 return  # whoever asked for it before was interrupted
             self.workers[index].stop(time.monotonic())
-            worker = self._new_worker(index)
+            worker = self._new_worker(index, self._template() if self.workers[index].was_born else None)
             try:
                 if self.on_start is not None:
                     self.on_start(worker)
@@ -218,6 +228,10 @@ class WorkerPool:
         for worker in self.workers:
             worker.stop(deadline)
         self._close_descriptors()
+        while self._templates:
+            template = self._templates.pop()
+            template.leave(self)
+            _park_unused(template)
 
     def abandon(self) -> None:
         """In a forked process: lets go of what belongs to the other one."""
@@ -249,8 +263,6 @@ class Pool(Protocol):
     def release(self, deadline: float) -> None:
         """Waits until the workers have ended, after ``deadline`` (``time.monotonic()``) with force."""
 
-    def close(self) -> None: ...
-
     def abandon(self) -> None:
         """In a forked process: lets go of what belongs to the other one."""
 
@@ -260,6 +272,9 @@ P = TypeVar("P", bound=Pool)
 _live: set[Pool] = set()
 _parked: list[Pool] = []
 _wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+_newest: Template | None = None  # of the templates
+_failed: set[Any] = set()  # surroundings in which there is none
+_choosing = threading.Lock()  # of the two above
 _lock = threading.Lock()  # of the two following; nothing that a finalizer calls takes it, or that can be interrupted
 _keeper: threading.Thread | None = None
 _is_registered = False
@@ -312,9 +327,42 @@ def _hire(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], own
         _start_keeper()
         park(pool)
     except BaseException:
-        pool.close()
+        close_pools([pool])
         raise
     return pool
+
+
+def _join_template(pool: WorkerPool, environment: Mapping[str, str]) -> Template | None:
+    """The process from which to fork workers of the pool, which keeps it from ending; ``None``: they are started one by one."""
+    global _newest
+    key = surroundings(environment)
+    with _choosing:
+        templates = [x for x in [*_live] if isinstance(x, Template) and x.key == key]
+        _failed.update([template.key for template in templates if template.has_failed])
+        if key is None or key in _failed:
+            return None
+        for template in templates:
+            if template.join(pool):
+                return template
+        try:
+            template = Template(key, environment)
+        except OSError:  # starting a worker will say why
+            return None
+        template.join(pool)
+        before, _newest = _newest, template
+    _live.add(template)
+    _start_keeper()
+    park(template)
+    if before is not None:
+        _park_unused(before)
+    return template
+
+
+def _park_unused(template: Template) -> None:
+    """Keeps a template for a moment if no pool uses it, or ends it if there is a newer one."""
+    if not template.is_used:
+        template.parked_until = time.monotonic() + template.parked_seconds if template is _newest else 0.0
+        _park(template)
 
 
 def park(pool: Pool) -> None:
@@ -370,7 +418,7 @@ def _end_parked_pools() -> None:
             _wake.get(timeout=max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         for pool in [*_parked]:
             if pool.parked_until <= time.monotonic() and _take(pool):
-                pool.close()
+                _end(pool)
         with _lock:
             if not _live:
                 _keeper = None
@@ -382,7 +430,18 @@ def close_parked(kind: type[Pool]) -> None:
     """Ends the pools of this kind that nobody uses at the moment."""
     for pool in [*_parked]:
         if isinstance(pool, kind) and _take(pool):
-            pool.close()
+            _end(pool)
+
+
+def _end(pool: Pool) -> None:
+    """Ends a pool that nobody has, or a template that no pool uses."""
+    if isinstance(pool, Template):
+        pool.shut()
+        if pool.is_used:
+            pool.reopen()
+            park(pool)
+            return
+    close_pools([pool])
 
 
 def close_pools(pools: Sequence[Pool]) -> None:
@@ -413,6 +472,7 @@ def _take(pool: Pool) -> bool:
 def _close_all() -> None:
     global _is_exiting
     _is_exiting = True
+    close_pools([pool for pool in [*_live] if not isinstance(pool, Template)])
     close_pools([*_live])
 
 
@@ -423,8 +483,8 @@ def is_exiting() -> bool:
 
 def _forget_all() -> None:
     """After a fork, in the new process: all of this belongs to the other one."""
-    global _lock, _wake, _keeper
-    _lock, _wake, _keeper = threading.Lock(), queue.SimpleQueue(), None
+    global _lock, _choosing, _wake, _keeper, _newest
+    _lock, _choosing, _wake, _keeper, _newest = threading.Lock(), threading.Lock(), queue.SimpleQueue(), None, None
     for pool in [*_live]:
         pool.abandon()
     _live.clear()

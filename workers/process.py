@@ -16,19 +16,17 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
-import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from gristmill.core.instruments import Wrap, shadow
 from gristmill.workers.arena import ArenaReader, Slot, open_memory
 from gristmill.workers.codec import decode
-from gristmill.workers.exits import ChildProcess
+from gristmill.workers.descriptors import above_standard, close_all
+from gristmill.workers.exits import Process
 from gristmill.workers.logbook import Entry, read_entries
 from gristmill.workers.messages import (
     CALL,
@@ -47,7 +45,8 @@ from gristmill.workers.messages import (
     unpack_slots,
 )
 from gristmill.workers.pickling import dumps
-from gristmill.workers.setup import BOOT
+from gristmill.workers.starts import start_boot
+from gristmill.workers.template import Template
 
 _LOOK_SECONDS = 0.25  # how often a process is looked at whose connection, kept open by a child of its own, says nothing
 _ANSWER_SECONDS = 0.5  # to a new start of a worker that runs; a new process is there as quickly
@@ -61,7 +60,7 @@ class WorkerDied(Exception):
 
 
 class WorkerBusy(Exception):
-    """The process does not notice that it was started anew: it is still at an element that nobody wants any more."""
+    """The process does not notice that it was started anew, at an element that nobody wants any more, or was never born."""
 
 
 class WorkerSilent(Exception):
@@ -76,9 +75,12 @@ class WorkerProcess:
         count: of how many.
         luggage: file descriptor of what it loads (see ``pool``).
         environment: its environment variables.
+        template: what to fork it from, if there is such a process.
     """
 
-    def __init__(self, index: int, count: int, luggage: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, index: int, count: int, luggage: int, environment: Mapping[str, str], template: Template | None = None
+    ) -> None:
         self.index = index
         self.usable = True
         self.generation = 0
@@ -100,15 +102,9 @@ class WorkerProcess:
             self._socket, theirs = socket.socketpair()
             starting.callback(theirs.close)
             failing.callback(self._socket.close)
-            fds = [_above_standard(fd, starting) for fd in (theirs.fileno(), arena, luggage, lifeline)]
-            process = subprocess.Popen(
-                [_python(), *_interpreter_flags(), BOOT, *map(str, [*fds, index, count])],
-                stdin=subprocess.DEVNULL,
-                pass_fds=fds,
-                env=environment,
-                process_group=0,  # an interrupt from the keyboard goes to the group of the consumer
-            )
-            self._process = ChildProcess(process)
+            fds = [above_standard(fd, starting) for fd in (theirs.fileno(), arena, luggage, lifeline)]
+            forked = None if template is None else template.fork(fds, index, count)
+            self._process: Process = forked or start_boot(fds, [index, count], environment)
             failing.pop_all()
         self._fds = [arena, other_end]
         self._reader = ArenaReader(arena)
@@ -121,6 +117,11 @@ class WorkerProcess:
     def place(self) -> str:
         """Where it is, in words."""
         return f"process {self.process_id}"
+
+    @property
+    def was_born(self) -> bool:
+        """Whether there is, or was, a process."""
+        return self._process.was_born
 
     def is_alive(self) -> bool:
         return self.usable and not self._process.has_ended()
@@ -166,7 +167,7 @@ class WorkerProcess:
         Raises:
             WorkerDied: the process ended by itself.
             WorkerSilent: it took longer than ``patience``.
-            WorkerBusy: it does not answer to ``start``; another one should take over.
+            WorkerBusy: it does not answer to ``start``, or was never born; another one should take over.
         """
         self._patience = patience
         message = self._next_message()
@@ -247,7 +248,7 @@ class WorkerProcess:
         while len(self._received) < num_bytes:
             while not self._is_readable(_LOOK_SECONDS):
                 if self._process.has_ended():
-                    raise WorkerDied(self._how_it_ended())
+                    raise self._death()
                 if self._patience is not None and self._is_started and time.monotonic() > began + self._patience:
                     raise WorkerSilent
                 if self._answer_by is not None and time.monotonic() > self._answer_by:
@@ -255,7 +256,7 @@ class WorkerProcess:
             self.usable = False
             data = self._read()
             if not data:
-                raise WorkerDied(self._how_it_ended())
+                raise self._death()
             self._received += data
             self.usable = True
 
@@ -297,40 +298,11 @@ class WorkerProcess:
         slots, self._to_return = self._to_return + self._reader.released(), []
         self._send(COMMAND.pack(TAKEN, self.generation, len(slots) * SLOT.size) + pack_slots(slots))
 
-    def _how_it_ended(self) -> str:
+    def _death(self) -> WorkerDied | WorkerBusy:
+        """What its end is to whoever waits for it."""
         if not self._process.wait(_EXIT_SECONDS):
-            return "closed its connection"
-        code = self._process.exit_code
-        if code is None:
-            return "ended, nobody knows how: this program ignores SIGCHLD, or something in it waits for all child processes"
-        if code >= 0:
-            return f"exited with code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = "unknown"
-        hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
-        return f"was killed by signal {-code} ({name}{hint})"
-
-
-def close_all(fds: list[int]) -> None:
-    """Closes descriptors and takes them out of their list; two threads may do so at once.
-
-    One call of C: an interrupt between taking one and closing it would leave it open.
-    """
-    with contextlib.suppress(IndexError):
-        deque(map(os.close, iter(fds.pop, None)), 0)
-
-
-def _above_standard(fd: int, stack: contextlib.ExitStack) -> int:
-    """The descriptor or, in a program whose standard streams are closed, a copy that is not in their place."""
-    if fd > 2:
-        return fd
-    import fcntl
-
-    copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    stack.callback(os.close, copy)
-    return copy
+            return WorkerDied("closed its connection")
+        return WorkerDied(self._process.how_it_ended()) if self.was_born else WorkerBusy()
 
 
 def _poll(connection: socket.socket, events: int, seconds: float) -> int:
@@ -359,19 +331,3 @@ def check_system() -> None:
             "macOS have. Use threads: worker_count=0 for a DataLoader; for a chain, multithread_prefetch(...) in place of "
             "mp_prefetch(...)"
         )
-
-
-def _python() -> str:
-    # Programs that embed Python name an interpreter to multiprocessing.
-    spawn = sys.modules.get("multiprocessing.spawn")
-    python = spawn.get_executable() if spawn is not None else sys.executable
-    if not python or (getattr(sys, "frozen", False) and python == sys.executable):
-        raise RuntimeError(
-            "worker processes need a Python interpreter to run, and sys.executable is none: "
-            "name one with multiprocessing.set_executable(...), or use 0 workers"
-        )
-    return os.fsdecode(python)
-
-
-def _interpreter_flags() -> list[str]:
-    return getattr(subprocess, "_args_from_interpreter_flags")()  # noqa: B009  (not in the type checkers' stubs)

@@ -12,6 +12,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 BOOT = str(Path(__file__).with_name("boot.py"))  # their main module
 
 _calls: list[Call] = []
+_preloaded: list[str] = []
 _is_worker = False
 
 
@@ -29,6 +30,16 @@ def be_worker() -> None:
 def run_in_workers(function: Callable[..., Any], *args: Any) -> None:
     """Calls ``function(*args)``, which are pickled by reference, in every worker that is started from now on."""
     _calls.append((function, args))
+
+
+def preload(*modules: str) -> None:
+    """Has modules of this package, which most workers need, imported before there are any."""
+    _preloaded.extend(modules)
+
+
+def preloaded() -> list[str]:
+    """The modules so far."""
+    return [*_preloaded]
 
 
 def setup_calls() -> list[Call]:

@@ -21,8 +21,12 @@ from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
 from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.pickling import dumps
 from gristmill.workers.pool import Luggage, hire, park, unpark
+from gristmill.workers.setup import preload
 
 T = TypeVar("T")
+
+preload("gristmill.dataset.worker_task")
+preload(*[f"gristmill.dataset.stages.{name}" for name in ("batch", "filter", "map", "shuffle", "source")])
 
 
 class MultiprocessPrefetchParameters(Parameters):

@@ -1,0 +1,255 @@
+"""The process that workers are forked from, seen from the consumer; ``template_child`` is what happens in it.
+
+Starting Python and importing NumPy takes a tenth of a second; forking a process that has done so takes a millisecond.
+
+Guarantees:
+
+1. A worker that was forked finds what one that is started finds: surroundings are equal (``surroundings``), or there is another
+   template; what may differ all the same (directory, standard output) travels with the request, and ``sys.path``,
+   ``sys.argv``, flags and the task are set in the worker, as ever. The template imports no code of the user's, so nothing of
+   one pool reaches another. Global random generators are seeded anew in every worker. (Hashes of texts are the template's.)
+2. The template lives no longer than this process, however that ends: the kernel kills both it and its workers then, as it does
+   workers that are started (``child``). It ends with its last pool, after a while; see ``pool``.
+3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because the template has died or the
+   system lets it fork none, the process has ended and was not born; its owner starts one directly then.
+4. Only the template knows a worker's id for certain, as the one who waits for it. So it sends the signals; and it writes ids and
+   ends of workers into memory that this process reads, as often as it likes: no interrupt loses them, and no lock is taken.
+5. Workers whose template has died count as dead at once, and the kernel kills them when their owner lets go of them.
+6. A process that is forked from this one neither uses the template nor ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import marshal
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gristmill.workers.arena import open_memory
+from gristmill.workers.descriptors import above_standard, close_all
+from gristmill.workers.exits import SHORTEST_SECONDS, Process
+from gristmill.workers.messages import FORK, FORK_REQUEST, KILL_REQUEST, RECORD
+from gristmill.workers.setup import preloaded
+from gristmill.workers.starts import interpreter, start_boot
+
+_BIRTH_SECONDS = 1.0  # that somebody who wants to know the id of a worker waits for its birth
+_STREAMS = (1, 2)
+# What a process inherits from the thread that starts it: masks, limits, rights.
+_INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_a", "Mems_a")
+
+
+def surroundings(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
+    """All that a process inherits when it starts and cannot change later; ``None`` where none can be forked."""
+    if sys.platform != "linux":  # on macOS, system libraries do not survive it
+        return None
+    try:
+        status = Path("/proc/thread-self/status").read_text().splitlines()
+        files = [Path("/proc/self", name).read_bytes() for name in ("limits", "cgroup", "oom_score_adj")]
+    except OSError:
+        return None
+    return (
+        tuple(interpreter()),
+        frozenset(environment.items()),
+        tuple([line for line in status if line.startswith(_INHERITED)]),
+        *files,
+        (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), os.getsid(0)),
+        tuple([_is_terminal(fd) for fd in _STREAMS]),  # which decides how they are written to
+    )
+
+
+def _is_terminal(fd: int) -> bool | None:
+    """``None``: it is closed."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return None
+    return os.isatty(fd)
+
+
+class Template:
+    """Starts the process.
+
+    Args:
+        key: the ``surroundings`` that its workers are to have.
+        environment: its environment variables.
+
+    Raises:
+        OSError: the system does not give what is needed.
+    """
+
+    parked_seconds = 3.0  # after the last pool
+    owner = staticmethod(lambda: None)  # nobody takes it over from a list of pools
+    workers: Sequence[Any] = ()
+
+    def __init__(self, key: tuple[Any, ...], environment: Mapping[str, str]) -> None:
+        self.key = key
+        self.parked_until = 0.0
+        self._is_closed = False
+        self._users: set[object] = set()
+        self._slots = itertools.count(1)
+        with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
+            ledger = open_memory("gristmill-template")
+            failing.callback(os.close, ledger)
+            lifeline, other_end = os.pipe()
+            starting.callback(os.close, lifeline)
+            failing.callback(os.close, other_end)
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            starting.callback(theirs.close)
+            failing.callback(self._control.close)
+            path = [entry for entry in sys.path if isinstance(entry, str)]
+            self._control.send(marshal.dumps((path, preloaded())), socket.MSG_DONTWAIT)
+            fds = [above_standard(fd, starting) for fd in (theirs.fileno(), ledger, lifeline)]
+            self._process = start_boot(fds, [], environment)
+            failing.pop_all()
+        self._fds = [other_end, ledger]  # the end of the first one is that of the process
+
+    def join(self, user: object) -> bool:
+        """Keeps it from ending until ``user`` says ``leave``; false where it is too late for that."""
+        self._users.add(user)
+        if self._is_closed or self._process.has_ended():
+            self._users.discard(user)
+            return False
+        return True
+
+    def leave(self, user: object) -> None:
+        self._users.discard(user)
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._users)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended before it could fork."""
+        return self.has_ended() and not self.record(0)[0]
+
+    def has_ended(self) -> bool:
+        return self._process.has_ended()
+
+    def how_it_ended(self) -> str:
+        return f"process {self._process.process_id}, which {self._process.how_it_ended()}"
+
+    def fork(self, fds: Sequence[int], index: int, count: int) -> Process | None:
+        """A worker, soon; ``None`` where there is none to be had.
+
+        Args:
+            fds: its connection, arena, luggage and lifeline.
+            index: which worker it is.
+            count: of how many.
+        """
+        slot = next(self._slots)
+        with contextlib.ExitStack() as sending:
+            try:
+                directory = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                sending.callback(os.close, directory)
+                streams = [fd for fd in _STREAMS if _is_terminal(fd) is not None]
+                request = FORK.pack(FORK_REQUEST, slot, index, count, *[fd in streams for fd in _STREAMS])
+                socket.send_fds(self._control, [request], [*fds, directory, *streams], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except OSError:
+                return None
+        return ForkedProcess(self, slot)
+
+    def kill(self, slot: int) -> None:
+        """Has it end a worker."""
+        with contextlib.suppress(OSError):
+            self._control.send(FORK.pack(KILL_REQUEST, slot, 0, 0, False, False), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    def record(self, slot: int) -> tuple[int, int]:
+        """What it has written of a worker; see ``RECORD``."""
+        for ledger in self._fds[1:]:
+            data = os.pread(ledger, RECORD.size, slot * RECORD.size)
+            return RECORD.unpack(data.ljust(RECORD.size, b"\0"))
+        return 0, 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def shut(self) -> None:
+        """Nobody may use it any more."""
+        self._is_closed = True
+
+    def reopen(self) -> None:
+        """Somebody has joined before it was shut."""
+        self._is_closed = False
+
+    def release(self, deadline: float) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.wait(max(1.0, deadline - time.monotonic()))
+        self._close_descriptors()
+
+    def abandon(self) -> None:
+        """In a forked process: lets go of what belongs to the other one."""
+        self._is_closed = True
+        self._process.disown()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        self._control.close()
+        close_all(self._fds)
+
+
+class ForkedProcess(Process):
+    """A process that a template has forked, or is about to.
+
+    Args:
+        template: who does so.
+        slot: where it writes about this one.
+    """
+
+    def __init__(self, template: Template, slot: int) -> None:
+        self._template = template
+        self._slot = slot
+        self._record = 0, 0
+        self._is_unwanted = False  # it is not to be born any more
+        self._is_lost = False
+
+    @property
+    def was_born(self) -> bool:  # type: ignore[override]
+        return self._look()[0] > 0
+
+    @property
+    def process_id(self) -> int:
+        deadline = time.monotonic() + _BIRTH_SECONDS
+        while not self._look()[0] and not self.has_ended() and time.monotonic() < deadline:
+            time.sleep(SHORTEST_SECONDS)
+        return max(self._record[0], 0)
+
+    def has_ended(self) -> bool:
+        """See ``Process``."""
+        process_id, end = self._look()
+        is_unborn = process_id < 0 or (not process_id and self._is_unwanted)
+        return bool(end) or is_unborn or self._is_lost or self._template.has_ended()
+
+    @property
+    def exit_code(self) -> int | None:
+        """See ``Process``."""
+        end = self._look()[1]
+        return os.waitstatus_to_exitcode(end - 1) if end else None
+
+    def fate(self) -> str:
+        """See ``Process``."""
+        return f"ended with the process that it was forked from, {self._template.how_it_ended()}"
+
+    def kill(self) -> None:
+        """See ``Process``. What is not born yet, its owner keeps from it by letting go of its lifeline."""
+        self._is_unwanted = True
+        self._template.kill(self._slot)
+
+    def disown(self) -> None:
+        """See ``Process``."""
+        self._is_lost = True
+
+    def _look(self) -> tuple[int, int]:
+        if not self._record[1] and not self._is_lost:
+            found = self._template.record(self._slot)
+            if found[0]:
+                self._record = found
+        return self._record
