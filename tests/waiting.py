@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -28,3 +29,30 @@ def is_running(process_id: int) -> bool:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return False
+
+
+def worker_processes() -> set[int]:
+    """The worker processes of this process, which have started directly or were forked from a template."""
+    found = templates(6)
+    for process_id in templates():
+        found |= _children_of(process_id)
+    return found
+
+
+def templates(num_arguments: int = 3) -> set[int]:
+    """The processes that this one has started to fork workers from."""
+    found = set()
+    for child in _children_of(os.getpid()):
+        with contextlib.suppress(OSError):
+            _, *arguments = Path(f"/proc/{child}/cmdline").read_text().partition("boot.py")[2].split("\0")[:-1] or [""]
+            if len(arguments) == num_arguments:
+                found.add(child)
+    return found
+
+
+def _children_of(process_id: int) -> set[int]:
+    found = set()
+    for path in Path(f"/proc/{process_id}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            found.update(map(int, path.read_text().split()))
+    return found

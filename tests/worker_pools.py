@@ -13,7 +13,7 @@ from gristmill.workers.pool import unpark
 def end_parked_pools() -> None:
     for pool in [*pool_module._parked]:
         if unpark(pool):
-            pool.close()
+            pool_module._end(pool)
 
 
 def parked_for_long(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -3,13 +3,11 @@
 Functions and classes that workers use are local to the tests: they travel by value, so that workers need not import pytest.
 """
 
-import contextlib
 import dataclasses
 import os
 import sys
 import threading
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from computing_ahead import DIRECT, Boom, Failing, Plain, fails, numbers
 from local_workers import LocalWorkersIterDataset
 from refusing import assert_raises
 from users_datasets import BareMap
-from waiting import wait_until
+from waiting import wait_until, worker_processes
 from worker_pools import parked_for_long
 
 from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
@@ -62,17 +60,6 @@ def picky(bad):
     return lambda x: Picky(x) if x == bad else x
 
 
-def children():
-    """The worker processes of this process."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            is_ours = int((path / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
-            if is_ours and "boot.py" in (path / "cmdline").read_text():
-                found.add(int(path.name))
-    return found
-
-
 def memory(it):
     """Bytes in use in the shared memory of the workers of an iterator."""
     return max([os.fstat(worker._reader._mapping._fd).st_blocks * 512 for worker in it._pool.workers])
@@ -81,8 +68,8 @@ def memory(it):
 @pytest.fixture
 def started():
     """The worker processes that were started since the test began; others may still wait for a moment."""
-    before = children()
-    return lambda: children() - before
+    before = worker_processes()
+    return lambda: worker_processes() - before
 
 
 class TestArguments:
@@ -197,7 +184,7 @@ class TestStates:
         assert (started(), [*tmp_path.iterdir()]) == (set(), [])
         for _ in range(2):
             it.start_prefetch()
-            assert len(started()) == 2
+            wait_until(lambda: len(started()) == 2)
         wait_until(lambda: len([*tmp_path.iterdir()]) == 2)  # both are at work although no element was asked for
         assert it.get_state() == state
         assert list(it) == [0, 1, 2, 3]
@@ -376,10 +363,10 @@ class TestProcesses:
         state = closed.get_state()
         closed.close()
         closed.close()
-        assert not children() & of_closed
+        assert not worker_processes() & of_closed
         assert closed.get_state() == state
         fails(closed, ValueError, match=r"MultiprocessPrefetchIterator.* is closed")
-        wait_until(lambda: not children() & of_ended)
+        wait_until(lambda: not worker_processes() & of_ended)
         ended.set_state(iter(ds).get_state())  # and others take their place
         assert not self.pids(ended) & of_ended
 
@@ -405,4 +392,4 @@ class TestProcesses:
             else:
                 del it  # parks the worker, and the next iterator does not wait for it
                 assert list(ds) == [0, 1, 2, 3]
-            wait_until(lambda stuck=stuck: stuck not in children())
+            wait_until(lambda stuck=stuck: stuck not in worker_processes())

@@ -21,14 +21,17 @@ import time
 from pathlib import Path
 
 import numpy as np
+from waiting import templates, worker_processes
 
 import gristmill as gm
 from gristmill.transforms import Map
+from gristmill.workers.template import Template
 
 FOLDER = Path(os.environ["FAULT_FOLDER"])
 PATIENCE_SECONDS = 30.0  # for things that must happen; a bound for broken code, not for slow machines
 GONE_SECONDS = 6.0  # for what must be gone after two seconds; a noisy machine gets some more
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+Template.parked_seconds = 0.1  # for what must be gone soon
 
 
 def wait_for(condition, what, seconds=PATIENCE_SECONDS):
@@ -154,17 +157,16 @@ def run_state(process_id):
 
 
 def has_ended(process_id):
-    """Whether a child has ended, with all its threads."""
+    """Whether a worker has ended, with all its threads."""
     try:
         return os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
-        return True
+        return not Path(f"/proc/{process_id}").exists()  # the template has waited for it
 
 
 def workers():
-    """The ids of all child processes that have not ended."""
-    found = Path("/proc/self/task").glob("*/children")
-    return [int(child) for path in found for child in path.read_text().split() if run_state(child) != "Z"]
+    """The ids of all worker processes that have not ended."""
+    return [process_id for process_id in worker_processes() if run_state(process_id) != "Z"]
 
 
 def surroundings():
