@@ -13,6 +13,9 @@ def main() -> None:
 
     numbers = list(map(int, sys.argv[1:]))
     if len(numbers) == 3:
+        import gc
+
+        gc.disable()  # until a worker is born: all of this stays
         sys.path[:], modules = marshal.loads(os.read(numbers[0], 1 << 20))
         from gristmill.workers.template_child import fork_workers
 

@@ -29,7 +29,8 @@ _process_id_of = itemgetter(0)  # 0 while the process runs
 class Process(ABC):
     """A process that somebody waits for."""
 
-    was_born = True  # a process that has ended without that never existed
+    was_born = True  # or it never existed
+    was_lost = False  # it has ended, or was not born, by no doing of its own
 
     @property
     @abstractmethod
@@ -52,10 +53,6 @@ class Process(ABC):
     def disown(self) -> None:
         """It is no process of this one, which was forked from its owner."""
 
-    @abstractmethod
-    def fate(self) -> str:
-        """In words how it ended, where that is known of no exit code."""
-
     def wait(self, seconds: float) -> bool:
         """Whether it ends within this time."""
         deadline, pause = time.monotonic() + seconds, SHORTEST_SECONDS
@@ -71,7 +68,7 @@ class Process(ABC):
         """In words."""
         code = self.exit_code
         if code is None:
-            return self.fate()
+            return "ended, nobody knows how: this program ignores SIGCHLD, or something in it waits for all child processes"
         if code >= 0:
             return f"exited with code {code}"
         try:
@@ -110,10 +107,6 @@ class ChildProcess(Process):
     def exit_code(self) -> int | None:
         """See ``Process``."""
         return os.waitstatus_to_exitcode(self._ends[0][1]) if self._ends else None
-
-    def fate(self) -> str:
-        """See ``Process``."""
-        return "ended, nobody knows how: this program ignores SIGCHLD, or something in it waits for all child processes"
 
     def kill(self) -> None:
         """See ``Process``."""

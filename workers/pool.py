@@ -228,8 +228,7 @@ class WorkerPool:
         for worker in self.workers:
             worker.stop(deadline)
         self._close_descriptors()
-        while self._templates:
-            template = self._templates.pop()
+        for template in self._templates:
             template.leave(self)
             _park_unused(template)
 
@@ -360,7 +359,7 @@ def _join_template(pool: WorkerPool, environment: Mapping[str, str]) -> Template
 
 def _park_unused(template: Template) -> None:
     """Keeps a template for a moment if no pool uses it, or ends it if there is a newer one."""
-    if not template.is_used:
+    if not template.is_used and not template.is_closed:
         template.parked_until = time.monotonic() + template.parked_seconds if template is _newest else 0.0
         _park(template)
 

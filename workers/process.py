@@ -60,7 +60,7 @@ class WorkerDied(Exception):
 
 
 class WorkerBusy(Exception):
-    """The process does not notice that it was started anew, at an element that nobody wants any more, or was never born."""
+    """The process does not notice that it was started anew, at an element that nobody wants any more; or it was lost."""
 
 
 class WorkerSilent(Exception):
@@ -167,7 +167,7 @@ class WorkerProcess:
         Raises:
             WorkerDied: the process ended by itself.
             WorkerSilent: it took longer than ``patience``.
-            WorkerBusy: it does not answer to ``start``, or was never born; another one should take over.
+            WorkerBusy: it does not answer to ``start``, or was lost; another one should take over.
         """
         self._patience = patience
         message = self._next_message()
@@ -302,7 +302,7 @@ class WorkerProcess:
         """What its end is to whoever waits for it."""
         if not self._process.wait(_EXIT_SECONDS):
             return WorkerDied("closed its connection")
-        return WorkerDied(self._process.how_it_ended()) if self.was_born else WorkerBusy()
+        return WorkerBusy() if self._process.was_lost else WorkerDied(self._process.how_it_ended())
 
 
 def _poll(connection: socket.socket, events: int, seconds: float) -> int:

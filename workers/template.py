@@ -11,10 +11,11 @@ Guarantees:
 2. The template lives no longer than this process, however that ends: the kernel kills both it and its workers then, as it does
    workers that are started (``child``). It ends with its last pool, after a while; see ``pool``.
 3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because the template has died or the
-   system lets it fork none, the process has ended and was not born; its owner starts one directly then.
+   system lets it fork none, the process has ended and was not born; its owner starts one directly then, and nobody notices.
 4. Only the template knows a worker's id for certain, as the one who waits for it. So it sends the signals; and it writes ids and
    ends of workers into memory that this process reads, as often as it likes: no interrupt loses them, and no lock is taken.
-5. Workers whose template has died count as dead at once, and the kernel kills them when their owner lets go of them.
+5. Workers whose template has died count as lost at once. Their owner has others take over, from the last output that came, and
+   lets go of them, at which the kernel kills them.
 6. A process that is forked from this one neither uses the template nor ends it.
 """
 
@@ -132,9 +133,6 @@ class Template:
     def has_ended(self) -> bool:
         return self._process.has_ended()
 
-    def how_it_ended(self) -> str:
-        return f"process {self._process.process_id}, which {self._process.how_it_ended()}"
-
     def fork(self, fds: Sequence[int], index: int, count: int) -> Process | None:
         """A worker, soon; ``None`` where there is none to be had.
 
@@ -216,6 +214,10 @@ class ForkedProcess(Process):
         return self._look()[0] > 0
 
     @property
+    def was_lost(self) -> bool:  # type: ignore[override]
+        return self.has_ended() and not self._look()[1]
+
+    @property
     def process_id(self) -> int:
         deadline = time.monotonic() + _BIRTH_SECONDS
         while not self._look()[0] and not self.has_ended() and time.monotonic() < deadline:
@@ -233,10 +235,6 @@ class ForkedProcess(Process):
         """See ``Process``."""
         end = self._look()[1]
         return os.waitstatus_to_exitcode(end - 1) if end else None
-
-    def fate(self) -> str:
-        """See ``Process``."""
-        return f"ended with the process that it was forked from, {self._template.how_it_ended()}"
 
     def kill(self) -> None:
         """See ``Process``. What is not born yet, its owner keeps from it by letting go of its lifeline."""

@@ -79,7 +79,6 @@ class _Template:
         self._at_child = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def run(self) -> Worker:
-        gc.collect()
         gc.freeze()  # collections in workers do not touch, and so copy, what is here
         self._write(0, 1, 0)
         while True:
@@ -165,6 +164,7 @@ class _Template:
                 os.close(fd)
         for fd in fds:
             os.close(fd)
+        gc.enable()
         sys.path_importer_cache.clear()  # what is in the folders may have changed
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
