@@ -11,9 +11,7 @@ from gristmill.workers.pool import unpark
 
 
 def end_parked_pools() -> None:
-    for pool in [*pool_module._parked]:
-        if unpark(pool):
-            pool_module._end(pool)
+    pool_module._end([pool for pool in [*pool_module._parked] if unpark(pool)])
 
 
 def parked_for_long(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

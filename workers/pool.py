@@ -2,9 +2,10 @@
 
 Guarantees:
 
-1. Processes exist only between ``hire`` and the end of the pool. A pool ends by ``close``, at the exit of the interpreter, or
-   ``_PARKED_SECONDS`` after it was parked; then its processes, file descriptors and memory are gone within ``_GRACE_SECONDS``,
-   also if a worker is stuck in user code. If this process dies, the kernel kills the workers in the same moment.
+1. Processes exist only between ``hire`` and the end of the pool. A pool ends by ``close``, at the exit of the interpreter,
+   ``_PARKED_SECONDS`` after it was parked, or when ``_MAX_PARKED`` others were; then its processes, file descriptors and memory
+   are gone within ``_GRACE_SECONDS``, also if a worker is stuck in user code. If this process dies, the kernel kills the workers
+   in the same moment. The template that workers are forked from stays for a moment longer than the last pool that uses it.
 2. ``park`` may be called anywhere, by a finalizer in the middle of a garbage collection or under somebody's lock: it appends to
    a list and wakes a thread up with a queue that is made for that.
 3. A parked pool serves the next one who wants to run the same, unchanged task in equal surroundings, so that the next epoch
@@ -45,6 +46,7 @@ from gristmill.workers.template import Template, surroundings
 from gristmill.workers.uninterrupted import uninterrupted
 
 _PARKED_SECONDS = 1.0
+_MAX_PARKED = 8  # pools
 _GRACE_SECONDS = 0.3
 _MIN_BUFFER_BYTES = 1 << 16  # from here on the arrays of a task are shared by its workers instead of copied
 _CHUNK = 1 << 20
@@ -415,9 +417,9 @@ def _end_parked_pools() -> None:
         deadlines = [pool.parked_until for pool in [*_parked]]
         with contextlib.suppress(queue.Empty):
             _wake.get(timeout=max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
-        for pool in [*_parked]:
-            if pool.parked_until <= time.monotonic() and _take(pool):
-                _end(pool)
+        for pool in [pool for pool in [*_parked] if isinstance(pool, WorkerPool)][:-_MAX_PARKED]:
+            pool.parked_until = 0.0
+        _end([pool for pool in [*_parked] if pool.parked_until <= time.monotonic() and _take(pool)])
         with _lock:
             if not _live:
                 _keeper = None
@@ -427,20 +429,19 @@ def _end_parked_pools() -> None:
 
 def close_parked(kind: type[Pool]) -> None:
     """Ends the pools of this kind that nobody uses at the moment."""
-    for pool in [*_parked]:
-        if isinstance(pool, kind) and _take(pool):
-            _end(pool)
+    _end([pool for pool in [*_parked] if isinstance(pool, kind) and _take(pool)])
 
 
-def _end(pool: Pool) -> None:
-    """Ends a pool that nobody has, or a template that no pool uses."""
-    if isinstance(pool, Template):
-        pool.shut()
-        if pool.is_used:
-            pool.reopen()
-            park(pool)
-            return
-    close_pools([pool])
+def _end(pools: Sequence[Pool]) -> None:
+    """Ends pools that nobody has, and templates that no pool uses."""
+    close_pools([pool for pool in pools if not isinstance(pool, Template)])
+    for template in [pool for pool in pools if isinstance(pool, Template)]:
+        template.shut()
+        if template.is_used:
+            template.reopen()
+            park(template)
+        else:
+            close_pools([template])
 
 
 def close_pools(pools: Sequence[Pool]) -> None:
