@@ -1,6 +1,7 @@
-"""Makes a DataLoader with two workers and prints the seconds from ``iter`` to its first batch: ``first_batch.py MODULE``.
+"""Makes a DataLoader and prints the seconds from ``iter`` to its first batch: ``first_batch.py MODULE [WORKERS]``.
 
-To be run in a process of its own for each figure. Prints also the sums of the first batches of the workers.
+To be run in a process of its own for each figure. Prints also the sums of the first two batches. With a number of workers, it is
+a loader of integers instead of images with two.
 """
 
 import importlib
@@ -10,9 +11,10 @@ import time
 
 
 def main() -> None:
-    from questions.worker_starts import loader, total
+    from questions.worker_starts import integers, loader, total
 
-    data_loader = loader(importlib.import_module(sys.argv[1]))
+    module = importlib.import_module(sys.argv[1])
+    data_loader = integers(module, int(sys.argv[2])) if len(sys.argv) > 2 else loader(module)
     start = time.perf_counter()
     iterator = iter(data_loader)
     batch = next(iterator)

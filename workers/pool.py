@@ -419,7 +419,9 @@ def _end_parked_pools() -> None:
             _wake.get(timeout=max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
         for pool in [pool for pool in [*_parked] if isinstance(pool, WorkerPool)][:-_MAX_PARKED]:
             pool.parked_until = 0.0
-        _end([pool for pool in [*_parked] if pool.parked_until <= time.monotonic() and _take(pool)])
+        expired = [pool for pool in [*_parked] if pool.parked_until <= time.monotonic() and _take(pool)]
+        if expired:
+            _end(expired)
         with _lock:
             if not _live:
                 _keeper = None
