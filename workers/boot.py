@@ -11,17 +11,18 @@ def main() -> None:
     import marshal
     import os
 
-    numbers = list(map(int, sys.argv[1:]))
+    numbers, settle = list(map(int, sys.argv[1:])), None
     if len(numbers) == 3:
         import gc
 
         gc.disable()  # until a worker is born: all of this stays
-        sys.path[:], modules = marshal.loads(os.read(numbers[0], 1 << 20))
-        from gristmill.workers.template_child import fork_workers
+        try:
+            sys.path[:], modules = marshal.loads(os.read(numbers[0], 1 << 20))
+            from gristmill.workers.template_child import fork_workers
 
-        numbers, settle = fork_workers(*numbers, modules)  # returns in each of them
-    else:
-        settle = None
+            numbers, settle = fork_workers(modules, *numbers)  # returns in each of them
+        except BaseException:
+            os._exit(1)  # workers are started one by one, and say what is wrong
     connection, arena, luggage, lifeline, index, count = numbers
     try:
         if settle is not None:

@@ -28,7 +28,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +85,12 @@ class Template:
     """
 
     parked_seconds = 3.0  # after the last pool
-    owner = staticmethod(lambda: None)  # nobody takes it over from a list of pools
-    workers: Sequence[Any] = ()
 
     def __init__(self, key: tuple[Any, ...], environment: Mapping[str, str]) -> None:
         self.key = key
         self.parked_until = 0.0
+        self.owner: Callable[[], object] = lambda: None
+        self.workers: list[Any] = []  # are those of pools
         self._is_closed = False
         self._users: set[object] = set()
         self._slots = itertools.count(1)

@@ -33,14 +33,14 @@ _STREAMS = (1, 2)
 Worker = tuple[list[int], Callable[[], None]]
 
 
-def fork_workers(connection: int, ledger: int, lifeline: int, modules: Sequence[str]) -> Worker:
+def fork_workers(modules: Sequence[str], connection: int, ledger: int, lifeline: int) -> Worker:
     """Forks workers until the consumer ends this process.
 
     Args:
+        modules: to be imported before.
         connection: where requests come from.
         ledger: descriptor of the memory to write records into.
         lifeline: of this process.
-        modules: to be imported before.
 
     Returns:
         In each of them: the numbers that ``child.serve`` begins with, and what is to be called then, in a process of its own.
