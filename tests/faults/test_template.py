@@ -116,21 +116,21 @@ looks()
 (template,) = templates()
 child = os.fork()
 if child == 0:
-    try:
+    with contextlib.ExitStack() as failing:
+        failing.callback(os._exit, 1)
         assert looks()[0][0] != template
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-    os._exit(0)
+        os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert templates() == {template} == {looks()[0][0]}
 """
+AFTER_A_WHILE = "Template.parked_seconds = 1.0; looks(); assert templates()"  # nothing is left, in a while
 END = "gm.workers.pool._close_all(); gm.workers.pool._is_exiting = False; wait_for(lambda: not templates(), 'it stays')"
 
 
 def test_workers_of_a_template_are_like_any_other(tmp_path):
     flags = ("-W", "ignore::DeprecationWarning")
-    check_parts(tmp_path, *[f"{part}\n{END}" for part in (SHARED, CHANGES, IN_FORKS)], tools=TOOLS, flags=flags)
+    parts = [f"{part}\n{END}" for part in (SHARED, CHANGES, IN_FORKS)]
+    check_parts(tmp_path, *parts, AFTER_A_WHILE, tools=TOOLS, flags=flags)
 
 
 def test_a_template_that_is_killed(tmp_path):
@@ -145,8 +145,3 @@ def test_where_none_can_be(tmp_path):
         (tmp_path / "sitecustomize.py").write_text(f"import sys\nif 'boot.py' in sys.argv[0]:\n    exec({text!r})\n")
         script = "assert [x[0] for x in looks(3)] == [os.getpid()] * 3 == [x[0] for x in looks(3)]"
         check_silent(run(tmp_path, f"import os; os.environ['PYTHONPATH'] += ':' + str(FOLDER)\n{TOOLS}\n{script}"), out="")
-
-
-def test_it_ends_after_the_last_pool(tmp_path):
-    script = "Template.parked_seconds = 1.0\nlooks()\nassert templates()\nwait_for(lambda: not templates(), 'it stays')"
-    check_parts(tmp_path, script, tools=TOOLS)
