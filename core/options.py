@@ -209,7 +209,9 @@ class DatasetOptions:
 
     def merge(self, other: DatasetOptions | None) -> DatasetOptions:
         """These options, completed by what only ``other`` gives."""
-        if other is None:
+        if other is None or not other._given:
             return self
+        if not self._given:
+            return other
         names = self._given | other._given
         return DatasetOptions(**{name: getattr(self if name in self._given else other, name) for name in names})

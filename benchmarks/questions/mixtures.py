@@ -2,12 +2,11 @@
 
 ``IterDataset.mix`` of 35 and of 500 components. Each reads records of 2 kB or 1 MB, one in 5 ms, in threads of its own default
 number, and half of the components are drawn up to 1000 times as often as the others. The whole mixture may use ``THREADS``
-threads, and memory for ``RECORDS_AHEAD`` records of each component. The bound reads the same records in the same order with a
+threads, and memory for ``RECORDS_AHEAD`` records. The bound reads the same records in the same order with a
 ``ThreadPoolExecutor`` of as many threads, which is ``IN_FLIGHT`` records ahead. What may be there already is taken out before a
 round is timed. How many threads there are and how much memory they take is measured once, whatever the number of rounds.
 """
 
-import dataclasses
 import functools
 import os
 import threading
@@ -25,7 +24,7 @@ IN_FLIGHT = 4 * THREADS
 RECORDS = 1_000_000  # of each component
 KILOBYTES = 2_048
 MEGABYTE = 1 << 20
-RECORDS_AHEAD = 2  # of each component
+RECORDS_AHEAD = 400  # of all components, or two of each: a few times what the allocator keeps for threads
 AHEAD_SECONDS = 1.0  # in which whatever may be read ahead is
 COUNT = 1000
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -39,6 +38,10 @@ def read(component, size, index):
 def weights(num):
     """1 for half of the components, up to 1000 for the others."""
     return [1 if k % 2 == 0 else 1000 ** (k / num) for k in range(num)]
+
+
+def records_ahead(num):
+    return max(RECORDS_AHEAD, 2 * num)
 
 
 def places(grain, num):
@@ -55,12 +58,7 @@ def mixture(grain, num, size):
 
 
 def within_budget(grain, ds, num, size):
-    options = grain.experimental.DatasetOptions
-    if "max_threads" not in [field.name for field in dataclasses.fields(options)]:
-        if num > 35 or size > KILOBYTES:
-            raise NotImplementedError("without max_threads and max_bytes_ahead this takes thousands of threads or gigabytes")
-        return ds
-    budget = options(max_threads=THREADS, max_bytes_ahead=RECORDS_AHEAD * num * size)
+    budget = grain.experimental.DatasetOptions(max_threads=THREADS, max_bytes_ahead=records_ahead(num) * size)
     return grain.experimental.WithOptionsIterDataset(ds, budget)
 
 
@@ -99,7 +97,7 @@ def draw(iterator, num):
     """A run that draws ``COUNT`` records in the middle of a stream."""
 
     def run():
-        seen = [int(next(iterator)[0]) for _ in range(2 * RECORDS_AHEAD * num)]
+        seen = [int(next(iterator)[0]) for _ in range(2 * records_ahead(num))]
         start = time.perf_counter()
         seen += [int(next(iterator)[0]) for _ in range(COUNT)]
         return Measured(time.perf_counter() - start, seen)
@@ -172,7 +170,7 @@ WORKLOADS = [
             num,
             MEGABYTE,
             "× the budget",
-            once(lambda before, num: (resident_bytes() - before) / (RECORDS_AHEAD * num * MEGABYTE)),
+            once(lambda before, num: (resident_bytes() - before) / (records_ahead(num) * MEGABYTE)),
             {"≤ 1.1 × the budget": lambda m: m["gristmill"] <= 1.1},
         ),
         *[

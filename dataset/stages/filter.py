@@ -88,7 +88,7 @@ class FilterDatasetIterator(PassingIterator[T]):
         super().__init__(parent)
         self._fn = self._function = fn
         self._parameters = parameters
-        self._guard = FilterGuard(str(self))
+        self._guard = FilterGuard(self)
 
     def _take(self, n: int) -> list[Any]:
         kept: list[Any] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from gristmill.dataset.telling.failures import on_delivery
@@ -20,12 +22,15 @@ class FilterGuard:
     ``observe(kept)`` raises ``ValueError`` at the element that completes a window with too many drops, before counting any of
     the block, so that taking its elements singly raises at the right one. Whoever is taken back to an earlier place takes
     ``counts`` back as well: the error comes again then. When it has reached the user, counting begins anew.
+
+    Args:
+        stage: whose elements these are, or what it is called.
     """
 
     _last_warned: ClassVar[dict[str, float]] = {}  # when, by the name of the stage: for all its iterators in this process
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, stage: Any) -> None:
+        self._stage: Callable[[], Any] = (lambda: stage) if isinstance(stage, str) else weakref.ref(stage)
         self.counts = (0, 0)  # kept and seen elements of the present window
 
     def observe(self, kept: list[bool], options: Any) -> None:
@@ -50,6 +55,10 @@ class FilterGuard:
         if warn and now - self._last_warned.get(self._name, -_WARN_INTERVAL_SECONDS) >= _WARN_INTERVAL_SECONDS:
             self._last_warned[self._name] = now
             _log.warning("%s", self._message(worst, "filter_warn_threshold_ratio"))
+
+    @property
+    def _name(self) -> str:
+        return str(self._stage())
 
     def _begin_anew(self) -> None:
         self.counts = (0, 0)

@@ -86,7 +86,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._failed_index = -1  # the last attempt failed there
         sparse = dropping_steps(ds)
         self._is_sparse = bool(sparse)
-        self._guard = FilterGuard(str([*sparse, self][0]))
+        self._guard = FilterGuard([*sparse, self][0])
         if isinstance(ds, RunsMapDataset):
             self._ctx.numbers = ds.numbers
 
