@@ -1,5 +1,6 @@
 """Where a pipeline's time goes: summaries, verdicts, reports, traces and metrics of pipelines that are observed from outside."""
 
+from gristmill.diagnostics.ahead import BudgetUse
 from gristmill.diagnostics.graph_files import visualize
 from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telemetry
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary
@@ -7,6 +8,7 @@ from gristmill.diagnostics.verdict import Diagnosis
 from gristmill.diagnostics.view import View, diagnose, get_execution_summary, observe
 
 __all__ = [
+    "BudgetUse",
     "Diagnosis",
     "ExecutionSummary",
     "Snapshot",

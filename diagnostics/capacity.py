@@ -4,6 +4,9 @@ Whatever runs at the same time is a station: the consumer's own thread, the thre
 of a stage. A pipeline gives an output as often as its slowest station can. What an output takes beyond that (hand-overs, reads of
 unequal length) is the rest; it is due to whom the consumer has waited for.
 
+Threads that compute ahead belong to all stages together: where these could use more than there are, all threads are one more
+station.
+
 All times are nanoseconds for one output of the pipeline.
 """
 
@@ -21,6 +24,7 @@ _MAX_SLICES = 10
 _MIN_SLICES = 3
 
 CONSUMER = -1  # as a part: the work of the consumer itself
+SHARED = -3  # as a station: all threads of the consumer's process that compute ahead
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,11 @@ class Capacity:
         for key, stages in _segments(summary).items():
             if key is not None and stages and stages[0].place == "threads":
                 self.stations[key] = self._of_threads(summary, summary[key], stages, num_threads, cpus, waits)
+        self._add_shared(summary)
         for load in on_all_nodes(snapshot.workers):
             self._add_workers(summary, load)
         self.stations = {key: x.times(min(1.0, self.now / x.period)) if x.period else x for key, x in self.stations.items()}
+        self.held = self._held(snapshot)
         self.rest = max(0.0, self.now - self._longest(self.stations))
         elsewhere = {x.id: x.wait_time_ratio for x in summary.values() if x.id not in own}
         whole = math.fsum(elsewhere.values()) or 1.0
@@ -91,6 +97,23 @@ class Capacity:
         is_reading = max(work, key=lambda x: x.total_processing_time_ns, default=prefetch).category == "read"
         width = num_threads(prefetch) if waits or is_reading else min(num_threads(prefetch), cpus)
         return Station({x.id: used * x.total_processing_time_ns / self._num / width for x in work}, width)
+
+    def _add_shared(self, summary: ExecutionSummary) -> None:
+        """That which does what all threads do, if there are fewer than the stages could use."""
+        ahead = [x for key, x in self.stations.items() if key is not None]
+        self.wanted_threads = round(math.fsum([x.width for x in ahead]))
+        for budget in summary.budgets:
+            if budget.process == "main" and self.wanted_threads > budget.max_threads:
+                work = {part: value * x.width / budget.max_threads for x in ahead for part, value in x.parts.items()}
+                self.stations[SHARED] = Station(work, budget.max_threads)
+
+    def _held(self, snapshot: Snapshot) -> float:
+        """How long an output waited because what is ahead took all the memory that it may; others may wait for who waits."""
+        waits = {"consumer": 0.0, "threads": 0.0, "workers": 0.0}
+        for x in snapshot.summary.values():
+            waits[x.place] += x.memory_wait_ns / self._num
+        waits["workers"] /= sum([load.num_workers for load in snapshot.workers]) or 1
+        return min(self.now, max(waits.values()))
 
     def _add_workers(self, summary: ExecutionSummary, load: WorkerLoad) -> None:
         """Their time is shared out as the waiting for them is; unless nobody waits, then as their work is."""
@@ -121,7 +144,12 @@ class Capacity:
         """How long an output would take with other stations in place of some."""
         parts = {part for key in changed if key in self.stations for part in self.stations[key].parts}
         share = math.fsum([self._shares.get(part, 0.0) for part in parts])
-        return self._longest({**self.stations, **changed}) + self.rest * max(0.0, 1 - share)
+        left = self._longest({**self.stations, **changed}) + self.rest * max(0.0, 1 - share)
+        return max(left, self.held)  # neither threads nor processes have more memory
+
+    def with_memory(self) -> float:
+        """How long an output would take if there were memory for all that is computed ahead; no less than that."""
+        return max(self._longest(self.stations), self.now - self.held)
 
 
 def spread(snapshot: Snapshot) -> float | None:

@@ -208,6 +208,7 @@ class Observer:
             reads=partial(self._observed_copy, probe),
             opened=partial(self._adopt_component, probe),
             hired=partial(self._attach, probe),
+            waits=probe.budget_waits,
         )
         for inner in it._inner_iterators():
             self._adopt_component(probe, inner)

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.bases.node import DatasetNode, ancestors, parents_of
 from gristmill.dataset.bases.observing import Instrument, Method
@@ -209,6 +210,7 @@ class Probe:
         self.drops = category != "prefetch" and (getattr(stage, "_drops", False) or getattr(stage, "_flow", "") == "dropping")
         self.depth: Callable[[], int | None] = _unknown  # how many elements are ready
         self.num_threads: int | None = None  # that may compute its elements ahead
+        self.budget_waits = BudgetWaits()
         self.sample_at = 0
         self.spec = ""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from gristmill.core.config import config
 from gristmill.dataset.watching import tell_of_joining
+from gristmill.diagnostics.ahead import BudgetUse, budgets_of
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.load import cpu_demand_ns
 from gristmill.diagnostics.probe import Cell, Probe, clock
@@ -41,6 +42,8 @@ class StageRecord:
     cell: Cell
     drops: bool = False  # it may leave elements out
     waits: bool = False  # for elements that others compute
+    thread_wait: int = 0  # how long others waited because it had no thread,
+    memory_wait: int = 0  # or no memory
 
     @property
     def form(self) -> tuple[str, tuple[int, ...]]:
@@ -75,6 +78,7 @@ class WorkerReport:
     token: bytes = b""  # of the group that asked for it
     profiler_port: int | None = None  # where it serves profiles
     storing: int = 0  # how long it took to put messages into an object store
+    budgets: list[BudgetUse] = field(default_factory=list)
     wall: int = 0  # what the clock of its machine is behind the time of day
     node: str = ""  # where it is, if that may be another machine; is set by the consumer, as is
     is_there: bool = True  # rather than gone from there
@@ -98,6 +102,8 @@ def records_of(observer: Any) -> list[StageRecord]:
             cells[probe.number],
             probe.drops,
             probe.waits,
+            round(1e9 * probe.budget_waits.seconds["threads"]),
+            round(1e9 * probe.budget_waits.seconds["memory"]),
         )
         for probe in probes
     ]
@@ -252,6 +258,7 @@ class WorkerGroup:
         if report.node:
             shift = report.wall - _wall()
             report.lanes = [_on_node(lane, report.node, shift) for lane in report.lanes]
+            report.budgets = [replace(x, process=f"node {report.node}, {x.process}") for x in report.budgets]
         return report
 
     @property
@@ -293,6 +300,8 @@ def merge(records: list[StageRecord], others: list[StageRecord]) -> None:
         if record.form == other.form:
             record.cell.add(other.cell)
             record.spec = record.spec or other.spec
+            record.thread_wait += other.thread_wait
+            record.memory_wait += other.memory_wait
 
 
 class _Start:
@@ -415,6 +424,7 @@ class _Reporter:
             self.token,
             self.profiler_port,
             self._storing,
+            budgets_of(observer, f"worker {index}"),
             _wall(),
         )
         data = pickle.dumps(report)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from gristmill.diagnostics.ahead import BudgetUse, ahead_text, budgets_of
 from gristmill.diagnostics.probe import Cell
 from gristmill.diagnostics.remote import StageRecord, WorkerGroup, WorkerReport, lanes_of, merge, records_of
 from gristmill.diagnostics.units import size_text, time_text
@@ -41,6 +42,8 @@ class StageSummary:
         buffered: elements that are ready at the moment, of a prefetching stage; else ``None``.
         num_errors: calls that raised.
         num_threads: that may compute its elements ahead, of a prefetching stage; else ``None``.
+        thread_wait_ns: how long others waited for a stage that computes ahead because all threads of the pipeline were busy.
+        memory_wait_ns: the same, because elements ahead took all the memory that they may.
     """
 
     id: int
@@ -62,6 +65,8 @@ class StageSummary:
     buffered: int | None = None
     num_errors: int = 0
     num_threads: int | None = None
+    thread_wait_ns: int = 0
+    memory_wait_ns: int = 0
 
     @property
     def mean_processing_time_ns(self) -> float:
@@ -82,11 +87,13 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         nodes: the stages.
         elapsed_ns: time since the first ``next``, of which
         waited_ns: the consumer has waited so long.
+        budgets: what is in use of the threads and the memory for what is computed ahead, in each process that does so.
     """
 
     nodes: dict[int, StageSummary]
     elapsed_ns: int = 0
     waited_ns: int = 0
+    budgets: tuple[BudgetUse, ...] = ()
 
     def __getitem__(self, key: int) -> StageSummary:
         return self.nodes[key]
@@ -112,10 +119,16 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         most = max(self.nodes.values(), key=lambda node: node.wait_time_ratio, default=None)
         return most if most is not None and most.wait_time_ratio else None
 
+    @property
+    def read_ahead(self) -> str:
+        """What is in use of the threads and the memory for what is computed ahead, and who waited for them; may be empty."""
+        return ahead_text(self)
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
         nodes = {str(key): {**asdict(node), "inputs": list(node.inputs)} for key, node in self.nodes.items()}
-        return {"nodes": nodes, "elapsed_ns": self.elapsed_ns, "waited_ns": self.waited_ns}
+        budgets = [asdict(budget) for budget in self.budgets]
+        return {"nodes": nodes, "elapsed_ns": self.elapsed_ns, "waited_ns": self.waited_ns, "budgets": budgets}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -123,7 +136,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     def __str__(self) -> str:
         bottleneck = self.bottleneck
         rows = [_row(node, node is bottleneck) for node in sorted(self.nodes.values(), key=lambda node: -node.wait_time_ratio)]
-        return aligned(_HEADINGS, rows)
+        return "\n".join([aligned(_HEADINGS, rows), *filter(None, [self.read_ahead])])
 
 
 _HEADINGS = (
@@ -282,6 +295,7 @@ def take_snapshot(observer: Any) -> Snapshot:
     transport: dict[int, int] = {}
     timelines = [(lane, 0) for lane in lanes_of(observer, "main")]
     loads: list[WorkerLoad] = []
+    budgets = budgets_of(observer, "main")
     for number, group in [*observer.groups.items()]:
         reports = group.reports()
         offset = len(records)
@@ -292,6 +306,7 @@ def take_snapshot(observer: Any) -> Snapshot:
             transport[number] = sum([load.encoding_ns + load.storing_ns + load.decoding_ns for load in by_node])
             timelines += [(lane, offset) for report in reports for lane in report.lanes]
             loads += by_node
+            budgets += [budget for report in reports if report.is_there for budget in report.budgets]
     output = observer.output
     delays = {percent: output.percentile(percent / 100) for percent in (50, 95, 99)}
     if observer.root is None:
@@ -307,7 +322,7 @@ def take_snapshot(observer: Any) -> Snapshot:
         )
         for lane, offset in timelines
     ]
-    summary = _summary(observer, records, order, places, transport)
+    summary = replace(_summary(observer, records, order, places, transport), budgets=tuple(budgets))
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
     marks = [(output.first or 0, 0), *output.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)
@@ -365,6 +380,8 @@ def _summary(
             depths.get(number),
             cell.errors,
             threads.get(number),
+            record.thread_wait,
+            record.memory_wait,
         )
     output = observer.output
     return ExecutionSummary(nodes, output.last - output.first if output.first is not None else 0, output.waited)

@@ -46,7 +46,6 @@ class ReadingClient(Drawn):
         rate: how often elements will be drawn from it, relative to others.
     """
 
-    is_held_up = False  # there is no memory for what it would read
     element_bytes = 0.0  # about; 0 is unknown
 
     def __init__(self, num_threads: int, rate: float) -> None:
@@ -93,9 +92,10 @@ class Budget:
         self.num_waits = 0  # elements in a row for which threads waited, other than for a CPU
         self.waited_seconds = 0.0  # by consumers
         self._process_id = os.getpid()
-        self._is_flexible = max_threads is None
+        self.is_flexible = max_threads is None  # there are more where somebody may use more
         self.max_threads = _usual_threads(num_processes) if max_threads is None else max(1, max_threads // num_processes)
         self.memory = Memory((_usual_bytes() if max_bytes is None else max_bytes) // num_processes)
+        self.is_held_up = False  # there is no memory for what would be read next
         self._readers: dict[Holding, ReadingClient] = {}
         self._dismissed: deque[Holding] = deque()
         self._claimable = threading.Condition(self.lock)
@@ -131,7 +131,7 @@ class Budget:
         """Lets threads work for ``reader``, until it is dismissed."""
         self.settle()
         self._readers[reader.holding] = reader
-        if self._is_flexible:
+        if self.is_flexible:
             self.max_threads = max(self.max_threads, reader.num_threads)
         self.draws.add(reader)
         self.offer(reader)
@@ -176,7 +176,7 @@ class Budget:
     def allow(self, num_threads: int) -> None:
         """Somebody has been promised so many threads: without effect where a number was given."""
         with self.lock:
-            if self._is_flexible:
+            if self.is_flexible:
                 self.max_threads = max(self.max_threads, num_threads)
 
     def start(self, num: int | None = None) -> None:
@@ -298,10 +298,11 @@ class Budget:
     def _next(self) -> Callable[[], None] | None:
         """Work for one of the readers; ``None`` if there is none, or no memory for that which is needed first."""
         reader: Any = self.draws.first()
+        self.is_held_up = False
         if reader is None:
             return None
         num = self.memory.affords(reader.room(), reader.element_bytes) or int(reader.is_awaited)
-        reader.is_held_up = not num
+        self.is_held_up = not num
         if not num:
             return None
         work: Callable[[], None] = reader.claim(num)

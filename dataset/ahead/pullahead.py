@@ -40,6 +40,7 @@ from gristmill.core.pacing import BlockSize
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.budget import Budget, PullingClient
 from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
+from gristmill.dataset.ahead.waits import BudgetWaits, Missing
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.states.values import Fetched
@@ -58,16 +59,20 @@ class PullAhead(PullingClient):
         state: where to begin; ``None`` is where it is.
         buffer_size: the most elements to be ahead, at least 1.
         budget: has the thread, and the memory.
+        waits: counts how long the consumer waited for these.
     """
 
     wanted = 0  # elements that the consumer has asked for and not yet taken
 
-    def __init__(self, it: DatasetIterator[Any], state: Any, buffer_size: int, budget: Budget) -> None:
+    def __init__(
+        self, it: DatasetIterator[Any], state: Any, buffer_size: int, budget: Budget, waits: BudgetWaits | None = None
+    ) -> None:
         super().__init__()
         self._it = it
         self._state = state
         self._buffer_size = buffer_size
         self._budget = budget
+        self._waits = waits or BudgetWaits()
         self._blocks = StatedBlocks(it)
         self._element_bytes = 0.0
         self._sampling = Sampling()
@@ -80,6 +85,7 @@ class PullAhead(PullingClient):
         self._has_thread = False
         self._is_working = False  # it is there
         self._must_leave = False  # others need the thread more
+        self._is_held_up = False  # the thread has room, and no memory
         self._thread: threading.Thread | None = None  # the one that was there last
         self._ready: list[Fetched] = []
         self._failure: Failure | None = None  # follows what is ready
@@ -125,14 +131,22 @@ class PullAhead(PullingClient):
         self.wanted = n
         if self._has_room():
             self._room.set()
+        began = 0.0
+        missing: Missing | None = None
         while True:
             failure, ready = self._failure, self._ready  # in this order: a failure is there after all that it follows
             if len(ready) >= n or failure is not None:
+                if missing is not None:
+                    with self._budget.lock:
+                        self._waits.add(missing, time.perf_counter() - began)
                 return ready, failure
             if self._is_stopped:
                 raise ValueError("the iterator was closed while it waited for its next element")
             if not self._has_thread:
                 self._begin()
+            if not began:
+                began = time.perf_counter()
+                missing = "memory" if self._is_held_up else None if self._has_thread else "threads"
             if self._has_thread:
                 self._filled.wait(_LATE_SECONDS if self._size > 1 else _LOOK_SECONDS)
             elif self._go_inside():
@@ -192,11 +206,13 @@ class PullAhead(PullingClient):
 
     def _enter(self) -> bool:
         """Waits until there is something to do; false if there will be no more, or not for this thread."""
+        self._is_held_up = False
         if self._num_free() <= 0 or not self._affords():
             self._budget.rest(self)
             while not (self._is_stopped or self._failure):
                 if (has_room := self._has_room()) and self._affords():
                     break
+                self._is_held_up = has_room
                 if self._must_leave:
                     self._has_thread = self._is_working = False
                     self._filled.set()  # for a consumer that has come to wait for this thread

@@ -36,6 +36,7 @@ from gristmill.core.pacing import QUICK_SECONDS, BlockSize
 from gristmill.dataset.ahead.budget import Budget, ReadingClient
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
+from gristmill.dataset.ahead.waits import BudgetWaits, Missing
 from gristmill.dataset.bases.feed import Feed, what_failed
 
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
@@ -60,6 +61,7 @@ class ReadAhead(ReadingClient):
         stream: gives the same elements one after the other. Without it, guarantee 8 holds from block to block only.
         log: is told what is being computed.
         rate: how often elements will be needed, relative to others of the budget.
+        waits: counts how long the consumer waited for the budget.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class ReadAhead(ReadingClient):
         stream: Stream | None = None,
         log: RootLog | None = None,
         rate: float = 1.0,
+        waits: BudgetWaits | None = None,
     ) -> None:
         super().__init__(min(num_threads, buffer_size), rate)
         self.compute = compute
         self.stream = stream
         self._budget = budget
         self._log = log
+        self._waits = waits or BudgetWaits()
         self._stop = stop
         self._buffer_size = buffer_size
         self._max_block_size = max(1, buffer_size // 2)  # one block to take from, one to be computed
@@ -162,15 +166,29 @@ class ReadAhead(ReadingClient):
         budget = self._budget
         if not budget.num_reading:
             budget.start(1)
+        missing = None if self._taken in self._ready else self._missing()
         began, waited = time.perf_counter(), 0.0
         while not self._wait(_LATE_SECONDS):
             waited += _LATE_SECONDS
             if self._shorten_late_blocks() or waited > _LONG_SECONDS - _LATE_SECONDS:
                 waited = 0.0
                 budget.start_more()
-        budget.waited_seconds += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        budget.waited_seconds += seconds
+        if missing is not None:
+            with budget.lock:
+                self._waits.add(missing, seconds)
         if budget.waited_seconds > _PATIENCE_SECONDS:
             budget.start()
+
+    def _missing(self) -> Missing | None:
+        """What the budget had too little of, which is why the consumer will have to wait; nothing if that has other reasons."""
+        budget = self._budget
+        with budget.lock:
+            num = self.room()
+            if num and (budget.is_held_up or not budget.memory.affords(num, self.element_bytes)):
+                return "memory"
+            return "threads" if num and budget.is_full and 2 * len(self._running) <= self.num_threads else None
 
     def _wait(self, seconds: float) -> bool:
         """Takes the next block, if it comes within this time, or what is finished of it then."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from gristmill.dataset.ahead.readahead import ReadAhead, Stream, compute_in_order
 from gristmill.dataset.ahead.root_log import RootLog
+from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.feed import Feed, one_by_one
 from gristmill.dataset.bases.map import MapDataset, stream_elements
@@ -39,6 +40,7 @@ class Reader:
     def __init__(self, ds: MapDataset[Any], num_threads: int, buffer_size: int, ctx: IteratorContext) -> None:
         self.log: RootLog | None = None  # in a worker
         self.ctx = ctx
+        self.waits = BudgetWaits()
         self.num_threads = min(num_threads, buffer_size)
         self.reads_once = ds._draws_once
         self._ds = ds
@@ -232,8 +234,7 @@ class Reader:
             raise ValueError("the iterator was closed while it waited for its next element")
         if self._ahead is None or not self._ahead.is_here:
             self.stop()
-            what = self._read_from._block, index, self._length
-            sizes = self.num_threads, self._buffer_size
-            self._ahead = ReadAhead(*what, *sizes, self.ctx.budget, stream=self._stream, log=self.log, rate=self._rate)
+            what = self._read_from._block, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
+            self._ahead = ReadAhead(*what, stream=self._stream, log=self.log, rate=self._rate, waits=self.waits)
             self._finalizer = weakref.finalize(self, self._ahead.close)
         return self._ahead

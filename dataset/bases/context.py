@@ -67,6 +67,11 @@ class IteratorContext:
             self._budget = budget_of(self.options, self.num_processes)
         return self._budget
 
+    @property
+    def known_budget(self) -> Budget | None:
+        """That, unless nobody has asked for it yet."""
+        return self._budget if self._lender is None else self._lender.known_budget
+
     def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
         """Makes the pipeline share ``index`` of ``count`` of one with ``whole``, whose options hold where it has none."""
         self.options = whole.options.merge(self.options)
@@ -88,6 +93,10 @@ class ComponentContext(IteratorContext):
     @property
     def budget(self) -> Budget:
         return self.outer.budget
+
+    @property
+    def known_budget(self) -> Budget | None:
+        return self.outer.known_budget
 
     @property  # looked up when used: the outer pipeline may get options after its parts were made
     def options(self) -> DatasetOptions:

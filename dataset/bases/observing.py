@@ -7,7 +7,8 @@ Nothing of this is called as long as nobody observes, and nothing is asked for e
    of its objects have instruments, which does for all others what the class's own does;
 2. is told of pipelines that a stage opens by itself (``_tell_opened``), and of its worker processes (``_tell_hired``);
 3. has a stage read another dataset by index, which does the same as its own (``_observe_reads``);
-4. asks a stage how it works ahead (``_work_ahead``), and where what it waits for is (``_awaited_worker``).
+4. asks a stage how it works ahead (``_work_ahead``), and where what it waits for is (``_awaited_worker``); counts how long others
+   wait for a thread, or memory, that it needs (``_budget_waits``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
+
+from gristmill.dataset.ahead.budget import Budget
+from gristmill.dataset.ahead.waits import BudgetWaits
 
 Method: TypeAlias = Callable[[Any, Any], list[Any]]  # elements of a stage: as many as the number says, or at the indices
 Instrument: TypeAlias = Callable[[Any], list[Any]]  # the same of one stage, which it does not keep alive
@@ -46,6 +50,7 @@ class Observable:
 
     _observed: Any = None  # who observes it, and as what (see ``gristmill.dataset.watching``)
     _current_instrument: Instrument | None = None  # of an object of a user's class
+    _budget_waits: BudgetWaits | None = None  # of a stage that computes ahead with threads of the pipeline
 
     @abc.abstractmethod
     def _set_instrument(self, wrap: Wrap | None) -> None:
@@ -89,17 +94,26 @@ def let_observe(
     reads: Callable[[Any], Any] | None = None,
     opened: Callable[[Any], None] | None = None,
     hired: Callable[[Any], None] | None = None,
+    waits: BudgetWaits | None = None,
 ) -> None:
     """Lets somebody observe an iterator that has been made; with ``None`` alone it is as it was before."""
     it._set_instrument(wrap)
     it._observe_reads(reads)
     it._tell_opened(opened)
     it._tell_hired(hired)
+    if it._budget_waits is not None:
+        it._budget_waits.observed = waits
 
 
 def work_ahead(it: Observable) -> WorkAhead | None:
     """How an iterator computes elements ahead, if it is there for that."""
     return it._work_ahead()
+
+
+def shared_budget(it: Any) -> Budget | None:
+    """The threads and the memory with which elements are computed ahead, if any were asked for yet."""
+    budget: Budget | None = it._ctx.known_budget
+    return budget
 
 
 def running_upstream(it: Any) -> list[Any]:

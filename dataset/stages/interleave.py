@@ -19,6 +19,7 @@ from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.state import shown
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.readahead import ReadAhead
+from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext
 from gristmill.dataset.bases.cycle import After, CycleIterator, Failure, Member
 from gristmill.dataset.bases.iter import IterDataset
@@ -247,6 +248,7 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
         super().__init__(len(opener.datasets), cycle_length)
         self._num_threads = num_threads
         self._num_ahead = num_ahead
+        self._budget_waits = BudgetWaits()  # for datasets that are opened ahead
         self._unstarted: list[DatasetIterator[Any]] = []  # opened, and not yet asked to work ahead
         self._unopenable = -1  # the dataset whose opening failed last: only ``next`` tries again
 
@@ -324,8 +326,8 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
         opening = self._opening
         if opening is None or self._opening_index != index or not opening.is_here:
             self._stop_opening()
-            sizes = self._num_threads, self._num_ahead
-            opening = ReadAhead(self._opener.open_ahead, index, self._num_members, *sizes, self._ctx.budget)
+            what = self._opener.open_ahead, index, self._num_members, self._num_threads, self._num_ahead, self._ctx.budget
+            opening = ReadAhead(*what, waits=self._budget_waits)
             self._finalizer = weakref.finalize(self, opening.close)
             self._opening = opening
         try:

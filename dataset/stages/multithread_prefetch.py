@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
+from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
@@ -92,6 +93,7 @@ class MultithreadPrefetchIterator(InProcessIterator[T]):
     def __init__(self, ds: IterDataset[T], num_threads: int, buffer_size: int, *, sequential_slice: bool) -> None:
         super().__init__(ds, num_threads, sequential_slice=sequential_slice)
         self._buffer_size = buffer_size
+        self._budget_waits = BudgetWaits()
         self._closes_anytime = buffer_size > 0
 
     def __str__(self) -> str:
@@ -105,7 +107,7 @@ class MultithreadPrefetchIterator(InProcessIterator[T]):
         return super()._open()
 
     def _shard(self, it: DatasetIterator[Any]) -> Shard:
-        return ThreadShard(it, self._buffer_size)
+        return ThreadShard(it, self._buffer_size, self._budget_waits)
 
     def _forget(self) -> None:
         for shard in self._members.values():  # an error may keep them alive
@@ -128,9 +130,10 @@ class MultithreadPrefetchIterator(InProcessIterator[T]):
 class ThreadShard(Shard):
     """The share of one thread."""
 
-    def __init__(self, it: DatasetIterator[Any], buffer_size: int) -> None:
+    def __init__(self, it: DatasetIterator[Any], buffer_size: int, waits: BudgetWaits) -> None:
         super().__init__()
         self._iterator: ThreadPrefetchDatasetIterator[Any] = ThreadPrefetchDatasetIterator(it, buffer_size)
+        self._iterator._budget_waits = waits
 
     def start(self, state: Any) -> None:
         if state is not None:

@@ -80,6 +80,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._parameters = parameters
         options = parameters.read_options
         self._reader = Reader(ds, options.num_threads, options.prefetch_buffer_size, self._ctx)
+        self._budget_waits = self._reader.waits
         self._reads_once = self._reader.reads_once
         self._allow_nones = parameters.allow_nones
         self._next_index = 0

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
 from gristmill.dataset.ahead.pullahead import Failure, PullAhead
+from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
 from gristmill.dataset.bases.length import same_number
@@ -116,6 +117,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         self._parameters = ThreadPrefetchParameters(prefetch_buffer_size)
         self._buffer_size = self._parameters.prefetch_buffer_size
         self._source = self._parent
+        self._budget_waits = BudgetWaits()
         self._closes_anytime = self._buffer_size > 0
 
     def _take(self, n: int) -> list[Any]:
@@ -188,7 +190,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
                 )
             if self._after is None:
                 self._after = [copied(snapshot(self._source))], 0
-            ahead = PullAhead(self._source, state, self._buffer_size, self._ctx.budget)
+            ahead = PullAhead(self._source, state, self._buffer_size, self._ctx.budget, self._budget_waits)
             self._finalizer = weakref.finalize(self, ahead.stop)
             self._ahead = ahead
             ahead.start()

@@ -98,8 +98,19 @@ TIME = Family("counter", "gristmill_stage_time_ns", "Time spent in a stage, in a
 RESTARTS = Family("counter", "gristmill_worker_restarts", "Worker processes that took the place of others.", _STAGE)
 WAIT_RATIO = Family("gauge", "gristmill_stage_wait_ratio", "A stage's share of the time that the consumer waited.", _STAGE)
 QUEUE_DEPTH = Family("gauge", "gristmill_queue_depth", "Elements that a prefetching stage has ready.", _STAGE)
+BUDGET_WAIT = Family(
+    "counter",
+    "gristmill_budget_wait_ns",
+    "Time that others waited for a stage because there were no threads, or no memory, to compute more ahead.",
+    (*_STAGE, "resource"),
+)
+BUDGET_USED = Family(
+    "gauge", "gristmill_budget_used", "Threads that compute ahead, and bytes that are ahead.", (*_PIPELINE, "resource")
+)
+BUDGET = Family("gauge", "gristmill_budget", "The most threads, and bytes, that there may be of these.", (*_PIPELINE, "resource"))
 
-FAMILIES = (NEXT, READY, READ, BYTES, LOADER, NAMED_NEXT, ELEMENTS, TIME, RESTARTS, WAIT_RATIO, QUEUE_DEPTH)
+_BUDGET = (BUDGET_WAIT, BUDGET_USED, BUDGET)
+FAMILIES = (NEXT, READY, READ, BYTES, LOADER, NAMED_NEXT, ELEMENTS, TIME, RESTARTS, WAIT_RATIO, QUEUE_DEPTH, *_BUDGET)
 
 Key = tuple[Family, tuple[str, ...]]  # a metric and the values of its labels
 
@@ -172,8 +183,16 @@ class Metrics:
             now[ELEMENTS, key] = [node.num_produced_elements]
             now[TIME, key] = [node.total_processing_time_ns]
             gauges[WAIT_RATIO, key] = node.wait_time_ratio
+            if node.thread_wait_ns or node.memory_wait_ns:
+                now[BUDGET_WAIT, (*key, "threads")] = [node.thread_wait_ns]
+                now[BUDGET_WAIT, (*key, "memory")] = [node.memory_wait_ns]
             if node.buffered is not None:
                 gauges[QUEUE_DEPTH, key] = gauges.get((QUEUE_DEPTH, key), 0) + node.buffered
+        if budgets := snapshot.summary.budgets:
+            gauges[BUDGET_USED, (name, "threads")] = sum([x.num_threads for x in budgets])
+            gauges[BUDGET_USED, (name, "memory")] = sum([x.num_bytes for x in budgets])
+            gauges[BUDGET, (name, "threads")] = sum([x.max_threads for x in budgets])
+            gauges[BUDGET, (name, "memory")] = sum([x.max_bytes for x in budgets])
         for load in on_all_nodes(snapshot.workers):
             now[RESTARTS, (name, stages[load.stage])] = [load.num_restarts]
         for place, numbers in now.items():

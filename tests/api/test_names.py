@@ -30,7 +30,7 @@ FAMILIES = [
     ("AtMost Exact Infinite Unknown", "lengths.", []),
     ("MapOperation RandomMapOperation FilterOperation BatchOperation Operation", "python.", [HERE]),
     ("diagnose observe visualize start_telemetry stop_telemetry", "diagnostics.", [HERE]),
-    ("Diagnosis ExecutionSummary Snapshot StageSummary View", "diagnostics.", []),
+    ("BudgetUse Diagnosis ExecutionSummary Snapshot StageSummary View", "diagnostics.", []),
     ("get_execution_summary", "diagnostics.", ["experimental.{}", IN_EXPERIMENTAL]),
     ("iter_dataset iterator map_dataset sampler source transform", "testing.assert_{}_conforms", []),
     ("assert_equal_output_after_checkpoint", "testing.", ["experimental.{}", IN_EXPERIMENTAL]),
