@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.ray_options import RayOptions, WorkerOptions
-from gristmill.diagnostics.ahead import BudgetUse, short_name
-from gristmill.diagnostics.capacity import CONSUMER, SHARED, Capacity, Station
+from gristmill.diagnostics.budget_advice import BudgetAdvisor
+from gristmill.diagnostics.capacity import CONSUMER, MIN_GAIN, SHARED, Capacity, Change, Station
 from gristmill.diagnostics.summary import Snapshot, StageSummary, on_all_nodes
 from gristmill.diagnostics.units import rate_text, size_text, time_text
 from gristmill.workers.process import missing_calls
 
-MIN_GAIN = 0.05  # a change that gains less is not worth it
 _IN_TIME = 0.1  # of the time may be waited without anything to gain from it
 _BUSY = 0.85  # of what CPUs could do: there is nothing left
 _WAITS = 0.5  # CPUs that are wanted, below which whoever works waits more than he computes
@@ -26,8 +25,6 @@ _NEW = -2  # a station that there is not yet
 _MORE_THREADS = 4  # times as many
 _NUM_THREADS = 16  # to begin with
 _MAX_THREADS = 256
-_FEW = 2  # so many times as many could be used
-_MORE_MEMORY = 4  # times as much
 _MEMORY_SHARE = 0.5  # of the free memory that buffers should not exceed
 
 
@@ -63,15 +60,6 @@ class Machine:
         return self.wanted_cpus < _WAITS
 
 
-@dataclass(frozen=True)
-class Change:
-    """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only told."""
-
-    text: str
-    left: float | None
-    is_most: bool = False  # it would take no less than that
-
-
 class Advisor:
     """What helps a pipeline."""
 
@@ -86,16 +74,14 @@ class Advisor:
         self._num_workers = self._workers.num_workers if self._workers is not None else 0
         self._machine = machine
         self._cluster = cluster or machine  # where the workers are
-        budgets = self._summary.budgets
-        self._budget = next((x for x in budgets if x.process == "main"), None)
-        self._budget_of_worker = next((x for x in budgets if x.process != "main"), None)
+        self._budget = BudgetAdvisor(self._summary, capacity, machine)
 
     def for_consumer(self) -> list[str]:
         """If the consumer takes longest."""
         if self._snapshot.starved_ratio <= _IN_TIME:
             texts = ["The data is there in time: nothing in the pipeline needs to be faster."]
         else:
-            texts = self._texts([*self._for_budget(), *self._for_reads(), *self._more_at_once()]) or [
+            texts = self._texts([*self._budget.changes(), *self._for_reads(), *self._more_at_once()]) or [
                 "Most of the time goes into the consumer. The waiting ends where enough elements are made while it works: by "
                 "threads (ReadOptions, multithread_prefetch) or workers (mp_prefetch)."
             ]
@@ -165,10 +151,11 @@ class Advisor:
                 f"{stage.name} takes {time_text(stage.mean_processing_time_ns)} for an element.",
                 None,
             )
-        elif stage.place == "workers":
+            return
+        yield from self._budget.changes()
+        if stage.place == "workers":
             yield from self._more_in_workers(stage)
         else:
-            yield from self._for_budget()
             yield from self._for_reads()
             yield from self._more_at_once()
             if not self._num_workers and missing_calls():
@@ -182,53 +169,17 @@ class Advisor:
         if reads is None or machine.is_busy:
             return
         for key, station in self._capacity.stations.items():
-            if key in (None, SHARED) or self._lacks_budget(station):
+            if key in (None, SHARED) or self._budget.lacks(station):
                 continue
             if self._is_of_threads(key) and self._capacity_is_read(key) and machine.waits:
                 threads, text = _more_threads(reads, self._largest(key), machine)
                 if threads > reads.num_threads:
-                    changed = {key: station.times(station.width / threads), **self._with_budget(threads)}
-                    text += f"{_allowing(self._budget, threads)} It waits more than it computes."
+                    changed = {key: station.times(station.width / threads), **self._budget.with_threads(threads)}
+                    text += f"{self._budget.allowing(threads)} It waits more than it computes."
                     yield Change(text, self._capacity.with_stations(changed))
                 else:
                     yield Change(text, None)
         yield from self._ahead(reads)
-
-    def _for_budget(self) -> Iterator[Change]:
-        """More threads for all that reads ahead, or more memory."""
-        capacity, machine = self._capacity, self._machine
-        if self._budget is not None and SHARED in capacity.stations and machine.waits:
-            now = self._budget.max_threads
-            threads = min(_MAX_THREADS, capacity.wanted_threads, max(_NUM_THREADS, _MORE_THREADS * now))
-            text = f"Let more threads than {now} read ahead: {_options('max_threads', threads)}."
-            yield Change(f"{text} {self._waited('thread', 'them')}", capacity.with_stations(self._with_budget(threads)))
-        if capacity.held and not machine.is_busy:
-            now = self._max_bytes()
-            num_bytes = min(_MORE_MEMORY * now, now + int(min(_MEMORY_SHARE * machine.memory, _MORE_MEMORY * now)))
-            text = f"Let elements ahead take more memory than {size_text(now)}: {_options('max_bytes_ahead', num_bytes)}."
-            yield Change(f"{text} {self._waited('memory', 'it')}", capacity.with_memory(), is_most=True)
-
-    def _max_bytes(self) -> int:
-        """What elements ahead may take, in the processes where others waited for memory."""
-        where = {x.place == "workers" for x in self._summary.values() if x.memory_wait_ns}
-        return sum([x.max_bytes for x in self._summary.budgets if (x.process != "main") in where])
-
-    def _lacks_budget(self, station: Station) -> bool:
-        """Whether it is the threads of all stages that are too few, by far, rather than those of a station."""
-        shared = self._capacity.stations.get(SHARED, station)
-        return shared.period > (1 + MIN_GAIN) * station.period and self._capacity.wanted_threads >= _FEW * shared.width
-
-    def _with_budget(self, num_threads: int) -> dict[int | None, Station]:
-        """The station of all threads, if there were so many."""
-        shared = self._capacity.stations.get(SHARED)
-        return {} if shared is None else {SHARED: shared.times(min(1.0, shared.width / num_threads))}
-
-    def _waited(self, kind: str, what: str) -> str:
-        """Which stage waited longest for threads or memory."""
-        waits = {x.id: getattr(x, f"{kind}_wait_ns") for x in self._summary.values()}
-        longest = max(waits, key=waits.__getitem__)
-        whole = time_text(sum(waits.values()))
-        return f"{short_name(self._summary[longest])} waited longest for {what}, {time_text(waits[longest])} of {whole}."
 
     def _is_of_threads(self, key: int) -> bool:
         return all([self._summary[part].place == "threads" for part in self._capacity.stations[key].parts])
@@ -286,9 +237,9 @@ class Advisor:
         own = stations[None].without(CONSUMER).period
         others = {key: station for key, station in stations.items() if key is not None}
         factor = 1 / min(num, self._more_waiting()) if machine.waits else 0.0
-        if machine.waits and self._budget is not None and self._budget.is_fixed:
-            factor = 1.0  # they share the threads that there are
-        computed = own + (0.0 if machine.waits else math.fsum([x.period * x.width for x in others.values()]))
+        if machine.waits and self._budget.is_divided:
+            factor = 1.0
+        computed = own + (0.0 if machine.waits else math.fsum([x.period * x.width for key, x in others.items() if key != SHARED]))
         if not machine.waits:
             computed = min(computed, machine.wanted_cpus * self._capacity.now)
         changed: dict[int | None, Station] = {key: station.times(factor) for key, station in others.items()}
@@ -311,16 +262,11 @@ class Advisor:
             threads, text = _more_threads(self._reads, stage, self._cluster)
             reading = station.parts.get(stage.id, 0.0) * self._reads.num_threads / threads
             left = self._capacity.with_stations({key: Station({**station.parts, stage.id: reading})})
-            text += (
-                f"{_allowing(self._budget_of_worker, threads, self._num_workers)} In the workers it waits more than it computes."
-            )
+            text += f"{self._budget.allowing(threads, self._num_workers)} In the workers it waits more than it computes."
             yield Change(text, left)
         cpus = self._cluster.cpus
         more = max(self._num_workers + 1, min(2 * self._num_workers, cpus)) if busy < _WAITS else cpus
-        shares = (
-            busy < _WAITS and self._budget_of_worker is not None and self._budget_of_worker.is_fixed
-        )  # what threads there are
-        if more > self._num_workers and not shares:
+        if more > self._num_workers and not (busy < _WAITS and self._budget.is_divided):
             num, text = self._worker_text(more)
             yield Change(text, self._with(key, station, num) if key is not None else None)
 
@@ -353,17 +299,6 @@ def _more_threads(reads: ReadOptions, stage: StageSummary, machine: Machine) -> 
         text = f"Reads ahead are limited by memory: a buffer of {buffer} elements of {size_text(size)} is what fits."
         return reads.num_threads, text
     return threads, f"Let more threads read: to_iter_dataset(ReadOptions(num_threads={threads}, prefetch_buffer_size={buffer}))."
-
-
-def _allowing(budget: BudgetUse | None, num_threads: int, num_processes: int = 1) -> str:
-    """What else so many threads in each process need."""
-    if budget is None or not budget.is_fixed or num_threads <= budget.max_threads:
-        return ""
-    return f" Allow as many: {_options('max_threads', num_threads * num_processes)}."
-
-
-def _options(name: str, value: int) -> str:
-    return f"WithOptionsIterDataset(ds, DatasetOptions({name}={value}))"
 
 
 def _size(stage: StageSummary) -> float:

@@ -23,6 +23,7 @@ from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSumma
 _MAX_SLICES = 10
 _MIN_SLICES = 3
 
+MIN_GAIN = 0.05  # a change that gains less is not worth it
 CONSUMER = -1  # as a part: the work of the consumer itself
 SHARED = -3  # as a station: all threads of the consumer's process that compute ahead
 
@@ -49,6 +50,15 @@ class Station:
 
     def times(self, factor: float) -> Station:
         return replace(self, parts={key: factor * value for key, value in self.parts.items()})
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only told."""
+
+    text: str
+    left: float | None
+    is_most: bool = False  # it would take no less than that
 
 
 class Capacity:

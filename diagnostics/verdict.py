@@ -11,8 +11,8 @@ from gristmill.core.naming import one_line
 from gristmill.core.options import ReadOptions
 from gristmill.core.ray_options import WorkerOptions
 from gristmill.dataset.bases.observing import running_upstream
-from gristmill.diagnostics.advice import MIN_GAIN, Advisor, Machine, Settings
-from gristmill.diagnostics.capacity import CONSUMER, Capacity, spread
+from gristmill.diagnostics.advice import Advisor, Machine, Settings
+from gristmill.diagnostics.capacity import CONSUMER, MIN_GAIN, Capacity, spread
 from gristmill.diagnostics.load import free_memory
 from gristmill.diagnostics.summary import Snapshot, StageSummary, WorkerLoad
 from gristmill.diagnostics.units import rate_text, time_text

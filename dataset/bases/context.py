@@ -70,7 +70,9 @@ class IteratorContext:
     @property
     def known_budget(self) -> Budget | None:
         """That, unless nobody has asked for it yet."""
-        return self._budget if self._lender is None else self._lender.known_budget
+        if self._lender is not None:
+            return self._lender.known_budget
+        return self._budget if self._budget is not None and self._budget.is_here else None
 
     def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
         """Makes the pipeline share ``index`` of ``count`` of one with ``whole``, whose options hold where it has none."""

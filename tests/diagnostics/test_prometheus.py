@@ -34,7 +34,8 @@ LOADER = "grain_python_data_loader_iterator_get_next"
 ELEMENTS = "gristmill_stage_elements_total"
 OWN_NEXT = "gristmill_next_duration_ns"
 RESTARTS = "gristmill_worker_restarts_total"
-GAUGES = ("gristmill_stage_wait_ratio", "gristmill_queue_depth")
+GAUGES = ("gristmill_stage_wait_ratio", "gristmill_queue_depth", "gristmill_budget", "gristmill_budget_used")
+BUDGET_WAIT = "gristmill_budget_wait_ns_total"
 SLOW = "SlowSource"
 SECONDS = 0.001  # so long that every read is timed
 
@@ -118,7 +119,7 @@ def test_what_is_shown_is_what_has_happened(port):
         assert [*shown] == [*limits, float("inf")] and [*counts] == sorted(counts) and counts[-1] == count
     assert dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE")) == {
         **dict.fromkeys([NEXT, READY, READ, LOADER, OWN_NEXT], "histogram"),
-        **dict.fromkeys([BYTES, ELEMENTS, "gristmill_stage_time_ns_total", RESTARTS], "counter"),
+        **dict.fromkeys([BYTES, ELEMENTS, "gristmill_stage_time_ns_total", RESTARTS, BUDGET_WAIT], "counter"),
         **dict.fromkeys(GAUGES, "gauge"),
     }
     assert f'{BYTES}{{source="{SLOW}"}} ' in text and f'{READ}_bucket{{le="+Inf",source="{SLOW}"}} ' in text
@@ -166,7 +167,8 @@ def test_a_worker_that_is_replaced_is_counted(registry):
 def test_gauges_are_those_of_pipelines_in_use_and_counts_of_all(registry):
     it = iter(slow(50).to_iter_dataset().batch(2))
     next(it)
-    ratios, (depth,) = [of(scraped(registry), name) for name in GAUGES]
+    ratios, (depth,) = [of(scraped(registry), name) for name in GAUGES[:2]]
+    assert of(scraped(registry), GAUGES[2])[0] >= of(scraped(registry), GAUGES[3])[0] > 0  # threads
     assert sum(ratios) == pytest.approx(1, abs=0.001) and 0 <= depth <= 50
     it.close()
     it = iter(numbers(1000))

@@ -11,9 +11,10 @@ from computing_ahead import Boom, Failing
 from refusing import assert_raises
 from waiting import running
 
-from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
-from gristmill.diagnostics import diagnose, observe, verdict
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill.diagnostics import BudgetUse, diagnose, observe, verdict
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, WorkerLoad
+from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
 
 SECOND = 10**9
 
@@ -209,3 +210,49 @@ def test_one_thread_that_reads_and_a_step_that_is_shorter():
     found = diagnose(ds, 1.2, consumer=lambda x: time.sleep(0.008))
     assert found.bound_by == "source" and found.recommendations[0].startswith("Let more threads read"), found
     assert found.ceiling_per_second > 1.5 * found.elements_per_second
+
+
+@pytest.mark.parametrize(
+    ("num", "options", "kind", "advice"),
+    [(35, {"max_threads": 2}, "thread", "max_threads=16"), (3, {"max_bytes_ahead": 200}, "memory", "max_bytes_ahead=800")],
+)
+def test_who_waited_for_the_budget_is_told_as_text_as_data_and_by_the_diagnosis(num, options, kind, advice):
+    ds = IterDataset.mix([SLOW.map(lambda x: np.full(10, x)).to_iter_dataset() for _ in range(num)])
+    it = iter(WithOptionsIterDataset(ds, DatasetOptions(**options)))
+    with observe(it) as view:
+        assert not view.summary().budgets and "read-ahead" not in str(view.summary())  # nobody makes a budget by asking
+        assert len([next(it) for _ in range(100)]) == 100
+        snapshot = view.snapshot()
+    (budget,), summary = snapshot.summary.budgets, snapshot.summary
+    assert budget.process == "main" and budget.is_fixed == ("max_threads" in options)
+    assert {"max_threads": budget.max_threads, "max_bytes_ahead": budget.max_bytes}.items() >= options.items()
+    assert 0 < budget.num_threads <= budget.max_threads
+    waits = {x.id: getattr(x, f"{kind}_wait_ns") for x in summary.values()}
+    longest = max(waits, key=waits.get)
+    assert 0 < sum(waits.values()) <= summary.waited_ns and summary[longest].name.startswith("PrefetchDatasetIterator(")
+    line = str(summary).splitlines()[-1]
+    assert line.startswith(f"read-ahead: {budget.num_threads} of {budget.max_threads} threads, ")
+    assert f" for {kind.replace('d', 'ds')} in PrefetchDatasetIterator ({longest})" in line
+    data = summary.to_dict()
+    assert data["budgets"] == [vars(budget)] and data["nodes"][str(longest)][f"{kind}_wait_ns"] == waits[longest]
+    texts = verdict.diagnosis_of(snapshot, verdict.settings_of(it), 0).recommendations
+    assert f"DatasetOptions({advice})). PrefetchDatasetIterator ({longest}) waited longest for " in texts[0], texts
+    assert kind == "memory" or not any("ReadOptions" in text for text in texts)  # none has more of it
+
+
+def test_threads_that_the_options_forbid_are_not_promised(judged):
+    snapshot = measured(10, 6, 1)
+    for is_fixed in (False, True):
+        summary = replace(snapshot.summary, budgets=(BudgetUse("main", 1, 1, 0, 10**9, is_fixed),))
+        text = judged(replace(snapshot, summary=summary), cpu_ns=10**7, reads=ReadOptions(1, 500)).recommendations[0]
+        assert "ReadOptions(num_threads=16" in text and ("Allow as many" in text and "(max_threads=16)" in text) == is_fixed
+
+
+def test_workers_tell_of_their_budgets():
+    ds = IterDataset.mix([SLOW.to_iter_dataset() for _ in range(4)])
+    it = iter(WithOptionsIterDataset(ds, DatasetOptions(max_threads=4)).mp_prefetch(MultiprocessingOptions(num_workers=2)))
+    with it, observe(it) as view:
+        assert len(list(it)) == 4 * 64
+        summary = view.summary()
+    assert [(x.process, x.max_threads) for x in summary.budgets] == [("worker 0", 2), ("worker 1", 2)]
+    assert {x.place for x in summary.values() if x.thread_wait_ns} == {"workers"} and "4 threads in 2 processes" in str(summary)

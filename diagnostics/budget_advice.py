@@ -1,0 +1,84 @@
+"""What more threads or more memory for all that is computed ahead would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gristmill.diagnostics.ahead import short_name
+from gristmill.diagnostics.capacity import MIN_GAIN, SHARED, Capacity, Change, Station
+from gristmill.diagnostics.summary import ExecutionSummary
+from gristmill.diagnostics.units import size_text, time_text
+
+if TYPE_CHECKING:
+    from gristmill.diagnostics.advice import Machine
+
+_MIN_THREADS, _MAX_THREADS = 16, 256  # to advise
+_MORE = 4  # times as many threads, or as much memory
+_FEW = 2  # so many times as many threads could be used
+_MEMORY_SHARE = 0.5  # of the free memory that more elements ahead should not exceed
+
+
+class BudgetAdvisor:
+    """What helps a pipeline whose stages have too little of what they share."""
+
+    def __init__(self, summary: ExecutionSummary, capacity: Capacity, machine: Machine) -> None:
+        self._summary = summary
+        self._capacity = capacity
+        self._machine = machine
+        self._here = next((x for x in summary.budgets if x.process == "main"), None)
+        self._in_worker = next((x for x in summary.budgets if x.process != "main"), None)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether more worker processes have no more threads together."""
+        return any([x is not None and x.is_fixed for x in (self._here, self._in_worker)])
+
+    def changes(self) -> Iterator[Change]:
+        """More threads for all stages, or more memory."""
+        capacity, machine = self._capacity, self._machine
+        if self._here is not None and SHARED in capacity.stations and machine.waits:
+            now = self._here.max_threads
+            threads = min(_MAX_THREADS, capacity.wanted_threads, max(_MIN_THREADS, _MORE * now))
+            text = f"Let more threads than {now} read ahead: {_options('max_threads', threads)}.{self._waited('thread', 'them')}"
+            yield Change(text, capacity.with_stations(self.with_threads(threads)))
+        now = self._max_bytes()
+        num_bytes = now + int(min((_MORE - 1) * now, _MEMORY_SHARE * machine.memory))
+        if num_bytes > now and not machine.is_busy:
+            text = f"Let elements ahead take more memory than {size_text(now)}: {_options('max_bytes_ahead', num_bytes)}."
+            yield Change(f"{text}{self._waited('memory', 'it')}", capacity.with_memory(), is_most=True)
+
+    def lacks(self, station: Station) -> bool:
+        """Whether it is the threads of all stages that are too few, by far, rather than those of one."""
+        shared = self._capacity.stations.get(SHARED, station)
+        return shared.period > (1 + MIN_GAIN) * station.period and self._capacity.wanted_threads >= _FEW * shared.width
+
+    def with_threads(self, num_threads: int) -> dict[int | None, Station]:
+        """What changes if all stages together may use so many, or more as now."""
+        shared = self._capacity.stations.get(SHARED)
+        return {} if shared is None else {SHARED: shared.times(min(1.0, shared.width / num_threads))}
+
+    def allowing(self, num_threads: int, num_workers: int = 0) -> str:
+        """What else it takes that a stage may use so many here, or in each worker."""
+        budget = self._in_worker if num_workers else self._here
+        if budget is None or not budget.is_fixed or num_threads <= budget.max_threads:
+            return ""
+        return f" Allow as many: {_options('max_threads', num_threads * max(1, num_workers))}."
+
+    def _max_bytes(self) -> int:
+        """What elements ahead may take, in the processes where others waited for memory."""
+        places = {x.place == "workers" for x in self._summary.values() if x.memory_wait_ns}
+        return sum([x.max_bytes for x in self._summary.budgets if (x.process != "main") in places])
+
+    def _waited(self, kind: str, what: str) -> str:
+        """Which stage waited longest for threads or memory."""
+        waits = {x.id: getattr(x, f"{kind}_wait_ns") for x in self._summary.values()}
+        longest = max(waits, key=waits.__getitem__)
+        if not waits[longest]:
+            return ""
+        times = f"{time_text(waits[longest])} of {time_text(sum(waits.values()))}"
+        return f" {short_name(self._summary[longest])} waited longest for {what}, {times}."
+
+
+def _options(name: str, value: int) -> str:
+    return f"WithOptionsIterDataset(ds, DatasetOptions({name}={value}))"
