@@ -81,4 +81,4 @@ class BudgetAdvisor:
 
 
 def _options(name: str, value: int) -> str:
-    return f"WithOptionsIterDataset(ds, DatasetOptions({name}={value}))"
+    return f"grain.experimental.WithOptionsIterDataset(ds, DatasetOptions({name}={value}))"

@@ -90,6 +90,8 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
 
 
 class MultithreadPrefetchIterator(InProcessIterator[T]):
+    _budget_waits: BudgetWaits
+
     def __init__(self, ds: IterDataset[T], num_threads: int, buffer_size: int, *, sequential_slice: bool) -> None:
         super().__init__(ds, num_threads, sequential_slice=sequential_slice)
         self._buffer_size = buffer_size
