@@ -20,6 +20,7 @@ T = TypeVar("T")
 class RayPrefetchIterator(MultiprocessPrefetchIterator[T]):
     _num_workers: int | None = None  # if it has been resized
     _divided: LanesOnRay | None = None
+    _may_share_processes = False
 
     def _resize(self, num_workers: int) -> bool:
         if num_workers > self._count:

@@ -72,6 +72,8 @@ class LanesOfWorker:
         self._care: Care | None = None
         self._num_careful = 0  # outputs to go carefully
         self._unexplained = ""  # a death that may be no element's fault
+        self._died: Any = None  # the worker that died so, if it was in a process with those of others
+        self._is_suspected = False  # so were others, and it has died again since, with them
         self._accused: tuple[int, int] | None = None  # what the last worker that died was reading
         self._held: tuple[int, int, Any] | None = None  # a message that has been received ahead
 
@@ -107,7 +109,7 @@ class LanesOfWorker:
         """Waits until ``lane`` has something; what comes for the others is theirs."""
         while lane.is_running and not lane.ready:
             if self._care is not None and self._num_careful <= 0:
-                if self._unexplained:
+                if self._is_to_be_told():
                     lane.failure = partial(RuntimeError, self._unexplained)
                     return
                 self._care = None
@@ -126,15 +128,18 @@ class LanesOfWorker:
         if not lane.is_running:
             return  # it stands behind something that could not be unpickled
         if kind in (END, PASSED):
-            lane.failure = partial(RuntimeError, self._unexplained) if self._unexplained else None
-            lane.has_ended = lane.failure is None
+            lane.failure = partial(RuntimeError, self._unexplained) if self._is_to_be_told() else None
+            lane.has_ended = lane.failure is None and kind == END
+            if kind == PASSED and lane.failure is None:  # it is told elsewhere
+                self._care = None
+                self._restart()
         elif kind == ERROR:
             lane.failure = partial(decode_error, content)
         else:
             elements, states, error = content
             num = len(elements)
             if num:
-                self._states[lane.number] = states[num - 1]
+                self._states[lane.number], self._is_suspected = states[num - 1], False
                 if self._accused is not None and self._lane_of(self._accused) == lane.number:
                     self._accused = None
             self._num_careful -= num
@@ -161,23 +166,45 @@ class LanesOfWorker:
                 worker.usable = False
                 self._restart(self._skipping)
             except WorkerSilent:
-                return PASSED, 0, b""
+                if self._is_to_be_told():
+                    return PASSED, 0, b""
             except WorkerDied as death:
-                if not self._takes_care(death, worker.unfinished()):
+                if not self._goes_on(death, worker):
                     raise
                 self._restart(self._skipping)
 
-    def _takes_care(self, death: WorkerDied, entries: list[Entry]) -> bool:
+    def _goes_on(self, death: WorkerDied, worker: Any) -> bool:
+        """Whether another worker goes on where one has died; false if it would do the same."""
+        incident = worker.incident()
+        if incident is None:
+            return self._takes_care(death, worker.unfinished())
+        if not incident.concerns(worker):
+            return True
+        # Where others were at work as well, it is only known after two deaths at the same.
+        is_sure = len(incident.suspects) <= 1 or self._is_suspected
+        self._died, self._is_suspected = worker, True
+        is_careful = self._takes_care(death, worker.unfinished(), is_sure=is_sure)
+        incident.is_told |= not (is_careful and self._unexplained)
+        return is_careful
+
+    def _is_to_be_told(self) -> bool:
+        """Whether there was a death that may be no element's fault, and nobody else is to say so."""
+        if self._unexplained and self._died is not None and not self._died.incident().is_for(self._died):
+            self._unexplained = ""
+        self._died = None
+        return bool(self._unexplained)
+
+    def _takes_care(self, death: WorkerDied, entries: list[Entry], *, is_sure: bool = True) -> bool:
         """Decides how another worker goes on where one has died; false if it would do the same."""
         num = max([entry.stop for entry in entries if entry.who == OUTPUTS_MADE], default=0)
         reading = [entry for entry in entries if entry.who != OUTPUTS_MADE]
-        is_known = len(reading) == 1 and reading[0].stop - reading[0].start == 1
+        is_known = is_sure and len(reading) == 1 and reading[0].stop - reading[0].start == 1
         refused = {} if self._care is None else self._care.refused
         if is_known and reading[0][:2] not in refused:
             who, index, _ = reading[0]
             self._unexplained, self._accused = "", (who, index)
             self._care = Care({**refused, (who, index): self._accusation(death, who, index)})
-        elif self._care is None and (reading or num > 1):
+        elif not is_sure or (self._care is None and (reading or num > 1)):
             lane = self._lane_of(reading[0]) if reading else next(n for n in self._states if self.lanes[n].is_running)
             self._unexplained = self._obituary(death, lane)
             self._care = Care({}, {who: max([e.stop for e in reading if e.who == who]) for who, _, _ in reading})

@@ -18,6 +18,7 @@ from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.logbook import Logbook, who_reads
 from gristmill.workers.messages import Care
+from gristmill.workers.turns import Turns
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class PipelineProducer:
         self._allocate = allocate
         self._lanes: dict[int, _Lane] = {}
         self._blocks: StatedBlocks | None = None  # of the lane that ``take`` is at
+        self._lender: IteratorContext | None = None
         self.place = ""  # where this is, if that is not on the consumer's machine
         self.log: Logbook | None = None
         self.care: Care | None = None
@@ -74,11 +76,24 @@ class PipelineProducer:
 
     def renew(self, task: PipelineTask) -> None:
         """For another iterator: sources and transforms are as they were sent, whatever the last one has left in them."""
-        for lane in self._lanes.values():
-            lane.close()
+        self.close()
         self._task = task
         self._lanes = {}
-        self._ctx = IteratorContext(task.options, num_processes=self._count)
+        self._ctx = self._new_context()
+
+    def _new_context(self) -> IteratorContext:
+        return IteratorContext(self._task.options, num_processes=self._count, lender=self._lender)
+
+    def share(self, turns: Turns) -> None:
+        """Reads ahead with the threads and memory of all that work in this process."""
+        if turns.common is None:
+            turns.common = self._new_context()
+        self._lender = turns.common
+        self._ctx = self._new_context()
+
+    def close(self) -> None:
+        for lane in self._lanes.values():
+            lane.close()
 
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         if self.care is not None:

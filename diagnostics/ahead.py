@@ -40,7 +40,8 @@ def budgets_of(observer: Any, process: str) -> list[BudgetUse]:
     """Of what an observer observes in this process: one, or none as long as nothing was computed ahead."""
     budgets = {id(budget): budget for budget in map(shared_budget, observer.alive()) if budget is not None}
     return [
-        BudgetUse(process, x.num_threads, x.max_threads, x.memory.num_bytes, x.memory.max_bytes, not x.is_flexible) for x in budgets.values()
+        BudgetUse(process, x.num_threads, x.max_threads, x.memory.num_bytes, x.memory.max_bytes, not x.is_flexible)
+        for x in budgets.values()
     ]
 
 

@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import _exit as end_process  # at once, whatever other threads do
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gristmill.core.errors import add_note
 from gristmill.core.instruments import Wrap, shadow_for_good
@@ -62,6 +62,7 @@ from gristmill.workers.messages import (
 )
 from gristmill.workers.pickling import dumps, remember_received_classes
 from gristmill.workers.remote_errors import encode_error
+from gristmill.workers.turns import Turns
 
 _log = logging.getLogger("gristmill")
 
@@ -71,6 +72,9 @@ _MAX_BLOCK = 2048  # elements
 _MAX_BLOCK_BYTES = 1 << 17
 _LATE_SECONDS = 0.01  # see guarantee 5
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
+
+T = TypeVar("T")
+Taken: TypeAlias = tuple[list[Any], Sequence[Any], BaseException | None]  # see ``Producer.take``
 
 
 class Producer(Protocol):
@@ -144,6 +148,11 @@ class SocketConnection:
         self.is_for_another = False
         self.calls: list[bytes] = []
 
+    @property
+    def num_ahead(self) -> int:
+        """How many messages the consumer has not taken yet."""
+        return len(self._ahead)
+
     def receive(self, *, wait: bool) -> None:
         """See ``Connection``."""
         try:
@@ -202,6 +211,14 @@ class SocketConnection:
         except ConnectionError:
             raise Disconnected from None
 
+    def shut(self) -> None:
+        """Ends it. Who waits for something of it learns that, and then it may be closed."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._socket.close()
+
     def _may_send(self, num_elements: int, num_bytes: int) -> bool:
         return (
             not self._num_ahead
@@ -227,13 +244,24 @@ class _Lane:
 
 
 class Worker:
-    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``report`` and ``set_instruments``."""
+    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``report`` and ``set_instruments``.
 
-    def __init__(self, connection: Connection, encoder: Encoder, producer: Producer, load_task: Callable[[], Any]) -> None:
+    With ``turns``, it is one of several in this process.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        encoder: Encoder,
+        producer: Producer,
+        load_task: Callable[[], Any],
+        turns: Turns | None = None,
+    ) -> None:
         self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
         self._connection = connection
         self._encoder = encoder
         self._load_task = load_task
+        self._turns = turns
         self.producer = producer
         self._watched: Any = producer if hasattr(producer, "finished") else None
         self._lock = threading.Lock()  # whoever has it may send: the thread that computes elements, but while it does
@@ -242,6 +270,9 @@ class Worker:
         self._num_sent = 0  # elements of that block
         self._has_several = threading.Event()  # this block may have some that are finished before the last one
         self._watcher: threading.Thread | None = None
+        self._began = 0.0  # this block
+        self._is_unlocked = False  # the other thread may send
+        self._is_over = False
 
     def set_instruments(self, starting: Wrap | None, encoding: Wrap | None, receiving: Wrap | None, storing: Wrap | None) -> None:
         """Lets somebody see when the producer is started, and time how long outputs are encoded, messages waited for, and stored
@@ -265,16 +296,47 @@ class Worker:
                 if self._watched is not None:
                     self._watched.care = care
                 try:
-                    if self._connection.is_for_another and hasattr(self.producer, "renew"):
-                        self.producer.renew(self._load_task())
-                    self._connection.is_for_another = False
-                    states = self.producer.start(states, skip=skip)
+                    started = self._in_turn(partial(self._start, states, skip=skip))
                 except BaseException as error:
                     self._report(error, _Lane(first, states[first]), is_last=True)
                     continue
-                if skip:
-                    self._connection.send(SKIPPED, dumps(states[first]), [], lane=first)
-                self._produce([_Lane(*item) for item in states.items()], is_careful=care is not None)
+                for states in started:
+                    if skip:
+                        self._connection.send(SKIPPED, dumps(states[first]), [], lane=first)
+                    self._produce([_Lane(*item) for item in states.items()], is_careful=care is not None)
+
+    def end(self) -> None:
+        """Called when ``run`` has ended, and its connection, where the process goes on."""
+        self._is_over = True
+        self._has_several.set()
+        if self._watcher is not None:
+            self._watcher.join()
+
+    def _in_turn(self, function: Callable[[], T]) -> list[T]:
+        """What ``function()`` returns, as the only item; none if there is a new start before it is called."""
+        if self._turns is None:
+            return [function()]
+        connection: Any = self._connection
+        since = time.monotonic()
+        while not (results := self._turns.do(function, connection.num_ahead, since)):
+            connection.receive(wait=False)
+            self._obey()
+            if connection.start is not None:
+                break
+        return results
+
+    def _start(self, states: dict[int, Any], *, skip: bool) -> dict[int, Any]:
+        log = getattr(self._watched, "log", None)
+        try:
+            if log is not None:
+                log.begin(1)
+            if self._connection.is_for_another and hasattr(self.producer, "renew"):
+                self.producer.renew(self._load_task())
+            self._connection.is_for_another = False
+            return self.producer.start(states, skip=skip)
+        finally:
+            if log is not None:
+                log.begin(0)
 
     def _produce(self, lanes: list[_Lane], *, is_careful: bool) -> None:
         """Sends elements until all lanes are at their ends or errors, or there is a new start.
@@ -297,13 +359,18 @@ class Worker:
             else:
                 connection.receive(wait=False)
                 self._obey()
+        if self._watched is not None:
+            self._watched.end()
 
     def _send_block(self, lane: _Lane, is_careful: bool) -> BaseException | None:
         """Sends the next elements of ``lane``; returns what follows them, if that is no element."""
-        began = time.perf_counter()
         self._encoder.forget_allocated()
         size = lane.block_size.now
-        elements, states, stop = self._take(lane, size)
+        taken = self._take(lane, size)
+        if not taken:
+            return None
+        ((elements, states, stop),) = taken
+        del taken
         num_taken, num_sent = len(elements), self._num_sent
         if num_sent:
             elements, states = elements[num_sent:], states[num_sent:]
@@ -311,7 +378,7 @@ class Worker:
         if elements:
             message = self._encode(elements, states)
             del elements  # their memory is used again
-            seconds, num_bytes, has_slots = time.perf_counter() - began, len(message.payload), bool(message.slots)
+            seconds, num_bytes, has_slots = time.perf_counter() - self._began, len(message.payload), bool(message.slots)
             if self._watched is not None:
                 self._watched.end()
             if message.num_elements:
@@ -322,8 +389,18 @@ class Worker:
         lane.block_size.adapt(seconds, size, _MAX_BLOCK, num=num_taken, is_heavy=is_heavy, may_grow=may_grow)
         return stop
 
-    def _take(self, lane: _Lane, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+    def _take(self, lane: _Lane, n: int) -> list[Taken]:
+        """What the producer gives, as the only item, or none (see ``_in_turn``)."""
+        try:
+            return self._in_turn(partial(self._compute, lane, n))
+        finally:
+            if self._is_unlocked:
+                self._lock.acquire()
+                self._is_unlocked = False
+
+    def _compute(self, lane: _Lane, n: int) -> Taken:
         """What the producer gives; the other thread may send some of it meanwhile."""
+        self._began = time.perf_counter()
         self._lane = lane
         self._num_taken += 1
         self._num_sent = 0
@@ -331,11 +408,9 @@ class Worker:
             self._watched.begin(n)
             if (n > 1) != self._has_several.is_set():
                 self._watch_several(n > 1)
+        self._is_unlocked = True
         self._lock.release()
-        try:
-            return self.producer.take(lane.number, n)
-        finally:
-            self._lock.acquire()
+        return self.producer.take(lane.number, n)
 
     def _watch_several(self, has_several: bool) -> None:
         if not has_several:
@@ -352,6 +427,8 @@ class Worker:
         with contextlib.suppress(Disconnected):  # the other thread will notice, or be killed
             while True:
                 self._has_several.wait()
+                if self._is_over:
+                    return
                 time.sleep(_LATE_SECONDS)
                 if num_taken != self._num_taken:
                     num_taken = self._num_taken
@@ -430,29 +507,56 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
     die_with(lifeline)
     end = SystemExit(0)
     try:
-        arena = Arena(arena_fd)
-        page = arena.allocate(LOG_BYTES)
-        assert page.offset == 0  # where the consumer looks for it
-        log = Logbook(arena.view(page).data)
-        encoder = Encoder(arena, preamble["min_shared_bytes"])
-        channel = SocketConnection(connection, arena, preamble["buffer_size"])
-        load = partial(_load, luggage, preamble)
-        try:
-            producer = load()(index, count, encoder.allocate)
-            log_like(preamble["logs"], index, count)
-        except SystemExit:
-            raise
-        except BaseException as error:
-            if isinstance(error, Exception):
-                add_note(error, f"Raised in worker {index} of {count}, when it was started.")
-            producer = Failed(error)
-        producer.log = log
-        Worker(channel, encoder, producer, load).run()
+        if preamble.get("is_shared"):  # then the task is to let workers come
+            _load(luggage, preamble)(connection, preamble)
+        channel = SocketConnection(connection, arena := Arena(arena_fd), preamble["buffer_size"])
+        made_worker(channel, arena, luggage, index, count, preamble).run()
     except Disconnected:
         pass
     except SystemExit as error:
         end = error
     end_with(end)
+
+
+def made_worker(
+    channel: SocketConnection,
+    arena: Arena,
+    luggage: int,
+    index: int,
+    count: int,
+    preamble: dict[str, Any],
+    turns: Turns | None = None,
+) -> Worker:
+    """A worker for the task in ``luggage``, which is loaded.
+
+    Raises:
+        SystemExit: that is what the task wants.
+    """
+    page = arena.allocate(LOG_BYTES)
+    assert page.offset == 0  # where the consumer looks for it
+    log = Logbook(arena.view(page).data)
+    encoder = Encoder(arena, preamble["min_shared_bytes"])
+    load = partial(_load, luggage, preamble)
+
+    def make() -> Any:
+        log.begin(1)
+        made = load()(index, count, encoder.allocate)
+        log_like(preamble["logs"], index, count)
+        log.begin(0)
+        return made
+
+    try:
+        producer = make() if turns is None else turns.wait_for(make)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception):
+            add_note(error, f"Raised in worker {index} of {count}, when it was started.")
+        producer = Failed(error)
+    producer.log = log
+    if turns is not None and hasattr(producer, "share"):
+        producer.share(turns)
+    return Worker(channel, encoder, producer, load, turns)
 
 
 def _load(luggage: int, preamble: dict[str, Any]) -> Any:

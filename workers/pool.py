@@ -231,8 +231,7 @@ class WorkerPool:
             worker.stop(deadline)
         self._close_descriptors()
         for template in self._templates:
-            template.leave(self)
-            _park_unused(template)
+            leave_template(template, self)
 
     def abandon(self) -> None:
         """In a forked process: lets go of what belongs to the other one."""
@@ -357,6 +356,12 @@ def _join_template(pool: WorkerPool, environment: Mapping[str, str]) -> Template
     if before is not None:
         _park_unused(before)
     return template
+
+
+def leave_template(template: Template, user: object) -> None:
+    """``user`` needs it no more."""
+    template.leave(user)
+    _park_unused(template)
 
 
 def _park_unused(template: Template) -> None:

@@ -81,17 +81,7 @@ class WorkerProcess:
     def __init__(
         self, index: int, count: int, luggage: int, environment: Mapping[str, str], template: Template | None = None
     ) -> None:
-        self.index = index
-        self.usable = True
-        self.generation = 0
-        self.is_for_another = False  # the next start, than the ones before were: the task is loaded anew
-        self.last_report = b""  # what the worker said last of itself, if somebody watches it
-        self._has_answered = False
-        self._is_started = False  # it has noticed the last start
-        self._patience: float | None = None
-        self._answer_by: float | None = None  # until then it should notice the last start
-        self._received = bytearray()
-        self._to_return: list[Slot] = []
+        self._be_new(index)
         with contextlib.ExitStack() as failing, contextlib.ExitStack() as starting:
             arena = open_memory(f"gristmill-worker-{index}")
             failing.callback(os.close, arena)
@@ -108,6 +98,19 @@ class WorkerProcess:
             failing.pop_all()
         self._fds = [arena, other_end]
         self._reader = ArenaReader(arena)
+
+    def _be_new(self, index: int) -> None:
+        self.index = index
+        self.usable = True
+        self.generation = 0
+        self.is_for_another = False  # the next start, than the ones before were: the task is loaded anew
+        self.last_report = b""  # what the worker said last of itself, if somebody watches it
+        self._has_answered = False
+        self._is_started = False  # it has noticed the last start
+        self._patience: float | None = None
+        self._answer_by: float | None = None  # until then it should notice the last start
+        self._received = bytearray()
+        self._to_return: list[Slot] = []
 
     @property
     def process_id(self) -> int:
@@ -150,6 +153,10 @@ class WorkerProcess:
     def unfinished(self) -> list[Entry]:
         """What the process was at when it died, or is at now."""
         return read_entries(self._fds[0]) if self._fds else []
+
+    def incident(self) -> Any:
+        """What is known of its death together with others that it has worked for; ``None`` if there are none."""
+        return None
 
     def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
         """Lets somebody time how long this process waits for messages, and how long it takes to receive them all in all."""

@@ -38,6 +38,7 @@ from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
 from gristmill.dataset.ahead.waits import BudgetWaits, Missing
 from gristmill.dataset.bases.feed import Feed, what_failed
+from gristmill.workers.turns import waiting
 
 _PATIENCE_SECONDS = 0.005  # a consumer that has waited longer, all in all, gets a thread for every CPU,
 _LONG_SECONDS = 0.02  # and as many again whenever it waits this long for one block
@@ -194,11 +195,14 @@ class ReadAhead(ReadingClient):
         """Takes the next block, if it comes within this time, or what is finished of it then."""
         with self._budget.lock:
             work = self._await()
-            if work is None:
-                if self._taken not in self._ready:
-                    self._filled.wait(seconds)
+            if work is None and self._taken in self._ready:
                 return self._take_next()
-        work()
+        if work is not None:
+            work()
+        else:
+            with waiting(), self._filled:
+                if self._taken not in self._ready and not self._closed:
+                    self._filled.wait(seconds)
         with self._budget.lock:
             return self._take_next()
 

@@ -55,30 +55,38 @@ class IteratorContext:
     numbers: Numbers = _ALL
     joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
     num_processes: int = 1  # that share what the options allow
+    lender: IteratorContext | None = None  # whose budget it is
+    workers: Any = None  # the set of worker processes (see ``worker_set``), of the outermost context
     _budget: Budget | None = None
-    _lender: IteratorContext | None = None  # whose budget it is
 
     @property
     def budget(self) -> Budget:
         """What all share that compute ahead. Options that come later have no effect on it."""
-        if self._lender is not None:
-            return self._lender.budget
-        if self._budget is None or not self._budget.is_here:
-            self._budget = budget_of(self.options, self.num_processes)
-        return self._budget
+        if self.lender is not None:
+            return self.lender.budget
+        whole = self.outermost
+        if whole._budget is None or not whole._budget.is_here:
+            whole._budget = budget_of(whole.options, whole.num_processes)
+        return whole._budget
 
     @property
     def known_budget(self) -> Budget | None:
         """That, unless nobody has asked for it yet."""
-        if self._lender is not None:
-            return self._lender.known_budget
-        return self._budget if self._budget is not None and self._budget.is_here else None
+        if self.lender is not None:
+            return self.lender.known_budget
+        budget = self.outermost._budget
+        return budget if budget is not None and budget.is_here else None
 
     def belong_to(self, index: int, count: int, whole: IteratorContext) -> None:
         """Makes the pipeline share ``index`` of ``count`` of one with ``whole``, whose options hold where it has none."""
         self.options = whole.options.merge(self.options)
         self.numbers = self.numbers.replaced(index=index, count=count)
-        self._lender = whole
+        self.lender = whole
+
+    @property
+    def outermost(self) -> IteratorContext:
+        """That of the whole pipeline, where this is of one that it opens."""
+        return self
 
 
 class ComponentContext(IteratorContext):
@@ -93,12 +101,8 @@ class ComponentContext(IteratorContext):
         self._own = options or DatasetOptions()
 
     @property
-    def budget(self) -> Budget:
-        return self.outer.budget
-
-    @property
-    def known_budget(self) -> Budget | None:
-        return self.outer.known_budget
+    def outermost(self) -> IteratorContext:
+        return self.outer.outermost
 
     @property  # looked up when used: the outer pipeline may get options after its parts were made
     def options(self) -> DatasetOptions:

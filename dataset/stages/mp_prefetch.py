@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
 from gristmill.core.ray_options import RayOptions, WorkerOptions
+from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
@@ -18,6 +19,7 @@ from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.local_lanes import LocalLanesIterator
 from gristmill.dataset.slicing import num_elements_of_shares, numbers_of, slice_pipeline
 from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
+from gristmill.dataset.worker_set import crew_of, join_workers
 from gristmill.dataset.worker_task import PipelineTask
 from gristmill.workers.pickling import dumps
 from gristmill.workers.pool import Luggage, hire, park, unpark
@@ -84,9 +86,9 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     _tell: Callable[[Any], None] | None = None  # is told of the pool that is used
 
     def __init__(self, ds: IterDataset[T], options: WorkerOptions, init_fn: Any, *, sequential_slice: bool) -> None:
+        self._init_fn = init_fn
         super().__init__(ds, lanes_of(options), sequential_slice=sequential_slice)
         self._options = options
-        self._init_fn = init_fn
         self._held: list[Any] = []  # the pool that is in use; the finalizer has the list, too
 
     def __str__(self) -> str:
@@ -163,9 +165,19 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
         if pool is not None and pool not in self._held:
             park(pool)
 
+    def _share_context(self, ctx: IteratorContext) -> None:
+        super()._share_context(ctx)
+        if self._may_share_processes:
+            join_workers(self, ctx)
+
+    @property
+    def _may_share_processes(self) -> bool:
+        return self._init_fn is None
+
     def _hire(self) -> Any:
         luggage = self._pack({"buffer_size": self._options.per_worker_buffer_size}, self._options.worker_env or {})
-        return hire(luggage, self._options.num_workers, self._owner)
+        crew = crew_of(self, self._ctx) if self._may_share_processes else None
+        return (hire if crew is None else crew.hire)(luggage, self._options.num_workers, self._owner)
 
     def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Luggage:
         """What workers load."""

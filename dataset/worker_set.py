@@ -1,0 +1,51 @@
+"""The worker processes below one iterator: one set, however many ``mp_prefetch`` there are.
+
+Guarantees:
+
+1. Several components (iterators of ``mp_prefetch``) of one pipeline run in processes that they share, at most as many as their
+   ``num_workers`` add up to, and no more than there are CPUs for, or than the largest ``num_workers`` (see ``workers.crew``). One
+   component alone has processes of its own.
+2. Nothing of it is observable but the number of processes: lanes, seeds, ``worker_index`` and ``worker_count``, elements, errors and
+   states are a component's own, and so are memory and ``per_worker_buffer_size``. What is set, closed, parked or begun again is
+   that component alone.
+3. A component starts when it is first drawn from, or with ``start_prefetch``: one that never is has no process and no lanes.
+4. In a process one component computes at a time: next the one whose consumer has the least to take. None waits for what nobody
+   takes of another one; one whose element takes long holds up the others of its process, as it would other lanes.
+5. When a process dies, all components with lanes in it go on behind what had arrived. One of them says so: the one whose record
+   was the reason; if that is not known, and nothing happens again where they were at work, the last that is past that.
+6. Processes with an init function are a component's own, since what it does to them cannot be undone; so are those with another
+   environment than the others have.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from gristmill.dataset.bases.context import ComponentContext, IteratorContext
+from gristmill.workers.crew import Crew
+
+
+class WorkerSet:
+    """Of one pipeline."""
+
+    def __init__(self) -> None:
+        self.components: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.crew = Crew()
+
+
+def join_workers(it: Any, ctx: IteratorContext) -> WorkerSet:
+    """Makes an iterator that has worker processes one of those of its pipeline."""
+    outermost = ctx.outermost
+    if outermost.workers is None:
+        outermost.workers = WorkerSet()
+    workers: WorkerSet = outermost.workers
+    workers.components.add(it)
+    return workers
+
+
+def crew_of(it: Any, ctx: IteratorContext) -> Crew | None:
+    """Whose processes it is to share; ``None`` if there is nobody to share them with."""
+    workers = join_workers(it, ctx)
+    is_alone = len(workers.components) == 1 and not isinstance(ctx, ComponentContext)  # of which there may be more
+    return None if is_alone else workers.crew
