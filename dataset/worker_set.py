@@ -3,11 +3,11 @@
 Guarantees:
 
 1. Several components (iterators of ``mp_prefetch``) of one pipeline run in processes that they share, at most as many as their
-   ``num_workers`` add up to, and no more than there are CPUs for, or than the largest ``num_workers`` (see ``workers.crew``). One
-   component alone has processes of its own.
-2. Nothing of it is observable but the number of processes: lanes, seeds, ``worker_index`` and ``worker_count``, elements, errors and
-   states are a component's own, and so are memory and ``per_worker_buffer_size``. What is set, closed, parked or begun again is
-   that component alone.
+   ``num_workers`` add up to, and no more than there are CPUs for, or than the largest ``num_workers`` (see ``workers.crew``).
+   One component alone has processes of its own.
+2. Nothing of it is observable but the number of processes: lanes, seeds, ``worker_index`` and ``worker_count``, elements,
+   errors and states are a component's own, and so are memory and ``per_worker_buffer_size``. What is set, closed, parked or
+   begun again is that component alone.
 3. A component starts when it is first drawn from, or with ``start_prefetch``: one that never is has no process and no lanes.
 4. In a process one component computes at a time: next the one whose consumer has the least to take. None waits for what nobody
    takes of another one; one whose element takes long holds up the others of its process, as it would other lanes.

@@ -4,10 +4,10 @@ Guarantees:
 
 1. What is called runs in the main thread and to its end, and nothing else is called meanwhile: as if the process were there for
    it alone.
-2. Next comes a call of the thread that has the fewest messages ahead of its consumer; of several, the one that has waited longest.
-   So a thread is called for as often as its consumer takes what it gives, and one that nobody takes anything from is not at all.
-3. Nobody who waits for the turn of a call is told later than ``_LONGEST_SECONDS`` that it has not come, to look for what else there
-   is to do. What has begun is waited for.
+2. Next comes a call of the thread that has the fewest messages ahead of its consumer; of several, the one that has waited
+   longest. So a thread has as many calls as its consumer takes messages.
+3. Who waits for the turn of a call is told within ``_LONGEST_SECONDS`` if it has not come, to look for what else there is to do.
+   What has begun is waited for.
 """
 
 from __future__ import annotations
