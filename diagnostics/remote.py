@@ -346,7 +346,9 @@ class _Reporter:
         self._worker = worker
         self._producer = worker.producer
         self._began = clock()
-        self._cpu_began = cpu_demand_ns()
+        self._cpu = 0  # of CPUs
+        self._cpu_now = cpu_demand_ns()
+        self._waited_before = worker.waited_ns  # for other workers of this process
         self._next = 0
         self._encoding = self._waiting = self._storing = 0
         self._is_at_work = True  # or has nothing to do before it is started anew
@@ -407,6 +409,8 @@ class _Reporter:
         self._is_at_work = not is_last
         if began < self._next and not is_last:
             return None
+        before, self._cpu_now = self._cpu_now, cpu_demand_ns()
+        self._cpu += (self._cpu_now - before) // self._worker.num_workers  # nobody knows whose it was
         observer = self._observer
         root = observer.root
         index = getattr(self._producer, "index", 0)
@@ -416,11 +420,11 @@ class _Reporter:
             records_of(observer),
             None if root is None else root.number,
             lanes_of(observer, f"worker {index}"),
-            self._began,
+            self._began + self._worker.waited_ns - self._waited_before,  # as if it had not been there
             began,
             self._encoding,
             self._waiting,
-            cpu_demand_ns() - self._cpu_began,
+            self._cpu,
             self.token,
             self.profiler_port,
             self._storing,

@@ -145,11 +145,16 @@ def _text(beginning: str, thread: int | None, threads: list[tuple[str, int | Non
         place = _innermost(frame)
         if ident == thread or (place and _is_in_user_code(frame, library)):
             lines.append(f"Thread {name}{place and ', in '}{place}:\n{stack_text(ident, library)}".rstrip())
-    for worker in workers:
-        stacks = worker.stacks() if hasattr(worker, "stacks") else worker_stacks(worker.process_id)
+    for place in dict.fromkeys([worker.place for worker in workers]):
+        worker, *others = [worker for worker in workers if worker.place == place]
+        name = f"{1 + len(others)} workers" if others else f"Worker {worker.index}"
         state = "" if worker.is_alive() else ", which has ended"
-        lines.append(f"Worker {worker.index} ({worker.place}){state}:\n{stacks}".rstrip())
+        lines.append(f"{name} ({place}){state}:\n{_stacks_of(worker)}".rstrip())
     return "\n".join(lines)
+
+
+def _stacks_of(worker: Any) -> str:
+    return str(worker.stacks()) if hasattr(worker, "stacks") else worker_stacks(worker.process_id)
 
 
 def _frame_of(thread: int | None) -> FrameType | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import socket
 import sys
@@ -12,9 +13,15 @@ _log = logging.getLogger("gristmill")
 
 _MAX_ATTEMPTS = 50  # to reach a server, one every 20 ms or so
 
+_known_to_all: set[int] = set()  # processes that some stage has made known
 
+
+@functools.cache
 def serve_profiles() -> int | None:
-    """Called in a worker: starts a server on a free port and returns the port; ``None`` if that is impossible."""
+    """Called in a worker: starts a server on a free port and returns the port; ``None`` if that is impossible.
+
+    Workers in one process have one server.
+    """
     try:
         import jax.profiler
 
@@ -42,15 +49,17 @@ class ProfiledWorkers:
         """Makes just these known, from process id to port."""
         for process_id in self._known.keys() - ports.keys():
             self._known.pop(process_id)()
+            _known_to_all.discard(process_id)
         profiler: Any = sys.modules.get("jax.profiler")  # nobody takes a profile who has not imported it
         if profiler is None:
             return
-        for process_id in ports.keys() - self._known.keys():
+        for process_id in ports.keys() - self._known.keys() - _known_to_all:
             attempts = self._attempts[process_id] = self._attempts.get(process_id, 0) + 1
             if attempts > _MAX_ATTEMPTS:
                 continue
             try:
                 self._known[process_id] = profiler.register_subprocess(process_id, ports[process_id])
+                _known_to_all.add(process_id)
             except Exception as error:
                 if attempts == _MAX_ATTEMPTS:
                     _log.warning("worker process %d will not be in profiles: %s", process_id, error)

@@ -103,6 +103,11 @@ class Watched(Producer, Protocol):
     def begin(self, n: int) -> None:
         """Called before ``take(n)``: what was finished before is not to be shown any more."""
 
+    @property
+    def num_workers(self) -> int:
+        """How many there are in this process."""
+        return 1 if self._turns is None else self._turns.num_threads
+
     def end(self) -> None:
         """Called when what ``take`` has given is ready to be sent: nothing of it can fail any more."""
 
@@ -262,6 +267,7 @@ class Worker:
         self._encoder = encoder
         self._load_task = load_task
         self._turns = turns
+        self.waited_ns = 0  # for its turns
         self.producer = producer
         self._watched: Any = producer if hasattr(producer, "finished") else None
         self._lock = threading.Lock()  # whoever has it may send: the thread that computes elements, but while it does
@@ -305,6 +311,11 @@ class Worker:
                         self._connection.send(SKIPPED, dumps(states[first]), [], lane=first)
                     self._produce([_Lane(*item) for item in states.items()], is_careful=care is not None)
 
+    @property
+    def num_workers(self) -> int:
+        """How many there are in this process."""
+        return 1 if self._turns is None else self._turns.num_threads
+
     def end(self) -> None:
         """Called when ``run`` has ended, and its connection, where the process goes on."""
         self._is_over = True
@@ -318,12 +329,16 @@ class Worker:
             return [function()]
         connection: Any = self._connection
         since = time.monotonic()
-        while not (results := self._turns.do(function, connection.num_ahead, since)):
+        while not self._turns.take(connection.num_ahead, since):
             connection.receive(wait=False)
             self._obey()
             if connection.start is not None:
-                break
-        return results
+                return []
+        self.waited_ns += int((time.monotonic() - since) * 1e9)
+        try:
+            return [function()]
+        finally:
+            self._turns.give_back()
 
     def _start(self, states: dict[int, Any], *, skip: bool) -> dict[int, Any]:
         log = getattr(self._watched, "log", None)
@@ -509,8 +524,9 @@ def serve(connection: int, arena_fd: int, luggage: int, lifeline: int, index: in
     try:
         if preamble.get("is_shared"):  # then the task is to let workers come
             _load(luggage, preamble)(connection, preamble)
-        channel = SocketConnection(connection, arena := Arena(arena_fd), preamble["buffer_size"])
-        made_worker(channel, arena, luggage, index, count, preamble).run()
+        else:
+            channel = SocketConnection(connection, arena := Arena(arena_fd), preamble["buffer_size"])
+            made_worker(channel, arena, luggage, index, count, preamble).run()
     except Disconnected:
         pass
     except SystemExit as error:
@@ -538,15 +554,11 @@ def made_worker(
     encoder = Encoder(arena, preamble["min_shared_bytes"])
     load = partial(_load, luggage, preamble)
 
-    def make() -> Any:
+    try:
         log.begin(1)
-        made = load()(index, count, encoder.allocate)
+        producer = load()(index, count, encoder.allocate)
         log_like(preamble["logs"], index, count)
         log.begin(0)
-        return made
-
-    try:
-        producer = make() if turns is None else turns.wait_for(make)
     except SystemExit:
         raise
     except BaseException as error:

@@ -2,8 +2,8 @@
 
 Guarantees:
 
-1. What a worker computes (its task, its elements) is computed by the main thread, in turns (see ``turns``). Everything else,
-   connection, memory, how far it may be ahead, a new start, is its own: none waits for another one but for its turn.
+1. Users' functions are called by one worker at a time (see ``turns``), but for what threads of ``ReadOptions`` call. Everything
+   else, connection, memory, how far it may be ahead, a new start, is its own: none waits for another one but for its turn.
 2. A worker ends when its connection does, at the latest when what it computes is done, and leaves the others alone.
 3. The process ends with its own connection, or where a worker would end a process of its own.
 """
@@ -17,7 +17,6 @@ import socket
 import struct
 import sys
 import threading
-from functools import partial
 from typing import Any
 
 from gristmill.workers.arena import Arena
@@ -30,35 +29,32 @@ NUM_FDS = 3  # connection, arena, luggage
 
 
 def host(connection: int, preamble: dict[str, Any]) -> None:
-    """Lets workers come until ``connection`` ends; then the process ends."""
+    """Lets workers come until ``connection`` ends."""
     log_like(preamble["logs"], 0, 1)
     turns = Turns()
-    args = socket.socket(fileno=connection), turns
-    threading.Thread(target=_listen, args=args, name="gristmill-host", daemon=True).start()
-    turns.run()
-
-
-def _listen(control: socket.socket, turns: Turns) -> None:
-    while True:
-        try:
-            data, fds, _, _ = socket.recv_fds(control, JOIN.size, NUM_FDS)
-        except ConnectionError:
-            data = b""
-        if not data:
-            turns.wait_for(partial(end_with, SystemExit(0)))
-        index, count = JOIN.unpack(data)
-        for fd in fds:
-            os.set_inheritable(fd, False)
-        threading.Thread(target=_work, args=(fds, index, count, turns), name=f"gristmill-worker-{index}", daemon=True).start()
+    with socket.socket(fileno=connection) as control:
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(control, JOIN.size, NUM_FDS)
+            except ConnectionError:
+                return
+            if not data:
+                return
+            index, count = JOIN.unpack(data)
+            for fd in fds:
+                os.set_inheritable(fd, False)
+            threading.Thread(target=_work, args=(fds, index, count, turns), name=f"gristmill-worker-{index}", daemon=True).start()
 
 
 def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
     connection, arena_fd, luggage = fds
+    turns.num_threads += 1
     try:
         preamble = _read_preamble(luggage)
         arena = Arena(arena_fd)
         channel = SocketConnection(connection, arena, preamble["buffer_size"])
-        worker = made_worker(channel, arena, luggage, index, count, preamble, turns)
+        with turns.turn():
+            worker = made_worker(channel, arena, luggage, index, count, preamble, turns)
         with contextlib.suppress(Disconnected):
             worker.run()
         channel.shut()
@@ -66,13 +62,14 @@ def _work(fds: list[int], index: int, count: int, turns: Turns) -> None:
         channel.close()
         producer: Any = worker.producer
         if hasattr(producer, "close"):
-            with contextlib.suppress(Exception):  # of users' iterators; there is nobody to be told of it
-                turns.wait_for(producer.close)
+            with turns.turn(), contextlib.suppress(Exception):  # of users' iterators; there is nobody to be told of it
+                producer.close()
     except SystemExit as error:
         end_with(error)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         end_with(SystemExit(1))
+    turns.num_threads -= 1
     os.close(arena_fd)
     os.close(luggage)
 

@@ -1,100 +1,94 @@
-"""The main thread of a process computes for several other threads, one call after the other.
+"""Several threads of a process compute in turns, so that none has to think of the others.
 
 Guarantees:
 
-1. What is called runs in the main thread and to its end, and nothing else is called meanwhile: as if the process were there for
-   it alone.
-2. Next comes a call of the thread that has the fewest messages ahead of its consumer; of several, the one that has waited
-   longest. So a thread has as many calls as its consumer takes messages.
-3. Who waits for the turn of a call is told within ``_LONGEST_SECONDS`` if it has not come, to look for what else there is to do.
-   What has begun is waited for.
+1. One thread has the turn at a time. While it waits for what threads of its own compute (``waiting``), another one may have it.
+2. The next one is the one that has the fewest messages ahead of its consumer; of several, the one that has waited longest. So
+   a thread has its turn as often as its consumer takes messages.
+3. Who waits is told within ``_LONGEST_SECONDS`` that its turn has not come, to look for what else there is to do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
-from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
-
-T = TypeVar("T")
+from collections.abc import Iterator
 
 _SHORTEST_SECONDS = 0.01
 _LONGEST_SECONDS = 0.05
 
-
-class _Call(Generic[T]):
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._results: list[T] = []
-        self._error: BaseException | None = None
-        self.done = threading.Lock()
-        self.done.acquire()
-
-    def run(self) -> None:
-        try:
-            self._results.append(self._function())
-        except BaseException as error:
-            self._error = error
-        self.done.release()
-
-    def results(self) -> list[T]:
-        error, self._error = self._error, None
-        if error is None:
-            return self._results
-        try:
-            raise error
-        finally:
-            del error  # which refers to this frame
+_of_thread = threading.local()
 
 
 class Turns:
-    """What is to be called, and in which order."""
+    """Whose turn it is."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, float, int, _Call[Any]]] = []
+        self.num_threads = 0  # as many as there are to have turns
+        self._is_taken = False
+        self._waiting: list[tuple[int, float, int, threading.Lock]] = []
         self._lock = threading.Lock()  # of these
         self._numbers = itertools.count()
-        self._there: SimpleQueue[None] = SimpleQueue()  # as many as calls have come
 
-    def run(self) -> None:
-        """Called by the main thread: does what others want done."""
-        while True:
-            self._there.get()
-            with self._lock:
-                call = heapq.heappop(self._waiting)[-1] if self._waiting else None
-            if call is not None:
-                call.run()
-            del call  # what it has made is its caller's
-
-    def do(self, function: Callable[[], T], num_ahead: int, since: float) -> list[T]:
-        """What ``function()`` returns, as the only item; none if its turn has not come for a moment.
+    def take(self, num_ahead: int, since: float) -> bool:
+        """Waits for a turn; false if it has not come for a moment.
 
         Args:
-            function: what is to be called.
-            num_ahead: the number of messages that the caller is ahead of its consumer.
+            num_ahead: the number of messages that this thread is ahead of its consumer.
             since: when it began to wait (``time.monotonic()``).
         """
-        entry = num_ahead, since, next(self._numbers), _Call(function)
-        call = entry[-1]
+        has_come = threading.Lock()
+        has_come.acquire()
+        entry = num_ahead, since, next(self._numbers), has_come
         with self._lock:
-            heapq.heappush(self._waiting, entry)
-        self._there.put(None)
-        if not call.done.acquire(timeout=min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, time.monotonic() - since))):
+            if not self._is_taken:
+                self._is_taken = True
+                has_come.release()
+            else:
+                heapq.heappush(self._waiting, entry)
+        if not has_come.acquire(timeout=min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, time.monotonic() - since))):
             with self._lock:
                 if entry in self._waiting:
                     self._waiting.remove(entry)
                     heapq.heapify(self._waiting)
-                    return []
-            call.done.acquire()
-        return call.results()
+                    return False
+        _of_thread.turns = self
+        return True
 
-    def wait_for(self, function: Callable[[], T]) -> T:
-        """What ``function()`` returns."""
+    def give_back(self) -> None:
+        _of_thread.turns = None
+        with self._lock:
+            if self._waiting:
+                heapq.heappop(self._waiting)[-1].release()
+            else:
+                self._is_taken = False
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Waits for a turn, however long that takes, and has it inside."""
         since = time.monotonic()
-        while not (results := self.do(function, 0, since)):
+        while not self.take(0, since):
             pass
-        return results[0]
+        try:
+            yield
+        finally:
+            self.give_back()
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Where a thread waits for others of its own; somebody else may have its turn, if it has one."""
+    turns: Turns | None = getattr(_of_thread, "turns", None)
+    if turns is None:
+        yield
+        return
+    turns.give_back()
+    try:
+        yield
+    finally:
+        since = time.monotonic()
+        while not turns.take(0, since):
+            pass

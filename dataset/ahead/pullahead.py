@@ -44,6 +44,7 @@ from gristmill.dataset.ahead.waits import BudgetWaits, Missing
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.states.values import Fetched
+from gristmill.workers.turns import waiting
 
 _LATE_SECONDS = 0.01  # see guarantee 10
 _LOOK_SECONDS = 0.5  # an interrupt that comes in the moment before a wait is noticed after it
@@ -148,7 +149,8 @@ class PullAhead(PullingClient):
                 began = time.perf_counter()
                 missing = "memory" if self._is_held_up else None if self._has_thread else "threads"
             if self._has_thread:
-                self._filled.wait(_LATE_SECONDS if self._size > 1 else _LOOK_SECONDS)
+                with waiting():
+                    self._filled.wait(_LATE_SECONDS if self._size > 1 else _LOOK_SECONDS)
             elif self._go_inside():
                 try:
                     self._pull(n - len(ready))

@@ -7,6 +7,7 @@ import random
 import signal
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,9 +124,10 @@ def test_there_is_one_set_of_processes_for_all_and_a_second_epoch_has_the_same(p
     again = iter(ds)
     assert [*islice(again, 2000)] == first
     again.start_prefetch()
-    assert len(processes(again)) == num + 3 and len(used.keys() & processes(again).keys()) == num  # but where there is a function
+    later = processes(again)
+    assert len(later) == num + 3 and len(used.keys() & later.keys()) == num  # but where there is a function
     again.close()
-    wait_until(lambda: not any([os.path.exists(f"/proc/{process}") for process in processes(again)]))
+    wait_until(lambda: not any([Path(f"/proc/{process}").exists() for process in later]))
 
 
 def test_nobody_waits_for_what_is_not_taken_of_another_one(tmp_path):
@@ -161,7 +163,7 @@ def test_a_record_that_kills_is_told_of_by_its_own_component_alone():
         with pytest.raises(error, match=match):
             seen.extend(iter(it.__next__, None))
         it.skip_failed()
-        return seen + [*it]
+        return [*seen, *it]
 
     text = r"(?s)Worker process \d of .*SIGSEGV.*, at element 40 or in what is made of it.*input_index=1"
     here, there = mixed(lambda _: 1 // 0, 0), mixed(ctypes.string_at, usable_cpus())
