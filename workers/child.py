@@ -103,11 +103,6 @@ class Watched(Producer, Protocol):
     def begin(self, n: int) -> None:
         """Called before ``take(n)``: what was finished before is not to be shown any more."""
 
-    @property
-    def num_workers(self) -> int:
-        """How many there are in this process."""
-        return 1 if self._turns is None else self._turns.num_threads
-
     def end(self) -> None:
         """Called when what ``take`` has given is ready to be sent: nothing of it can fail any more."""
 
