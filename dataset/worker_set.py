@@ -9,9 +9,9 @@ Guarantees:
    errors and states are a component's own, and so are memory and ``per_worker_buffer_size``. What is set, closed, parked or
    begun again is that component alone.
 3. A component starts when it is first drawn from, or with ``start_prefetch``: one that never is has no process and no lanes.
-4. In a process one component computes at a time, and another one while that waits for what it reads ahead: next the one whose
-   consumer has the least to take. None waits for what nobody takes of another one; one whose function takes long holds up the
-   others of its process, as it would other lanes. Functions are called in threads, none of which is the main one.
+4. In a process one component computes at a time, and another one while that waits for what it reads ahead, or takes longer than
+   half a second: next the one whose consumer has the least to take. So none waits for what nobody takes of another one, or for
+   what is stuck. Functions are called in threads, none of which is the main one.
 5. When a process dies, all components with lanes in it go on behind what had arrived. One of them says so: the one whose record
    was the reason; if that is not known, and nothing happens again where they were at work, the last that is past that.
 6. Processes with an init function are a component's own, since what it does to them cannot be undone; so are those with another

@@ -2,8 +2,8 @@
 
 Guarantees:
 
-1. Users' functions are called by one worker at a time (see ``turns``), but for what threads of ``ReadOptions`` call. Everything
-   else, connection, memory, how far it may be ahead, a new start, is its own: none waits for another one but for its turn.
+1. Workers compute in turns (see ``turns``). Everything else, connection, memory, how far it may be ahead, a new start, is its
+   own: none waits for another one but for its turn.
 2. A worker ends when its connection does, at the latest when what it computes is done, and leaves the others alone.
 3. The process ends with its own connection, or where a worker would end a process of its own.
 """

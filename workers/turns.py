@@ -2,7 +2,8 @@
 
 Guarantees:
 
-1. One thread has the turn at a time. While it waits for what threads of its own compute (``waiting``), another one may have it.
+1. One thread has the turn at a time. While it waits for what threads of its own compute (``waiting``), another one may have it;
+   so it may if a turn takes longer than ``_PATIENCE_SECONDS``: what is stuck holds up nobody.
 2. The next one is the one that has the fewest messages ahead of its consumer; of several, the one that has waited longest. So
    a thread has its turn as often as its consumer takes messages.
 3. Who waits is told within ``_LONGEST_SECONDS`` that its turn has not come, to look for what else there is to do.
@@ -12,13 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import itertools
 import threading
 import time
 from collections.abc import Iterator
 
 _SHORTEST_SECONDS = 0.01
 _LONGEST_SECONDS = 0.05
+_PATIENCE_SECONDS = 0.5
 
 _of_thread = threading.local()
 
@@ -28,10 +29,10 @@ class Turns:
 
     def __init__(self) -> None:
         self.num_threads = 0  # as many as there are to have turns
-        self._is_taken = False
+        self._holder = 0  # the identity of the thread whose turn it is
+        self._taken_at = 0.0
         self._waiting: list[tuple[int, float, int, threading.Lock]] = []
         self._lock = threading.Lock()  # of these
-        self._numbers = itertools.count()
 
     def take(self, num_ahead: int, since: float) -> bool:
         """Waits for a turn; false if it has not come for a moment.
@@ -40,18 +41,18 @@ class Turns:
             num_ahead: the number of messages that this thread is ahead of its consumer.
             since: when it began to wait (``time.monotonic()``).
         """
-        has_come = threading.Lock()
+        own, has_come = threading.get_ident(), threading.Lock()
         has_come.acquire()
-        entry = num_ahead, since, next(self._numbers), has_come
+        entry = num_ahead, since, own, has_come
         with self._lock:
-            if not self._is_taken:
-                self._is_taken = True
-                has_come.release()
-            else:
-                heapq.heappush(self._waiting, entry)
+            heapq.heappush(self._waiting, entry)
+            if not self._holder:
+                self._pass_on()
         if not has_come.acquire(timeout=min(_LONGEST_SECONDS, max(_SHORTEST_SECONDS, time.monotonic() - since))):
             with self._lock:
-                if entry in self._waiting:
+                if time.monotonic() > self._taken_at + _PATIENCE_SECONDS:
+                    self._pass_on()
+                if self._holder != own:
                     self._waiting.remove(entry)
                     heapq.heapify(self._waiting)
                     return False
@@ -61,10 +62,14 @@ class Turns:
     def give_back(self) -> None:
         _of_thread.turns = None
         with self._lock:
-            if self._waiting:
-                heapq.heappop(self._waiting)[-1].release()
-            else:
-                self._is_taken = False
+            if self._holder == threading.get_ident():  # else it has taken too long
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._holder, self._taken_at = 0, time.monotonic()
+        if self._waiting:
+            _, _, self._holder, has_come = heapq.heappop(self._waiting)
+            has_come.release()
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:

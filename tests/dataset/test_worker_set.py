@@ -119,11 +119,14 @@ def test_there_is_one_set_of_processes_for_all_and_a_second_epoch_has_the_same(p
     wait_until(lambda: not any([Path(f"/proc/{process}").exists() for process in later]))
 
 
-def test_nobody_waits_for_what_is_not_taken_of_another_one(tmp_path):
+@pytest.mark.parametrize("stuck", [3, 1000])
+def test_nobody_waits_for_what_is_not_taken_of_another_one_or_stuck(tmp_path, stuck):
+    os.mkfifo(tmp_path / "pipe")
+
     def note(x):
         with (tmp_path / "made").open("a") as file:
             file.write(".")
-        return np.full(10_000, x)
+        return np.full(10_000, x) if x != stuck else (tmp_path / "pipe").read_bytes()  # nobody ever writes
 
     full = MapDataset.range(1000).map(note).to_iter_dataset(ReadOptions(0, 0)).mp_prefetch(MultiprocessingOptions(1, 2))
     quick = parts_of(1, 50_000, 1, num_lanes=3)
@@ -133,6 +136,7 @@ def test_nobody_waits_for_what_is_not_taken_of_another_one(tmp_path):
     assert max(processes(it).values()) == 2  # the last one is where the first is
     assert sum([int(np.max(x)) for x in islice(it, 9_000)]) > 30_000_000
     assert len((tmp_path / "made").read_text()) < 10
+    it.close()
 
 
 def test_a_record_that_kills_is_told_of_by_its_own_component_alone():
