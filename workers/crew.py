@@ -209,8 +209,9 @@ class Session(WorkerProcess):
         self.shared.is_closed = True
         self.shared.abandon()
 
-    def _how_it_ended(self) -> str:
-        return self.shared.how_it_failed() or super()._how_it_ended()
+    def _death(self) -> WorkerDied | WorkerBusy:
+        failure = self.shared.how_it_failed()
+        return WorkerDied(failure) if failure else super()._death()
 
 
 class CrewPool(WorkerPool):

@@ -16,6 +16,7 @@ import heapq
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 _SHORTEST_SECONDS = 0.01
 _LONGEST_SECONDS = 0.05
@@ -29,6 +30,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.num_threads = 0  # as many as there are to have turns
+        self.common: Any = None  # what all of them share besides
         self._holder = 0  # the identity of the thread whose turn it is
         self._taken_at = 0.0
         self._waiting: list[tuple[int, float, int, threading.Lock]] = []
