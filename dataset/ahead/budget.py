@@ -136,11 +136,6 @@ class Budget:
         self.draws.add(reader)
         self.offer(reader)
 
-    def expect(self, reader: ReadingClient, rate: float, due: float) -> None:
-        """See ``Draws``."""
-        self.draws.expect(reader, rate, due)
-        self.offer(reader)
-
     def settle(self) -> None:
         """Forgets who was dismissed."""
         gone: list[Drawn] = []
@@ -168,6 +163,12 @@ class Budget:
         self._claimable.notify_all()
 
     # What follows takes the lock.
+
+    def expect(self, reader: ReadingClient, rate: float, due: float) -> None:
+        """See ``Draws``."""
+        with self.lock:
+            self.draws.expect(reader, rate, due)
+            self.offer(reader)
 
     def dismiss(self, holding: Holding) -> None:
         """Counts nothing of it any more."""

@@ -81,7 +81,7 @@ class ReadAhead(ReadingClient):
         super().__init__(min(num_threads, buffer_size), rate)
         self.compute = compute
         self.stream = stream
-        self._budget = budget
+        self.budget = budget
         self._log = log
         self._waits = waits or BudgetWaits()
         self._stop = stop
@@ -104,7 +104,7 @@ class ReadAhead(ReadingClient):
 
     @property
     def is_here(self) -> bool:
-        return self._budget.is_here
+        return self.budget.is_here
 
     @property
     def num_ready(self) -> int:
@@ -137,34 +137,25 @@ class ReadAhead(ReadingClient):
         del self._block[:n]  # delivered elements are the consumer's alone
         self._taken += len(elements)
         if not self._block:
-            with self._budget.lock:
-                self._budget.drawn(self, *self._drawn)
+            with self.budget.lock:
+                self.budget.drawn(self, *self._drawn)
         return elements
-
-    def start(self) -> None:
-        """Starts a thread for every CPU, or as many as there may be."""
-        self._budget.start()
-
-    def expect(self, rate: float, due: float) -> None:
-        """Notes how often elements will be needed, and after how many draws from all readers the first one."""
-        with self._budget.lock:
-            self._budget.expect(self, rate, due)
 
     def close(self) -> None:
         """Ends the work; may be called again."""
         self._closed = True
-        self._budget.dismiss(self.holding)
+        self.budget.dismiss(self.holding)
         self.compute, self.stream = _nothing, None  # nobody needs the dataset
         if self.is_here:
-            with self._budget.lock:
+            with self.budget.lock:
                 self._ready, self._error = {}, None  # the traceback of an error refers to this object
                 for block in self._running:
                     block.leave(0)
-                self._budget.wake()
+                self.budget.wake()
                 self._filled.notify_all()
 
     def _next_block(self) -> None:
-        budget = self._budget
+        budget = self.budget
         if not budget.num_reading:
             budget.start(1)
         missing = None if self._taken in self._ready else self._missing()
@@ -184,7 +175,7 @@ class ReadAhead(ReadingClient):
 
     def _missing(self) -> Missing | None:
         """What the budget had too little of, which is why the consumer will have to wait; nothing if that has other reasons."""
-        budget = self._budget
+        budget = self.budget
         with budget.lock:
             num = self.room()
             if num and (budget.is_held_up or not budget.memory.affords(num, self.element_bytes)):
@@ -193,7 +184,7 @@ class ReadAhead(ReadingClient):
 
     def _wait(self, seconds: float) -> bool:
         """Takes the next block, if it comes within this time, or what is finished of it then."""
-        with self._budget.lock:
+        with self.budget.lock:
             work = self._await()
             if work is None and self._taken in self._ready:
                 return self._take_next()
@@ -203,17 +194,17 @@ class ReadAhead(ReadingClient):
             with waiting(), self._filled:
                 if self._taken not in self._ready and not self._closed:
                     self._filled.wait(seconds)
-        with self._budget.lock:
+        with self.budget.lock:
             return self._take_next()
 
     def _await(self) -> Callable[[], None] | None:
         """Sees to it that somebody computes what the consumer waits for: itself, by calling this, if all others are busy."""
         if self._taken != (self._returned[0][0] if self._returned else self._claimed) or self._taken >= self._stop:
             return None
-        if self._budget.is_full and (num := self.room()):
-            return self.claim(max(1, self._budget.memory.affords(num, self.element_bytes)))
+        if self.budget.is_full and (num := self.room()):
+            return self.claim(max(1, self.budget.memory.affords(num, self.element_bytes)))
         self.is_awaited = True
-        self._budget.offer(self)
+        self.budget.offer(self)
         return None
 
     def _take_next(self) -> bool:
@@ -234,12 +225,12 @@ class ReadAhead(ReadingClient):
     def _shorten_late_blocks(self) -> bool:
         """Gives back what blocks that take long have not begun; whether there is any of that."""
         late = time.perf_counter() - _LATE_SECONDS
-        with self._budget.lock:
+        with self.budget.lock:
             for block in self._running:
                 if block.began < late and (left := block.shorten()):
                     heapq.heappush(self._returned, left)
                     self._block_size.restart()
-            self._budget.offer(self)
+            self.budget.offer(self)
             return bool(self._returned)
 
     def room(self) -> int:
@@ -249,7 +240,7 @@ class ReadAhead(ReadingClient):
         if self._returned:
             start, stop = self._returned[0]
             return min(size, stop - start)
-        limit = self._budget.draws.most_ahead(self, self._buffer_size)
+        limit = self.budget.draws.most_ahead(self, self._buffer_size)
         room = limit - self.num_ahead
         if limit < self._buffer_size and room < min(size, limit // 2):
             return 0  # not in many small blocks
@@ -266,12 +257,12 @@ class ReadAhead(ReadingClient):
         self.is_awaited = False
         block = _Block(start, num, time.perf_counter(), int(num * self.element_bytes))
         self._running.append(block)
-        self._budget.memory.hold(self.holding, block.num_bytes)
+        self.budget.memory.hold(self.holding, block.num_bytes)
         return functools.partial(self._run, block, self.compute, self.stream)
 
     def _run(self, block: _Block, compute: Compute, stream: Stream | None) -> None:
         size, began_cpu = block.size, time.thread_time()
-        log, budget = self._log, self._budget
+        log, budget = self._log, self.budget
         entry = 0 if log is None else log.enter(block.start, block.start + size)
         error = block.compute(compute, stream)
         if log is not None:
@@ -297,9 +288,9 @@ class ReadAhead(ReadingClient):
         elements = block.take_finished()
         num_bytes = int((element_bytes or self.element_bytes) * len(elements))
         if num_bytes != block.num_bytes:
-            self._budget.memory.hold(self.holding, num_bytes - block.num_bytes)
+            self.budget.memory.hold(self.holding, num_bytes - block.num_bytes)
         if element_bytes:
-            self.element_bytes = self._budget.memory.learned(self.element_bytes, element_bytes)
+            self.element_bytes = self.budget.memory.learned(self.element_bytes, element_bytes)
         if error is not None:
             self._stop = min(self._stop, start + len(elements))
             self._returned = sorted([part for part in self._returned if part[0] < self._stop])
@@ -307,7 +298,7 @@ class ReadAhead(ReadingClient):
             self._ready[start] = _Ready(elements, error, num_bytes)
             if start == self._taken:
                 self._filled.notify()
-        self._budget.draws.queue(self)  # the thread that has called this looks there next
+        self.budget.draws.queue(self)  # the thread that has called this looks there next
 
 
 def _nothing(indices: range) -> list[Any]:

@@ -151,13 +151,14 @@ class Reader:
     def start(self) -> None:
         """Begins to read ahead."""
         if self.num_threads and not self._is_closed and not self.is_careful and not self._keeps:
-            self._started(self._index).start()
+            self._started(self._index).budget.start()
 
     def expect(self, rate: float, due: float) -> None:
         """Begins to read ahead what will be needed ``rate`` times as often as others, after ``due`` draws from all of them."""
         if self.num_threads and not self._is_closed and not self.is_careful and not self._keeps:
             self._rate = rate
-            self._started(self._index).expect(rate, due)
+            ahead = self._started(self._index)
+            ahead.budget.expect(ahead, rate, due)
 
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""

@@ -174,7 +174,7 @@ class TestErrorsStatesAndEnds:
 
         ahead = ReadAhead(list, 0, 100, 4, 8, Budget())
         monkeypatch.setattr(readahead.threading, "Thread", Closing)
-        ahead.start()
+        ahead.budget.start()
         assert closed == [True] * 4
 
     @pytest.mark.parametrize("condition", ["_claimable", "_filled"])
@@ -183,7 +183,7 @@ class TestErrorsStatesAndEnds:
         monkeypatch.setattr(budget, "_ANEW_SECONDS", 0.01)
         gate = threading.Event()
         ahead = ReadAhead(lambda r: [gate.wait(PATIENCE_SECONDS), list(r)][1], 0, 100, 1, 1, Budget())
-        waiting = getattr(ahead if condition == "_filled" else ahead._budget, condition)
+        waiting = getattr(ahead if condition == "_filled" else ahead.budget, condition)
         wait, calls = waiting.wait, []
 
         def close_and_wait(timeout):
@@ -195,7 +195,7 @@ class TestErrorsStatesAndEnds:
         waiting.wait = close_and_wait
         if condition == "_claimable":
             gate.set()
-            ahead.start()
+            ahead.budget.start()
             wait_until(lambda: calls)
         else:
             assert_raises(ValueError, "closed", ahead.take, 1)
