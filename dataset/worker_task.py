@@ -145,6 +145,18 @@ class PipelineProducer:
         assert blocks is not None
         return blocks.take(n)
 
+    def take_beside(self, number: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
+        lane = self._lanes[number]
+        assert lane.blocks is not None and lane.iterator is not None
+        logs = [root._reader.log for root in roots(lane.iterator)]
+        for log in logs:
+            log.is_silent = True  # what is noted is what takes long
+        try:
+            return lane.blocks.take(1)
+        finally:
+            for log in logs:
+                log.is_silent = False
+
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
         from gristmill.dataset.telling.failures import tell_in_worker
 

@@ -314,21 +314,21 @@ class _Start:
         self._serves_profiles = serves_profiles
 
     def __call__(self, worker: Any) -> None:
-        if worker.report is None or worker.report.__self__.token != self._token:
+        if worker.outbox.report is None or worker.outbox.report.__self__.token != self._token:
             _stop(worker)
             reporter = _Reporter(worker, self._token, self._measures)
-            worker.report = reporter.report
+            worker.outbox.report = reporter.report
             show_stacks_when_asked()
             if self._serves_profiles:
                 reporter.profiler_port = serve_profiles()
         if self._max_events:
-            worker.report.__self__.record(self._max_events)
+            worker.outbox.report.__self__.record(self._max_events)
 
 
 def _stop(worker: Any) -> None:
-    if worker.report is not None:
-        worker.report.__self__.stop()
-        worker.report = None
+    if worker.outbox.report is not None:
+        worker.outbox.report.__self__.stop()
+        worker.outbox.report = None
 
 
 class _Reporter:

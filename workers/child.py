@@ -13,6 +13,8 @@ Guarantees:
 6. It computes for several lanes, of whose elements the consumer needs one each in turn: always for the one of which the fewest
    were sent. So none waits for more than a block of each of the others. What follows the elements of a lane, an error or the
    end, leaves the others alone.
+7. Where an element takes longer than ``_STUCK_SECONDS``, or for ever, the other thread computes what the consumer needs of the
+   other lanes before it, one element at a time, and nothing that comes after it.
 """
 
 from __future__ import annotations
@@ -71,6 +73,7 @@ _MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
 _MAX_BLOCK = 2048  # elements
 _MAX_BLOCK_BYTES = 1 << 17
 _LATE_SECONDS = 0.01  # see guarantee 5
+_STUCK_SECONDS = 0.5  # see guarantee 7
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 T = TypeVar("T")
@@ -105,6 +108,9 @@ class Watched(Producer, Protocol):
 
     def end(self) -> None:
         """Called when what ``take`` has given is ready to be sent: nothing of it can fail any more."""
+
+    def take_beside(self, lane: int) -> Taken:
+        """As ``take(lane, 1)``, while that is at another lane. Called by another thread."""
 
     def finished(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """The elements that ``take`` has finished, and the states; as many as there are of both. Called by another thread."""
@@ -243,8 +249,55 @@ class _Lane:
         self.block_size = BlockSize()
 
 
+class Outbox:
+    """Sends what comes of lanes. Whoever uses it has the worker's lock."""
+
+    def __init__(self, connection: Connection, encoder: Encoder, producer: Producer) -> None:
+        self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
+        self.lanes: list[_Lane] = []  # that have not ended, in their turns
+        self._connection = connection
+        self._encoder = encoder
+        self._producer = producer
+
+    def encode(self, elements: Sequence[Any], states: Sequence[Any]) -> Encoded:
+        try:
+            return self._encoder.encode(elements, states)
+        except BaseException as unpicklable:  # the states
+            return Encoded(b"", [], 0, unpicklable)
+
+    def send_outputs(self, lane: _Lane, message: Encoded, states: Sequence[Any]) -> None:
+        self._send_report(False)
+        num = message.num_elements
+        self._connection.send(OUTPUTS, message.payload, message.slots, num, lane.number)
+        lane.num_sent += num
+        lane.state = states[num - 1]
+
+    def end_lane(self, lane: _Lane, stop: BaseException) -> None:
+        """Sends what follows the elements of ``lane``."""
+        self.lanes = [] if isinstance(stop, Passed) else [x for x in self.lanes if x is not lane]
+        if isinstance(stop, StopIteration | Passed):
+            self._send_report(not self.lanes)
+            self._connection.send(END if isinstance(stop, StopIteration) else PASSED, b"", [], lane=lane.number)
+        else:
+            self.send_error(stop, lane, is_last=not self.lanes)
+
+    def send_error(self, error: BaseException, lane: _Lane, *, is_last: bool) -> None:
+        if isinstance(error, SystemExit):  # as if in the main program: the process ends
+            raise error
+        with contextlib.suppress(Exception):  # it shows objects of users
+            self._producer.annotate(error, lane.number, lane.state)
+        self._send_report(is_last)
+        self._connection.send(ERROR, encode_error(error), [], lane=lane.number)
+
+    def _send_report(self, is_last: bool) -> None:
+        if self.report is not None:
+            content = self.report(is_last)
+            if content is not None:
+                self._connection.send(REPORT, content, [])
+
+
 class Worker:
-    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``report`` and ``set_instruments``.
+    """Runs a producer. Others may watch it from outside: see ``WorkerProcess.call``, ``Outbox.report`` and ``set_instruments``.
 
     With ``turns``, it is one of several in this process.
     """
@@ -257,7 +310,7 @@ class Worker:
         load_task: Callable[[], Any],
         turns: Turns | None = None,
     ) -> None:
-        self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
+        self.outbox = Outbox(connection, encoder, producer)
         self._connection = connection
         self._encoder = encoder
         self._load_task = load_task
@@ -273,6 +326,7 @@ class Worker:
         self._watcher: threading.Thread | None = None
         self._began = 0.0  # this block
         self._is_unlocked = False  # the other thread may send
+        self._is_computing = False  # it still is
         self._is_over = False
 
     def set_instruments(self, starting: Wrap | None, encoding: Wrap | None, receiving: Wrap | None, storing: Wrap | None) -> None:
@@ -299,7 +353,7 @@ class Worker:
                 try:
                     started = self._in_turn(partial(self._start, states, skip=skip))
                 except BaseException as error:
-                    self._report(error, _Lane(first, states[first]), is_last=True)
+                    self.outbox.send_error(error, _Lane(first, states[first]), is_last=True)
                     continue
                 for states in started:
                     if skip:
@@ -353,19 +407,12 @@ class Worker:
 
         The consumer needs elements of the lanes in turn: next comes a block of the one of which the fewest were sent.
         """
-        connection = self._connection
-        while lanes and connection.start is None:
-            lane = min(lanes, key=_num_sent)
+        connection, self.outbox.lanes = self._connection, lanes
+        while self.outbox.lanes and connection.start is None:
+            lane = min(self.outbox.lanes, key=_num_sent)
             stop = self._send_block(lane, is_careful)
-            if isinstance(stop, Passed):
-                lanes = []
-            elif stop is not None:
-                lanes.remove(lane)
-            if isinstance(stop, StopIteration | Passed):
-                self._send_report(not lanes)
-                connection.send(END if isinstance(stop, StopIteration) else PASSED, b"", [], lane=lane.number)
-            elif stop is not None:
-                self._report(stop, lane, is_last=not lanes)
+            if stop is not None:
+                self.outbox.end_lane(lane, stop)
             else:
                 connection.receive(wait=False)
                 self._obey()
@@ -386,13 +433,13 @@ class Worker:
             elements, states = elements[num_sent:], states[num_sent:]
         seconds, num_bytes, has_slots = 0.0, 0, False
         if elements:
-            message = self._encode(elements, states)
+            message = self.outbox.encode(elements, states)
             del elements  # their memory is used again
             seconds, num_bytes, has_slots = time.perf_counter() - self._began, len(message.payload), bool(message.slots)
             if self._watched is not None:
                 self._watched.end()
             if message.num_elements:
-                self._send_outputs(message, states)
+                self.outbox.send_outputs(lane, message, states)
             stop = message.failure or stop
         is_heavy = bool(num_sent) or has_slots or num_bytes > _MAX_BLOCK_BYTES
         may_grow = 2 * num_bytes <= _MAX_BLOCK_BYTES and not is_careful
@@ -416,11 +463,15 @@ class Worker:
         self._num_sent = 0
         if self._watched is not None:
             self._watched.begin(n)
-            if (n > 1) != self._has_several.is_set():
-                self._watch_several(n > 1)
-        self._is_unlocked = True
+            has_several = n > 1 or len(self.outbox.lanes) > 1
+            if has_several != self._has_several.is_set():
+                self._watch_several(has_several)
+        self._is_unlocked = self._is_computing = True
         self._lock.release()
-        return self.producer.take(lane.number, n)
+        try:
+            return self.producer.take(lane.number, n)
+        finally:
+            self._is_computing = False
 
     def _watch_several(self, has_several: bool) -> None:
         if not has_several:
@@ -448,24 +499,34 @@ class Worker:
                     num = min(len(elements), len(states))
                     if num_taken == self._num_taken and num > self._num_sent:
                         states = states[self._num_sent : num]
-                        message = self._encode(elements[self._num_sent : num], states)
-                        del elements
+                        message = self.outbox.encode(elements[self._num_sent : num], states)
                         if message.num_elements:
-                            self._send_outputs(message, states)
+                            self._num_sent += message.num_elements
+                            self.outbox.send_outputs(self._lane, message, states)
+                    del elements
+                    if len(self.outbox.lanes) > 1 and num_taken == self._num_taken and self._watched.care is None:
+                        self._go_on_beside()
 
-    def _encode(self, elements: Sequence[Any], states: Sequence[Any]) -> Encoded:
-        try:
-            return self._encoder.encode(elements, states)
-        except BaseException as unpicklable:  # the states
-            return Encoded(b"", [], 0, unpicklable)
-
-    def _send_outputs(self, message: Encoded, states: Sequence[Any]) -> None:
-        self._send_report(False)
-        lane, num = self._lane, message.num_elements
-        self._connection.send(OUTPUTS, message.payload, message.slots, num, lane.number)
-        self._num_sent += num
-        lane.num_sent += num
-        lane.state = states[num - 1]
+    def _go_on_beside(self) -> None:
+        """Sends what comes of other lanes before an element that takes long."""
+        stuck, connection = self._lane, self._connection
+        while self._is_computing and connection.start is None and time.perf_counter() > self._began + _STUCK_SECONDS:
+            place = self.outbox.lanes.index(stuck)
+            missing = [x for i, x in enumerate(self.outbox.lanes) if x is not stuck and x.num_sent < stuck.num_sent + (i < place)]
+            if not missing:
+                return
+            lane = min(missing, key=_num_sent)
+            elements, states, stop = self._watched.take_beside(lane.number)
+            if elements:
+                message = self.outbox.encode(elements, states)
+                del elements
+                if message.num_elements:
+                    self.outbox.send_outputs(lane, message, states)
+                stop = message.failure or stop
+            if isinstance(stop, SystemExit):  # it comes again, to the other thread
+                return
+            if stop is not None:
+                self.outbox.end_lane(lane, stop)
 
     def _obey(self) -> None:
         while self._connection.calls:
@@ -473,20 +534,6 @@ class Worker:
                 pickle.loads(self._connection.calls.pop(0))(self)
             except Exception:  # elements are what matters
                 _log.warning("somebody who watches this worker failed", exc_info=True)
-
-    def _send_report(self, is_last: bool) -> None:
-        if self.report is not None:
-            content = self.report(is_last)
-            if content is not None:
-                self._connection.send(REPORT, content, [])
-
-    def _report(self, error: BaseException, lane: _Lane, *, is_last: bool) -> None:
-        if isinstance(error, SystemExit):  # as if in the main program: the process ends
-            raise error
-        with contextlib.suppress(Exception):  # it shows objects of users
-            self.producer.annotate(error, lane.number, lane.state)
-        self._send_report(is_last)
-        self._connection.send(ERROR, encode_error(error), [], lane=lane.number)
 
 
 def _num_sent(lane: _Lane) -> int:

@@ -20,10 +20,12 @@ class RootLog:
         self._number = number
         self._care = care
         self.is_careful = care is not None
+        self.is_silent = False  # what is read for outputs is not to be noted
 
     def note(self, start: int, stop: int) -> None:
         """Notes what is read, or was, for the output that is being computed."""
-        self._book.note(self._number, start, stop)
+        if not self.is_silent:
+            self._book.note(self._number, start, stop)
 
     def note_alone(self, index: int) -> None:
         """Notes the only element that is being read.

@@ -11,7 +11,7 @@ import gristmill
 
 # That these are there, the tests of the reference say, which have their parameters; some are at home elsewhere.
 ELSEWHERE = {"FlatMapTransform", "MapWithIndexTransform", "assert_equal_output_after_checkpoint", "get_execution_summary"}
-EXPERIMENTAL = " ".join({*gristmill.experimental.__all__} - ELSEWHERE)
+EXPERIMENTAL = " ".join(sorted({*gristmill.experimental.__all__} - ELSEWHERE))
 TRANSFORMS = ["{}Transform", "python.{}Transform", "experimental.{}Transform", "python.experimental.{}Transform"]
 HERE, IN_PYTHON, IN_EXPERIMENTAL = "{}", "python.{}", "python.experimental.{}"
 OF_ORBAX = ["PyGrain{}", "Grain{}", "python.PyGrain{}", "python.Grain{}"]

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from itertools import islice
 from pathlib import Path
 
@@ -75,3 +76,12 @@ def test_loaders(operations):
         assert len(made) == len(expected) and made._description == loader(4)._description
     two = iter(loader(2)).get_state()
     assert_raises(StateMismatchError, "worker_count=2, the DataLoader has num_lanes=4", it.set_state, two)
+
+
+@pytest.mark.parametrize(("num_workers", "num_lanes"), [(1, 4), (2, 6)])
+@pytest.mark.parametrize("stuck", [7, 40])
+def test_an_element_that_never_comes_holds_back_none_before_it(num_workers, num_lanes, stuck):
+    """Of no lane, although its worker is stuck in another one."""
+    ds = MapDataset.range(100).map(lambda x: threading.Event().wait() if x == stuck else x).to_iter_dataset()
+    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=num_lanes))) as it:
+        assert [next(it) for _ in range(stuck)] == list(range(stuck))
