@@ -56,6 +56,9 @@ class FilterGuard:
             self._last_warned[self._name] = now
             _log.warning("%s", self._message(worst, "filter_warn_threshold_ratio"))
 
+    def __reduce__(self) -> Any:  # errors of workers refer to it
+        return FilterGuard, (self._name,)
+
     @property
     def _name(self) -> str:
         return str(self._stage())

@@ -179,6 +179,7 @@ class TestGivingBack:
             ends.arena.settle()
         assert most > 50 * least and ends.used() <= room(slots[0]) + least
 
+    @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, where other tests have imported it
     def test_after_close_each_array_returns_its_own_unless_a_forked_process_sees_it(self, ends):
         kept = [ends.share(2**20, k) for k in range(10)]
         ends.reader.close()
