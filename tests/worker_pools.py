@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from gristmill.workers import pool as pool_module
 from gristmill.workers.pool import unpark
+
+
+def is_shared(array: np.ndarray) -> bool:
+    """Whether it is in memory that its worker has, too."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return not isinstance(array.base, bytearray)
 
 
 def end_parked_pools() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from both_ends import Ends
 from refusing import assert_raises
+from worker_pools import is_shared
 
 from gristmill.workers.codec import MIN_SHARED_BYTES, Encoder, decode
 
@@ -56,12 +57,6 @@ def ends():
 
 def large(value=0):
     return np.full(2**16, value, np.uint8)
-
-
-def is_shared(array):
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return not isinstance(array.base, bytearray)
 
 
 class Picky:  # cannot be received
