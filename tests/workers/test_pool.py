@@ -19,9 +19,7 @@ from gristmill.workers.pool import Luggage, hire, park, unpark
 OPTIONS = {"buffer_size": 1, "min_shared_bytes": 0}
 
 
-@pytest.fixture
-def patient(monkeypatch):
-    yield from parked_for_long(monkeypatch)
+patient = pytest.fixture(parked_for_long, name="patient")
 
 
 class Owner: ...  # what a task is made of
@@ -232,11 +230,11 @@ class TestEnd:
             running, array = pids(pool), outputs(pool)[1]
             pool.close()
             pool.close()
+            end_parked_pools()  # the template
+            assert descriptors() == before
             array += 1
             assert pool.is_closed and all(map(is_gone, running)) and array.min() == array.max() == 2
             del array
-            end_parked_pools()  # the template
-            assert descriptors() == before
 
     def test_parked_pools_end_by_themselves_and_the_thread_with_the_last_one(self, hired):
         pool = hired(lambda index, count: index, 2)
