@@ -197,10 +197,11 @@ class TestClose:
         [
             lambda fn: MapDataset.range(9).map(fn).to_iter_dataset(ReadOptions(2, 4)).map(str),
             lambda fn: ThreadPrefetchIterDataset(numbers(9, fn=fn), prefetch_buffer_size=1).batch(2),
+            lambda fn: multithread_prefetch(numbers(9, fn=fn), 2, 2),
         ],
     )
     def test_ends_a_wait_upstream(self, stage):
-        """The thread waits for read-ahead or for another thread, and that for user code that does not end."""
+        """The thread waits for read-ahead or for other threads, and these for user code that does not end."""
         gate = Gate()
         it = ahead(stage(gate))
         it.start_prefetch()
@@ -327,24 +328,14 @@ class TestErrorsOfSeveral:
         assert list(it) == [5, 6, 7, 8]
 
 
-class TestEndsOfSeveral:
-    def test_close_behind_another_thread_ends_the_wait_for_stuck_threads(self):
-        gate = Gate(0)
-        it = iter(ThreadPrefetchIterDataset(multithread_prefetch(numbers(99, fn=gate), 2, 2), prefetch_buffer_size=1))
-        it.start_prefetch()
-        wait_until(lambda: gate.num_busy)
-        it.close()
-        wait_until(lambda: len(working()) == 1)
-        gate.open.set()
-
-    def test_set_state_does_not_wait_for_threads_in_user_code(self):
-        gate = Gate(2, 3)
-        it = iter(multithread_prefetch(numbers(20, fn=gate), 2, 2))
-        state = it.get_state()
-        assert next(it) == 0
-        wait_until(lambda: gate.num_busy == 2)
-        gate.stuck = (-1,)
-        it.set_state(state)
-        assert list(it) == list(range(20))
-        assert gate.num_busy == 2
-        gate.open.set()
+def test_set_state_of_several_does_not_wait_for_threads_in_user_code():
+    gate = Gate(2, 3)
+    it = iter(multithread_prefetch(numbers(20, fn=gate), 2, 2))
+    state = it.get_state()
+    assert next(it) == 0
+    wait_until(lambda: gate.num_busy == 2)
+    gate.stuck = (-1,)
+    it.set_state(state)
+    assert list(it) == list(range(20))
+    assert gate.num_busy == 2
+    gate.open.set()
