@@ -34,6 +34,23 @@ for api in APIS:
     assert next(it, None) is None
     iterators.append(it)
 """
+# Interrupts lose and repeat nothing.
+INTERRUPTS = """
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+it = iter(mp(gm.MapDataset.range(10**6).to_iter_dataset().map(lambda x: np.full(10_000, x)), 2))
+seen = []
+for interrupts in range(28):
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, 0.001 * 1.6 ** (interrupts % 14))
+        while True:
+            seen.append(int(next(it)[0]))
+    missed = sum([worker["next_index"] for worker in it.get_state()["iterators_in_use_states"]]) - len(seen)
+    assert missed in (0, 1), missed
+    if missed:  # interrupted between next() and append()
+        seen.append(len(seen))
+seen += [int(next(it)[0]) for _ in range(100)]
+assert seen == list(range(len(seen)))
+"""
 
 
 def making(workers, situation, api):
@@ -44,9 +61,9 @@ def within(name, *choices):
     return making(*choices) + WITHIN[name]
 
 
-def test_endings_within_a_program(tmp_path):
+def test_endings_within_a_program_and_interrupts_after_which_it_goes_on(tmp_path):
     parts = [within(name, 2, "full", "dataset") for name in ("break", "cycle", "close_twice", "exception")]
-    check_parts(tmp_path, *parts, END_OF_DATA)
+    check_parts(tmp_path, *parts, END_OF_DATA, INTERRUPTS)
 
 
 @pytest.mark.slow
@@ -131,35 +148,3 @@ def test_interrupt_while_workers_start(tmp_path):
     next(it)
     """
     check_end(start(tmp_path, script).signal_when_ready(signal.SIGINT, group=True), "KeyboardInterrupt", -signal.SIGINT)
-
-
-def test_interrupts_lose_and_repeat_nothing(tmp_path):
-    script = """
-    class Interrupt(BaseException):
-        pass
-
-    def interrupt(*_):
-        raise Interrupt
-
-    def delivered(state):
-        return sum([worker["next_index"] for worker in state["iterators_in_use_states"]])
-
-    signal.signal(signal.SIGALRM, interrupt)
-    ds = gm.MapDataset.range(10**6).to_iter_dataset().map(lambda x: np.full(10_000, x))
-    it = iter(ds.mp_prefetch(gm.MultiprocessingOptions(2)))
-    seen = []
-    for interrupts in range(28):
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.001 * 1.6 ** (interrupts % 14))
-            while True:
-                seen.append(int(next(it)[0]))
-        except Interrupt:
-            pass
-        missed = delivered(it.get_state()) - len(seen)
-        assert missed in (0, 1), missed
-        if missed:  # interrupted between next() and append()
-            seen.append(len(seen))
-    seen += [int(next(it)[0]) for _ in range(100)]
-    assert seen == list(range(len(seen)))
-    """
-    check_parts(tmp_path, script)
