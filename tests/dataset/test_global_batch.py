@@ -233,14 +233,9 @@ def check_history(rng):
             saved.append((model.position, hosts.states()))
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_batches_are_the_same_for_all_hosts_and_workers(seed):
-    check_equal(random.Random(seed))
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_histories_deliver_what_an_uninterrupted_run_does(seed):
-    check_history(random.Random(seed))
+@pytest.mark.parametrize(("check", "seed"), [*[(check_equal, i) for i in range(12)], *[(check_history, i) for i in range(30)]])
+def test_batches_are_the_same_for_all_hosts_and_workers_and_in_all_histories(check, seed):
+    check(random.Random(seed))
 
 
 @pytest.mark.slow
@@ -271,14 +266,9 @@ def check_world(num, size, num_lanes, part):
 WORLDS = [(n, b, k, part) for part in (1, 0.6) for b in range(1, 13) for k in divisors(b, 12) for n in range(k, 41)]
 
 
-def test_some_small_worlds():
-    for world in WORLDS[::29]:
-        check_world(*world)
-
-
-@pytest.mark.slow
-def test_all_small_worlds():
-    for world in WORLDS:
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
+def test_small_worlds(step):
+    for world in WORLDS[::step]:
         check_world(*world)
 
 
@@ -418,11 +408,9 @@ def test_checkpoints_go_on_in_another_number_of_processes(tmp_path):
             HANDLER.save(directory, it)
             for file in directory.glob("*_0-of-1.json"):
                 file.rename(file.with_name(file.name.replace("0-of-1", f"{host}-of-{count}")))
-    other = iter(ds.map(twice).global_batch(4, num_lanes=4))
-    assert_raises(StateMismatchError, "another pipeline", HANDLER.restore, tmp_path / "0", other)
-    assert_raises(
-        StateMismatchError, "num_lanes of GlobalBatch", HANDLER.restore, tmp_path / "0", iter(ds.global_batch(4, num_lanes=2))
-    )
+    for other, num_lanes, match in ((ds.map(twice), 4, "another pipeline"), (ds, 2, "num_lanes of GlobalBatch")):
+        it = iter(other.global_batch(4, num_lanes=num_lanes))
+        assert_raises(StateMismatchError, match, HANDLER.restore, tmp_path / "0", it)
 
 
 def test_processes_compute_lanes():
@@ -434,11 +422,8 @@ def test_processes_compute_lanes():
             found = [repr(next(it)) for _ in range(3)]
             state = through_json(it.get_state())
             assert [*found, *map(repr, it)] == alone
-            it.set_state(state)
+            it.set_state(state)  # with histories, states go from workers to anybody else
             assert repr(next(it)) == alone[3]
-        again = iter(ds.global_batch(6, num_lanes=6, end=end, **options))
-        again.set_state(state)
-        assert [*map(repr, again)] == alone[3:]
 
 
 def test_a_record_that_kills_a_worker_is_named_and_left_out_with_its_step():
