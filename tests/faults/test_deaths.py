@@ -47,10 +47,6 @@ DYING = [
 ]
 
 
-def test_deaths(tmp_path):
-    check_parts(tmp_path, *DYING[:2], tools=CHECKS)
-
-
 RECORDS = """
 def crash(bad):
     def fn(x):
@@ -111,11 +107,6 @@ for api in "dataset", "inside":  # which is not skipped
 """
 
 
-def test_records_that_kill_and_one_that_was_there_by_accident(tmp_path):
-    records = ["check_records('source', 400, [7, 399], 2)", "check_records('lanes', 60, [7, 8, 40], 2)"]
-    check_parts(tmp_path, *records, BY_ACCIDENT, tools=RECORDS)
-
-
 KILLS = """
 def check_kill(situation, workers, api, number):
     '''Killed from outside, and the consumer learns it within a second.'''
@@ -143,8 +134,10 @@ def check_kill(situation, workers, api, number):
 """
 
 
-def test_killed_from_outside(tmp_path):
-    check_parts(tmp_path, "check_kill('full', 2, 'dataset', signal.SIGKILL)", tools=KILLS)
+def test_deaths_by_oneself_by_a_record_by_accident_and_from_outside(tmp_path):
+    records = ["check_records('source', 400, [7, 399], 2)", "check_records('lanes', 60, [7, 8, 40], 2)"]
+    kill = "check_kill('full', 2, 'dataset', signal.SIGKILL)"
+    check_parts(tmp_path, *DYING[:2], *records, BY_ACCIDENT, kill, tools=CHECKS + RECORDS + KILLS)
 
 
 @pytest.mark.slow
@@ -157,7 +150,7 @@ def test_all_deaths(tmp_path):
         ("batch", 40, [7, 8, 39], 2),
         ("lanes", 900, [500], 1),
     ]
-    parts = [*DYING[2:], BEFORE_THE_FIRST_ELEMENT, NO_DEATHS, *[f"check_records{case}" for case in cases]]
+    parts = [*DYING[2:], NO_DEATHS, *[f"check_records{case}" for case in cases]]
     for i in range(12):
         arguments = f"{SITUATIONS[i % 4]!r}, {1 + (i + i // 4) % 2}, {APIS[i % 3]!r}, signal.{['SIGKILL', 'SIGTERM'][i // 4 % 2]}"
         parts.append(f"check_kill({arguments})")
@@ -165,20 +158,6 @@ def test_all_deaths(tmp_path):
         check_parts(tmp_path, *parts[start : start + 8], tools=CHECKS + RECORDS + KILLS)
 
 
-BEFORE_THE_FIRST_ELEMENT = """
-ds, work = pipeline("dataset", 2, "full")
-it = iter(ds)
-it.start_prefetch()
-arrived(work, 2, "full")
-kill_all(work)
-seen = []
-for attempt in range(3):
-    try:
-        seen.append(int(next(it)[0]))
-    except RuntimeError:
-        it.set_state(it.get_state())
-assert seen == list(range(len(seen))) and seen, seen
-"""
 THE_OTHER_GOES_ON = """
 ds, work = pipeline("dataset", 2, "full")
 it = iter(ds)
