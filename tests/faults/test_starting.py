@@ -327,21 +327,13 @@ def restores(ds, its):
     assert next(its[0])[0] == 5
 """
 IN_CHILD = ["lambda *_: None", "lambda *_: sys.exit(0)", "closes", "starts_others", "iterates_the_same_dataset", "restores"]
+SOME = ["check_fork('dataset', 2, 5)", "check_fork('dataset', 2, 100_000)", "check_process(deletes, 0)"]
+OTHERS = ["check_process(lambda *_: os.kill(os.getpid(), 9), -9)", *[f"check_process({child}, 0)" for child in IN_CHILD]]
+OTHERS += ["check_fork('loader', 1, 100_000)", "check_fork('inside', 2, 5)"]
 
 
-def test_fork(tmp_path):
-    parts = ["check_fork('dataset', 2, 5)", "check_fork('dataset', 2, 100_000)"]
-    check_parts(tmp_path, *parts, "check_process(deletes, 0)", tools=FORKS, flags=FLAGS)
-
-
-@pytest.mark.slow
-def test_all_forks(tmp_path):
-    parts = [f"check_process({child}, 0)" for child in IN_CHILD]
-    parts += [
-        "check_process(lambda *_: os.kill(os.getpid(), 9), -9)",
-        "check_fork('loader', 1, 100_000)",
-        "check_fork('inside', 2, 5)",
-    ]
+@pytest.mark.parametrize("parts", [SOME, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
+def test_forks(tmp_path, parts):
     check_parts(tmp_path, *parts, tools=FORKS, flags=FLAGS)
 
 
