@@ -29,8 +29,15 @@ _process_id_of = itemgetter(0)  # 0 while the process runs
 class Process(ABC):
     """A process that somebody waits for."""
 
-    was_born = True  # or it never existed
-    was_lost = False  # it has ended, or was not born, by no doing of its own
+    @property
+    def was_born(self) -> bool:
+        """Whether it exists, or existed."""
+        return True
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether it has ended, or was not born, by no doing of its own."""
+        return False
 
     @property
     @abstractmethod

@@ -210,11 +210,11 @@ class ForkedProcess(Process):
         self._is_lost = False
 
     @property
-    def was_born(self) -> bool:  # type: ignore[override]
+    def was_born(self) -> bool:
         return self._look()[0] > 0
 
     @property
-    def was_lost(self) -> bool:  # type: ignore[override]
+    def was_lost(self) -> bool:
         return self.has_ended() and not self._look()[1]
 
     @property
