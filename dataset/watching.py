@@ -6,7 +6,9 @@ is anybody to tell is looked up when a context is made, once for each pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gristmill.core import hooks
@@ -23,11 +25,27 @@ _OPTIONS = (
 )
 
 
+_look = threading.local()
+
+
+@contextlib.contextmanager
+def looking_once() -> Iterator[None]:
+    """Looks up now whether there is anybody, for all pipelines that are begun in this context, by this thread."""
+    before = getattr(_look, "finds_nobody", False)
+    _look.finds_nobody = watcher() is None
+    try:
+        yield
+    finally:
+        _look.finds_nobody = before
+
+
 def watcher() -> Callable[[Any], None] | None:
     """What is to be told of the iterators of a new pipeline; ``None`` if nobody observes it.
 
     Worker processes observe what the process asks for that they work for, and nothing by themselves.
     """
+    if getattr(_look, "finds_nobody", False):
+        return None
     if not exporters and config.are_unset(_OPTIONS):
         return None
     wanted = (

@@ -148,7 +148,7 @@ class PipelineProducer:
     def take_beside(self, number: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         lane = self._lanes[number]
         assert lane.blocks is not None and lane.iterator is not None
-        logs = [root._reader.log for root in roots(lane.iterator)]
+        logs = [log for root in roots(lane.iterator) if (log := root._reader.log) is not None]
         for log in logs:
             log.is_silent = True  # what is noted is what takes long
         try:

@@ -45,13 +45,14 @@ class Numbers(Value):
 
 
 _ALL = Numbers(0, 1)
+_NONE_GIVEN = DatasetOptions()
 
 
 @dataclass
 class IteratorContext:
     """What all iterators of one pipeline share."""
 
-    options: DatasetOptions = field(default_factory=DatasetOptions)
+    options: DatasetOptions = _NONE_GIVEN
     numbers: Numbers = _ALL
     joined: Callable[[Any], None] | None = field(default_factory=watcher)  # is told of every iterator that joins, if set
     num_processes: int = 1  # that share what the options allow

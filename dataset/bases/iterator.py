@@ -12,9 +12,10 @@ here, once. The guarantees:
 from __future__ import annotations
 
 import abc
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
+from gristmill.core.cached import cached
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.instruments import shadow
 from gristmill.core.state import shown, state_from_text, state_to_text
@@ -25,9 +26,12 @@ from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, run
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.telling.failures import deliver, instead_of_stop, tell
 from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.dataset.watching import watcher
 from gristmill.transforms.batching import Allocate
 
 T_co = TypeVar("T_co", covariant=True)
+
+_UNUSED = IteratorContext(joined=None)  # that of an iterator which has none yet
 
 
 class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
@@ -49,26 +53,24 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
     _parents: tuple[DatasetIterator[Any], ...] = ()
     _refills: ClassVar[bool] = False  # whether it may take elements of its parents again when it is restored
     _is_taken_again = False  # whether a step behind it may
-    _reads_once = False  # whether a source may not give the same record again
     _closed = False
     _failed_state: Any = None  # the state at which ``next`` last failed
     _own_ctx: IteratorContext | None = None
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
-        self._parents = as_parents(parents, DatasetIterator)
-        self._reads_once = any([parent._reads_once for parent in self._parents])
+        if parents != ():  # as quick as can be for the components of mixtures
+            self._parents = as_parents(parents, DatasetIterator)
         if self._refills:
             are_taken_again(self._parents)
-        contexts = [parent._ctx for parent in self._parents]
-        if len({ctx.numbers for ctx in contexts}) > 1:
-            raise ValueError("the parents of an iterator must belong to the same worker")
-        if contexts:
-            shared = contexts[0]
-            for ctx in contexts[1:]:
-                shared.options = shared.options.merge(ctx.options)
-            self._share_context(shared)
-        else:
-            self._share_context(IteratorContext())
+        if self._parents:
+            self._share_context(merged_contexts(self._parents))
+        elif (joined := watcher()) is not None:
+            self._share_context(IteratorContext(joined=joined))
+
+    @cached
+    def _reads_once(self) -> bool:
+        """Whether a source may not give the same record again."""
+        return any([parent._reads_once for parent in self._parents])
 
     @property
     def _ctx(self) -> IteratorContext:
@@ -402,6 +404,17 @@ class PlainIterator(DatasetIterator[T_co]):
 
     def set_state(self, state: Any) -> None:
         self.get_state()
+
+
+def merged_contexts(iterators: Sequence[DatasetIterator[Any]]) -> IteratorContext:
+    """What several iterators are to share from now on."""
+    shared = iterators[0]._ctx
+    contexts = {id(ctx): ctx for ctx in [it._own_ctx or _UNUSED for it in iterators]}.values()
+    if len({ctx.numbers for ctx in contexts}) > 1:
+        raise ValueError("the parents of an iterator must belong to the same worker")
+    for ctx in contexts:
+        shared.options = shared.options.merge(ctx.options)
+    return shared
 
 
 def share_context(iterators: Iterable[DatasetIterator[Any]], ctx: IteratorContext) -> None:

@@ -12,6 +12,8 @@ from gristmill.dataset.telling.failures import on_delivery
 
 _log = logging.getLogger("gristmill")
 
+NONE_SEEN = (0, 0)
+
 _WINDOW = 1000
 _WARN_INTERVAL_SECONDS = 60.0
 
@@ -31,7 +33,7 @@ class FilterGuard:
 
     def __init__(self, stage: Any) -> None:
         self._stage: Callable[[], Any] = (lambda: stage) if isinstance(stage, str) else weakref.ref(stage)
-        self.counts = (0, 0)  # kept and seen elements of the present window
+        self.counts = NONE_SEEN  # kept and seen elements of the present window
 
     def observe(self, kept: list[bool], options: Any) -> None:
         """Counts a block of elements, each kept or dropped."""
@@ -64,7 +66,7 @@ class FilterGuard:
         return str(self._stage())
 
     def _begin_anew(self) -> None:
-        self.counts = (0, 0)
+        self.counts = NONE_SEEN
 
     def _message(self, ratio: float, option: str) -> str:
         return (

@@ -28,6 +28,7 @@ from gristmill.dataset.selection import (
 )
 from gristmill.dataset.states.refilling import refuse_refilling
 from gristmill.dataset.telling.failures import add_before, tell
+from gristmill.dataset.watching import looking_once
 
 T = TypeVar("T")
 
@@ -230,7 +231,8 @@ class MixedDatasetIterator(BlockIterator[T]):
     _was_asked = False
 
     def __init__(self, datasets: Sequence[Any], proportions: tuple[int, ...], names: list[str] | None) -> None:
-        super().__init__([iterate(ds) for ds in datasets])
+        with looking_once():
+            super().__init__([iterate(ds) for ds in datasets])
         self._datasets = datasets
         self._proportions = proportions
         self._names = names

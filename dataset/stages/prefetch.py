@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from gristmill.core.cached import cached
 from gristmill.core.errors import SourceEnded, StateIndexError
 from gristmill.core.naming import stable_repr
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int, shown, state_field
 from gristmill.dataset.ahead.reader import Reader
+from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.feed import OneByOne, what_failed
 from gristmill.dataset.bases.iter import IterDataset
@@ -20,7 +22,7 @@ from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.stages.filter_guard import FilterGuard
+from gristmill.dataset.stages.filter_guard import NONE_SEEN, FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
 from gristmill.dataset.stages.runs import RunsMapDataset
 
@@ -61,39 +63,53 @@ class PrefetchIterDataset(IterDataset[T]):
         return (self._parameters.read_options,)
 
     def __iter__(self) -> DatasetIterator[T]:
-        return PrefetchDatasetIterator(self._parent, self._parameters)
+        return PrefetchDatasetIterator(self._parents[0], self._parameters)
 
 
 class PrefetchDatasetIterator(BlockIterator[T]):
+    """Quick to make, since a mixture has hundreds that are not needed soon: what it needs is made when it is used first."""
+
     _parameters: PrefetchParameters
     _flow = "dropping"
     _work_category = "prefetch"
     _stays_on_error = True
     _closes_anytime = True
-    _reader: Any = None
+    _next_index = 0
+    _failed_index = -1  # the last attempt failed there
 
     def __init__(self, ds: MapDataset[Any], parameters: PrefetchParameters) -> None:
         super().__init__()
         self._ds = ds
-        self._length = len(ds)
-        self._end = self._length  # or where the source has ended
+        self._length = self._end = len(ds)  # the end, or where the source has ended
         self._parameters = parameters
-        options = parameters.read_options
-        self._reader = Reader(ds, options.num_threads, options.prefetch_buffer_size, self._ctx)
-        self._budget_waits = self._reader.waits
-        self._reads_once = self._reader.reads_once
         self._allow_nones = parameters.allow_nones
-        self._next_index = 0
-        self._failed_index = -1  # the last attempt failed there
-        sparse = dropping_steps(ds)
-        self._is_sparse = bool(sparse)
-        self._guard = FilterGuard([*sparse, self][0])
-        if isinstance(ds, RunsMapDataset):
+        if type(ds) is RunsMapDataset:
             self._ctx.numbers = ds.numbers
+
+    @cached
+    def _reader(self) -> Reader:
+        options = self._parameters.read_options
+        return Reader(self._ds, options.num_threads, options.prefetch_buffer_size, self._ctx)
+
+    @cached
+    def _reads_once(self) -> bool:
+        return self._ds._draws_once
+
+    @cached
+    def _is_sparse(self) -> bool:
+        return bool(dropping_steps(self._ds))
+
+    @cached
+    def _guard(self) -> FilterGuard:
+        return FilterGuard([*dropping_steps(self._ds), self][0])
+
+    @cached
+    def _budget_waits(self) -> BudgetWaits:
+        return self._reader.waits
 
     def _share_context(self, ctx: IteratorContext) -> None:
         super()._share_context(ctx)
-        if self._reader is not None:
+        if "_reader" in vars(self):
             self._reader.ctx = ctx
 
     @property
@@ -197,7 +213,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
 
     def close(self) -> None:
         super().close()
-        if self._reader is not None:  # else the constructor has failed
+        if "_reader" in vars(self):
             self._reader.close()
 
     def get_state(self) -> Any:
@@ -214,10 +230,12 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         self._next_index, self._end = position, self._length
 
     def _mark(self) -> tuple[int, tuple[int, int]]:
-        return self._next_index, self._guard.counts
+        return self._next_index, self._guard.counts if "_guard" in vars(self) else NONE_SEEN
 
     def _return_to(self, mark: tuple[int, tuple[int, int]]) -> None:
-        index, self._guard.counts = mark
+        index, counts = mark
+        if "_guard" in vars(self):
+            self._guard.counts = counts
         go_to(self, {"next_index": index})
 
     def _place(self) -> Place:
