@@ -144,10 +144,10 @@ class DatasetOptions:
         max_threads: the most threads that read or pull ahead below one iterator, at least 1. Worker processes share them, at
             least one for each. ``None``: in each process 16, twice the number of CPUs, or the ``num_threads`` of one of the
             steps, whatever is most.
-        max_bytes_ahead: the most bytes that elements which threads have ready or compute ahead take below one iterator, in all of
-            its processes, as far as their sizes can be known beforehand; at least 1. ``None``: an eighth of the memory that the
-            process may use. What the consumer waits for is computed whatever it takes. Outputs of workers that were not yet
-            taken come on top of that; ``per_worker_buffer_size`` says how many.
+        max_bytes_ahead: the most bytes that elements which threads have ready or compute ahead, and outputs of workers that
+            wait to be taken, take below one iterator, in all of its processes, as far as their sizes can be known beforehand; at
+            least 1. ``None``: an eighth of the memory that the process may use. What the consumer waits for is computed
+            whatever it takes, and each worker may have an output waiting and one that it makes.
 
     Raises:
         TypeError, ValueError: a value is of the wrong type or out of range.

@@ -8,6 +8,7 @@ from typing import Any
 
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
+from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
@@ -64,6 +65,7 @@ class PipelineProducer:
         self._lanes: dict[int, _Lane] = {}
         self._blocks: StatedBlocks | None = None  # of the lane that ``take`` is at
         self._lender: IteratorContext | None = None
+        self._outputs = Holding()  # that wait to be taken
         self.place = ""  # where this is, if that is not on the consumer's machine
         self.log: Logbook | None = None
         self.care: Care | None = None
@@ -124,6 +126,18 @@ class PipelineProducer:
             it._skip()
         lane.blocks = StatedBlocks(it)
         return snapshot(it)
+
+    def affords(self, num_bytes: int) -> bool:
+        budget = self._ctx.budget
+        with budget.lock:
+            return bool(budget.memory.affords(1, num_bytes))
+
+    def hold(self, num_bytes: int) -> None:
+        budget = self._ctx.budget
+        with budget.lock:
+            budget.memory.hold(self._outputs, num_bytes)
+            if num_bytes < 0:
+                budget.wake()
 
     def begin(self, n: int) -> None:
         if self._blocks is not None:

@@ -6,7 +6,8 @@ Guarantees:
    whatever cause, the kernel kills it in that moment, even in the middle of C code (where the system can do that; elsewhere a
    thread does it).
 2. Every element arrives, or an error in its place: elements are pickled here, in the loop that makes them.
-3. It is never more than ``buffer_size`` elements ahead, or ``_MAX_BYTES_AHEAD`` bytes of small ones, and one message.
+3. It is never more than ``buffer_size`` elements ahead, or ``_MAX_BYTES_AHEAD`` bytes of small ones, and one message; nor, if
+   the producer is ``Frugal``, by more than one message that it does not afford.
 4. An interrupt from the keyboard is not for it, and it writes nothing to the standard streams.
 5. No element waits for one that comes after it: what is finished of a block that takes long is sent within twice
    ``_LATE_SECONDS``, by another thread.
@@ -116,6 +117,16 @@ class Watched(Producer, Protocol):
         """The elements that ``take`` has finished, and the states; as many as there are of both. Called by another thread."""
 
 
+class Frugal(Producer, Protocol):
+    """A producer that has a budget of memory for what is ahead of the consumer. Called by any thread that sends."""
+
+    def affords(self, num_bytes: int) -> bool:
+        """Whether there is memory for one more output of so many bytes that waits to be taken."""
+
+    def hold(self, num_bytes: int) -> None:
+        """Notes that outputs that wait take so many bytes more, or less."""
+
+
 class Disconnected(Exception):
     """The consumer needs this worker no more."""
 
@@ -146,7 +157,9 @@ class SocketConnection:
         self._arena = arena
         self._buffer_size = buffer_size
         self._received = bytearray()
-        self._ahead: deque[tuple[int, int]] = deque()  # elements and bytes of the messages that were not taken yet
+        self.frugal: Frugal | None = None
+        # Of the messages that were not taken yet: elements, the bytes that they count for, and those that they take.
+        self._ahead: deque[tuple[int, int, int]] = deque()
         self._num_ahead = 0
         self._bytes_ahead = 0
         self._generation = 0
@@ -181,22 +194,21 @@ class SocketConnection:
                 self.start = states, skip, care
                 self.is_for_another |= is_for_another  # also if a start is overtaken
                 self._generation = generation
-                self._ahead.clear()
-                self._num_ahead = self._bytes_ahead = 0
+                while self._ahead:
+                    self._take_off()
             elif kind == CALL:
                 self.calls.append(body)
             else:
                 for slot in unpack_slots(body):
                     self._arena.free(slot)
                 if generation == self._generation:
-                    num, num_bytes = self._ahead.popleft()
-                    self._num_ahead -= num
-                    self._bytes_ahead -= num_bytes
+                    self._take_off()
 
     def send(self, kind: int, payload: bytes, slots: list[Slot], num_elements: int = 0, lane: int = 0) -> None:
         """See ``Connection``."""
         num_bytes = max(len(payload), num_elements * _MIN_BYTES) if not slots else _MAX_BYTES_AHEAD + 1
-        while self.start is None and not self._may_send(num_elements, num_bytes):
+        held_bytes = len(payload) + sum([slot.num_bytes for slot in slots])
+        while self.start is None and not self._may_send(num_elements, num_bytes, held_bytes):
             self.receive(wait=True)
         if self.start is not None:
             for slot in slots:
@@ -208,9 +220,8 @@ class SocketConnection:
             slot = self._arena.allocate(length)
             self._arena.view(slot)[:] = memoryview(payload)
             slots, payload = [*slots, slot], b""
-        self._ahead.append((num_elements, num_bytes))
-        self._num_ahead += num_elements
-        self._bytes_ahead += num_bytes
+        self._ahead.append((num_elements, num_bytes, held_bytes))
+        self._count(num_elements, num_bytes, held_bytes)
         header = HEADER.pack(kind, is_shared, lane, self._generation, len(slots), length)
         try:
             self._socket.sendall(header + pack_slots(slots) + payload, _NO_SIGPIPE)
@@ -224,14 +235,25 @@ class SocketConnection:
 
     def close(self) -> None:
         self._socket.close()
+        while self._ahead:
+            self._take_off()
 
-    def _may_send(self, num_elements: int, num_bytes: int) -> bool:
-        return (
-            not self._num_ahead
-            or not num_elements
-            or self._num_ahead + num_elements <= self._buffer_size
-            or self._bytes_ahead + num_bytes <= _MAX_BYTES_AHEAD
-        )
+    def _may_send(self, num_elements: int, num_bytes: int, held_bytes: int) -> bool:
+        if not self._num_ahead or not num_elements:
+            return True
+        if self.frugal is not None and not self.frugal.affords(held_bytes):
+            return False
+        return self._num_ahead + num_elements <= self._buffer_size or self._bytes_ahead + num_bytes <= _MAX_BYTES_AHEAD
+
+    def _take_off(self) -> None:
+        num_elements, num_bytes, held_bytes = self._ahead.popleft()
+        self._count(-num_elements, -num_bytes, -held_bytes)
+
+    def _count(self, num_elements: int, num_bytes: int, held_bytes: int) -> None:
+        self._num_ahead += num_elements
+        self._bytes_ahead += num_bytes
+        if self.frugal is not None:
+            self.frugal.hold(held_bytes)
 
 
 class _Lane:
@@ -608,6 +630,7 @@ def made_worker(
             add_note(error, f"Raised in worker {index} of {count}, when it was started.")
         producer = Failed(error)
     producer.log = log
+    channel.frugal = producer if hasattr(producer, "hold") else None
     if turns is not None and hasattr(producer, "share"):
         producer.share(turns)
     return Worker(channel, encoder, producer, load, turns)

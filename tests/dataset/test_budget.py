@@ -105,6 +105,27 @@ def test_memory_stays_within_the_budget_whatever_sizes_elements_have(prefetches)
     assert num_bytes / 4 < live.most <= 1.1 * num_bytes + 4 * 1_000_000  # of four threads nobody knows what they will make
 
 
+def test_outputs_of_workers_that_wait_are_in_the_budget(tmp_path):
+    made, size = tmp_path / "made", 1 << 20
+
+    def make(x):
+        with made.open("ab") as file:
+            file.write(b".")
+        return np.full(size, x, np.uint8)
+
+    def num_made():
+        return made.stat().st_size if made.exists() else 0
+
+    ds = MapDataset.range(60).map(make).to_iter_dataset(ReadOptions(num_threads=0))
+    work = MultiprocessingOptions(num_workers=2, per_worker_buffer_size=100)
+    with within(ds.mp_prefetch(work), max_bytes_ahead=8 * size) as it:
+        for i in range(60):
+            assert next(it)[0] == i
+            wait_until(lambda i=i: num_made() >= min(60, i + 1 + 6))
+            # Four of each worker wait, one does not fit in, and the consumer's message that one was taken may be on its way.
+            assert num_made() <= i + 1 + 2 * (4 + 2)
+
+
 def test_what_is_rare_is_read_as_far_ahead_as_it_is_needed():
     read = [[], []]
     ds = mixed([lambda x: read[0].append(x) or x, lambda x: read[1].append(x) or x], [99, 1])
