@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -64,7 +64,7 @@ class LocalLanesIterator(InProcessIterator[T]):
 
     def _shard(self, it: DatasetIterator[Any]) -> Shard:
         share_threads(it, self._count)
-        return LocalLane(it)
+        return LocalLane(it, self._count)
 
     def __del__(self) -> None:
         pass  # what works in the background ends with the iterator that it works for
@@ -78,24 +78,47 @@ class LocalLanesIterator(InProcessIterator[T]):
 
 
 class LocalLane(Shard):
-    """Computes the elements of ``it`` in blocks that grow while they are quick."""
+    """Computes the elements of ``it``, each when its turn comes where that costs little.
 
-    def __init__(self, it: DatasetIterator[Any]) -> None:
+    Args:
+        it: the iterator of the lane.
+        num_lanes: how many lanes there are.
+    """
+
+    def __init__(self, it: DatasetIterator[Any], num_lanes: int) -> None:
         super().__init__()
         self._iterator = it
-        self._blocks = StatedBlocks(it)
+        self._num_lanes = num_lanes
+        self._begin()
+
+    def _begin(self) -> None:
+        self._blocks = StatedBlocks(self._iterator)
         self._block_size = BlockSize()
+        self._each: Any = self._blocks.each(_MAX_BLOCK)
 
     def start(self, state: Any) -> None:
         if state is not None:
             self._iterator.set_state(copied(state))
         self._iterator.start_prefetch()
 
+    def make_ready(self) -> bool:
+        if self._each is not None and not self.has_ended and self.failure is None:
+            for fetched in self._each:
+                self.ready.append(fetched)
+                return True
+            self._each = None
+        return False
+
     def fetch(self, num: int) -> None:
-        began, size = time.perf_counter(), self._block_size.now
-        elements, states, stop = self._blocks.take(size)
-        self._block_size.adapt(time.perf_counter() - began, size, _MAX_BLOCK, num=len(elements))
-        self.ready.extend(zip(elements, repeat(states), range(len(elements))))
+        if self.make_ready():
+            self.ready.extend(islice(self._each, (num - 1) // self._num_lanes))
+            return
+        stop, self._blocks.stopped = self._blocks.stopped, None
+        if stop is None:
+            began, size = time.perf_counter(), self._block_size.now if self._blocks.are_whole else 1
+            elements, states, stop = self._blocks.take(size)
+            self._block_size.adapt(time.perf_counter() - began, size, _MAX_BLOCK, num=len(elements))
+            self.ready.extend(zip(elements, repeat(states), range(len(elements))))
         if isinstance(stop, Exception):
             self.has_ended = isinstance(stop, StopIteration)
             self.failure = None if self.has_ended else partial(raised_again, stop, stop.__traceback__)
@@ -104,7 +127,7 @@ class LocalLane(Shard):
 
     def skip(self, state: Any) -> Any:
         skip_one(self._iterator)
-        self._blocks = StatedBlocks(self._iterator)
+        self._begin()
         return copied(snapshot(self._iterator))
 
     def close(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, Protocol
 
+from gristmill.core.pacing import BlockSize
 from gristmill.dataset.bases.feed import OneByOne, what_failed
 from gristmill.dataset.bases.iterator import (
     BlockIterator,
@@ -20,7 +21,7 @@ from gristmill.dataset.bases.iterator import (
     streaming_stages,
 )
 from gristmill.dataset.bases.node import parents_of
-from gristmill.dataset.states.values import LinearStates, copied
+from gristmill.dataset.states.values import Fetched, LinearStates, copied
 from gristmill.dataset.telling.failures import has_arrived, instead_of_stop
 
 _BLOCK_SECONDS = 0.001  # what there is after this time is given away
@@ -86,6 +87,7 @@ class StatedBlocks:
         self._is_new = True
         self._state: Any = None  # after the last element that was taken
         self.growing = _NOTHING  # what ``take`` is at
+        self.stopped: BaseException | None = None  # see ``each``
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         """Up to ``n`` elements, at least one if nothing is wrong; the states after them; and what came instead of the next one.
@@ -110,13 +112,53 @@ class StatedBlocks:
                 error = self._stream(sink, n)
                 if error is not None:
                     return self._arrived(error)
-            elif n > 1 and self._in_blocks and not self._stages:
+            elif n > 1 and self.are_whole:
                 self._take_block(sink, n)
         except Exception:
             pass  # it comes again when that element is computed alone
         except BaseException as error:
             return error
         return None if sink.num > before else self._take_singly(sink, n)
+
+    def each(self, most: int) -> Generator[Fetched, None, None]:
+        """The next elements, each computed when it is asked for, as long as nothing else comes.
+
+        Afterwards ``stopped`` is the error that came instead of the next one, if that is known; ``take`` goes on otherwise.
+        Whoever leaves off earlier closes this and calls ``go_back``. Sources that read many records at once are asked for
+        ``most`` at the most, the more the quicker they are.
+        """
+        self.stopped = None
+        self._begin()
+        size = BlockSize()
+        while can_stream(self._stages):
+            states, num, seconds, is_left = LinearStates(self._state, size.now), 0, 0.0, False
+            began = time.perf_counter()
+            try:
+                for element in stream_of(self._it, size.now):
+                    seconds = seconds or time.perf_counter() - began
+                    num += 1
+                    yield element, states, num - 1
+                    del element
+            except OneByOne:
+                pass
+            except GeneratorExit:  # of the garbage collector, too, when somebody else may be at the iterator
+                is_left = True
+                raise
+            except Exception as error:
+                self.stopped = self._arrived(error)
+                return
+            finally:
+                if num:
+                    self._state = states[num - 1]
+                if num < size.now and not is_left:
+                    self._stages = []  # there may be more of that
+                    self.go_back()
+            size.adapt(seconds, size.now, most)
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether ``take`` computes several elements at once, before the first of them is there."""
+        return self._in_blocks and not self._stages
 
     def _begin(self) -> None:
         if self._is_new:
@@ -143,7 +185,7 @@ class StatedBlocks:
                 self._state = states[sink.num - first - 1]
             if sink.num < first + num:
                 self._stages = []  # there may be more of that
-                self._go_to_state()
+                self.go_back()
         return None
 
     def _take_block(self, sink: Sink, n: int) -> None:
@@ -181,7 +223,7 @@ class StatedBlocks:
             element = self._it._take(1)
         except BaseException as error:
             if before is None:
-                self._go_to_state()
+                self.go_back()
             else:
                 return_to(self._it, before)
             return [], self._arrived(error)
@@ -213,7 +255,8 @@ class StatedBlocks:
         state = snapshot(self._it)
         return state if self._is_exact else copied(state)
 
-    def _go_to_state(self) -> None:
+    def go_back(self) -> None:
+        """Takes the iterator to where it is after the last element that was taken."""
         if self._state is not None:
             self._it._restore(self._state if self._is_exact else copied(self._state))
 

@@ -13,10 +13,11 @@ _BLOCK_SIZE = 128
 
 
 class Lookahead:
-    """Reads an iterator in blocks, for whoever cannot know beforehand how many elements an output takes.
+    """Reads an iterator for whoever cannot know beforehand how many elements an output takes.
 
-    Nothing is read before it is asked for, and never more ahead than a block, or what a millisecond gives. After an interrupt in
-    the middle of a method this is of no use any more: set the iterator back, and make a new one.
+    No element is computed before it is asked for, but where stages compute only whole blocks: then never more than a block ahead,
+    or what a millisecond gives. After an interrupt in the middle of a method this is of no use any more: set the iterator back,
+    and make a new one.
 
     Args:
         it: the iterator, which nobody else moves from now on.
@@ -27,6 +28,7 @@ class Lookahead:
         self.has_failed = False  # the last call of ``block`` raised what the iterator had raised; else it was interrupted
         self._it = it
         self._blocks: StatedBlocks | None = None
+        self._each: Any = None  # what gives one element after the other
         self._elements: list[Any] = []
         self._states: Sequence[Any] = ()  # after each
         self._before: Any = None  # the state before them
@@ -59,13 +61,10 @@ class Lookahead:
             return self._elements[self.position :]
         if self._failure is None:
             if self._blocks is None:
-                self._before, self._blocks = snapshot(self._it), StatedBlocks(self._it)
-            else:
-                self._before = self.state
-            self._num_before, self.position = self.num_passed, 0
-            self._elements, self._states, self._failure = self._blocks.take(_BLOCK_SIZE)
-            if self._elements:
-                return self._elements
+                self._begin(snapshot(self._it))
+            elements = self._next()
+            if elements:
+                return elements
         failure, self._failure = self._failure, None
         if isinstance(failure, StopIteration):
             return []
@@ -79,9 +78,39 @@ class Lookahead:
     def skip(self) -> None:
         """Passes the next element, whether or not it fails."""
         if self.position == len(self._elements):
+            if self._each is not None and self._blocks is not None:
+                self._each.close()
+                self._blocks.go_back()
             skip_one(self._it)
-            self._before, self._blocks = copied(snapshot(self._it)), StatedBlocks(self._it)
-            self._num_before, self.position = self.num_passed + 1, 0
-            self._elements, self._states, self._failure = [], (), None
+            self._num_before += 1
+            self._begin(copied(snapshot(self._it)))
         else:
             self.position += 1
+
+    def _begin(self, state: Any) -> None:
+        """Goes on where the iterator is, which is in ``state``."""
+        self._num_before, self.position = self.num_passed, 0
+        self._before, self._blocks, self._failure = state, StatedBlocks(self._it), None
+        self._elements, self._states = [], ()
+        self._each = self._blocks.each(_BLOCK_SIZE)
+
+    def _next(self) -> list[Any]:
+        """One more element, or several where they are computed at once; none before ``_failure``."""
+        assert self._blocks is not None
+        for element, states, _ in self._each or ():
+            if states is not self._states:
+                self._begin_block([], states)
+            self._elements.append(element)
+            return [element]
+        self._each = None
+        self._failure, self._blocks.stopped = self._blocks.stopped, None
+        if self._failure is None:
+            elements, states, self._failure = self._blocks.take(_BLOCK_SIZE if self._blocks.are_whole else 1)
+            self._begin_block(elements, states)
+            return elements
+        return []
+
+    def _begin_block(self, elements: list[Any], states: Sequence[Any]) -> None:
+        self._before = self.state
+        self._num_before, self.position = self.num_passed, 0
+        self._elements, self._states = elements, states

@@ -33,6 +33,10 @@ class Member:
         self.failure: Failure | None = None
         self.has_ended = False
 
+    def make_ready(self) -> bool:
+        """Gets one more element ready, if that is all there is to it; false: it is left to ``_fetch``."""
+        return False
+
     def clear(self) -> None:
         """Forgets what was fetched."""
         self.ready.clear()
@@ -136,9 +140,11 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
             return []
         slot = self._slot
         after, member = self._after[slot], self._members.get(self._indices[slot])
-        if member is None or not member.ready or after is None or self._exhausted[slot]:
+        if member is None or after is None or self._exhausted[slot]:
             return []
         try:
+            if not member.ready and not member.make_ready():
+                return []
             element, states, which = member.ready[0]
             self._after[slot] = states, which
             self._slot = (slot + 1) % self._cycle_length

@@ -4,17 +4,19 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import computing_ahead
+import numpy as np
 import pytest
-from computing_ahead import Failing, Watched, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
+from computing_ahead import DIRECT, Failing, Watched, fails, no_threads_left, numbers, wait_for_no_threads, working  # noqa: F401
 from refusing import assert_raises
 from waiting import PATIENCE_SECONDS, wait_until
 
-from gristmill import MapDataset, ReadOptions
+from gristmill import MapDataset, MultiprocessingOptions, ReadOptions
 from gristmill.dataset.ahead import blocks as stated_blocks
 from gristmill.dataset.ahead import budget, readahead
 from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.readahead import ReadAhead
+from gristmill.experimental import ConcatThenSplitIterDataset
 
 
 @pytest.fixture(autouse=True)
@@ -220,3 +222,27 @@ def test_slow_elements_do_not_wait_for_each_other(monkeypatch):
     monkeypatch.setattr(stated_blocks, "_BLOCK_SECONDS", -1.0)  # those that are computed singly are given away at once
     assert len(StatedBlocks(iter(numbers(40).batch(3))).take(9)[0]) == 1
     assert len(StatedBlocks(iter(numbers(40, fn=str))).take(9)[0]) == 9
+
+
+@pytest.mark.parametrize("reads", [DIRECT, ReadOptions(1, 1)], ids=["direct", "thread"])
+@pytest.mark.parametrize(
+    ("make", "per_output", "more"),
+    [
+        (lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=1)), 1, 0),
+        (lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)), 1, 0),
+        (lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)).batch(6), 6, 0),
+        (lambda ds: ConcatThenSplitIterDataset(ds, length_struct={"x": 8}), 4, 1),  # one does not fit
+    ],
+    ids=["lane", "lanes", "batches of lanes", "packing"],
+)
+def test_no_output_waits_for_elements_that_it_does_not_need(make, per_output, more, reads):
+    passed = []
+
+    def note(x):
+        passed.append(x)
+        return {"x": np.full(2, x)}
+
+    it = iter(make(MapDataset.range(500).to_iter_dataset(reads).map(note)))
+    for i in range(1, 70):
+        next(it)
+        assert len(passed) == per_output * i + more
