@@ -39,7 +39,7 @@ from gristmill.workers.messages import FORK, FORK_REQUEST, KILL_REQUEST, RECORD
 from gristmill.workers.setup import preloaded
 from gristmill.workers.starts import interpreter, start_boot
 
-_BIRTH_SECONDS = 1.0  # that somebody who wants to know the id of a worker waits for its birth
+_BIRTH_SECONDS = 10.0  # that somebody who wants to know the id of a worker waits for its birth
 _STREAMS = (1, 2)
 # What a process inherits from the thread that starts it: masks, limits, rights.
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_a", "Mems_a")
