@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gristmill.samplers import IterableSampler as IterableSampler
     from gristmill.sharding import even_split as even_split
     from gristmill.transforms import MapWithIndex as MapWithIndex
+    from gristmill.transforms.length_buckets import bucket_boundaries as bucket_boundaries
 
 _MODULES = frozenset(
     {
@@ -72,6 +73,7 @@ _NAMES = {
     "RecordMetadata": "gristmill.core.record",
     "__version__": "gristmill.core.version",
     "__version_info__": "gristmill.core.version",
+    "bucket_boundaries": "gristmill.transforms.length_buckets",
     "config": "gristmill.core.config",
     "dataset_length": "gristmill.dataset.bases.length",
     "diagnose": "gristmill.diagnostics",

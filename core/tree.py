@@ -49,6 +49,23 @@ def leaf_paths(tree: Any) -> list[str]:
     return list(_paths(tree))
 
 
+def with_nones_as(tree: Any, value: Any) -> Any:
+    """``tree`` with ``value``, a leaf, in place of every ``None`` in its dicts, lists and tuples.
+
+    Example:
+        >>> with_nones_as({"a": None, "b": (1, None)}, "nothing")
+        {'a': 'nothing', 'b': (1, 'nothing')}
+    """
+    if tree is None:
+        return value
+    found = _children(tree)
+    if found is None:
+        return tree
+    meta, children = found
+    structure = _Node((type(tree), meta, len(children), *[_LEAF] * len(children)))
+    return _unflatten(structure, iter([with_nones_as(child, value) for child in children]))
+
+
 def _jax_tree_util() -> Any:
     # A module still being imported by another thread has no tree_util yet.
     jax = sys.modules.get("jax")

@@ -578,6 +578,69 @@ class IterDatasetMeta(_DatasetMeta):
         return MixedIterDataset(datasets, weights)
 
 
+class MapBucketMethods(Generic[T_co]):
+    """Batches by length."""
+
+    def bucket_batch(
+        self,
+        lengths: Any,
+        boundaries: int | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        batch_sizes: int | Sequence[int] | None = None,
+        window: int = 65_536,
+        seed: int | None = None,
+        pad_to: Any = "boundary",
+        pad_value: Any = 0,
+        drop_remainder: bool = False,
+        on_long: Literal["raise", "truncate", "drop"] = "raise",
+        with_lengths: bool = False,
+        shard_options: ShardOptions | None = None,
+    ) -> MapDataset[Any]:
+        """Returns batches of elements of similar lengths, padded to a few shapes. Only lengths are read to plan them.
+
+        An addition to Grain's methods. Within each window of the order of ``self`` elements go into buckets, and these are cut
+        into batches, which are permuted; what is left goes on into the next window. Laws: every element is in one batch of its
+        epoch; which are in batch ``i`` follows from ``i``; batch ``i`` of every shard is of the same bucket and has the same
+        shapes, and the rows of all shards, one after the other, are the batch of one that has all.
+
+        Args:
+            lengths: non-negative integers, an array or memory map; ``None``: the attribute ``lengths`` of the source. One for
+                each record of the source, wherever ``shuffle``, a slice and the like have it; of each element of a ``zip``.
+            boundaries: the greatest length of each bucket, increasing; or a number of buckets, whose boundaries are those that
+                leave the least padding (``bucket_boundaries``), up to the greatest length or ``max_tokens``.
+            max_tokens, batch_sizes: rows of a batch, of all shards together: as many as there are boundaries of its bucket in
+                ``max_tokens``, in multiples of the number of shards; or one number for each bucket, or for all.
+            window: how many elements are looked at together, at least 1.
+            seed: of the order of batches, an unsigned 32-bit integer; by default derived from ``ds.seed(...)``, or 0.
+            pad_to: what the first axis of leaves is padded to: ``"boundary"``; ``"longest"``, the greatest length in the batch; a
+                number of cells; ``None`` for leaves of one shape. For all, or a pytree like the elements, with one for each leaf.
+                For the first two, that axis must have the length of the record. Leaves without axes are not padded.
+            pad_value: what unused cells are filled with, as for ``batch_and_pad``: for all leaves, or a pytree like the elements.
+            drop_remainder: leave out the batches with fewer rows at the end of an epoch, at most one for each bucket.
+            on_long: whether elements longer than the last boundary are an error when the dataset is made, or cut to it (leaves
+                that have their length), or left out. ``num_long`` of the dataset is how many there are.
+            with_lengths: return pairs, of the batch and an ``int32`` array of the length of each row. Batches with fewer rows are
+                filled up with rows of length 0, so that there is one shape for each bucket.
+            shard_options: this shard and how many there are; by default only one. Several need one of the two above.
+
+        Raises:
+            TypeError: an argument has the wrong type, or not one of ``max_tokens`` and ``batch_sizes`` is given.
+            ValueError: a number is out of range or does not fit the others; elements are too long; or those of an epoch are not
+                those of others, as in a mixture. When an element is read: a leaf does not have the length of its record.
+
+        Example:
+            >>> records = [np.arange(n) for n in (3, 1, 8, 2, 7)]
+            >>> ds = MapDataset.source(records).bucket_batch([3, 1, 8, 2, 7], [4, 8], batch_sizes=2)
+            >>> [batch.shape for batch in ds]
+            [(2, 4), (1, 4), (2, 8)]
+        """
+        from gristmill.dataset.stages.bucket_batch import BucketBatchMapDataset
+
+        given = (max_tokens, batch_sizes, window, seed, pad_to, pad_value, drop_remainder, on_long, with_lengths, shard_options)
+        return BucketBatchMapDataset(self, lengths, boundaries, *given)
+
+
 class IterElementMethods(Generic[T_co]):
     """What becomes of each element."""
 
@@ -895,6 +958,57 @@ class IterSequenceMethods(Generic[T_co]):
         from gristmill.dataset.stages.zip import ZipIterDataset
 
         return ZipIterDataset([self, *others], strict=strict)
+
+
+class IterBucketMethods(Generic[T_co]):
+    """Batches by length."""
+
+    def bucket_batch(
+        self,
+        length_fn: Callable[[Any], int],
+        boundaries: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        batch_sizes: int | Sequence[int] | None = None,
+        pad_to: Any = "boundary",
+        pad_value: Any = 0,
+        drop_remainder: bool = False,
+        on_long: Literal["raise", "truncate", "drop"] = "raise",
+        with_lengths: bool = False,
+    ) -> IterDataset[Any]:
+        """Returns a dataset of batches of elements of similar lengths, padded to a few shapes.
+
+        An addition to Grain's methods. Elements go into buckets as they come; a bucket is given out as a batch when it is full,
+        and at the end what is left in each. Under ``mp_prefetch`` and ``global_batch`` each lane has buckets of its own. Several
+        hosts do *not* meet the same bucket in the same step: that needs lengths that are known beforehand, see
+        ``MapDataset.bucket_batch``.
+
+        State: the parent's before the oldest element that is held, how many were read since, and which of them are held. They are
+        read again when it is restored; a bucket that seldom gets full makes that long.
+
+        Args:
+            length_fn: gives the length of an element, a non-negative integer. ``None`` is passed over, and is no element.
+            boundaries: the greatest length of each bucket, increasing. ``bucket_boundaries`` chooses them by some lengths.
+            max_tokens, batch_sizes: as for ``MapDataset.bucket_batch``, one of them.
+            pad_to, pad_value, with_lengths: as for ``MapDataset.bucket_batch``.
+            drop_remainder: leave out the batches with fewer rows at the end.
+            on_long: what becomes of elements that are longer than the last boundary: an error when one comes, or they are cut to
+                it, or left out. ``num_long`` of the iterator, and in its state, is how many have come.
+
+        Raises:
+            TypeError: an argument has the wrong type, or neither or both of ``max_tokens`` and ``batch_sizes`` are given.
+            ValueError: a number is out of range or does not fit the others. When iterating, an element is too long, or has a leaf
+                that does not have its length.
+
+        Example:
+            >>> records = MapDataset.source([np.arange(n) for n in (3, 1, 8, 2, 7)]).to_iter_dataset()
+            >>> [batch.shape for batch in records.bucket_batch(len, [4, 8], max_tokens=16)]
+            [(2, 8), (3, 4)]
+        """
+        from gristmill.dataset.stages.bucket_batch import BucketBatchIterDataset
+
+        given = (max_tokens, batch_sizes, pad_to, pad_value, drop_remainder, on_long, with_lengths)
+        return BucketBatchIterDataset(self, length_fn, boundaries, *given)
 
 
 class IterAheadMethods(Generic[T_co]):

@@ -45,3 +45,24 @@ def chosen(proportions, k):
             return j, b - d - 1
         a, b, total = c, d, rest
     raise AssertionError
+
+
+def bucket_batches(epoch, lengths, boundaries, sizes, window, seed, drop=False):
+    """The batches of an epoch, one window after the other: the bucket of each, and the positions in the epoch of its elements.
+
+    ``lengths`` are those of the elements in the order of the epoch; longer ones than the last boundary are left out.
+    """
+    held, batches = [[] for _ in boundaries], []
+    num_windows = -(-len(lengths) // window)
+    for w in range(num_windows):
+        for position in range(w * window, min((w + 1) * window, len(lengths))):
+            bucket = next((b for b, boundary in enumerate(boundaries) if lengths[position] <= boundary), None)
+            if bucket is not None:
+                held[bucket].append(position)
+        ready = []
+        for b, size in enumerate(sizes):
+            while len(held[b]) >= size or (held[b] and w + 1 == num_windows and not drop):
+                ready.append((b, held[b][:size]))
+                held[b] = held[b][size:]
+        batches += [ready[i] for i in window_order(len(ready), seed + epoch * num_windows + w)[::-1]]
+    return batches

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from gristmill.core import tree
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.transforms.base import check_batch_size
-from gristmill.transforms.batching import ends_in_nul, stack
+from gristmill.transforms.batching import ends_in_nul, leaf_path, stack
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0, with_mask: bool = False) -> Any:
@@ -58,30 +59,54 @@ batch_and_pad.__dict__["output_spec"] = _output_spec
 
 def _padding(value: Any, pad_value: Any) -> Any:
     """An element like ``value`` that is filled with ``pad_value``."""
-    flatten = tree.flattener()
-    leaves, structure = flatten(value)
-    pads, pad_structure = flatten(pad_value)
+    leaves, structure = tree.flattener()(value)
+    pads = pad_values(pad_value, structure, len(leaves), value)
+    padding = [
+        filled(np.shape(leaf), pad, dtype_of(leaf), partial(leaf_path, value, i))
+        for i, (leaf, pad) in enumerate(zip(leaves, pads, strict=True))
+    ]
+    return tree.unflatten(structure, padding)
+
+
+def pad_values(pad_value: Any, structure: Any, num: int, value: Any) -> list[Any]:
+    """What each of the ``num`` leaves of elements like ``value`` is padded with.
+
+    Raises:
+        ValueError: ``pad_value`` is neither one value nor of the ``structure`` of the elements.
+    """
+    pads, pad_structure = tree.flattener()(pad_value)
     if len(pads) == 1 and pads[0] is pad_value:
-        pads = [pad_value] * len(leaves)
-    elif pad_structure != structure:
+        return [pad_value] * num
+    if pad_structure != structure:
         raise ValueError(
             "pad_value must be one value, or have the structure of the elements with a value for each leaf; "
             f"got {pad_value!r:.200} for elements like {value!r:.100}"
         )
-    padding = []
-    for i, (leaf, pad) in enumerate(zip(leaves, pads, strict=True)):
-        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-        try:
-            padding.append(_filled(np.shape(leaf), pad, dtype))
-        except (ValueError, TypeError, OverflowError) as error:
-            kind = OverflowError if isinstance(error, OverflowError) else ValueError
-            path = tree.leaf_paths(value)[i]
-            which = f"leaf {path}" if path else "the elements"
-            raise kind(
-                f"pad_value must be a value that {which} of dtype {dtype} can hold, got {pad!r:.100}; "
-                "it may be a pytree like the elements, with a value for each leaf"
-            ) from error
-    return tree.unflatten(structure, padding)
+    return pads
+
+
+def dtype_of(leaf: Any) -> np.dtype[Any]:
+    """That of the array that a leaf is or becomes."""
+    dtype: np.dtype[Any] = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+    return dtype
+
+
+def filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any], path: Callable[[], str]) -> np.ndarray[Any, Any]:
+    """An array of ``pad``, for the leaf at ``path``.
+
+    Raises:
+        ValueError: the dtype cannot hold it without changing it by more than rounding; names the leaf.
+        OverflowError: it is an integer out of range.
+    """
+    try:
+        return _filled(shape, pad, dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        kind = OverflowError if isinstance(error, OverflowError) else ValueError
+        which = f"leaf {path()}" if path() else "the elements"
+        raise kind(
+            f"pad_value must be a value that {which} of dtype {dtype} can hold, got {pad!r:.100}; "
+            "it may be a pytree like the elements, with a value for each leaf"
+        ) from error
 
 
 def _filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gristmill.dataset.ahead.blocks import StatedBlocks
@@ -41,6 +41,14 @@ class Lookahead:
         if self._blocks is None:
             return copied(snapshot(self._it))
         return copied(self._states[self.position - 1] if self.position else self._before)
+
+    def state_later(self) -> Callable[[], Any]:
+        """What gives ``state`` as it is now, whenever it is asked: of few elements it is wanted."""
+        if self._blocks is None:
+            state = self.state
+            return lambda: state
+        states, position, before = self._states, self.position, self._before
+        return lambda: copied(states[position - 1] if position else before)
 
     @property
     def num_passed(self) -> int:

@@ -13,7 +13,13 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown, exact_length, length_hint
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, as_parents
-from gristmill.dataset.methods import IterAheadMethods, IterDatasetMeta, IterElementMethods, IterSequenceMethods
+from gristmill.dataset.methods import (
+    IterAheadMethods,
+    IterBucketMethods,
+    IterDatasetMeta,
+    IterElementMethods,
+    IterSequenceMethods,
+)
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -23,6 +29,7 @@ class IterDataset(
     DatasetNode,
     IterElementMethods[T_co],
     IterSequenceMethods[T_co],
+    IterBucketMethods[T_co],
     IterAheadMethods[T_co],
     grain_names.IterDataset,
     metaclass=IterDatasetMeta,

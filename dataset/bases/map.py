@@ -19,7 +19,7 @@ from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, reads_once, spec_of_first_parent
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
 from gristmill.dataset.bases.origins import Part, RecordKey
-from gristmill.dataset.methods import MapDatasetMeta, MapElementMethods, MapSequenceMethods
+from gristmill.dataset.methods import MapBucketMethods, MapDatasetMeta, MapElementMethods, MapSequenceMethods
 from gristmill.dataset.telling.failures import instead_of_stop, tell, told
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.sources.reading import may_be_read_again
@@ -33,7 +33,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 @with_hints(OF_MAP_DATASETS)
 class MapDataset(
-    DatasetNode, MapElementMethods[T_co], MapSequenceMethods[T_co], grain_names.MapDataset, metaclass=MapDatasetMeta
+    DatasetNode,
+    MapElementMethods[T_co],
+    MapSequenceMethods[T_co],
+    MapBucketMethods[T_co],
+    grain_names.MapDataset,
+    metaclass=MapDatasetMeta,
 ):
     """A lazily computed sequence with random access: ``ds[i]`` is the element at ``i``, ``len(ds)`` the length of an epoch.
 
@@ -129,6 +134,10 @@ class MapDataset(
     def _origins(self, index: int) -> Iterable[Part | RecordKey]:
         """What the element at ``index`` is made of; nothing if that is not known, as of users' datasets."""
         return ()
+
+    def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
+        """Of which dataset, and where, each element at ``indices`` is one, changed or not; ``None`` if there is none such."""
+        return (self._parents[0], indices) if type(self)._origins is _same_index else None
 
     def _divided(self, division: Division) -> Any:
         """What a worker has in place of this dataset, from which a stream is made."""
@@ -249,6 +258,9 @@ class ReindexMapDataset(BlockMapDataset[T]):
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parent, self._reindex(index))]
 
+    def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
+        return self._parents[0], self._moved(indices)
+
     def _moved(self, indices: Indices) -> Indices:
         moved = self._reindex_range(indices) if isinstance(indices, range) and len(indices) > 1 else None
         result: Indices = self._reindex(as_array(indices, self._limit)) if moved is None else moved
@@ -288,6 +300,13 @@ def _as_index(index: Any) -> int:
 def source_reads_once(source: Any) -> bool:
     """Whether ``source`` may not give the same record again."""
     return reads_once(source) if isinstance(source, DatasetNode) else not may_be_read_again(source)
+
+
+def farthest_behind(ds: MapDataset[Any], indices: Indices) -> tuple[MapDataset[Any], Indices]:
+    """The farthest dataset upstream of which every element of ``ds`` is one, and where those at ``indices`` are in it."""
+    while (found := ds._behind(indices)) is not None:
+        ds, indices = found
+    return ds, indices
 
 
 def stream_elements(ds: MapDataset[Any], feed: Feed) -> Iterator[Any]:

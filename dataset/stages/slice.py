@@ -11,7 +11,7 @@ from gristmill.core.errors import SliceTypeError, as_int
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.length import Infinite, Length, num_elements
-from gristmill.dataset.bases.map import BlockMapDataset, ReindexMapDataset, not_over_a_part, stream_elements
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, ReindexMapDataset, not_over_a_part, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters
@@ -119,6 +119,9 @@ class ReindexedMapDataset(BlockMapDataset[T]):
 
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parent, self._moved([index])[0])]
+
+    def _behind(self, indices: Indices) -> tuple[MapDataset[Any], Indices] | None:
+        return self._parents[0], self._moved(indices)
 
     def _moved(self, indices: Indices) -> list[int]:
         length = len(self._indices)

@@ -84,6 +84,11 @@ class SourceMapDataset(BlockMapDataset[T]):
         """The source's ``paths``, if it has any."""
         return getattr(self._source, "paths", [])
 
+    @property
+    def lengths(self) -> Any:
+        """The source's ``lengths``, one for each record, if it has any."""
+        return getattr(self._source, "lengths", None)
+
     def _block(self, indices: Indices) -> list[Any]:
         try:
             return read_keys(self._source, wrap_keys(self._source, as_ints(indices)))

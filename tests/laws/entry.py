@@ -59,6 +59,10 @@ def is_big(x: Any) -> bool:
     return x is None or x > 4
 
 
+def repeated(n: int | None) -> Any:
+    return None if n is None else np.full(n, n)
+
+
 def unless_none(x: Any) -> Any:
     return "none" if x is None else x
 

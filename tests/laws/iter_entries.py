@@ -17,6 +17,7 @@ from entry import (
     is_big,
     not_multiple_of_three,
     pair,
+    repeated,
     unless_none,
 )
 from files_of_laws import Stream, number, records_file, rows_file, size
@@ -88,6 +89,15 @@ def doubled_pairs(records: Any) -> Any:
 
 def letters(x: int | None) -> str:
     return "none" if x is None else "abc"[: x % 3]
+
+
+def bucketed(ds: IterDataset[Any], boundaries: list[int], batch_sizes: Any, **options: Any) -> IterDataset[Any]:
+    return ds.map(repeated).bucket_batch(len, boundaries, batch_sizes=batch_sizes, **options)
+
+
+def padded(num_cells: int, *rows: int) -> Any:
+    """A batch of ``repeated`` elements, cut to ``num_cells`` or padded with zeros."""
+    return np.array([[n] * min(n, num_cells) + [0] * (num_cells - n) for n in rows])
 
 
 def drop_all(x: Any) -> tuple[()]:
@@ -380,6 +390,21 @@ _ROWS: list[tuple[Any, ...]] = [
     ("rebatch_same", lambda: numbers(n=8).batch(4).rebatch(4), arrays(8, 4)),
     ("rebatch_pairs", lambda: numbers(n=5).map_with_index(pair).batch(3).rebatch(2), [(part, part) for part in arrays(5, 2)]),
     ("rebatch_dropping", lambda: filtered(DIRECT).batch(2).rebatch(4), [*map(np.array, cut(_PRESENT, 4))]),
+    (
+        "bucket_batch",
+        lambda: bucketed(numbers(THREADED), [3, 6, 10], [3, 2, 3]),
+        [padded(*row) for row in ((3, 0, 1, 2), (6, 4, 5), (10, 7, 8, 9), (3, 3), (6, 6), (10, 10))],
+    ),
+    (
+        "bucket_batch_lengths",
+        lambda: bucketed(sparse(), [2, 5], 2, on_long="truncate", with_lengths=True),
+        [(padded(n, *rows), np.minimum(rows, n).astype(np.int32)) for n, *rows in ((2, 1, 2), (5, 4, 5), (5, 7, 8), (5, 10, 0))],
+    ),
+    (
+        "bucket_batch_drop",
+        lambda: bucketed(filtered(), [1, 5], [5, 3], on_long="drop", drop_remainder=True, pad_to="longest"),
+        [padded(5, 2, 4, 5)],
+    ),
     ("cache", lambda: numbers(THREADED).cache(), _ALL, True),
     ("cache_nones", lambda: sparse().cache(), _SPARSE, True),
     ("cache_nothing", lambda: numbers(n=0).cache(), []),

@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-from entry import Fan, MapEntry, Vectored, add_ten, draw, drop_threes, fan, not_multiple_of_three, pair
-from formulas import chosen, shuffled, stream, window_shuffled
+from entry import Fan, MapEntry, Vectored, add_ten, draw, drop_threes, fan, not_multiple_of_three, pair, repeated
+from formulas import bucket_batches, chosen, shuffled, stream, window_shuffled
 
 from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding, ShardOptions
@@ -105,6 +105,27 @@ def unless_three(i: int, x: Any) -> Any:
     return None if ten(i) % 3 == 0 else x
 
 
+def bucketed(window: int, **options: bool) -> MapDataset[Any]:
+    return (
+        tens()
+        .shuffle(seed=3)
+        .map(repeated)
+        .bucket_batch(range(10), [3, 6, 9], batch_sizes=[3, 2, 2], window=window, seed=SEED, **options)
+    )
+
+
+def bucketed_at(i: int, window: int, drop: bool) -> Any:
+    num = 3 if drop else 6
+    epoch, position = divmod(i, num)
+    lengths = [shuffled(k, 10, 3) % 10 for k in range(epoch * 10, epoch * 10 + 10)]
+    bucket, rows = bucket_batches(epoch, lengths, [3, 6, 9], [3, 2, 2], window, SEED, drop)[position]
+    of_rows = [lengths[row] for row in rows]
+    batch = np.zeros((len(rows) if drop else [3, 2, 2][bucket], [3, 6, 9][bucket]), np.int64)
+    for row, n in zip(batch, of_rows, strict=False):
+        row[:n] = n
+    return batch if drop else (batch, np.array(of_rows + [0] * (len(batch) - len(rows)), np.int32))
+
+
 _ROWS: list[tuple[Any, ...]] = [
     ("range", lambda: _range(2, 20, 3), lambda i: 2 + (i % 6) * 3, 6),
     ("range_down", lambda: _range(5, -6, -2), lambda i: 5 - (i % 6) * 2, 6),
@@ -192,5 +213,9 @@ _ROWS: list[tuple[Any, ...]] = [
         5,
         False,
     ),
+]
+_ROWS += [
+    ("bucket_batch", lambda: bucketed(4, drop_remainder=True), lambda i: bucketed_at(i, 4, True), 3),
+    ("bucket_batch_lengths", lambda: bucketed(99, with_lengths=True), lambda i: bucketed_at(i, 99, False), 6),
 ]
 MAP_ENTRIES = [MapEntry(*row) for row in _ROWS]
