@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gristmill.core.indices import Indices
+from gristmill.core.indices import Indices, as_array
 from gristmill.core.permutation import shuffled_order
 from gristmill.dataset.bases.map import MapDataset, farthest_behind
 from gristmill.dataset.telling.origin import origin
@@ -209,7 +209,7 @@ class BucketPlan:
     def _keys(self, indices: Indices) -> NDArray[np.int64]:
         """Where the lengths of the elements at ``indices`` are."""
         _, found = farthest_behind(self._ds, indices)
-        keys = np.asarray(found) % len(self._lengths)
+        keys = as_array(found, 2**63 - 1) % len(self._lengths)
         return keys.astype(np.int64, copy=False)
 
     def _count(self) -> tuple[NDArray[np.int64], int]:
