@@ -69,8 +69,10 @@ class Lengths:
         raise ValueError(f"no record is longer than {longest}")
 
     def __getstate__(self) -> Any:
-        values = self.values
-        if isinstance(values, np.memmap) and isinstance(values.base, mmap.mmap) and values.filename is not None:
+        values: Any = self.values
+        if (
+            isinstance(values, np.memmap) and isinstance(values.base, mmap.mmap) and values.filename is not None
+        ):  # all of the file
             return self.longest, (values.filename, values.dtype, "r", values.offset, values.shape)
         return self.longest, values.astype(np.min_scalar_type(self.longest))
 

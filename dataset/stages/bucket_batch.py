@@ -17,7 +17,7 @@ from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.ahead.lookahead import Lookahead
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate
-from gristmill.dataset.bases.length import Length, at_most, num_elements
+from gristmill.dataset.bases.length import Infinite, Length, at_most, num_elements
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part, read
 from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
 from gristmill.dataset.bases.origins import Part
@@ -134,6 +134,8 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
                 f"cannot batch after {sparse[0]}: it may leave out elements, and batches by index would have holes. "
                 "Call to_iter_dataset() before bucket_batch(), with a function that gives the length of an element"
             )
+        if isinstance(num_elements(parent), Infinite):
+            raise ValueError(f"cannot plan batches of {parent}, which is endless: call repeat() after bucket_batch()")
         check_on_long(on_long)
         shard = NoSharding() if shard_options is None else shard_options
         if not isinstance(shard, ShardOptions):

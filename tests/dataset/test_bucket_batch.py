@@ -286,5 +286,6 @@ def test_wrong_arguments():
     ):
         assert_raises(error, match, ds.bucket_batch, *args, **options)
     assert_raises(ValueError, "may leave out elements", ds.filter(bool).bucket_batch, [1] * 4, [1], **two)
+    assert_raises(ValueError, "is endless: call repeat", ds.repeat().bucket_batch, [1] * 4, [1], **two)
     assert_raises(TypeError, "boundaries must be a sequence", ds.to_iter_dataset().bucket_batch, len, 3, **two)
     assert list(MapDataset.source([]).bucket_batch([], [3], **two)) == []
