@@ -165,7 +165,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
                 f"{text}: lengths[{key}] is {length}, for one. Pass on_long='truncate' or 'drop', or boundaries up to the "
                 f"greatest length, {given.lengths.longest}"
             )
-        _log.warning("%s and are %s", text, "truncated to it" if given.keeps_long else "dropped")
+        _log.warning("%s, and are %s", text, "truncated to it" if given.keeps_long else "dropped")
 
     @property
     def num_long(self) -> int:
