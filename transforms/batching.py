@@ -18,7 +18,7 @@ _MAX_OTHERS = 1 << 28  # and those beside the last one have no more bytes than t
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
 _SAME_STRUCTURE = "Expected all input elements to have the same structure but"  # Grain's words, which programs look for
-_LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
+LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
 
 # A count of references tells who sees a buffer only where there is a global interpreter lock to hold meanwhile.
 _CAN_REUSE = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -103,9 +103,9 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     first = values[0]
     kind = type(first)
     # Flat dicts, tuples and bare leaves of well-known types need no general traversal.
-    if kind in _LEAF_TYPES:
+    if kind in LEAF_TYPES:
         types = set(map(type, values))
-        if types <= _LEAF_TYPES:
+        if types <= LEAF_TYPES:
             return _stack_leaf(values, types, allocate, lambda: "")
     elif kind is dict and first and all([type(v) is dict and v.keys() == first.keys() for v in values]):
         try:
@@ -114,7 +114,7 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
             return _stack_tree(values, allocate)
         columns = [[v[key] for v in values] for key in keys]
         types_of = [set(map(type, column)) for column in columns]
-        if all([types <= _LEAF_TYPES for types in types_of]):
+        if all([types <= LEAF_TYPES for types in types_of]):
             return {
                 key: _stack_leaf(column, types, allocate, partial(_key_path, key))
                 for key, column, types in zip(keys, columns, types_of, strict=True)
@@ -122,7 +122,7 @@ def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
     elif kind is tuple and first and all([type(v) is tuple and len(v) == len(first) for v in values]):
         columns = [[v[i] for v in values] for i in range(len(first))]
         types_of = [set(map(type, column)) for column in columns]
-        if all([types <= _LEAF_TYPES for types in types_of]):
+        if all([types <= LEAF_TYPES for types in types_of]):
             return tuple(
                 [
                     _stack_leaf(column, types, allocate, partial(_key_path, i))

@@ -13,7 +13,7 @@ from gristmill.core import tree
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import add_note, as_int
 from gristmill.core.state import shown
-from gristmill.transforms.batching import Allocate, check_kinds, leaf_path, stack
+from gristmill.transforms.batching import LEAF_TYPES, Allocate, check_kinds, leaf_path, stack
 from gristmill.transforms.padding import dtype_of, filled, pad_values
 
 _KEEP = "keep"  # stands for ``None``, which is no leaf
@@ -70,14 +70,12 @@ class Padding:
             ValueError: structures or shapes do not agree, a leaf is longer than what it is padded to, or not of its record's
                 length; names the leaf.
         """
-        flatten = tree.flattener()
-        first, structure = flatten(elements[0])
-        columns = [first, *[_leaves_like(flatten, structure, elements, i) for i in range(1, len(elements))]]
-        targets = self._per_leaf(structure, len(first), elements[0])
-        pads = pad_values(self._pad_value, structure, len(first), elements[0])
+        columns, structure = _columns(elements)
+        targets = self._per_leaf(structure, len(columns), elements[0])
+        pads = pad_values(self._pad_value, structure, len(columns), elements[0])
         leaves = []
-        for i, (target, pad) in enumerate(zip(targets, pads, strict=True)):
-            column, path = [row[i] for row in columns], partial(leaf_path, elements[0], i)
+        for i, (column, target, pad) in enumerate(zip(columns, targets, pads, strict=True)):
+            path = partial(leaf_path, elements[0], i)
             try:
                 leaves.append(_padded(column, target, pad, rows, allocate, path))
             except (ValueError, TypeError) as error:
@@ -116,29 +114,42 @@ class Padding:
 
 
 def _as_target(value: Any) -> Any:
-    if value in (_KEEP, "boundary", "longest"):
-        return value
-    if isinstance(value, str):
+    if not isinstance(value, str):
+        return as_int("pad_to", value, minimum=1)
+    if value not in (_KEEP, "boundary", "longest"):
         raise ValueError(f"pad_to must be 'boundary', 'longest', a number of cells or None, got {value!r:.100}")
-    return as_int("pad_to", value, minimum=1)
+    return value
 
 
-def _leaves_like(flatten: Callable[[Any], Any], structure: Any, elements: Sequence[Any], i: int) -> list[Any]:
-    leaves, other = flatten(elements[i])
-    if other != structure:
-        raise ValueError(
-            f"all elements of a batch must have the same structure, but element 0 is {elements[0]!r:.100} and element {i} is "
-            f"{elements[i]!r:.100}. What has another length in every element must be an array, not a list"
-        )
-    found: list[Any] = leaves
-    return found
+def _columns(elements: Sequence[Any]) -> tuple[list[Sequence[Any]], Any]:
+    """The values of each leaf, and the structure of all ``elements``."""
+    flatten = tree.flattener()
+    first = elements[0]
+    leaves, structure = flatten(first)
+    kinds = set(map(type, elements))
+    if kinds <= LEAF_TYPES:  # as in ``stack``, what is flat needs no general traversal
+        return [elements], structure
+    if kinds == {dict} and all([element.keys() == first.keys() for element in elements]):
+        columns = [[element[key] for element in elements] for key in sorted(first)]
+        if set().union(*[map(type, column) for column in columns]) <= LEAF_TYPES:
+            return columns, structure
+    rows = [leaves]
+    for i in range(1, len(elements)):
+        leaves, other = flatten(elements[i])
+        if other != structure:
+            raise ValueError(
+                f"all elements of a batch must have the same structure, but element 0 is {first!r:.100} and element {i} is "
+                f"{elements[i]!r:.100}. What has another length in every element must be an array, not a list"
+            )
+        rows.append(leaves)
+    return [*zip(*rows, strict=True)], structure
 
 
-def _padded(leaves: list[Any], target: Any, pad: Any, rows: Rows, allocate: Allocate, path: Callable[[], str]) -> Any:
+def _padded(leaves: Sequence[Any], target: Any, pad: Any, rows: Rows, allocate: Allocate, path: Callable[[], str]) -> Any:
     """The column of one leaf."""
     if target == _KEEP or not any(map(np.ndim, leaves)):
         num_missing = rows.num - rows.num_real
-        real, first = leaves[: rows.num_real], leaves[0]
+        real, first = [*leaves[: rows.num_real]], leaves[0]
         if num_missing:
             real += [filled(np.shape(first), pad, dtype_of(first), path)] * num_missing
         return stack(real, allocate)

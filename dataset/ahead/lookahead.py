@@ -42,13 +42,10 @@ class Lookahead:
             return copied(snapshot(self._it))
         return copied(self._states[self.position - 1] if self.position else self._before)
 
-    def state_later(self) -> Callable[[], Any]:
-        """What gives ``state`` as it is now, whenever it is asked: of few elements it is wanted."""
-        if self._blocks is None:
-            state = self.state
-            return lambda: state
-        states, position, before = self._states, self.position, self._before
-        return lambda: copied(states[position - 1] if position else before)
+    def states(self) -> Callable[[int], Any]:
+        """What gives, whenever it is asked, the ``state`` at a ``num_passed`` within the block that ``block`` gave last."""
+        states, before, first = self._states, self._before, self._num_before
+        return lambda number: copied(states[number - first - 1] if number > first else before)
 
     @property
     def num_passed(self) -> int:

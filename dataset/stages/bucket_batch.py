@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple, TypeVar
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -322,12 +324,8 @@ class _At(NamedTuple):
     num_long: int = 0
 
 
-class _Held(NamedTuple):
-    """An element in a bucket."""
-
-    element: Any
-    length: int
-    state: Callable[[], Any]  # gives the parent's before it
+# An element in a bucket: its number, itself, its length, and what gives the parent's state before a number.
+_Held: TypeAlias = tuple[int, Any, int, Callable[[int], Any]]
 
 
 class _Memory:
@@ -341,7 +339,7 @@ class _Memory:
 
     def __init__(self, parent: DatasetIterator[Any], at: _At, num_buckets: int) -> None:
         self.ahead = Lookahead(parent)
-        self.buckets: list[dict[int, _Held]] = [{} for _ in range(num_buckets)]  # by the number of the element
+        self.buckets: list[list[_Held]] = [[] for _ in range(num_buckets)]
         self.full: int | None = None  # the bucket that is to be given out next
         self.num_long = at.num_long
         self.num_known, self._held = at.num_read, frozenset(at.held)  # elements that were read before, to be read again
@@ -359,12 +357,12 @@ class _Memory:
     @property
     def at(self) -> _At:
         """Where it has come."""
-        numbers = sorted([number for bucket in self.buckets for number in bucket])
-        if not numbers:
+        first = min([bucket[0] for bucket in self.buckets if bucket], default=None, key=itemgetter(0))
+        if first is None:
             return _At(self.ahead.state, num_long=self.num_long)
-        oldest = numbers[0]
-        state = next(bucket[oldest].state for bucket in self.buckets if oldest in bucket)
-        return _At(state(), self.ahead.num_passed - oldest, tuple([number - oldest for number in numbers]), self.num_long)
+        oldest, *_, state = first
+        numbers = sorted([held[0] - oldest for bucket in self.buckets for held in bucket])
+        return _At(state(oldest), self.ahead.num_passed - oldest, tuple(numbers), self.num_long)
 
 
 class BucketBatchDatasetIterator(BlockIterator[T]):
@@ -380,7 +378,6 @@ class BucketBatchDatasetIterator(BlockIterator[T]):
         super().__init__(parent)
         self._source = parent
         self._parameters, self._padding = parameters, padding
-        self._boundaries = np.asarray(parameters.boundaries, np.int64)
         self._allocate: Allocate = BufferPool()
         self._begin(_At(None))
 
@@ -445,20 +442,23 @@ class BucketBatchDatasetIterator(BlockIterator[T]):
             return True
         if not block and memory.is_known:
             raise self._changed("the data end before all that was read")
+        states = ahead.states()
         for element in block:
-            self._put(memory, element)
+            self._put(memory, element, states)
             ahead.position += 1
             if memory.full is not None:
                 break
         return bool(block)
 
-    def _put(self, memory: _Memory, element: Any) -> None:
+    def _put(self, memory: _Memory, element: Any, states: Callable[[int], Any]) -> None:
         """Puts the next element into its bucket, if it goes into one."""
-        if element is None or memory.is_gone:
+        if element is None or (memory.num_known and memory.is_gone):
             return
         given = self._parameters
-        length = as_int("the length of an element, which length_fn gives,", given.length_fn(element), minimum=0)
-        bucket = int(np.searchsorted(self._boundaries, length))
+        length = given.length_fn(element)
+        if type(length) is not int or length < 0:
+            length = as_int("the length of an element, which length_fn gives,", length, minimum=0)
+        bucket = bisect.bisect_left(given.boundaries, length)
         if bucket == len(memory.buckets):
             if given.on_long == "raise":
                 raise ValueError(
@@ -469,8 +469,8 @@ class BucketBatchDatasetIterator(BlockIterator[T]):
             if given.on_long == "drop":
                 return
             bucket -= 1
-        ahead, held = memory.ahead, memory.buckets[bucket]
-        held[ahead.num_passed] = _Held(element, length, ahead.state_later())
+        held = memory.buckets[bucket]
+        held.append((memory.ahead.num_passed, element, length, states))
         if len(held) == given.batch_sizes[bucket]:
             if memory.is_known:
                 raise self._changed("more elements of one bucket are held than a batch has rows")
@@ -482,14 +482,14 @@ class BucketBatchDatasetIterator(BlockIterator[T]):
     def _batch(self, memory: _Memory) -> Any:
         """The batch of the bucket that is full, or of what is left in one."""
         assert memory.full is not None
-        held, given = memory.buckets[memory.full].values(), self._parameters
-        lengths = [one.length for one in held]
+        held, given = memory.buckets[memory.full], self._parameters
+        _, elements, lengths, _ = zip(*held, strict=True)
         rows = given.rows(memory.full, given.batch_sizes[memory.full], len(held), lengths, max(lengths))
-        return self._padding.collate([one.element for one in held], rows, self._allocate)
+        return self._padding.collate(elements, rows, self._allocate)
 
     def _empty(self, memory: _Memory) -> None:
         assert memory.full is not None
-        memory.buckets[memory.full] = {}
+        memory.buckets[memory.full] = []
         memory.full = None
 
     def get_state(self) -> Any:
