@@ -633,7 +633,7 @@ class MapBucketMethods(Generic[T_co]):
             >>> records = [np.arange(n) for n in (3, 1, 8, 2, 7)]
             >>> ds = MapDataset.source(records).bucket_batch([3, 1, 8, 2, 7], [4, 8], batch_sizes=2)
             >>> [batch.shape for batch in ds]
-            [(2, 4), (1, 4), (2, 8)]
+            [(2, 4), (2, 8), (1, 4)]
         """
         from gristmill.dataset.stages.bucket_batch import BucketBatchMapDataset
 

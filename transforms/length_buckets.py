@@ -70,9 +70,8 @@ class Lengths:
 
     def __getstate__(self) -> Any:
         values: Any = self.values
-        if (
-            isinstance(values, np.memmap) and isinstance(values.base, mmap.mmap) and values.filename is not None
-        ):  # all of the file
+        base: Any = values.base
+        if isinstance(base, mmap.mmap) and getattr(values, "filename", None):  # of a part of it, the offset would be wrong
             return self.longest, (values.filename, values.dtype, "r", values.offset, values.shape)
         return self.longest, values.astype(np.min_scalar_type(self.longest))
 

@@ -130,7 +130,7 @@ def _columns(elements: Sequence[Any]) -> tuple[list[Sequence[Any]], Any]:
     if kinds <= LEAF_TYPES:  # as in ``stack``, what is flat needs no general traversal
         return [elements], structure
     if kinds == {dict} and all([element.keys() == first.keys() for element in elements]):
-        columns = [[element[key] for element in elements] for key in sorted(first)]
+        columns: list[Sequence[Any]] = [[element[key] for element in elements] for key in sorted(first)]
         if set().union(*[map(type, column) for column in columns]) <= LEAF_TYPES:
             return columns, structure
     rows = [leaves]

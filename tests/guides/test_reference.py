@@ -135,6 +135,8 @@ CLASSES = [grain.MapDataset, grain.IterDataset]
 ARGUMENTS = {"batch": (3,), "filter": (bool,), "flat_map": (lambda x: [x] * x,), "limit": (4,), "map": (str,), "rebatch": (3,)}
 ARGUMENTS |= {"map_with_index": (lambda i, x: x,), "mp_prefetch": (grain.MultiprocessingOptions(2),), "repeat": (2,)}
 ARGUMENTS |= {"multithread_prefetch": (2, 1), "random_map": (lambda x, rng: x, 0), "thread_prefetch": (2,), "seed": (0,)}
+ARGUMENTS |= {"bucket_batch": (int, [6])}
+KEYWORDS = {"bucket_batch": {"max_tokens": 12}}
 ARGUMENTS |= {"global_batch": (3,), "window_shuffle": (3, 0), "zip": (grain.MapDataset.range(6).to_iter_dataset(),)}
 WITHOUT_EXAMPLE = {"apply", "pipe", "parents", "prefetch", "prefetch_to_device"}
 
@@ -160,7 +162,7 @@ def test_every_method_is_in_the_column_of_its_class_and_takes_a_seed_or_not():
         assert {factory for factory, row in factories.items() if row[column] == "yes"} == public(vars(type(cls)))
         for method in public(dir(cls)) - {"parents", "seed"}:
             takes_seed = "seed" in inspect.signature(getattr(cls, method)).parameters
-            assert takes_seed == (TABLE[method][3] == "yes"), method
+            assert takes_seed == (TABLE[method][3] in ("yes", ("map", "stream")[column])), method
     methods = set(names_in("Method | Moves the iterator"))
     assert methods == public(dir(grain.DatasetIterator)) == public(vars(grain.DataLoaderIterator))
 
@@ -170,7 +172,7 @@ def test_states(method):
     ds = grain.MapDataset.range(6).map(np.int64).to_iter_dataset()
     ds = ds.batch(2) if method == "rebatch" else ds
     args = ARGUMENTS.get(method, ())
-    args, keywords = (args[:1], {"seed": args[1]}) if TABLE[method][3] == "yes" else (args, {})
+    args, keywords = (args[:1], {"seed": args[1]}) if TABLE[method][3] == "yes" else (args, KEYWORDS.get(method, {}))
     with iter(getattr(ds, method)(*args, **keywords)) as it:
         next(it)
         adds_nothing = it.get_state().keys() == {"next_index"}
