@@ -264,6 +264,20 @@ def rebatched(batches: Iterator[Any], size: int, drop: bool) -> Iterator[Any]:
         yield tuple(rows)
 
 
+def bucketed(parent: Iterator[Any], *sizes: int) -> Iterator[Any]:
+    held: list[Any] = [(), ()]
+    for x in parent:
+        if x is FAILED:
+            yield FAILED
+        elif x is not None:
+            bucket = number(x) % 7 > 2
+            held[bucket] += (number(x) + 1,)
+            if len(held[bucket]) == sizes[bucket]:
+                yield held[bucket]
+                held[bucket] = ()
+    yield from filter(None, held)
+
+
 def shuffled(parent: Iterator[Any], size: int, seed: int) -> Iterator[Any]:
     for k in itertools.count():
         window = list(itertools.islice(parent, size))
@@ -366,6 +380,12 @@ _STAGES: dict[str, Any] = {
         _sizes,
         _sizes,
         st.booleans(),
+    ),
+    "buckets": (
+        lambda ds, *sizes: ds.filter(is_there).map(number).bucket_batch(lambda x: x % 7, [2, 6], batch_sizes=sizes).map(as_list),
+        bucketed,
+        _sizes,
+        _sizes,
     ),
     "window": (lambda ds, size, seed: ds.window_shuffle(size, seed=seed), shuffled, _sizes, _seeds),
     "limit": (lambda ds, count: ds.limit(count), itertools.islice, st.integers(3, 25)),
