@@ -10,7 +10,7 @@ import abc
 import builtins
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
@@ -447,48 +447,6 @@ class MapSequenceMethods(Generic[T_co]):
 
         return ShuffleMapDataset(self, seed=seed)
 
-    def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
-        """Returns a dataset of some of the elements; ``ds[a:b:c]`` is ``ds.slice(slice(a, b, c))``.
-
-        Epochs stay aligned: epoch ``e`` of the slice takes from epoch ``e`` of this dataset. ``ds[i::n]`` is shard ``i`` of
-        ``n``.
-
-        Args:
-            sl: a slice, or a sequence of indices to take.
-
-        Raises:
-            TypeError: ``sl`` is neither (the error is a ``ValueError`` too).
-            ValueError: the step of the slice is 0.
-
-        Example:
-            >>> list(MapDataset.range(5).slice(slice(1, None, 2))), list(MapDataset.range(5).slice([4, 0, 4]))
-            ([1, 3], [4, 0, 4])
-        """
-        from gristmill.dataset.stages.slice import slice_dataset
-
-        return slice_dataset(self, sl)
-
-    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T_co]:
-        """Returns a dataset of some epochs of this one.
-
-        Since indices past the end reach later epochs anyway, this changes only the length.
-
-        Args:
-            num_epochs: number of epochs, at least 1; ``None`` repeats for ever (``len(ds)`` is ``sys.maxsize``).
-            reseed_each_epoch: whether the epochs differ in what is random; if not, the first one is repeated.
-
-        Raises:
-            TypeError: ``num_epochs`` is not an integer.
-            ValueError: it is not positive, or this dataset is endless already.
-
-        Example:
-            >>> list(MapDataset.range(2).repeat(2))
-            [0, 1, 0, 1]
-        """
-        from gristmill.dataset.stages.repeat import RepeatMapDataset
-
-        return RepeatMapDataset(self, num_epochs, reseed_each_epoch=reseed_each_epoch)
-
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T_co]:
         """Returns a dataset in which each window of consecutive elements is shuffled, differently in every window and epoch.
 
@@ -548,6 +506,105 @@ class MapSequenceMethods(Generic[T_co]):
         from gristmill.dataset.stages.prefetch import PrefetchIterDataset
 
         return PrefetchIterDataset(self, read_options, allow_nones=allow_nones)
+
+
+class MapPartMethods(Generic[T_co]):
+    """Some of the elements, or all of them several times."""
+
+    def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
+        """Returns a dataset of some of the elements; ``ds[a:b:c]`` is ``ds.slice(slice(a, b, c))``.
+
+        Epochs stay aligned: epoch ``e`` of the slice takes from epoch ``e`` of this dataset. ``ds[i::n]`` is shard ``i`` of
+        ``n``.
+
+        Args:
+            sl: a slice, or a sequence of indices to take.
+
+        Raises:
+            TypeError: ``sl`` is neither (the error is a ``ValueError`` too).
+            ValueError: the step of the slice is 0.
+
+        Example:
+            >>> list(MapDataset.range(5).slice(slice(1, None, 2))), list(MapDataset.range(5).slice([4, 0, 4]))
+            ([1, 3], [4, 0, 4])
+        """
+        from gristmill.dataset.stages.slice import slice_dataset
+
+        return slice_dataset(self, sl)
+
+    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T_co]:
+        """Returns a dataset of some epochs of this one.
+
+        Since indices past the end reach later epochs anyway, this changes only the length.
+
+        Args:
+            num_epochs: number of epochs, at least 1; ``None`` repeats for ever (``len(ds)`` is ``sys.maxsize``).
+            reseed_each_epoch: whether the epochs differ in what is random; if not, the first one is repeated.
+
+        Raises:
+            TypeError: ``num_epochs`` is not an integer.
+            ValueError: it is not positive, or this dataset is endless already.
+
+        Example:
+            >>> list(MapDataset.range(2).repeat(2))
+            [0, 1, 0, 1]
+        """
+        from gristmill.dataset.bases.epochs import part_that_changes
+        from gristmill.dataset.stages.repeat import RepeatMapDataset
+
+        part = part_that_changes(self) if reseed_each_epoch and num_epochs != 1 else None
+        if part is not None:
+            warnings.warn(
+                f"{part!s:.200} takes a part of shuffled elements, and with repeat() it has other ones in every epoch: what was "
+                "held out of it comes in later epochs. Use ds.split({'train': 0.98, 'test': 0.02}) instead of slices, or slice "
+                "before you shuffle",
+                stacklevel=2,
+            )
+        return RepeatMapDataset(self, num_epochs, reseed_each_epoch=reseed_each_epoch)
+
+    def split(
+        self, weights: Mapping[str, float], seed: int = 0, by: Callable[[T_co], Any] | None = None
+    ) -> dict[str, MapDataset[T_co]]:
+        """Returns parts of this dataset, by their names, that have no record in common, whatever is done with them later.
+
+        An addition to Grain's methods. A part has its records in every epoch, in the order of this dataset, with the index that
+        they have here: what is random in steps before goes on differing between epochs.
+
+        Without ``by`` the sizes are exact (those of largest remainders), every record is as likely as any other to be in a part,
+        and every stretch of the dataset has its share of each. Costs no memory and no time at construction.
+
+        With ``by``, records of one key are in one part, which a hash of the key and ``seed`` decides, and nothing else: sizes are
+        as exact as the number of keys allows, and records added later move none. All elements of an epoch are read once, by
+        threads, when the first length or element is asked for; four bytes (eight beyond ``2**32``) are kept of each, which worker
+        processes get. Elements that are ``None`` are in no part.
+
+        *What is split.* Elements are, where each position has the same records in every epoch. ``shuffle``, ``repeat`` and
+        mixtures do not keep them there: what they are made of is split, each component of a mixture by itself, and the parts are
+        shuffled, repeated and mixed with the same seeds and weights; components of which a part has nothing are left out of it.
+        Of what cannot be made of parts, as a slice of a shuffled dataset, the elements of the first epoch are split, and are
+        what the parts have in every epoch.
+
+        Args:
+            weights: the share of each part by its name: positive numbers whose sum is 1.
+            seed: a non-negative integer.
+            by: the key of an element: a ``str``, ``bytes``, integer or a tuple of these. For a mixture, of its elements.
+
+        Raises:
+            TypeError: an argument has the wrong type. When elements are read: a key has.
+            ValueError: weights are not positive or their sum is not 1, ``seed`` is negative, or without ``by`` a record may be at
+                several positions.
+
+        Example:
+            >>> parts = MapDataset.range(10).split({"train": 0.8, "test": 0.2})
+            >>> list(parts["train"]), list(parts["test"])
+            ([0, 2, 3, 4, 6, 7, 8, 9], [1, 5])
+            >>> parts = MapDataset.range(10).split({"train": 0.6, "test": 0.4}, by=lambda x: x // 2)
+            >>> list(parts["train"]), list(parts["test"])
+            ([0, 1, 6, 7, 8, 9], [2, 3, 4, 5])
+        """
+        from gristmill.dataset.splitting import split
+
+        return split(self, weights, seed, by)
 
 
 class IterDatasetMeta(_DatasetMeta):

@@ -75,6 +75,10 @@ class BlockSelectionMap(DatasetSelectionMap):
         ]
         return shares, places.tolist()
 
+    @abc.abstractmethod
+    def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
+        """The same selection from components of other lengths: which of them it selects from, and from these what."""
+
     _limit: int  # up to this magnitude of an index all arithmetic of ``_of_array`` stays within int64
 
     @abc.abstractmethod
@@ -105,6 +109,13 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         # In doubles, division by division: the length of a mixture is part of what Grain's pipelines mean.
         longest = min([n / (p / total) for n, p in zip(lengths, proportions, strict=True)])
         return cls(proportions, sys.maxsize if longest >= sys.maxsize else int(longest))
+
+    def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
+        kept = [j for j, length in enumerate(lengths) if length]
+        if not kept:
+            return kept, ConcatenationMap(())
+        proportions = [self._proportions[j] for j in kept]
+        return kept, SelectionWithProportionsMap.of_datasets([lengths[j] for j in kept], proportions)
 
     def __len__(self) -> int:
         return self._length
@@ -236,6 +247,9 @@ class ConcatenationMap(BlockSelectionMap):
         self._starts = [0, *accumulate([lengths[j] for j in self._components])]
         self._total = self._starts[-1]
         self._limit = 2**62 // max(1, self._total) * self._total - 1
+
+    def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
+        return list(range(len(lengths))), ConcatenationMap(lengths)
 
     def __len__(self) -> int:
         return min(self._total, sys.maxsize)

@@ -64,7 +64,7 @@ OF_MAP_DATASETS = _OF_BOTH | {
     "skip": "use ds[n:]",
     "take": "use ds[:n]",
     "thread_prefetch": _of_streams("thread_prefetch(n)"),
-    "train_test_split": "slice before you shuffle: ds[:n] and ds[n:], or ds.slice(indices)",
+    "train_test_split": "use ds.split({'train': 0.9, 'test': 0.1}, seed=0)",
     "unbatch": _UNBATCH.format(call="flat_map(rows, max_fan_out=n)").replace("ds.rebatch", "ds.to_iter_dataset().rebatch"),
 }
 
@@ -86,6 +86,7 @@ OF_STREAMS = _OF_BOTH | {
     "source": "use MapDataset.source(...).to_iter_dataset()",
     "take": "use ds.limit(n)",
     "to_iter_dataset": "it is a stream already",
+    "split": f"{_NO_RANDOM_ACCESS}call split(...) on the MapDataset before to_iter_dataset()",
     "unbatch": _UNBATCH.format(call="flat_map(rows)"),
 }
 

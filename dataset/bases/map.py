@@ -19,7 +19,7 @@ from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
 from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, reads_once, spec_of_first_parent
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
 from gristmill.dataset.bases.origins import Part, RecordKey
-from gristmill.dataset.methods import MapBucketMethods, MapDatasetMeta, MapElementMethods, MapSequenceMethods
+from gristmill.dataset.methods import MapBucketMethods, MapDatasetMeta, MapElementMethods, MapPartMethods, MapSequenceMethods
 from gristmill.dataset.telling.failures import instead_of_stop, tell, told
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.sources.reading import may_be_read_again
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+_ALL = slice(None)
+
 
 @with_hints(OF_MAP_DATASETS)
 class MapDataset(
@@ -37,6 +39,7 @@ class MapDataset(
     MapElementMethods[T_co],
     MapSequenceMethods[T_co],
     MapBucketMethods[T_co],
+    MapPartMethods[T_co],
     grain_names.MapDataset,
     metaclass=MapDatasetMeta,
 ):
@@ -60,6 +63,11 @@ class MapDataset(
     _node_family = "MapDataset"
     _parents: tuple[MapDataset[Any], ...] = ()
     _current_instrument: Instrument | None = None  # of an object of a user's class
+    # What its positions hold over the epochs (see ``epochs``).
+    _moves_records = False
+    _has_one_epoch = False
+    _is_reshuffled = False  # whether every epoch has an order of its own
+    _takes_a_part = False  # whether positions are left out that no other part of the same kind has
 
     def __init__(self, parents: MapDataset[Any] | Iterable[MapDataset[Any]] = ()) -> None:
         self._parents = as_parents(parents, MapDataset)
@@ -149,6 +157,28 @@ class MapDataset(
                 "use sequential_slice=False"
             )
         return division.over_shares(self)
+
+    @property
+    def _shares_records(self) -> bool:
+        return False
+
+    @property
+    def _data(self) -> Any:
+        """What its records are told from others by, if it has no parents."""
+        return self
+
+    @property
+    def _passed_on(self) -> tuple[MapDataset[Any], slice] | None:
+        """The dataset, and the slice of its positions, whose elements those of an epoch are made of, one of one."""
+        return (self._parents[0], _ALL) if type(self)._origins is _same_index else None
+
+    def _over_parts(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
+        """This step over parts of its parents that stay the same in all epochs, for ``split``.
+
+        Raises:
+            NotOverAPartError: that would not be a part of this dataset.
+        """
+        return self._over(replaced)
 
     def _over(self, replaced: Callable[[Any], Any]) -> MapDataset[T_co]:
         """This step over a part of its parent, for ``sequential_slice``.
@@ -274,8 +304,12 @@ def _same_index(stage: MapDataset[Any], index: int) -> Iterable[Part]:
 same_index = _same_index  # ``_origins`` of stages whose element is made of the parent's at the same index
 
 
-def not_over_a_part(step: Any, reason: str) -> ValueError:
-    return ValueError(
+class NotOverAPartError(ValueError):
+    """A step has no meaning over a part of its parents."""
+
+
+def not_over_a_part(step: Any, reason: str) -> NotOverAPartError:
+    return NotOverAPartError(
         f"sequential_slice=True gives every worker a part of the source, but {step!s:.200} {reason}: over a part, elements "
         "would be lost or repeated. Use sequential_slice=False"
     )

@@ -81,6 +81,10 @@ class FlatMapMapDataset(BlockMapDataset[T]):
         return min(len(self._parent) * self._max_fan_out, sys.maxsize)
 
     @property
+    def _shares_records(self) -> bool:
+        return True  # items of one element are of one record
+
+    @property
     def _described_parameters(self) -> dict[str, Any]:
         return {"max_fan_out": self._max_fan_out}
 

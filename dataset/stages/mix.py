@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import without_addresses
 from gristmill.core.state import plain_counts, shown, state_count, state_field, state_flag, state_list
+from gristmill.dataset.bases.epochs import any_pair
 from gristmill.dataset.bases.feed import Feed, what_failed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
 from gristmill.dataset.bases.length import Infinite, Length, Unknown, added, at_most, num_elements
-from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, stream_elements
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.selection import (
@@ -42,6 +43,7 @@ class MixedMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = spec_of_first_parent
+    _moves_records = True  # every component begins anew by itself
 
     def __init__(self, datasets: Sequence[MapDataset[T]], selection_map: Any) -> None:
         super().__init__(_as_datasets(datasets, MapDataset))
@@ -55,6 +57,18 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def _shares_records(self) -> bool:
+        has_pattern = isinstance(self._selection_map, BlockSelectionMap)
+        return not has_pattern or any_pair(self._parents, parallel_ones=True) is not None
+
+    def _over_parts(self, replaced: Callable[[Any], Any]) -> MixedMapDataset[T]:
+        if not isinstance(self._selection_map, BlockSelectionMap):
+            raise not_over_a_part(self, "selects elements by their position")
+        parts = [replaced(parent) for parent in self._parents]
+        kept, selection_map = self._selection_map.over_lengths([len(part) for part in parts])
+        return MixedMapDataset([parts[component] for component in kept], selection_map)
 
     def __str__(self) -> str:
         return f"MixedMapDataset[{len(self._parents)} parents]"

@@ -51,9 +51,19 @@ class RepeatMapDataset(ReindexMapDataset[T]):
             raise ValueError(f"cannot repeat {parent}: it is endless already")
         times = self._parameters.num_epochs
         self._length = min(self._parent_length * (sys.maxsize if times is None else times), sys.maxsize)
+        self._has_one_epoch = not self._reseed
+        self._moves_records = self._length != self._parent_length  # a split is one of what is repeated
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def _shares_records(self) -> bool:
+        return self._length != self._parent_length
+
+    @property
+    def _passed_on(self) -> tuple[Any, slice] | None:
+        return (self._parent, slice(None)) if self._length == self._parent_length else None
 
     def _reindex_range(self, indices: range) -> Indices | None:
         return indices if self._reseed else None

@@ -25,6 +25,7 @@ class ShuffleMapDataset(ReindexMapDataset[T]):
     """
 
     _parameters: ShuffleParameters
+    _moves_records = _is_reshuffled = True
 
     def __init__(self, parent: Any, *, seed: int | None = None) -> None:
         super().__init__(parent)

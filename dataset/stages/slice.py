@@ -9,6 +9,7 @@ import numpy as np
 
 from gristmill.core.errors import SliceTypeError, as_int
 from gristmill.core.indices import Indices, as_ints
+from gristmill.dataset.bases.epochs import keeps_records
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.length import Infinite, Length, num_elements
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, ReindexMapDataset, not_over_a_part, stream_elements
@@ -35,9 +36,11 @@ class SliceMapDataset(ReindexMapDataset[T]):
     def __init__(self, parent: Any, sl: slice) -> None:
         super().__init__(parent)
         self._parent_length = len(parent)
+        self._slice = sl
         self._start, self._stop, self._step = sl.indices(self._parent_length)
         self._parameters = SliceParameters(self._start, self._stop, self._step)
         self._length = len(range(self._start, self._stop, self._step))
+        self._takes_a_part = not self._is_share_or_all()
         self._stride = self._step if self._length > 1 else 0  # of one element any step is, even one beyond int64
 
     def __len__(self) -> int:
@@ -47,6 +50,18 @@ class SliceMapDataset(ReindexMapDataset[T]):
         whole = num_elements(self._parent)
         goes_on = isinstance(whole, Infinite) and self._stop == self._parent_length  # as a share of it does
         return whole if goes_on else super()._num_elements()
+
+    def _is_share_or_all(self) -> bool:
+        if not self._length or self._length == self._parent_length:
+            return True
+        # ds[i::n] is a share: that others have its records in later epochs is meant.
+        taken = range(self._start, self._stop, self._step)
+        first, step = min(taken[0], taken[-1]), abs(self._step)
+        return first < step and len(range(first, self._parent_length, step)) == self._length
+
+    @property
+    def _passed_on(self) -> tuple[Any, slice]:
+        return self._parent, self._slice
 
     def __str__(self) -> str:
         return f"SliceMapDataset[{self._start}:{self._stop}:{self._step}]"
@@ -87,9 +102,18 @@ class ReindexedMapDataset(BlockMapDataset[T]):
         super().__init__(parent)
         self._indices = indices
         self._parent_length = len(parent)
+        self._takes_a_part = 0 < len(indices) != self._parent_length
 
     def __len__(self) -> int:
         return len(self._indices)
+
+    @property
+    def _shares_records(self) -> bool:
+        entries = [as_int(f"indices[{i}]", self._indices[i]) for i in range(len(self._indices))]
+        is_of_first_epoch = all([0 <= entry < self._parent_length for entry in entries])
+        if not is_of_first_epoch and not keeps_records(self._parent):
+            return True
+        return len({entry % self._parent_length for entry in entries}) < len(entries)
 
     def __str__(self) -> str:
         length = len(self)

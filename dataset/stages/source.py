@@ -35,6 +35,7 @@ class SourceMapDataset(BlockMapDataset[T]):
         super().__init__()
         check_source("source", source)
         self._source = ColumnsDataSource(source) if is_columns(source) else source
+        self._has_one_epoch = isinstance(source, DatasetNode)  # of another dataset
 
     def __len__(self) -> int:
         return len(self._source)
@@ -48,6 +49,10 @@ class SourceMapDataset(BlockMapDataset[T]):
     @property
     def _draws_from(self) -> Sequence[Any]:
         return [self._source] if isinstance(self._source, DatasetNode) else []
+
+    @property
+    def _data(self) -> Any:
+        return self._source
 
     @property
     def _reads_once(self) -> bool:

@@ -51,6 +51,7 @@ class WindowShuffleMapDataset(ReindexMapDataset[T]):
 
     _parameters: WindowParameters
     _element_spec = spec_of_first_parent
+    _moves_records = True  # but parts that end with a window keep theirs: it is no shuffle of the whole
 
     def __init__(self, parent: Any, *, window_size: int, seed: int | None = None) -> None:
         super().__init__(parent)

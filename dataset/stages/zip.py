@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.core.state import state_list
+from gristmill.dataset.bases.epochs import any_pair
 from gristmill.dataset.bases.feed import Feed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
@@ -60,6 +61,13 @@ class ZipMapDataset(BlockMapDataset[T]):
 
     def __len__(self) -> int:
         return len(self._parents[0])
+
+    @property
+    def _shares_records(self) -> bool:
+        return any_pair(self._parents, parallel_ones=False) is not None
+
+    def _over_parts(self, replaced: Callable[[Any], Any]) -> ZipMapDataset[T]:
+        return ZipMapDataset([*map(replaced, self._parents)], drop_missing=self._drops)
 
     def __str__(self) -> str:
         return f"ZipMapDataset(parents={_names(self._parents)}, {self._parameters.text()})"

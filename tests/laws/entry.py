@@ -77,6 +77,10 @@ class Fan(FlatMap):
             yield (element, j)
 
 
+def in_pairs(x: Any) -> str:
+    return f"pair {x[1] // 2}"
+
+
 def fan(x: int) -> list[tuple[int, int]]:
     return list(Fan().flat_map(x))
 

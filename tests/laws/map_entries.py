@@ -1,9 +1,10 @@
 """Map stages: small instances, and what the specification's formulas say they hold at any index."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from entry import Fan, MapEntry, Vectored, add_ten, draw, drop_threes, fan, not_multiple_of_three, pair, repeated
+from entry import Fan, MapEntry, Vectored, add_ten, draw, drop_threes, fan, in_pairs, not_multiple_of_three, pair, repeated
 from formulas import bucket_batches, chosen, shuffled, stream, window_shuffled
 
 from gristmill.core.record import Record
@@ -126,6 +127,12 @@ def bucketed_at(i: int, window: int, drop: bool) -> Any:
     return batch if drop else (batch, np.array(of_rows + [0] * (len(batch) - len(rows)), np.int32))
 
 
+def of_part(positions: list[int]) -> Callable[[int], tuple[int, int]]:
+    """The model of a part of ``indexed()`` that has these positions of every epoch."""
+    return lambda i: at(positions[i % len(positions)] + i // len(positions) * 10)
+
+
+PARTS = {"a": 0.6, "b": 0.4}
 _ROWS: list[tuple[Any, ...]] = [
     ("range", lambda: _range(2, 20, 3), lambda i: 2 + (i % 6) * 3, 6),
     ("range_down", lambda: _range(5, -6, -2), lambda i: 5 - (i % 6) * 2, 6),
@@ -142,6 +149,8 @@ _ROWS: list[tuple[Any, ...]] = [
     ("shuffle", lambda: tens().shuffle(seed=3), lambda i: shuffled(i, 10, 3) % 10, 10),
     ("shuffle_one", lambda: _range(1).shuffle(seed=3), lambda i: 0, 1),
     ("shuffle_index", lambda: indexed().shuffle(seed=3), lambda i: at(shuffled(i, 10, 3)), 10),
+    ("split", lambda: indexed().split(PARTS, seed=3)["b"], of_part([0, 4, 6, 7]), 4),
+    ("split_by", lambda: indexed().split(PARTS, seed=3, by=in_pairs)["b"], of_part([4, 5, 6, 7]), 4),
     ("slice", lambda: indexed()[1:9:3], lambda i: at(sliced(i, 10, slice(1, 9, 3))), 3),
     ("slice_back", lambda: indexed()[ONE_IN_TWO], lambda i: at(sliced(i, 10, ONE_IN_TWO)), 5),
     ("reindex", lambda: indexed().slice([3, -1, 12, 3]), lambda i: at([3, -1, 12, 3][i % 4] + i // 4 * 10), 4),
@@ -151,9 +160,9 @@ _ROWS: list[tuple[Any, ...]] = [
     ("batch_drop", lambda: tens().batch(4, drop_remainder=True), lambda i: np.array([*map(ten, batched(i, 10, 4, True))]), 2),
     (
         "chain",
-        lambda: tens().shuffle(seed=1)[1:].map_with_index(pair).repeat(3),
-        lambda i: (i, shuffled(sliced(i, 10, slice(1, None)), 10, 1) % 10),
-        27,
+        lambda: tens().shuffle(seed=1)[1::2].map_with_index(pair).repeat(3),
+        lambda i: (i, shuffled(sliced(i, 10, slice(1, None, 2)), 10, 1) % 10),
+        15,
     ),
     (
         "sampled",

@@ -1,0 +1,166 @@
+"""Where a pipeline is split, and how parts of it are made of that.
+
+A dataset is split itself if its positions have the same records in all epochs. A step that moves records (a shuffle, a mixture, a
+repetition), and whatever follows it, is made anew over parts of its parents. Where it has no meaning over these, as a slice has
+none, its first epoch is split: a dataset whose positions keep their records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from gristmill.core.seeds import check_seed
+from gristmill.dataset.bases.epochs import any_pair, keeps_records, may_hold_twice
+from gristmill.dataset.bases.map import NotOverAPartError, ReindexMapDataset
+from gristmill.dataset.slicing import PipelineEditor
+from gristmill.dataset.stages.repeat import RepeatMapDataset
+from gristmill.dataset.stages.split import Assignment, ExactAssignment, KeyAssignment, SplitMapDataset
+
+_TOLERANCE = Fraction(1, 10**6)  # of the sum of weights, which people round
+_MAX_KEYS = 2**40  # nobody has so many records: it is repeated for ever
+
+
+def split(ds: Any, weights: Mapping[str, float], seed: int, by: Callable[[Any], Any] | None) -> dict[str, Any]:
+    """The parts for ``ds.split(weights, seed, by)``."""
+    if by is not None and not callable(by):
+        raise TypeError(f"by must be a function of an element, got {by!r:.200} of type {type(by).__name__}")
+    return _Splitter(_shares(weights), check_seed(seed), by).split(ds)
+
+
+def _shares(weights: Any) -> dict[str, Fraction]:
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights must be a mapping of the names of parts to numbers, got {weights!r:.200}")
+    if not weights:
+        raise ValueError("weights must name at least one part, got none")
+    shares = {}
+    for name, weight in weights.items():
+        if not isinstance(name, str):
+            raise TypeError(f"the names of parts must be strings, got {name!r:.200} of type {type(name).__name__}")
+        shares[name] = _share(name, weight)
+    total = sum(shares.values(), Fraction())
+    if abs(total - 1) > _TOLERANCE:
+        whole = {name: round(float(share / total), 6) for name, share in shares.items()}
+        raise ValueError(
+            f"the sum of weights must be 1, got {float(total):g}: {dict(weights)!r:.200}. For parts in these proportions use "
+            f"{whole!r:.200}; a part for what is to be left out must be named, too"
+        )
+    return {name: share / total for name, share in shares.items()}
+
+
+def _share(name: str, weight: Any) -> Fraction:
+    try:
+        share = weight if isinstance(weight, Fraction) else Fraction(str(float(weight)))  # 0.1 is a tenth
+    except (TypeError, ValueError, OverflowError):  # the two for infinite numbers and those that are none
+        share = Fraction(0)
+        if isinstance(weight, str | bytes) or not hasattr(weight, "__float__"):
+            raise TypeError(
+                f"weights must be numbers, got weights[{name!r}] = {weight!r:.200} of type {type(weight).__name__}"
+            ) from None
+    if share <= 0:
+        raise ValueError(f"weights must be positive and finite, got weights[{name!r}] = {weight!r:.200}: leave out the part")
+    return share
+
+
+class _Splitter:
+    """Makes the parts of everything upstream, each once."""
+
+    def __init__(self, shares: dict[str, Fraction], seed: int, by: Callable[[Any], Any] | None) -> None:
+        self._shares = shares
+        self._seed = seed
+        self._by = by
+        self._parts: dict[tuple[int, ...], dict[str, Any]] = {}  # by the dataset and the steps behind it
+        self._split: list[Any] = []
+
+    def split(self, ds: Any) -> dict[str, Any]:
+        parts = self._parts_of(ds, ())
+        pair = any_pair(self._split, parallel_ones=False) if self._by is None else None
+        if pair is not None:
+            raise ValueError(
+                f"cannot split {ds!s:.200}: {pair[0]!s:.200} and {pair[1]!s:.200}, which it is made of, may have records in "
+                f"common, and these could come into two parts. {_OR_BY}"
+            )
+        return parts
+
+    def _parts_of(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:
+        """Parts of ``ds``, whose elements become those that have keys by the steps ``behind`` it."""
+        place = (id(ds), *map(id, behind))
+        if place not in self._parts:
+            self._parts[place] = self._made(ds, behind)
+        return self._parts[place]
+
+    def _made(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:
+        can_straddle = self._by is None and may_hold_twice(ds)  # where there are keys, these decide
+        if keeps_records(ds) and not can_straddle:
+            return self._split_here(ds, behind)
+        steps = self._steps_from_parents(ds, behind)
+        if steps is not None and _can_be_over_parts(ds):
+            below = [self._parts_of(parent, steps) for parent in ds._parents]
+            return {name: _over(ds, [parts[name] for parts in below]) for name in self._shares}
+        if not can_straddle and len(ds) <= _MAX_KEYS:
+            return self._split_here(RepeatMapDataset(ds, 1, reseed_each_epoch=False), behind)
+        if can_straddle:
+            reason = f"it may have a record at several positions, which could come into two parts. {_OR_BY}"
+        else:
+            reason = f"it is endless. {_REMEDY}"
+        raise ValueError(f"cannot split {ds!s:.200}: {reason}")
+
+    def _steps_from_parents(self, ds: Any, behind: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The steps by which elements of each parent become those that have keys; nothing if there is no such way."""
+        if self._by is None or ds._moves_records or isinstance(ds, ReindexMapDataset):
+            return behind  # elements pass as they are
+        is_one_of_one = len(ds._parents) == 1 and len(ds) == len(ds._parent) and not ds._shares_records
+        return (ds, *behind) if is_one_of_one else None
+
+    def _split_here(self, ds: Any, behind: tuple[Any, ...]) -> dict[str, Any]:
+        self._split.append(ds)
+        shares = list(self._shares.values())
+        if self._by is None:
+            assignment: Assignment = ExactAssignment(len(ds), shares, self._seed)
+        else:
+            keyed = ds
+            for step in behind:
+                keyed = _over(step, [keyed])
+            assignment = KeyAssignment(keyed, self._by, shares, self._seed)
+        given: Any = {
+            "weights": {name: float(share) for name, share in self._shares.items()},
+            "seed": self._seed,
+            "by": self._by,
+            "assignment": assignment,
+        }
+        return {name: SplitMapDataset(ds, name, **given) for name in self._shares}
+
+
+_REMEDY = "Split before that step"
+_OR_BY = f"{_REMEDY}, or pass by=, a function of an element that tells which record it is"
+
+
+def _can_be_over_parts(ds: Any) -> bool:
+    if not ds._parents:
+        return False
+    try:
+        ds._over_parts(lambda value: value)
+    except NotOverAPartError:
+        return False
+    return True
+
+
+def _over(ds: Any, parents: list[Any]) -> Any:
+    """``ds`` over other parents."""
+    return _OverParts(ds._parents, parents).over_replaced(ds)
+
+
+class _OverParts(PipelineEditor):
+    def __init__(self, old: tuple[Any, ...], new: list[Any]) -> None:
+        super().__init__()
+        self._replaced.update({id(before): after for before, after in zip(old, new, strict=True)})
+
+    def over_replaced(self, ds: Any) -> Any:
+        return self._over_replaced(ds)
+
+    def _replace(self, ds: Any) -> Any:
+        return self._over_replaced(ds)
+
+    def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
+        return ds._over_parts(replaced)
