@@ -30,7 +30,11 @@ ADVICE = [
     (FIVE, "unbatch", "ds.flat_map(rows, max_fan_out=n)", [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]),
     (FIVE, "thread_prefetch", "ds.to_iter_dataset().thread_prefetch(n)", [*range(5)]),
     (FIVE, "multithread_prefetch", "ds.to_iter_dataset().multithread_prefetch(num_threads, buffer_size)", [*range(5)]),
-    *((FIVE, "train_test_split", "ds[:n]", [0, 1]), (FIVE, "prefetch", "mp_prefetch", None), (FIVE, "cardinality", "len(ds)", 5)),
+    *(
+        (FIVE, "train_test_split", "ds.split({'train': 0.9, 'test': 0.1}, seed=0)", None),
+        (FIVE, "prefetch", "mp_prefetch", None),
+        (FIVE, "cardinality", "len(ds)", 5),
+    ),
     (FIVE, "element_spec", "grain.experimental.get_element_spec(ds)", grain.experimental.ShapeDtypeStruct((), np.int64)),
     *((STREAM, "take", "ds.limit(n)", [0, 1]), (STREAM, "skip", "itertools.islice(ds, n, None)", [2, 3, 4])),
     (STREAM, "enumerate", "ds.map_with_index(lambda i, x: (i, x))", [(i, i) for i in range(5)]),
