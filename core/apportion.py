@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-_MASK = 2**64 - 1
+from gristmill.core.keyed_hash import mixed
 
 
 def largest_remainders(length: int, shares: Sequence[Fraction]) -> list[int]:
@@ -83,17 +83,7 @@ class Apportionment:
     def _choice(self, level: int, run: Any, first: Any, num_runs: int) -> Any:
         """Which position of ``run`` is the one that is chosen."""
         size = (run + 1) * self._left[level] // num_runs - first
-        mixed = _mixed(run, _mixed(level, self._seed))
+        chosen = mixed(run, mixed(level, self._seed))
         if isinstance(size, np.ndarray) and size.dtype != object:
-            return (mixed % size.astype(np.uint64)).astype(np.int64)
-        return mixed % size
-
-
-def _mixed(value: Any, seed: int) -> Any:
-    """A hash of 64 bits (SplitMix64): of an ``int``, or of each of an array."""
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        value = value.astype(np.uint64)
-    value = (value * 0x9E3779B97F4A7C15 & _MASK) ^ seed
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
-    return value ^ value >> 31
+            return (chosen % size.astype(np.uint64)).astype(np.int64)
+        return chosen % size

@@ -1,8 +1,8 @@
-"""A keyed hash of plain keys: the same number on every machine, in every process and version of Python.
+"""Keyed hashes of plain keys and of numbers: the same on every machine, in every process and version of Python.
 
 Keys are written down unambiguously (a letter for the type, lengths before what has one), then hashed.
 
-Source: J.-P. Aumasson et al., "BLAKE2: simpler, smaller, fast as MD5", 2013.
+Source: J.-P. Aumasson et al., "BLAKE2: simpler, smaller, fast as MD5", 2013; S. Vigna's SplitMix64.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from __future__ import annotations
 import hashlib
 import operator
 from typing import Any
+
+import numpy as np
+
+_MASK = 2**64 - 1
 
 
 class KeyedHash:
@@ -53,3 +57,13 @@ def _encoded(key: Any) -> bytes:
             f"a key must be a str, bytes, an integer or a tuple of these, got {key!r:.200} of type {type(key).__name__}"
         ) from None
     return b"i" + number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
+
+
+def mixed(value: Any, seed: int) -> Any:
+    """A hash of 64 bits: of an ``int``, or of each of an array of integers; ``seed`` is one below ``2**64``."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        value = value.astype(np.uint64)
+    value = (value * 0x9E3779B97F4A7C15 & _MASK) ^ seed
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31

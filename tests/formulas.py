@@ -1,6 +1,7 @@
 """Formulas of the specification, as it words them."""
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -66,3 +67,32 @@ def bucket_batches(epoch, lengths, boundaries, sizes, window, seed, drop=False):
                 held[b] = held[b][size:]
         batches += [ready[i] for i in window_order(len(ready), seed + epoch * num_windows + w)[::-1]]
     return batches
+
+
+def block_shuffled(i, length, block_size, group_size, seed):
+    """The index in the parent of what is at ``i``, by making a list of the whole epoch."""
+    epoch = i // length
+    return epoch * length + block_shuffled_epoch(epoch, length, block_size, group_size, seed)[i - epoch * length]
+
+
+@functools.cache
+def block_shuffled_epoch(epoch, length, block_size, group_size, seed):
+    blocks = [list(range(start, min(start + block_size, length))) for start in range(0, length, block_size)]
+    whole = [block for block in blocks if len(block) == block_size]
+    order = [whole[shuffled(i, len(whole), seed + epoch) % len(whole)] for i in range(len(whole))]
+    if len(whole) < len(blocks):
+        order.insert(mixed(epoch, mixed(2, seed)) % len(blocks), blocks[-1])
+    groups = [[*itertools.chain(*order[start : start + group_size])] for start in range(0, len(order), group_size)]
+    found = []
+    for g, group in enumerate(groups):
+        group_seed = (mixed(1, seed) & 0xFFFFFFFF) + epoch * len(groups) + g
+        found += [group[shuffled(i, len(group), group_seed) % len(group)] for i in range(len(group))]
+    return found
+
+
+def mixed(value, seed):
+    """SplitMix64, finalised from a value and a seed."""
+    z = (value * 0x9E3779B97F4A7C15 % 2**64) ^ seed
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from entry import Fan, MapEntry, Vectored, add_ten, draw, drop_threes, fan, in_pairs, not_multiple_of_three, pair, repeated
-from formulas import bucket_batches, chosen, shuffled, stream, window_shuffled
+from formulas import block_shuffled, bucket_batches, chosen, shuffled, stream, window_shuffled
 
 from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding, ShardOptions
@@ -149,6 +149,13 @@ _ROWS: list[tuple[Any, ...]] = [
     ("shuffle", lambda: tens().shuffle(seed=3), lambda i: shuffled(i, 10, 3) % 10, 10),
     ("shuffle_one", lambda: _range(1).shuffle(seed=3), lambda i: 0, 1),
     ("shuffle_index", lambda: indexed().shuffle(seed=3), lambda i: at(shuffled(i, 10, 3)), 10),
+    (
+        "block_shuffle",
+        lambda: indexed().block_shuffle(3, group_size=2, seed=5),
+        lambda i: at(block_shuffled(i, 10, 3, 2, 5)),
+        10,
+    ),
+    ("block_shuffle_whole", lambda: tens().block_shuffle(5, seed=5), lambda i: ten(block_shuffled(i, 10, 5, 512, 5)), 10),
     ("split", lambda: indexed().split(PARTS, seed=3)["b"], of_part([0, 4, 6, 7]), 4),
     ("split_by", lambda: indexed().split(PARTS, seed=3, by=in_pairs)["b"], of_part([4, 5, 6, 7]), 4),
     ("slice", lambda: indexed()[1:9:3], lambda i: at(sliced(i, 10, slice(1, 9, 3))), 3),

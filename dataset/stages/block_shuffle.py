@@ -1,0 +1,143 @@
+"""``block_shuffle``: a shuffle that reads storage in blocks."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gristmill.core.errors import as_int
+from gristmill.core.keyed_hash import mixed
+from gristmill.core.permutation import Permutation
+from gristmill.dataset.bases.map import ReindexMapDataset
+from gristmill.dataset.bases.node import random_seed
+from gristmill.dataset.bases.parameters import Parameters, silent
+
+T = TypeVar("T")
+
+_GROUPS, _PLACES = 1, 2  # what seeds are derived for
+
+
+class BlockShuffleParameters(Parameters):
+    block_size: int
+    group_size: int
+    seed: int = silent()
+
+    def __post_init__(self) -> None:
+        self._replace(
+            block_size=as_int("block_size", self.block_size, minimum=1),
+            group_size=as_int("group_size", self.group_size, minimum=1),
+        )
+
+
+class BlockShuffleMapDataset(ReindexMapDataset[T]):
+    """The parent's elements: blocks of them in a pseudo-random order, all elements of a group of blocks in another.
+
+    Order: in epoch ``e``, whole blocks are permuted by ``index_shuffle`` with seed ``seed + e``; a shorter last block has a place
+    among them that follows from seed and epoch. Group ``g`` of the ``n`` of an epoch is permuted with a seed derived from ``seed``,
+    plus ``e * n + g``. Cost: about 0.2 µs per element in blocks, 5 µs for a single one.
+    """
+
+    _parameters: BlockShuffleParameters
+    _moves_records = _is_reshuffled = True
+
+    def __init__(self, parent: Any, block_size: int = 256, *, group_size: int = 512, seed: int | None = None) -> None:
+        super().__init__(parent)
+        seed = random_seed(self, seed, "block_shuffle", bits=32)
+        self._parameters = BlockShuffleParameters(block_size, group_size, seed)
+        self._order = _Order(0, self._parameters)
+
+    @property
+    def _limit(self) -> int:
+        length = len(self)
+        return max(2**62 - length, length - 1)
+
+    def _current_order(self) -> _Order:
+        length = len(self._parents[0])
+        if self._order.length != length:  # it may change as long as nothing downstream has fixed it
+            self._order = _Order(length, self._parameters)
+        self._check_not_empty(length)
+        return self._order
+
+    def _reindex(self, index: Any) -> Any:
+        order = self._current_order()
+        epoch = index // order.length
+        return order.position(epoch, index - epoch * order.length) + epoch * order.length
+
+
+class _Order:
+    """The order of ``length`` elements in every epoch."""
+
+    def __init__(self, length: int, parameters: BlockShuffleParameters) -> None:
+        self.length = length
+        self.block_size, self.group_size = parameters.block_size, parameters.group_size
+        self.num_whole = length // self.block_size  # blocks
+        self.missing = -length % self.block_size  # elements that the last block lacks
+        self.num_blocks = self.num_whole + (self.missing > 0)
+        self.num_groups = -(-self.num_blocks // self.group_size)
+        self.most = self.block_size * self.group_size  # elements of a group
+        self._place_seed = mixed(_PLACES, parameters.seed)
+        self._group_seed = mixed(_GROUPS, parameters.seed) & 0xFFFFFFFF
+        self._blocks = Permutation(self.num_whole, parameters.seed)
+        self._groups: dict[int, Permutation] = {}  # by their length: there are no more than four
+
+    def position(self, epoch: Any, index: Any) -> Any:
+        """Where the element ``index`` of ``epoch`` is in the parent: of ``int``s, or of arrays of them."""
+        group, start, length, place = self.group(epoch, index)
+        offset = self._permuted(epoch * self.num_groups + group, index - start, length)
+        first = group * self.group_size  # block of the group; the short one, if it is here, is followed by what it lacks
+        end_of_short = (place - first + 1) * self.block_size - self.missing
+        has_short = (first <= place) & (place < first + self.group_size)
+        offset = offset + self.missing * (has_short & (offset >= end_of_short))
+        block = first + offset // self.block_size
+        return self._block_at(epoch, block, place) * self.block_size + offset % self.block_size
+
+    def group(self, epoch: Any, index: Any) -> tuple[Any, Any, Any, Any]:
+        """The group that an element is in, its first index and its length; and the place of the short block among all."""
+        place = self._place(epoch)
+        shorter = place // self.group_size  # the group that lacks something
+        is_after = index >= _least((shorter + 1) * self.most, self.num_blocks * self.block_size) - self.missing
+        group = (index + self.missing * is_after) // self.most
+        start = group * self.most - self.missing * is_after
+        length = _least(self.most, self.num_blocks * self.block_size - group * self.most) - self.missing * (group == shorter)
+        return group, start, length, place
+
+    def _place(self, epoch: Any) -> Any:
+        if not self.missing:
+            return epoch * 0 + self.num_blocks  # behind all
+        place = mixed(epoch, self._place_seed) % self.num_blocks
+        return place.astype(np.int64) if isinstance(place, np.ndarray) else place
+
+    def _permuted(self, number: Any, offset: Any, length: Any) -> Any:
+        """Offsets in groups of these numbers and lengths, permuted."""
+        if type(offset) is int:
+            return self._permutation(length).one(number, offset)
+        first = length[0]
+        if (length == first).all():
+            return self._permutation(int(first)).many(number, offset)
+        result = np.empty(len(offset), np.int64)
+        for one in np.unique(length):
+            here = length == one
+            result[here] = self._permutation(int(one)).many(number[here], offset[here])
+        return result
+
+    def _permutation(self, length: int) -> Permutation:
+        found = self._groups.get(length)
+        if found is None:
+            found = self._groups[length] = Permutation(length, self._group_seed)
+        return found
+
+    def _block_at(self, epoch: Any, block: Any, place: Any) -> Any:
+        """Which block is at a place in the permuted order; the short one has the highest number."""
+        if not self.num_whole:
+            return block * 0
+        among_whole = block - (block > place)
+        if type(block) is int:
+            return self.num_whole if block == place else self._blocks.one(epoch, among_whole)
+        is_short = block == place
+        found = self._blocks.many(epoch, among_whole - is_short * (among_whole >= self.num_whole))
+        return np.where(is_short, self.num_whole, found)
+
+
+def _least(one: Any, other: Any) -> Any:
+    return one - (one - other) * (one > other)
