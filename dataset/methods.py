@@ -512,14 +512,15 @@ class MapPartMethods(Generic[T_co]):
     """Some of the elements, all of them several times, or blocks of them."""
 
     def block_shuffle(self, block_size: int = 256, *, group_size: int = 512, seed: int | None = None) -> MapDataset[T_co]:
-        """Returns a dataset of the same elements, shuffled so that storage is read in blocks: nearly as well mixed as by ``shuffle``.
+        """Returns a dataset of the same elements, shuffled so that storage is read in blocks.
 
-        An addition to Grain's methods. Blocks of ``block_size`` consecutive elements are permuted; ``group_size`` of them in a row
-        make a group, all elements of which are permuted; every epoch differs. Iteration reads each block once, in one call of a
-        source's ``__getitems__``, and keeps what is still to come: up to ``block_size * group_size`` elements of this step's
-        input, as far as there is memory for what is ahead (``DatasetOptions(max_bytes_ahead)``). So call it right behind the source.
+        An addition to Grain's methods: elements are nearly as well mixed as by ``shuffle``. Blocks of ``block_size`` consecutive
+        elements are permuted; ``group_size`` of them in a row make a group, all elements of which are permuted; every epoch has
+        another order. Iteration reads each block once, in one call of a source's ``__getitems__``, and keeps what is still to
+        come: up to ``block_size * group_size`` elements of this step's input, as far as there is memory for what is ahead
+        (``DatasetOptions(max_bytes_ahead=...)``). So call it right behind the source.
 
-        Costs no time at construction, and no memory that grows with the data but these elements.
+        Costs no time at construction, and no memory that grows with the data.
 
         Args:
             block_size: elements per block, at least 1; as many as storage reads well at once. The last block may be shorter.

@@ -14,9 +14,10 @@ from __future__ import annotations
 import functools
 import operator
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from gristmill.dataset.ahead.kept import KeptBlocks
 from gristmill.dataset.ahead.readahead import ReadAhead, Stream, compute_in_order
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.waits import BudgetWaits
@@ -45,6 +46,9 @@ class Reader:
         self.reads_once = ds._draws_once
         self._ds = ds
         self._read_from: Any = ds  # or what an observer has made of it
+        self._keeps_blocks = ds._draws_blocks and not self.reads_once
+        self._blocks: KeptBlocks | None = None
+        self._compute = self._computing()
         self._length = len(ds)
         self._buffer_size = buffer_size
         self._ahead: ReadAhead | None = None
@@ -104,7 +108,7 @@ class Reader:
             self.log.note(index, index + n)
         self._index, self._keeps = index + n, True
         self._feed = Feed(range(index, index + n))
-        return stream_elements(self._ds, self._feed), n
+        return (self._stream_from_kept(self._feed) if self._keeps_blocks else stream_elements(self._ds, self._feed)), n
 
     @property
     def last_of_part(self) -> int | None:
@@ -165,6 +169,9 @@ class Reader:
         self._kept, self._error, self._part, self._feed, self._ahead, self._keeps = [], None, None, None, None, False
         if self._finalizer is not None:
             self._finalizer()
+        if self._blocks is not None:
+            self._blocks.close()
+            self._blocks = None
 
     def close(self) -> None:
         """As ``stop``, for ever."""
@@ -174,17 +181,36 @@ class Reader:
     def observe(self, observed: Any) -> None:
         """Reads from ``observed``, which somebody has made of the dataset; ``None``: from the dataset itself."""
         self._read_from = self._ds if observed is None else observed
+        self._compute = self._computing()
         if self._ahead is not None:
-            self._ahead.compute, self._ahead.stream = self._read_from._block, self._stream
+            self._ahead.compute, self._ahead.stream = self._compute, self._stream
+
+    def _computing(self) -> Callable[[Any], list[Any]]:
+        """What computes blocks."""
+        return self._compute_from_kept if self._keeps_blocks else self._read_from._block
+
+    def _compute_from_kept(self, indices: Any) -> list[Any]:
+        with self._kept_blocks().reading():
+            elements: list[Any] = self._read_from._block(indices)
+            return elements
+
+    def _stream_from_kept(self, feed: Feed) -> Iterator[Any]:
+        with self._kept_blocks().reading():
+            return stream_elements(self._ds, feed)
+
+    def _kept_blocks(self) -> KeptBlocks:
+        if self._blocks is None:
+            self._blocks = KeptBlocks(self.ctx.budget)
+        return self._blocks
 
     @property
     def _stream(self) -> Stream | None:
         """What computes elements one after the other; while somebody observes blocks, these are of one element or nothing."""
         if self._read_from is self._ds:
-            return functools.partial(stream_elements, self._ds)
+            return self._stream_from_kept if self._keeps_blocks else functools.partial(stream_elements, self._ds)
         if not self.reads_once:
             return None
-        block = self._read_from._block
+        block = self._compute
         return lambda feed: one_by_one(lambda i: block(range(i, i + 1))[0], feed.steps([*feed.indices]))
 
     def _collect(self) -> None:
@@ -216,11 +242,11 @@ class Reader:
         indices = range(index, index + n)
         if n == 1 or not self.reads_once:
             try:
-                return self._read_from._block(indices)
+                return self._compute(indices)
             except Exception:
                 if n == 1:
                     raise
-        elements, error = compute_in_order(self._read_from._block, self._stream, indices)
+        elements, error = compute_in_order(self._compute, self._stream, indices)
         if elements and isinstance(error, Exception):
             self._error, self._keeps = error, True
         elif error is not None:
@@ -235,7 +261,7 @@ class Reader:
             raise ValueError("the iterator was closed while it waited for its next element")
         if self._ahead is None or not self._ahead.is_here:
             self.stop()
-            what = self._read_from._block, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
+            what = self._compute, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
             self._ahead = ReadAhead(*what, stream=self._stream, log=self.log, rate=self._rate, waits=self.waits)
             self._finalizer = weakref.finalize(self, self._ahead.close)
         return self._ahead

@@ -16,7 +16,7 @@ from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.feed import Feed, StopInStream, one_by_one, what_failed
 from gristmill.dataset.bases.habits import OF_MAP_DATASETS, with_hints
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
-from gristmill.dataset.bases.node import DatasetNode, as_parents, dropping_steps, reads_once, spec_of_first_parent
+from gristmill.dataset.bases.node import DatasetNode, ancestors, as_parents, dropping_steps, reads_once, spec_of_first_parent
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.methods import MapBucketMethods, MapDatasetMeta, MapElementMethods, MapPartMethods, MapSequenceMethods
@@ -63,6 +63,7 @@ class MapDataset(
     _node_family = "MapDataset"
     _parents: tuple[MapDataset[Any], ...] = ()
     _current_instrument: Instrument | None = None  # of an object of a user's class
+    _reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)
     # What its positions hold over the epochs (see ``epochs``).
     _moves_records = False
     _has_one_epoch = False
@@ -124,6 +125,11 @@ class MapDataset(
     def _draws_once(self) -> bool:
         """Whether something upstream may not give the same element when it is asked again."""
         return reads_once(self)
+
+    @cached
+    def _draws_blocks(self) -> bool:
+        """Whether something upstream reads blocks, of which more elements will come."""
+        return any([getattr(node, "_reads_blocks", False) for node in ancestors(self)])
 
     @property
     def _reads_once(self) -> bool:

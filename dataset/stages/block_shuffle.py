@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from gristmill.core.errors import as_int
+from gristmill.core.indices import Indices, as_ints
 from gristmill.core.keyed_hash import mixed
 from gristmill.core.permutation import Permutation
+from gristmill.dataset.ahead.kept import current
+from gristmill.dataset.bases.feed import Feed, one_by_one
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed
 from gristmill.dataset.bases.parameters import Parameters, silent
@@ -34,12 +38,12 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
     """The parent's elements: blocks of them in a pseudo-random order, all elements of a group of blocks in another.
 
     Order: in epoch ``e``, whole blocks are permuted by ``index_shuffle`` with seed ``seed + e``; a shorter last block has a place
-    among them that follows from seed and epoch. Group ``g`` of the ``n`` of an epoch is permuted with a seed derived from ``seed``,
+    among them that follows from seed and epoch. Group ``g`` of the ``n`` of an epoch is permuted with a seed derived from it
     plus ``e * n + g``. Cost: about 0.2 µs per element in blocks, 5 µs for a single one.
     """
 
     _parameters: BlockShuffleParameters
-    _moves_records = _is_reshuffled = True
+    _moves_records = _is_reshuffled = _reads_blocks = True
 
     def __init__(self, parent: Any, block_size: int = 256, *, group_size: int = 512, seed: int | None = None) -> None:
         super().__init__(parent)
@@ -58,6 +62,38 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
             self._order = _Order(length, self._parameters)
         self._check_not_empty(length)
         return self._order
+
+    def _block(self, indices: Indices) -> list[Any]:
+        blocks = current()
+        if blocks is None or not (isinstance(indices, range) or len(indices) == 1):
+            return super()._block(indices)
+        return blocks.take(self, as_ints(indices), indices.step if isinstance(indices, range) else None)
+
+    def _stream(self, feed: Feed) -> Iterator[Any]:
+        blocks, indices = current(), feed.indices
+        if blocks is None or not isinstance(indices, range):
+            return super()._stream(feed)
+        return one_by_one(lambda i: blocks.take(self, [i], indices.step)[0], feed.steps([*indices]))
+
+    # What those ask who keep blocks (see ``kept``).
+
+    def span(self, index: int) -> range:
+        order = self._current_order()
+        epoch, position = divmod(index, order.length)
+        _, start, length, _ = order.group(epoch, position)
+        return range(epoch * order.length + start, epoch * order.length + start + length)
+
+    def keys(self, indices: Sequence[int]) -> Any:
+        return np.asarray(self._moved(indices))
+
+    def block(self, key: int) -> range:
+        order = self._current_order()
+        epoch, position = divmod(key, order.length)
+        start = key - position % order.block_size
+        return range(start, min(start + order.block_size, (epoch + 1) * order.length))
+
+    def read(self, keys: Sequence[int]) -> list[Any]:
+        return self._parents[0]._block(keys)
 
     def _reindex(self, index: Any) -> Any:
         order = self._current_order()
