@@ -80,6 +80,18 @@ def _in_lanes(ds: Any, num_lanes: int | None = None, *, options: WorkerOptions, 
     return _by_workers(ds, replace(options, num_workers=num_workers, num_lanes=num_lanes), worker_init_fn)
 
 
+def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
+    from gristmill.dataset.bases.node import ancestors
+
+    for node in ancestors(ds):
+        if node._mixes_over is not None and isinstance(batch_size, int) and node._mixes_over < batch_size:
+            warnings.warn(
+                f"{node!s:.200} mixes {node._mixes_over} elements at a time, fewer than a batch of {batch_size} has: every "
+                "batch is of few blocks. Use a larger group_size, so that a group has the elements of many batches",
+                stacklevel=3,
+            )
+
+
 class _DatasetMeta(abc.ABCMeta):
     def __dir__(cls) -> list[str]:
         return without_hints(cls, super().__dir__())
@@ -369,6 +381,7 @@ class MapSequenceMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.batch import BatchMapDataset
 
+        _warn_of_small_groups(self, batch_size)
         return BatchMapDataset(self, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
 
     def global_batch(
@@ -879,6 +892,7 @@ class IterSequenceMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.batch import BatchIterDataset
 
+        _warn_of_small_groups(self, batch_size)
         return BatchIterDataset(self, batch_size, drop_remainder=drop_remainder, batch_fn=batch_fn)
 
     def global_batch(

@@ -129,16 +129,29 @@ def graph_svg(graph: Graph, notes: Notes = None, weights: Weights = None) -> str
     boxes = _boxes(graph, notes or {}, weights or {})
     width, height = _place(boxes)
     edges = [edge for box in boxes for edge in _edges(box)]
+    return svg_picture(
+        width, height, "graph of the pipeline", [*edges, *[_drawn(box, is_output=not i) for i, box in enumerate(boxes)]]
+    )
+
+
+def svg_picture(width: float, height: float, label: str, parts: Sequence[str]) -> str:
+    """Returns a picture as SVG: what is in it, in the colours of the reader's choice.
+
+    Args:
+        width: in pixels, as ``height``.
+        height: of the picture.
+        label: what it is, for those who do not see it.
+        parts: elements of SVG, which may use the classes of the style and the marker ``gm-arrow``.
+    """
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="gm" width="{width:.0f}" height="{height:.0f}" '
-            f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="graph of the pipeline">',
+            f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{safe(label)}">',
             f"<style>{_STYLE}</style>",
             '<defs><marker id="gm-arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
             'markerUnits="userSpaceOnUse" orient="auto"><path class="gm-arrow" d="M0 0L8 4L0 8z"/></marker></defs>',
             f'<rect class="gm-back" width="{width:.0f}" height="{height:.0f}"/>',
-            *edges,
-            *[_drawn(box, is_output=not i) for i, box in enumerate(boxes)],
+            *parts,
             "</svg>",
         ]
     )

@@ -195,8 +195,16 @@ class Reader:
             return elements
 
     def _stream_from_kept(self, feed: Feed) -> Iterator[Any]:
-        with self._kept_blocks().reading():
-            return stream_elements(self._ds, feed)
+        reading = self._kept_blocks().reading
+        with reading():
+            stream = stream_elements(self._ds, feed)
+        while True:
+            with reading():
+                try:
+                    element = next(stream)
+                except StopIteration:
+                    return
+            yield element
 
     def _kept_blocks(self) -> KeptBlocks:
         if self._blocks is None:

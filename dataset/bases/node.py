@@ -83,6 +83,7 @@ class DatasetNode(Node):
     _drops = False  # whether this step may leave out elements of its parent
     _adds_step = True  # whether it counts in the distance of a seed (what does not has one parent)
     _is_share = False  # whether it is a worker's part of its parent
+    _mixes_over: int | None = None  # elements among which it mixes, where these are not all
     _starts_workers = False  # whether its iterators start processes
 
     @property

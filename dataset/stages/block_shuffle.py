@@ -50,6 +50,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         seed = random_seed(self, seed, "block_shuffle", bits=32)
         self._parameters = BlockShuffleParameters(block_size, group_size, seed)
         self._order = _Order(0, self._parameters)
+        self._mixes_over = self._parameters.block_size * self._parameters.group_size
 
     @property
     def _limit(self) -> int:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from gristmill.diagnostics.attended import PipelineStalledError
-from gristmill.diagnostics.cli import run, state
+from gristmill.diagnostics.cli import run, shuffle, state
 from gristmill.diagnostics.cli.target import CommandError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=_PROG, description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_state, _add_run_as_grain):
+    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_shuffle, _add_state, _add_run_as_grain):
         add(commands)
     return parser
 
@@ -135,6 +135,27 @@ def _add_inspect(commands: Commands) -> None:
     command.add_argument("--run", action="store_true", help="read the first element, to show what elements look like")
     _add_stall_seconds(command)
     command.add_argument("--output", metavar="FILE", help="write the graph there, too: .svg, .html, .dot, .json or .txt")
+
+
+def _add_shuffle(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "shuffle",
+        "show how well elements are mixed",
+        "Shows how far batches are from the whole, what neighbours have in common, and how many blocks of storage\n"
+        "a batch touches. Reads up to --max-batches batches.",
+        ["shuffle train.py:ds --key label", "shuffle train.py:make_dataset --batch-size 512 --output shuffle.svg"],
+    )
+    command.set_defaults(command=shuffle.shuffle)
+    _add_pipeline(command)
+    command.add_argument(
+        "--key", metavar="NAME", help="the entry of elements that is their class (default: the position in the source)"
+    )
+    command.add_argument("--batch-size", type=int, default=256, metavar="N", help="elements of a batch (default: 256)")
+    command.add_argument("--block-size", type=int, default=256, metavar="N", help="records of a block of storage (default: 256)")
+    command.add_argument("--max-batches", type=int, default=256, metavar="N", help="the most batches to look at (default: 256)")
+    command.add_argument("--json", action="store_true", help="print the figures as JSON")
+    command.add_argument("--output", metavar="FILE", help="write a picture there, as SVG")
 
 
 def _add_head(commands: Commands) -> None:

@@ -1,0 +1,47 @@
+"""The command ``shuffle``: how well elements are mixed."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Generator
+from typing import Any
+
+from gristmill.diagnostics.cli.target import CommandError, load_pipeline
+from gristmill.diagnostics.shuffle_quality import shuffle_quality
+
+
+def shuffle(args: Namespace) -> Generator[str, None, int]:
+    """The figures, and a picture in a file."""
+    pipeline = load_pipeline(args.pipeline)
+    try:
+        quality = shuffle_quality(
+            pipeline, _key(args.key), args.batch_size, block_size=args.block_size, max_batches=args.max_batches
+        )
+    except (TypeError, ValueError) as error:
+        if note_free(error):
+            raise CommandError(str(error)) from error
+        raise
+    yield json.dumps(quality.to_dict()) if args.json else str(quality)
+    if args.output is not None:
+        try:
+            quality.save_svg(args.output)
+        except OSError as error:
+            raise CommandError(f"--output: {error}") from error
+    return 0
+
+
+def _key(name: str | None) -> Callable[[Any], Any] | None:
+    if name is None:
+        return None
+
+    def key(element: Any) -> Any:
+        value = element[int(name) if isinstance(element, list | tuple) else name]
+        return value.item() if hasattr(value, "item") else value
+
+    return key
+
+
+def note_free(error: Exception) -> bool:
+    """Whether it is about what was asked for, and not of the pipeline."""
+    return not getattr(error, "__notes__", None)
