@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gristmill.diagnostics import observe as observe
     from gristmill.diagnostics import start_telemetry as start_telemetry
     from gristmill.diagnostics import stop_telemetry as stop_telemetry
+    from gristmill.diagnostics import verify as verify
     from gristmill.diagnostics import visualize as visualize
     from gristmill.install import install_as_grain as install_as_grain
     from gristmill.loader import DataLoaderIterator as DataLoaderIterator
@@ -83,6 +84,7 @@ _NAMES = {
     "observe": "gristmill.diagnostics",
     "start_telemetry": "gristmill.diagnostics",
     "stop_telemetry": "gristmill.diagnostics",
+    "verify": "gristmill.diagnostics",
     "visualize": "gristmill.diagnostics",
 }
 

@@ -6,12 +6,14 @@ from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telem
 from gristmill.diagnostics.shuffle_quality import ShuffleQuality, shuffle_quality
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary
 from gristmill.diagnostics.verdict import Diagnosis
+from gristmill.diagnostics.verification import Report, verify
 from gristmill.diagnostics.view import View, diagnose, get_execution_summary, observe
 
 __all__ = [
     "BudgetUse",
     "Diagnosis",
     "ExecutionSummary",
+    "Report",
     "ShuffleQuality",
     "Snapshot",
     "StageSummary",
@@ -22,5 +24,6 @@ __all__ = [
     "shuffle_quality",
     "start_telemetry",
     "stop_telemetry",
+    "verify",
     "visualize",
 ]

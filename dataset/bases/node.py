@@ -11,7 +11,7 @@ import numpy as np
 from gristmill.core import hooks
 from gristmill.core.cached import cached
 from gristmill.core.inert import STATS
-from gristmill.core.options import DatasetOptions
+from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.core.seeds import check_seed, derive_seed
 from gristmill.core.state import shown
 from gristmill.dataset.bases.habits import without_hints
@@ -128,6 +128,12 @@ class DatasetNode(Node):
         attributes.setdefault("_default_seed", default_seed(self))
         return new
 
+    def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
+        """This step, computed by others, if it says by whom: by such threads, or so many worker processes. The elements, their
+        order and the states are the same; itself if that cannot be.
+        """
+        return self
+
     def pipe(self, func: Callable[..., S], /, *args: Any, **kwargs: Any) -> S:
         """Returns ``func(self, *args, **kwargs)``: lets any function of a dataset stand in a chain of methods.
 
@@ -137,6 +143,11 @@ class DatasetNode(Node):
             3
         """
         return func(self, *args, **kwargs)
+
+
+def computed_by(ds: Any, *, threads: ReadOptions | None = None, num_workers: int | None = None) -> Any:
+    """``ds``, computed by other threads or by another number of worker processes; itself if that cannot be."""
+    return ds._computed_by(threads, num_workers)
 
 
 def spec_of(ds: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
+from gristmill.core.options import ReadOptions
 from gristmill.core.ray_options import RayOptions, WorkerOptions
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iter import IterDataset
@@ -69,6 +71,13 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 
     def _num_elements(self) -> Length:
         return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice)
+
+    def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
+        options = self._options
+        if num_workers in (None, options.num_workers) or isinstance(options, RayOptions) or num_workers > self._num_lanes:
+            return self
+        workers = dataclasses.replace(options, num_workers=num_workers, num_lanes=self._num_lanes)
+        return MultiprocessPrefetchIterDataset(self._parent, workers, self._worker_init_fn, self._sequential_slice)
 
     def __iter__(self) -> DatasetIterator[T]:
         if not self._options.num_workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -61,6 +62,13 @@ class PrefetchIterDataset(IterDataset[T]):
     @property
     def _work_options(self) -> Sequence[Any]:
         return (self._parameters.read_options,)
+
+    def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
+        if threads is None:
+            return self
+        new = copy.copy(self)
+        new._parameters = self._parameters.replaced(read_options=threads)
+        return new
 
     def __iter__(self) -> DatasetIterator[T]:
         return PrefetchDatasetIterator(self._parents[0], self._parameters)

@@ -272,6 +272,9 @@ class StreamOrderIterDataset(IterDataset[T]):
     def _over(self, replaced: Callable[[Any], Any]) -> StreamOrderIterDataset[T]:
         return StreamOrderIterDataset(replaced(self._parent), self._workers)
 
+    def _computed_by(self, threads: ReadOptions | None, num_workers: int | None) -> Any:
+        return self._parent if num_workers == 0 else self
+
     def _divided(self, division: Division) -> Any:
         raise ValueError(
             f"{self} cannot be shared out among {division.num_workers} workers: its elements are those of one stream. Apply "

@@ -1,0 +1,108 @@
+"""Whether a pipeline gives the same under a condition."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gristmill.core.state import state_from_text
+from gristmill.diagnostics.verification.conditions import Condition
+from gristmill.diagnostics.verification.outcomes import (
+    Clock,
+    Difference,
+    Outcome,
+    closed,
+    first_difference,
+    outcomes_of,
+    recorded,
+)
+from gristmill.diagnostics.verification.subject import Subject
+
+_MAX_FOLLOWED = 3  # states that are written otherwise and are followed, to see where they lead
+_FOLLOWED_STEPS = 8
+
+
+@dataclass
+class Comparison:
+    """What was found.
+
+    Args:
+        difference: the first one; ``None`` if there is none.
+        num: how many outcomes were compared.
+        num_wanted: how many there were to compare.
+    """
+
+    difference: Difference | None
+    num: int
+    num_wanted: int
+
+
+def compare(condition: Condition, subject: Subject, num: int, clock: Clock, base: Sequence[Outcome] | None = None) -> Comparison:
+    """Runs ``subject`` under ``condition``.
+
+    Args:
+        condition: under which it must be the same.
+        subject: what is run.
+        num: how many outcomes to compare.
+        clock: when to stop.
+        base: what the subject gives as it is, if that is known.
+
+    Raises:
+        CannotRunError: the condition does not apply.
+    """
+    own = condition.base(subject, num, clock.part(0.5))
+    if own is not None:
+        base = own
+    elif base is None:
+        base = recorded(subject.open, num, clock.part(0.5))
+    seen: set[int] = set()
+    others: list[tuple[int, Any, Any]] = []
+    found: Difference | None = None
+    for step, outcome in condition.run(subject, len(base), clock):
+        if step >= len(base):
+            continue
+        seen.add(step)
+        expected = base[step]
+        difference = first_difference(step, expected, outcome)
+        if difference is not None and (found is None or step < found.step):
+            found = difference
+            if not condition.is_unordered:
+                break
+        if condition.compares_states and outcome.state is not None is not expected.state and outcome.state != expected.state:
+            others.append((step, expected.state, outcome.state))
+    if found is None:
+        found = _different_places(others, condition.open(subject), clock) if others else None
+    return Comparison(found, len(seen), len(base))
+
+
+def _different_places(
+    states: Sequence[tuple[int, Any, Any]], open_iterator: Callable[[], Any], clock: Clock
+) -> Difference | None:
+    """The first of some pairs of states that do not lead to the same elements. How a state is written may vary with what an
+    iterator has in memory.
+    """
+    for step, *pair in states[:_MAX_FOLLOWED]:
+        if not all([isinstance(state, str) for state in pair]):
+            continue  # too long to be kept
+        following = [_following(open_iterator, state) for state in pair]
+        for x, y in zip(*following, strict=False):
+            if isinstance(x, str) or isinstance(y, str) or first_difference(step, x, y) is not None:
+                shown = [text if len(text) <= 200 else f"{text[:200]}…" for text in pair]
+                return Difference(step, "the state after it", (shown[0], shown[1]))
+        if clock.is_over:
+            break
+    return None
+
+
+def _following(open_iterator: Callable[[], Any], state: str) -> list[Any]:
+    """What comes after a state; the error as text if it is refused."""
+    it = open_iterator()
+    try:
+        it.set_state(state_from_text(state, it))
+        return list(itertools.islice(outcomes_of(it, with_states=False), _FOLLOWED_STEPS))
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+    finally:
+        closed(it)

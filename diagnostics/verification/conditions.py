@@ -1,0 +1,320 @@
+"""The conditions under which a pipeline must give the same: what each of them runs, and what that is compared with.
+
+A condition gives outcomes with the steps that they are of, in any order. What is the same under it is promised by the guides: with
+lanes the stream of any number of workers, for instance, and not the stream without lanes.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from gristmill.core.state import state_from_text
+from gristmill.dataset.bases.iterator import iterate, marked, pull, return_to
+from gristmill.dataset.bases.map import read
+from gristmill.diagnostics.verification.fresh import Surroundings, run_fresh
+from gristmill.diagnostics.verification.outcomes import (
+    Clock,
+    Outcome,
+    closed,
+    element_outcome,
+    end_outcome,
+    error_outcome,
+    outcomes_of,
+    recorded,
+    state_text,
+)
+from gristmill.diagnostics.verification.subject import NUM_WORKERS, WHOLE, Part, Subject
+
+Found = Iterator[tuple[int, Outcome]]
+_SEED = 20  # of what is drawn here
+_MAX_BLOCK = 17
+
+
+class CannotRunError(Exception):
+    """A condition does not apply, for a reason that is said."""
+
+
+class Condition(abc.ABC):
+    """A way of running a pipeline.
+
+    Args:
+        part: of which part of the pipeline it is.
+    """
+
+    name: str
+    otherwise: str  # the reason of a difference of which nothing else is known
+    compares_states = True
+    is_unordered = False  # whether outcomes come in another order than their steps
+    is_about: Literal["runs", "threads", "processes"] = "runs"
+
+    def __init__(self, part: Part = WHOLE) -> None:
+        self.part = part
+
+    def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome] | None:
+        """What is to be the same; ``None``: what the pipeline gives as it is."""
+        return None
+
+    @abc.abstractmethod
+    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+        """Up to ``num`` outcomes with their steps.
+
+        Raises:
+            CannotRunError: the condition does not apply.
+        """
+
+    def open(self, subject: Subject) -> Callable[[], Any]:
+        """What makes iterators that read the states of this condition."""
+        return subject.open
+
+
+class Again(Condition):
+    name = "a second run"
+    otherwise = "it gives something else in every run"
+
+    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+        yield from enumerate(recorded(subject.open_as_given, num, clock, not subject.has_states_of_its_own))
+
+
+class RandomOrder(Condition):
+    name = "ds[i] in random order"
+    otherwise = "an element depends on which others were asked for before"
+    compares_states = False
+    is_unordered = True
+
+    def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome]:
+        return [x for _, x in self._elements(subject, range(self._num(subject, num)), clock)]
+
+    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+        indices = list(range(self._num(subject, num)))
+        random.Random(_SEED).shuffle(indices)
+        return self._elements(subject, indices, clock)
+
+    def _num(self, subject: Subject, num: int) -> int:
+        if subject.map is None:
+            raise CannotRunError("nothing is read by index")
+        return min(num, len(subject.map))
+
+    def _elements(self, subject: Subject, indices: Any, clock: Clock) -> Found:
+        for i in indices:
+            if clock.is_over:
+                return
+            try:
+                yield i, element_outcome(subject.map[i])  # type: ignore[index]
+            except Exception as error:
+                yield i, error_outcome(error)
+
+
+class Blocks(Condition):
+    name = "blocks of other sizes"
+    otherwise = "an element depends on how many are asked for at once"
+
+    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+        rng, step, it = random.Random(_SEED), 0, subject.open()
+        try:
+            while step < num and not clock.is_over:
+                size = min(rng.randint(1, _MAX_BLOCK), num - step)
+                block, outcome = _block(it, size)
+                for i, element in enumerate(block, 1):
+                    yield step, element_outcome(element, state_text(it) if i == len(block) and outcome is None else None)
+                    step += 1
+                if outcome is not None:
+                    if step < num:
+                        yield step, outcome
+                    return
+        finally:
+            closed(it)
+
+
+class RandomBlocks(RandomOrder):
+    name = "several ds[i] at a time"
+    otherwise = "an element depends on which others are asked for at once"
+
+    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+        rng, start, total = random.Random(_SEED), 0, self._num(subject, num)
+        assert subject.map is not None
+        while start < total and not clock.is_over:
+            indices = range(start, min(total, start + rng.randint(2, _MAX_BLOCK)))
+            start = indices.stop
+            try:
+                block = read(subject.map, list(indices))
+            except Exception:  # as the elements alone say
+                continue
+            for i, element in zip(indices, block, strict=True):
+                yield i, element_outcome(element)
+
+
+class Restored(Condition):
+    name = "saved and restored at random steps"
+    otherwise = "its state does not say all that decides what comes next (get_state, set_state)"
+    compares_states = False
+
+    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+        rng, it, step = random.Random(_SEED), subject.open_as_given(), 0
+        saved: list[tuple[int, Any]] = []
+        try:
+            while not clock.is_over:
+                try:
+                    state = through_text(it.get_state(), it)
+                except NotImplementedError as error:
+                    raise CannotRunError(f"its iterators have no states: {error}") from None
+                saved.append((step, state))
+                if rng.random() < 0.3 and step:  # the same iterator, back to where it was before
+                    step, state = rng.choice(saved)
+                else:
+                    closed(it)
+                    it = subject.open_as_given()
+                try:
+                    it.set_state(state)
+                except Exception as error:
+                    yield step, error_outcome(error)
+                    return
+                for outcome in itertools.islice(outcomes_of(it, with_states=False), rng.randint(1, max(2, num // 6))):
+                    if step < num:
+                        yield step, outcome
+                    if outcome.is_last:
+                        return
+                    step += 1
+                if step >= num:
+                    return
+        finally:
+            closed(it)
+
+
+class Fresh(Condition):
+    name = "a fresh process with another PYTHONHASHSEED, locale and order of files"
+    otherwise = "it depends on the process that runs it"
+    is_about = "processes"
+
+    def __init__(self, pipeline: bytes | str | Exception, surroundings: Surroundings, part: Part = WHOLE) -> None:
+        super().__init__(part)
+        self.pipeline = pipeline
+        self.surroundings = surroundings
+
+    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+        if isinstance(self.pipeline, Exception):
+            raise CannotRunError(f"the pipeline cannot be sent to another process: {self.pipeline}")
+        try:
+            found = run_fresh(self.pipeline, subject.part, num, clock, self.surroundings)
+        except Exception as error:
+            raise CannotRunError(f"the process failed, {type(error).__name__}: {error!s:.300}") from error
+        yield from enumerate(found)
+
+
+class MadeAnew(Fresh):
+    name = "made anew in a fresh process with another PYTHONHASHSEED, locale and order of files"
+    otherwise = "the code that makes the pipeline depends on the process that runs it"
+
+
+class Threads(Condition):
+    otherwise = "an element depends on the thread that computes it, or on something that threads share"
+    is_about = "threads"
+
+    def __init__(self, num_threads: int, part: Part = WHOLE) -> None:
+        super().__init__(part)
+        self.num_threads = num_threads
+        self.name = f"{num_threads} thread{'' if num_threads == 1 else 's'}"
+
+    def open(self, subject: Subject) -> Callable[[], Any]:
+        try:
+            stream = subject.with_threads(self.num_threads)
+        except Exception as error:
+            raise CannotRunError(f"it cannot be made with other threads: {error}") from error
+        if stream is None:
+            raise CannotRunError("no threads read it ahead")
+        return lambda: iterate(stream)
+
+    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+        yield from enumerate(recorded(self.open(subject), num, clock))
+
+
+class _ByWorkers(Condition):
+    otherwise = "an element depends on the process that computes it"
+    is_about = "processes"
+
+    def _stream(self, subject: Subject) -> Any:
+        raise NotImplementedError
+
+    def open(self, subject: Subject) -> Callable[[], Any]:
+        stream = _made(lambda: self._stream(subject))
+        return lambda: iterate(stream)
+
+    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+        yield from enumerate(recorded(self.open(subject), num, clock))
+
+
+class OwnWorkers(_ByWorkers):
+    def __init__(self, num_workers: int, part: Part = WHOLE) -> None:
+        super().__init__(part)
+        self.num_workers = num_workers
+        self.name = f"{num_workers} workers in place of its own"
+
+    def _stream(self, subject: Subject) -> Any:
+        stream = subject.with_own_workers(self.num_workers)
+        if stream is None:
+            raise CannotRunError("it has no workers whose number can be another one")
+        return stream
+
+
+class StreamOrder(_ByWorkers):
+    name = f'{NUM_WORKERS} workers, order="stream"'
+
+    def _stream(self, subject: Subject) -> Any:
+        if subject.has_workers:
+            raise CannotRunError("it has workers of its own")
+        return subject.in_stream_order()
+
+
+class Lanes(_ByWorkers):
+    name = f"0 and {NUM_WORKERS} workers, in {NUM_WORKERS} lanes"
+
+    def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome]:
+        if subject.has_workers:
+            raise CannotRunError("it has workers of its own")
+        stream = _made(lambda: subject.in_lanes(0))
+        return recorded(lambda: iterate(stream), num, clock)
+
+    def _stream(self, subject: Subject) -> Any:
+        return subject.in_lanes(NUM_WORKERS)
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise CannotRunError(str(error)) from error
+
+
+def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:
+    """Up to ``size`` next elements, taken at once; and what came in place of the next one, if anything did."""
+    before = marked(it)
+    try:
+        block = pull(it, size)
+        return block, None if len(block) == size else end_outcome()
+    except Exception as error:
+        if before is None:
+            return [], error_outcome(error)
+    return_to(it, before)
+    block = []
+    while len(block) < size:
+        try:
+            block.append(next(it))
+        except StopIteration:
+            return block, end_outcome()
+        except Exception as error:
+            return block, error_outcome(error)
+    return block, None
+
+
+def through_text(state: Any, it: Any) -> Any:
+    """What becomes of a state in a checkpoint."""
+    if isinstance(state, bytes):
+        return state
+    try:
+        return state_from_text(json.dumps(state), it)
+    except (TypeError, ValueError):  # it is no JSON, which a checkpoint would refuse
+        return state

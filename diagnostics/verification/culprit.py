@@ -1,0 +1,209 @@
+"""Which stage a difference comes from, and why."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from gristmill.core.value import Value
+from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.telling.display import stage_name
+from gristmill.diagnostics.verification.comparing import compare
+from gristmill.diagnostics.verification.conditions import CannotRunError, Condition, Fresh
+from gristmill.diagnostics.verification.fresh import Surroundings, loaded, run_fresh
+from gristmill.diagnostics.verification.kept import changes, kept_by
+from gristmill.diagnostics.verification.outcomes import Clock, closed, first_difference, recorded
+from gristmill.diagnostics.verification.probes import Address, Watched, Witness
+from gristmill.diagnostics.verification.subject import Part, Subject, addresses, inputs_of, stage_at
+
+_REASONS = {
+    "in place": "an element is changed in place",
+    "random": "global random state is used",
+    "generator": "a generator is kept",
+    "iterator": "an iterator is kept",
+    "state": "state is kept between calls",
+    "entropy": "random numbers without a seed are used",
+    "clock": "the clock is read",
+    "thread": "the thread is asked for",
+    "process": "the process is asked for",
+    "environment": "the environment is asked for",
+    "files": "the order of files in a directory is used, which is the file system's",
+    "hash": "hash() is used, which differs in every process",
+    "address": "the address of an object is used (id), which differs in every run",
+    "sets": "a set is iterated, or hash() used, which depend on PYTHONHASHSEED",
+    "locale": "the locale is used",
+}
+_SAME_COPIES = ("in place", "generator", "iterator", "state", "random", "entropy", "clock", "address", "thread")
+_OTHER_COPIES = ("random", "generator", "iterator", "entropy", "clock", "address", "state", "thread", "in place", "files")
+_THREADS = ("thread", "generator", "iterator", "in place", "state", "random", "entropy", "clock", "address")
+_PROCESSES = (
+    *("process", "environment", "hash", "address", "thread", "generator", "iterator", "state", "random", "entropy", "clock"),
+    *("files", "in place"),
+)
+
+
+class Culprit(Value):
+    """Where a difference comes from.
+
+    Args:
+        stage: the text of the stage.
+        reason: why, as far as that can be told.
+    """
+
+    stage: str
+    reason: str
+
+
+class Search:
+    """Looks for the stage that makes a difference.
+
+    Args:
+        pipeline: a dataset or a ``DataLoader``.
+        packed: the same, pickled before anybody used it, or why it cannot be.
+        condition: under which something was different.
+        step: at which output.
+        clock: when to stop.
+    """
+
+    def __init__(self, pipeline: Any, packed: bytes | Exception, condition: Condition, step: int, clock: Clock) -> None:
+        self._pipeline = pipeline
+        self._packed = packed
+        self._condition = condition
+        self._clock = clock
+        self._num = step + 1
+        self._witness = Witness()
+        self._stages = addresses(pipeline)
+
+    def find(self) -> Culprit:
+        with contextlib.suppress(Exception):  # of a user's code, which gives something else each time
+            self._watch(self._clock.part(0.4))
+        address = self._first_to_differ(self._condition.part.address)
+        reason, address = self._reason(address)
+        return Culprit(stage_name(self._stages.get(address) or stage_at(self._pipeline, address)), reason)
+
+    def _new(self) -> Any:
+        return self._pipeline if isinstance(self._packed, Exception) else loaded(self._packed)
+
+    def _part(self, address: Address) -> Part:
+        indices = self._witness.indices.get(address)
+        num = self._witness.counts.get(address)
+        return Part(address, None if not indices else tuple(indices), max(num, 1) if num else None)
+
+    def _watch(self, clock: Clock) -> None:
+        """Has a pipeline that nobody has used watched as far as the difference, twice."""
+        pipeline, witness = self._new(), self._witness
+        stages = addresses(pipeline)
+        watched = Watched(witness, {id(node): address for address, node in stages.items()})
+        stream = watched.replaced(Subject(pipeline, self._condition.part).stream)
+        stream = Subject(stream).with_own_workers(0) or stream
+        plain = Subject(stream).with_threads(0) or stream
+        before = {address: kept_by(node) for address, node in stages.items()}
+        for _ in range(2):
+            witness.begin_again()
+            it = iterate(plain)
+            try:
+                with witness.watching_calls():
+                    for _ in range(self._num):
+                        if next(it, _END) is _END or clock.is_over:
+                            break
+            finally:
+                closed(it)
+            for address, node in stages.items():
+                for kind, name in changes(before[address], kept_by(node)):
+                    witness.add(address, kind, f"{name} is another one after a call")
+
+    def _first_to_differ(self, address: Address) -> Address:
+        """The stage nearest the source that differs, of those that lead to ``address``, which does."""
+        chain = [address]
+        while len(inputs := inputs_of(stage_at(self._pipeline, chain[-1]))) == 1:
+            chain.append((*chain[-1], 0))
+        low, high = 0, len(chain)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._differs(chain[middle]) else (low, middle)
+        if low == len(chain) - 1:
+            for i in range(len(inputs)):
+                if self._differs((*chain[low], i)):
+                    return self._first_to_differ((*chain[low], i))
+        return chain[low]
+
+    def _differs(self, address: Address) -> bool:
+        if self._clock.is_over:
+            return False
+        try:
+            part = self._part(address)
+            subject = Subject(self._new(), part)
+            num = len(part.indices) if part.indices is not None else part.num or self._num
+            return compare(self._condition, subject, num + 1, self._clock.part(0.3)).difference is not None
+        except (CannotRunError, ValueError, TypeError, NotImplementedError, IndexError):  # it cannot be run alone
+            return False
+
+    def _reason(self, address: Address) -> tuple[str, Address]:
+        """Why the stage at ``address`` differs; or one that leads to it, if there is no evidence of that stage."""
+        if isinstance(self._condition, Fresh):
+            factor = self._factor(address)
+            if factor is not None:
+                return self._said(factor, address), address
+        kinds = self._kinds(address)
+        upstream = [other for other in self._stages if other[: len(address)] == address]
+        for other in sorted(upstream, key=len):
+            for kind in kinds:
+                if any([x.kind == kind for x in self._witness.evidence.get(other, ())]):
+                    return self._said(kind, other), other
+        return self._condition.otherwise, address
+
+    def _said(self, kind: str, address: Address) -> str:
+        texts = [x.text for x in self._witness.evidence.get(address, ()) if x.kind == kind]
+        return f"{_REASONS[kind]}{f': {texts[0]}' if texts else ''}"
+
+    def _kinds(self, address: Address) -> Sequence[str]:
+        """What may be the reason, the likeliest first."""
+        if self._condition.is_about == "threads":
+            return _THREADS
+        if self._condition.is_about == "processes":
+            return _PROCESSES
+        return _SAME_COPIES if self._copies_agree(address) else _OTHER_COPIES
+
+    def _copies_agree(self, address: Address) -> bool:
+        """Whether copies that nobody has used give the same: then it is something that they keep."""
+        if isinstance(self._packed, Exception):
+            return True
+        part = self._part(address)
+        try:
+            num = len(part.indices) if part.indices is not None else part.num or self._num
+            runs = [recorded(Subject(self._new(), part).open, num, self._clock.part(0.2), False) for _ in range(2)]
+        except Exception:
+            return True
+        return all([first_difference(0, x, y) is None for x, y in zip(*runs, strict=False)])
+
+    def _factor(self, address: Address) -> str | None:
+        """What in the surroundings of a process makes the difference, if one thing does."""
+        assert isinstance(self._condition, Fresh) and not isinstance(self._condition.pipeline, Exception)
+        part = self._part(address)
+        num = len(part.indices) if part.indices is not None else part.num or self._num
+        base: Any = None
+        for factor, surroundings in _FACTORS.items():
+            if self._clock.is_over:
+                return None
+            try:
+                found = run_fresh(self._condition.pipeline, part, num + 1, self._clock.part(0.3), surroundings)
+            except Exception:
+                return None
+            if base is None:
+                base = found
+            elif len(base) != len(found) or any(
+                [first_difference(0, x, y) is not None for x, y in zip(base, found, strict=True)]
+            ):
+                return None if factor == "none" else factor
+        return None
+
+
+_END = object()
+_FACTORS = {
+    "": Surroundings(hash_seed=1),
+    "none": Surroundings(hash_seed=1),
+    "sets": Surroundings(hash_seed=2),
+    "files": Surroundings(hash_seed=1, lists_backwards=True),
+    "locale": Surroundings(hash_seed=1, has_other_locale=True),
+}

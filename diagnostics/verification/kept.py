@@ -1,0 +1,134 @@
+"""What the functions of a stage keep between calls: in closures, attributes, global variables."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import types
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.naming import transform_name
+from gristmill.dataset.bases.node import DatasetNode, is_of_library
+from gristmill.dataset.bases.parameters import parameters_of
+from gristmill.diagnostics.verification.values import digest_of
+
+_MAX_DEPTH = 5
+_MAX_THINGS = 2000
+_MAX_BYTES = 1 << 24  # of an array that is looked at
+_MAX_LENGTH = 100_000
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+
+
+def kept_by(stage: Any) -> dict[str, tuple[str, bytes]]:
+    """What the functions of a stage can reach: for the words that name it, its kind and its digest."""
+    walk = _Walk()
+    own = {} if is_of_library(stage) else dict(vars(stage))
+    for name, value in {**vars(stage), **parameters_of(stage).as_dict()}.items():
+        if name in own or callable(value) or not _is_plain(value):
+            walk.visit(f"its attribute {name}" if name in own else "", value, 0)
+    if own:
+        walk.visit_class(type(stage), 0)
+    return walk.found
+
+
+def changes(before: dict[str, tuple[str, bytes]], after: dict[str, tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
+    """What has changed: its kind, and the words that name it."""
+    for name, (kind, digest) in after.items():
+        if name in before and before[name][1] != digest:
+            yield kind, name
+
+
+def _is_plain(value: Any) -> bool:
+    module = type(value).__module__.partition(".")[0]
+    return module in ("builtins", "numpy", "gristmill", "collections", "functools") and not isinstance(value, _GENERATORS)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, _GENERATORS):
+        return "generator"
+    return "iterator" if isinstance(value, Iterator) else "state"
+
+
+class _Walk:
+    """Goes from a function to all that it can reach."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[str, bytes]] = {}
+        self._seen: set[int] = set()
+        self._alive: list[Any] = []  # so that ids stay those of what was seen
+
+    def visit(self, name: str, value: Any, depth: int) -> None:
+        is_passed = isinstance(value, types.ModuleType | DatasetNode) or depth > _MAX_DEPTH
+        if is_passed or id(value) in self._seen or len(self._seen) > _MAX_THINGS:
+            return
+        if isinstance(value, types.FunctionType | types.MethodType | partial | type) or hasattr(value, "__dict__"):
+            self._seen.add(id(value))
+            self._alive.append(value)
+        if isinstance(value, types.FunctionType):
+            self._visit_function(value, depth)
+        elif isinstance(value, types.MethodType):
+            self.visit(name, value.__self__, depth)
+            self.visit(name, value.__func__, depth + 1)
+        elif isinstance(value, partial):
+            for x in (value.func, *value.args, *value.keywords.values()):
+                self.visit(f"an argument of {transform_name(value.func)}", x, depth + 1)
+        elif isinstance(value, type):
+            self.visit_class(value, depth)
+        elif name:
+            self._note(name, value, depth)
+        else:
+            self._visit_object(value, depth)
+
+    def visit_class(self, cls: type, depth: int) -> None:
+        for base in cls.__mro__:
+            if base.__module__.partition(".")[0] in ("gristmill", "builtins", "abc", "typing", "numpy"):
+                continue
+            for name, value in list(vars(base).items()):
+                if isinstance(value, types.FunctionType):
+                    self.visit("", value, depth + 1)
+                elif not name.startswith("__") and not isinstance(value, type | property | classmethod | staticmethod):
+                    self.visit(f"the attribute {name} of class {base.__name__}", value, depth + 1)
+
+    def _visit_function(self, fn: types.FunctionType, depth: int) -> None:
+        owner = fn.__name__
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
+            with contextlib.suppress(ValueError):  # it is empty
+                self.visit(f"{name}, in the closure of {owner}", cell.cell_contents, depth + 1)
+        for i, value in enumerate([*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]):
+            self.visit(f"default argument {i} of {owner}", value, depth + 1)
+        for name, value in vars(fn).items():
+            self.visit(f"the attribute {name} of {owner}", value, depth + 1)
+        for name in _global_names(fn.__code__):
+            value = fn.__globals__.get(name)
+            if not callable(value) or getattr(value, "__module__", None) == fn.__module__ or isinstance(value, _GENERATORS):
+                self.visit(f"the global variable {name} of {owner}", value, depth + 1)
+
+    def _visit_object(self, value: Any, depth: int) -> None:
+        for name, x in list(getattr(value, "__dict__", {}).items()):
+            self.visit(f"the attribute {name} of {type(value).__name__}", x, depth + 1)
+        self.visit_class(type(value), depth)
+
+    def _note(self, name: str, value: Any, depth: int) -> None:
+        is_data = _is_plain(value) or isinstance(value, _GENERATORS) or _kind(value) == "iterator"
+        if not is_data and getattr(value, "__dict__", None) is not None:
+            self._visit_object(value, depth)
+            return
+        with contextlib.suppress(Exception):
+            if getattr(value, "nbytes", 0) <= _MAX_BYTES and not (hasattr(value, "__len__") and len(value) > _MAX_LENGTH):
+                self.found[name] = (_kind(value), digest_of(_inside(value)))
+
+
+def _inside(value: Any) -> Any:
+    """What says where a generator of Python is, which cannot be taken apart; other values as they are."""
+    frame = getattr(value, "gi_frame", None)
+    if isinstance(value, types.GeneratorType):
+        return None if frame is None else (frame.f_lasti, {k: repr(x)[:1000] for k, x in frame.f_locals.items()})
+    return value
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    return {*code.co_names}.union(*[_global_names(x) for x in code.co_consts if isinstance(x, types.CodeType)])

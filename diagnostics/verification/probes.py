@@ -1,0 +1,241 @@
+"""Looks at the stages of a pipeline while it runs: what each was asked for, and what it does that no stage should do.
+
+Between any two stages one is put that passes elements on, and tells a ``Witness`` when it is asked and when it answers. What
+happens between two such moments is the doing of the stage that is at work in the thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.indices import Indices, as_ints
+from gristmill.core.value import Value
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull
+from gristmill.dataset.bases.map import BlockMapDataset, read
+from gristmill.dataset.bases.node import DatasetNode, parents_of
+from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.slicing import PipelineEditor
+from gristmill.diagnostics.verification.calls import telling_call
+from gristmill.diagnostics.verification.values import Leaf, difference, leaves_of
+
+_MAX_ASKED = 2000  # indices of a map dataset that are remembered
+_MAX_HELD = 5000  # elements that are compared with what they are the next time
+
+
+class Evidence(Value):
+    """Something that a stage does.
+
+    Args:
+        kind: one of those in ``reasons``.
+        text: what exactly, and where.
+    """
+
+    kind: str
+    text: str
+
+
+Address = tuple[int, ...]
+
+
+class Witness:
+    """What is known of the stages, by their addresses."""
+
+    def __init__(self) -> None:
+        self.evidence: dict[Address, list[Evidence]] = {}
+        self.indices: dict[Address, dict[int, None]] = {}
+        self.counts: dict[Address, int] = {}
+        self._local = threading.local()
+        self._changed: dict[int, tuple[Any, Address, str]] = {}  # elements that were changed in place, kept alive
+        self._delivered: dict[tuple[Address, int], list[Leaf]] = {}
+        self._orders: dict[Address, int] = {}
+        self._random = random_states()
+
+    def add(self, address: Address, kind: str, text: str) -> None:
+        found = self.evidence.setdefault(address, [])
+        if not any([x.kind == kind for x in found]):
+            found.append(Evidence(kind, text))
+
+    def begin_again(self) -> None:
+        """The same elements come once more."""
+        self._orders = {}
+
+    @property
+    def _stack(self) -> list[_Work]:
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+        found: list[_Work] = self._local.stack
+        return found
+
+    def begins(self, address: Address) -> None:
+        self._look()
+        self._stack.append(_Work(address))
+
+    def ends(self, address: Address, elements: list[Any], indices: Any = None) -> None:
+        self._look()
+        work = self._stack.pop()
+        self._compare(work)
+        if indices is None:
+            self.counts[address] = self.counts.get(address, 0) + len(elements)
+        else:
+            asked = self.indices.setdefault(address, {})
+            asked.update(dict.fromkeys(as_ints(indices)[: max(0, _MAX_ASKED - len(asked))]))
+        for element in elements:
+            self._deliver(address, element)
+
+    def fails(self) -> None:
+        self._look()
+        self._stack.pop()
+
+    def _deliver(self, address: Address, element: Any) -> None:
+        number = self._orders[address] = self._orders.get(address, -1) + 1
+        if number >= _MAX_HELD:
+            return
+        if id(element) in self._changed:
+            _, by, text = self._changed[id(element)]
+            self.add(by, "in place", text)
+        leaves = leaves_of(element)
+        before = self._delivered.setdefault((address, number), leaves)
+        if self._stack:
+            self._stack[-1].received.append((element, leaves, difference(before, leaves) is not None))
+
+    def _compare(self, work: _Work) -> None:
+        for element, leaves, is_other in work.received:
+            found = difference(leaves, leaves_of(element))
+            if found is None:
+                continue
+            text = f"it changes its input{found[0] and ' at '}{found[0]}, from {found[1]!s:.100} to {found[2]!s:.100}"
+            if is_other:  # this time it was another one to begin with
+                self.add(work.address, "in place", text)
+            elif len(self._changed) < _MAX_HELD:
+                self._changed[id(element)] = (element, work.address, text)
+
+    def _look(self) -> None:
+        if not self._stack:
+            self._random = random_states()
+            return
+        now = random_states()
+        for name, state in now.items():
+            if name in self._random and self._random[name] != state:
+                self.add(self._stack[-1].address, "random", f"it draws from the global generator of {name}")
+        self._random = now
+
+    def on_call(self, frame: FrameType, event: str, argument: Any) -> None:
+        """A profile function: notes calls that give something else each time or in each process."""
+        stack = self._stack
+        if stack and event in ("c_call", "call"):
+            told = telling_call(frame, event, argument)
+            if told is not None:
+                self.add(stack[-1].address, *told)
+
+    @contextlib.contextmanager
+    def watching_calls(self) -> Iterator[None]:
+        before = sys.getprofile()
+        threading.setprofile(self.on_call)
+        sys.setprofile(self.on_call)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            threading.setprofile(None)  # type: ignore[arg-type]
+
+
+class _Work:
+    """A stage that is being asked."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.received: list[tuple[Any, list[Leaf], bool]] = []
+
+
+def random_states() -> dict[str, Any]:
+    """The states of the global generators, by the names of their libraries."""
+    states: dict[str, Any] = {"random": random.getstate()}
+    _, keys, *rest = np.random.get_state(legacy=True)
+    states["numpy.random"] = (keys.tobytes(), *rest)
+    torch = sys.modules.get("torch")
+    if hasattr(torch, "get_rng_state"):
+        states["torch"] = bytes(torch.get_rng_state().numpy())  # type: ignore[union-attr]
+    return states
+
+
+class Watched(PipelineEditor):
+    """A pipeline with a stage after each that tells a witness of it.
+
+    Args:
+        witness: who is told.
+        addresses: those of the stages, by their ids.
+    """
+
+    def __init__(self, witness: Witness, addresses: dict[int, Address]) -> None:
+        super().__init__()
+        self._witness = witness
+        self._addresses = addresses
+
+    def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
+        return DatasetNode._over(ds, replaced)  # over parents of the same lengths
+
+    def _replace(self, ds: Any) -> Any:
+        address = self._addresses.get(id(ds))
+        if address is None:
+            return self._over_replaced(ds) if parents_of(ds) else ds
+        stage = self._over_replaced(ds)
+        return (_WatchedStream if isinstance(ds, IterDataset) else _WatchedMap)(stage, self._witness, address)
+
+
+class _WatchedMap(BlockMapDataset[Any]):
+    _adds_step = False
+
+    def __init__(self, parent: Any, witness: Witness, address: Address) -> None:
+        super().__init__(parent)
+        self._witness, self._address = witness, address
+
+    def __len__(self) -> int:
+        return len(self._parents[0])
+
+    def _block(self, indices: Indices) -> list[Any]:
+        self._witness.begins(self._address)
+        try:
+            elements = read(self._parents[0], indices)
+        except BaseException:
+            self._witness.fails()
+            raise
+        self._witness.ends(self._address, elements, indices)
+        return elements
+
+
+class _WatchedStream(IterDataset[Any]):
+    _adds_step = False
+
+    def __init__(self, parent: Any, witness: Witness, address: Address) -> None:
+        super().__init__(parent)
+        self._witness, self._address = witness, address
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return _WatchedIterator(iterate(self._parents[0]), self._witness, self._address)
+
+
+class _WatchedIterator(PassingIterator[Any]):
+    _flow = "one_to_one"
+
+    def __init__(self, parent: DatasetIterator[Any], witness: Witness, address: Address) -> None:
+        super().__init__(parent)
+        self._witness, self._address = witness, address
+
+    def _take(self, n: int) -> list[Any]:
+        self._witness.begins(self._address)
+        try:
+            elements = pull(self._source, n)
+        except BaseException:
+            self._witness.fails()
+            raise
+        self._witness.ends(self._address, elements)
+        return elements

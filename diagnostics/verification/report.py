@@ -1,0 +1,87 @@
+"""What ``verify`` found."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from gristmill.core.naming import one_line
+from gristmill.core.value import Value
+
+_MAX_VALUE = 300  # characters
+_PLAIN = (bool, int, float, str, type(None))
+_MARKS = {"passed": "ok", "failed": "DIFFERENT", "skipped": "-"}
+
+
+class Check(Value):
+    """One condition under which the pipeline was run.
+
+    Args:
+        name: in words.
+        status: ``"passed"``, ``"failed"``, or ``"skipped"``: it does not apply, or was not got to.
+        num_steps: how many outputs were compared.
+        note: why it was skipped, or what was not compared; empty if there is nothing to say.
+    """
+
+    name: str
+    status: Literal["passed", "failed", "skipped"]
+    num_steps: int = 0
+    note: str = ""
+
+
+class Report(Value):
+    """Whether a pipeline gives the same whenever and wherever it runs. Prints as text.
+
+    Args:
+        ok: nothing was different.
+        checks: what was compared, in this order, and what was not and why.
+        num_steps: how many outputs the pipeline was run for.
+        seconds: how long it took.
+        note: what is to be known of the run that others were compared with; empty if there is nothing to say.
+        condition: under which there was a difference; ``None`` if there was none, as for those that follow.
+        step: at which output, counted from 0; for ``ds[i]`` in random order, the index.
+        leaf: where in the output: ``['image'][3, 1]``; empty for the output itself.
+        values: what the first run gave there, and what the other one did: numbers and texts as they are, others as text.
+        stage: the text of the stage that it comes from.
+        reason: why, as far as that can be told.
+    """
+
+    ok: bool
+    checks: tuple[Check, ...]
+    num_steps: int
+    seconds: float
+    note: str = ""
+    condition: str | None = None
+    step: int | None = None
+    leaf: str | None = None
+    values: tuple[Any, Any] | None = None
+    stage: str | None = None
+    reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON-able data."""
+        values = None if self.values is None else [x if isinstance(x, _PLAIN) else repr(x) for x in self.values]
+        return {**self.as_dict(), "values": values, "checks": [check.as_dict() for check in self.checks]}
+
+    def __str__(self) -> str:
+        lines = [f"deterministic, as far as {self.num_steps} steps show" if self.ok else "NOT deterministic"]
+        if not self.ok:
+            assert self.values is not None
+            first, other = [one_line(repr(x) if not isinstance(x, str) else x, _MAX_VALUE) for x in self.values]
+            lines += [
+                f"  under      {self.condition}",
+                f"  at step    {self.step}{f', {self.leaf}' if self.leaf else ''}",
+                f"  the first  {first}",
+                f"  the other  {other}",
+                f"  stage      {self.stage}",
+                f"  reason     {self.reason}",
+            ]
+        if self.note:
+            lines.append(self.note)
+        width = max([len(check.name) for check in self.checks], default=0)
+        for check in self.checks:
+            steps = f"{check.num_steps} steps" if check.num_steps else ""
+            text = "  ".join([x for x in (steps, check.note) if x])
+            lines.append(f"{_MARKS[check.status]:<10} {check.name:<{width}}  {text}".rstrip())
+        return "\n".join([*lines, f"{self.seconds:.1f} s"])
+
+    __repr__ = __str__

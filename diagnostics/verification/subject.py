@@ -1,0 +1,155 @@
+"""The pipeline that is verified, or a part of it, and the ways of running it that must not be observable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from gristmill.core.value import Value
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import DatasetNode, ancestors, computed_by, parents_of
+from gristmill.dataset.slicing import PipelineEditor
+from gristmill.dataset.stages.limit import LimitIterDataset
+from gristmill.dataset.stages.options import WithOptionsIterDataset
+from gristmill.dataset.stages.prefetch import PrefetchIterDataset
+from gristmill.dataset.telling.display import stage_inputs
+from gristmill.loader import DataLoader
+
+DIRECT = ReadOptions(num_threads=0, prefetch_buffer_size=0)
+NUM_WORKERS = 2
+
+
+class Part(Value):
+    """A stage of a pipeline with all that is before it.
+
+    Args:
+        address: which of the inputs of each stage leads to it, from the last stage on.
+        indices: at which it is read, of a map dataset; ``None`` for the first ones.
+        num: how many elements it gives, of a stream; ``None`` for all.
+    """
+
+    address: tuple[int, ...] = ()
+    indices: tuple[int, ...] | None = None
+    num: int | None = None
+
+
+WHOLE = Part()
+
+
+def inputs_of(node: Any) -> list[Any]:
+    """The datasets that one draws from."""
+    found = parents_of(node) or stage_inputs(node)
+    return [x for x in found if isinstance(x, DatasetNode)]
+
+
+def last_stage(pipeline: Any) -> Any:
+    """The dataset that gives the elements of a pipeline."""
+    return pipeline._dataset if isinstance(pipeline, DataLoader) else pipeline
+
+
+def stage_at(pipeline: Any, address: Sequence[int]) -> Any:
+    node = last_stage(pipeline)
+    for i in address:
+        node = inputs_of(node)[i]
+    return node
+
+
+def addresses(pipeline: Any) -> dict[tuple[int, ...], Any]:
+    """All stages by where they are, each once, the last one first."""
+    found: dict[tuple[int, ...], Any] = {}
+    seen: set[int] = set()
+    todo: list[tuple[tuple[int, ...], Any]] = [((), last_stage(pipeline))]
+    for address, node in todo:
+        if id(node) not in seen:
+            seen.add(id(node))
+            found[address] = node
+            todo += [((*address, i), x) for i, x in enumerate(inputs_of(node))]
+    return found
+
+
+class Subject:
+    """What is run.
+
+    Args:
+        pipeline: a dataset or a ``DataLoader``.
+        part: which part of it.
+    """
+
+    def __init__(self, pipeline: Any, part: Part = WHOLE) -> None:
+        self.pipeline = pipeline
+        self.part = part
+        node = stage_at(pipeline, part.address)
+        self.map: MapDataset[Any] | None = None  # that is read by index
+        if isinstance(node, MapDataset):
+            self.map = node if part.indices is None else node.slice(part.indices)
+            self.stream: IterDataset[Any] = PrefetchIterDataset(self.map, DIRECT, allow_nones=True)
+        else:
+            self.stream = node if part.num is None else LimitIterDataset(node, part.num)
+        self._is_loader = isinstance(pipeline, DataLoader) and part == WHOLE
+
+    def open(self) -> DatasetIterator[Any]:
+        """A new iterator of the stream."""
+        return iterate(self.stream)
+
+    def open_as_given(self) -> Any:
+        """That which its user would have: of a ``DataLoader``, one with states of its own."""
+        return iter(self.pipeline) if self._is_loader else self.open()
+
+    @property
+    def has_states_of_its_own(self) -> bool:
+        return self._is_loader
+
+    @property
+    def has_workers(self) -> bool:
+        return any([node._starts_workers for node in ancestors(self.stream)])
+
+    def with_threads(self, num_threads: int) -> IterDataset[Any] | None:
+        """The same stream, read by so many threads; ``None`` if no threads read it."""
+        options = ReadOptions(num_threads=num_threads, prefetch_buffer_size=2 * num_threads)
+        varied = _Varied(lambda ds: computed_by(ds, threads=options))
+        stream = varied.replaced(self.stream)
+        if not varied.has_changed:
+            return None
+        return WithOptionsIterDataset(stream, DatasetOptions(max_threads=num_threads)) if num_threads else stream
+
+    def with_own_workers(self, num_workers: int) -> IterDataset[Any] | None:
+        """The same stream, computed by so many of the worker processes that it has; ``None`` if that cannot be."""
+        varied = _Varied(lambda ds: computed_by(ds, num_workers=num_workers))
+        stream: IterDataset[Any] = varied.replaced(self.stream)
+        return stream if varied.has_changed else None
+
+    def in_lanes(self, num_workers: int) -> IterDataset[Any]:
+        """Its elements in lanes, computed by so many processes."""
+        return self.stream.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=NUM_WORKERS))
+
+    def in_stream_order(self) -> IterDataset[Any]:
+        """The same stream, computed by processes."""
+        return self.stream.mp_prefetch(MultiprocessingOptions(NUM_WORKERS), order="stream")
+
+
+class _Varied(PipelineEditor):
+    """The streams of a pipeline, computed by others."""
+
+    def __init__(self, vary: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._vary = vary
+        self.has_changed = False
+
+    def _replace(self, ds: Any) -> Any:
+        if not isinstance(ds, IterDataset):
+            return ds
+        same = self._over_replaced(ds) if parents_of(ds) else ds
+        varied = self._vary(same)
+        self.has_changed |= varied is not same
+        return varied
+
+
+def maps_read_by_streams(pipeline: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """The map datasets that are read by index, and where they are."""
+    found = addresses(pipeline)
+    for address, node in found.items():
+        if isinstance(node, MapDataset) and (not address or not isinstance(found.get(address[:-1]), MapDataset)):
+            yield address, node
