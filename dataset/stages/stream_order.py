@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gristmill.core.errors import StateMismatchError
+from gristmill.core.options import ReadOptions
 from gristmill.core.state import shown
 from gristmill.core.value import Value
 from gristmill.dataset.bases.context import Numbers, collected_options

@@ -5,25 +5,14 @@ from __future__ import annotations
 import _thread
 import builtins
 import os
+import sys
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_QUIET = ("gristmill", "logging", "threading", "importlib", "linecache", "warnings")  # what these ask for changes no element
-_BETWEEN = (
-    "random",
-    "secrets",
-    "uuid",
-    "tempfile",
-    "os",
-    "glob",
-    "pathlib",
-    "datetime",
-    "time",
-    "numpy",
-    "posixpath",
-    "genericpath",
-)
+_BETWEEN = frozenset("random secrets uuid tempfile os glob pathlib datetime posixpath numpy".split())  # ask for whoever calls them
+_QUIET = (sys.stdlib_module_names - _BETWEEN) | {"gristmill"}  # what these ask for changes no element
 _KINDS: dict[str, tuple[Any, str]] = {
     "clock": (time, "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns localtime gmtime ctime"),
     "entropy": (os, "urandom getrandom"),
@@ -79,4 +68,4 @@ def _name(argument: Any, owner: Any) -> str:
 
 
 def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_name} in {os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return f"{frame.f_code.co_name} in {Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

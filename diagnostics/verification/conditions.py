@@ -1,7 +1,7 @@
 """The conditions under which a pipeline must give the same: what each of them runs, and what that is compared with.
 
-A condition gives outcomes with the steps that they are of, in any order. What is the same under it is promised by the guides: with
-lanes the stream of any number of workers, for instance, and not the stream without lanes.
+A condition gives outcomes with the steps that they are of, in any order. What is the same under it is promised by the guides:
+with lanes the stream of any number of workers, for instance, and not the stream without lanes.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class OwnWorkers(_ByWorkers):
     def _stream(self, subject: Subject) -> Any:
         stream = subject.with_own_workers(self.num_workers)
         if stream is None:
-            raise CannotRunError("it has no workers whose number can be another one")
+            raise CannotRunError("it has none, or so many, or their number decides what it gives")
         return stream
 
 
@@ -266,6 +266,9 @@ class StreamOrder(_ByWorkers):
     def _stream(self, subject: Subject) -> Any:
         if subject.has_workers:
             raise CannotRunError("it has workers of its own")
+        if subject.is_share:
+            raise CannotRunError("it is the share of a worker")
+        subject.in_lanes(0)  # what cannot be divided into lanes cannot be divided at all
         return subject.in_stream_order()
 
 

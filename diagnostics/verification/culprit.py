@@ -62,16 +62,16 @@ class Search:
         pipeline: a dataset or a ``DataLoader``.
         packed: the same, pickled before anybody used it, or why it cannot be.
         condition: under which something was different.
-        step: at which output.
+        num: how many outputs it was run for.
         clock: when to stop.
     """
 
-    def __init__(self, pipeline: Any, packed: bytes | Exception, condition: Condition, step: int, clock: Clock) -> None:
+    def __init__(self, pipeline: Any, packed: bytes | Exception, condition: Condition, num: int, clock: Clock) -> None:
         self._pipeline = pipeline
         self._packed = packed
         self._condition = condition
         self._clock = clock
-        self._num = step + 1
+        self._num = num
         self._witness = Witness()
         self._stages = addresses(pipeline)
 
@@ -98,7 +98,7 @@ class Search:
         stream = watched.replaced(Subject(pipeline, self._condition.part).stream)
         stream = Subject(stream).with_own_workers(0) or stream
         plain = Subject(stream).with_threads(0) or stream
-        before = {address: kept_by(node) for address, node in stages.items()}
+        before = {address: kept_by(node) for address, node in watched.stages.items()}
         for _ in range(2):
             witness.begin_again()
             it = iterate(plain)
@@ -109,9 +109,9 @@ class Search:
                             break
             finally:
                 closed(it)
-            for address, node in stages.items():
+            for address, node in watched.stages.items():
                 for kind, name in changes(before[address], kept_by(node)):
-                    witness.add(address, kind, f"{name} is another one after a call")
+                    witness.add(address, kind, name)
 
     def _first_to_differ(self, address: Address) -> Address:
         """The stage nearest the source that differs, of those that lead to ``address``, which does."""
@@ -201,9 +201,9 @@ class Search:
 
 _END = object()
 _FACTORS = {
-    "": Surroundings(hash_seed=1),
-    "none": Surroundings(hash_seed=1),
-    "sets": Surroundings(hash_seed=2),
-    "files": Surroundings(hash_seed=1, lists_backwards=True),
-    "locale": Surroundings(hash_seed=1, has_other_locale=True),
+    "": Surroundings(),
+    "none": Surroundings(number=1),
+    "sets": Surroundings(number=2, hash_seed=2),
+    "files": Surroundings(number=3, lists_backwards=True),
+    "locale": Surroundings(number=4, has_other_locale=True),
 }

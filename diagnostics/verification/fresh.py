@@ -24,15 +24,17 @@ class Surroundings(Value):
         hash_seed: by which it orders sets of texts.
         has_other_locale: whether its language and encoding are others.
         lists_backwards: whether the files of a directory come in the opposite order.
+        number: processes of different numbers have nothing in common, not even where their memory begins.
     """
 
     hash_seed: int = 1
     has_other_locale: bool = False
     lists_backwards: bool = False
+    number: int = 0
 
     def environment(self) -> dict[str, str | None]:
         """The environment variables that make it so."""
-        variables: dict[str, str | None] = {"PYTHONHASHSEED": str(self.hash_seed)}
+        variables: dict[str, str | None] = {"PYTHONHASHSEED": str(self.hash_seed), "GRISTMILL_VERIFY": str(self.number)}
         if self.has_other_locale:
             given = next((x for x in map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG")) if x), "C")
             variables["LC_ALL"] = "C.UTF-8" if given in ("C", "POSIX") else "C"

@@ -179,6 +179,7 @@ class Watched(PipelineEditor):
         super().__init__()
         self._witness = witness
         self._addresses = addresses
+        self.stages: dict[Address, Any] = {}  # what takes the places of the stages
 
     def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
         return DatasetNode._over(ds, replaced)  # over parents of the same lengths
@@ -187,7 +188,7 @@ class Watched(PipelineEditor):
         address = self._addresses.get(id(ds))
         if address is None:
             return self._over_replaced(ds) if parents_of(ds) else ds
-        stage = self._over_replaced(ds)
+        stage = self.stages[address] = self._over_replaced(ds)
         return (_WatchedStream if isinstance(ds, IterDataset) else _WatchedMap)(stage, self._witness, address)
 
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from gristmill.core.value import Value
+from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import DatasetNode, ancestors, computed_by, parents_of
-from gristmill.dataset.slicing import PipelineEditor
+from gristmill.dataset.slicing import PipelineEditor, numbers_of
 from gristmill.dataset.stages.limit import LimitIterDataset
 from gristmill.dataset.stages.options import WithOptionsIterDataset
 from gristmill.dataset.stages.prefetch import PrefetchIterDataset
@@ -105,6 +106,10 @@ class Subject:
     @property
     def has_workers(self) -> bool:
         return any([node._starts_workers for node in ancestors(self.stream)])
+
+    @property
+    def is_share(self) -> bool:
+        return numbers_of(self.stream) != Numbers(0, 1)
 
     def with_threads(self, num_threads: int) -> IterDataset[Any] | None:
         """The same stream, read by so many threads; ``None`` if no threads read it."""

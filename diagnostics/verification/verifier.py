@@ -38,20 +38,17 @@ from gristmill.workers.pickling import dumps
 _FOR_REFERENCE = 0.15  # of the time
 _FOR_CULPRIT = 0.3  # of the time that is left when a difference is found, at least
 _MAX_MAPS = 4  # that are read in random order
-_SURROUNDINGS = [
-    Surroundings(hash_seed=1, has_other_locale=True, lists_backwards=True),
-    Surroundings(hash_seed=2, has_other_locale=True, lists_backwards=True),
-]
+_SURROUNDINGS = [Surroundings(hash_seed=number, has_other_locale=True, lists_backwards=True, number=number) for number in (1, 2)]
 
 
 def verify(ds: Any, *, steps: int = 200, seconds: float = 60) -> Report:
     """Returns whether ``ds`` gives the same elements and states whenever and wherever it runs; if not, where, and why.
 
     Compared are the first outputs, and the states after them: with a second run; in a fresh process with another
-    ``PYTHONHASHSEED``, locale and order of the files in a directory; read by 0, 1 and 16 threads; in blocks of other sizes; computed
-    by 0 and 2 worker processes, in lanes; saved and restored, again and again, at random steps; and ``ds[i]`` in random order. What
-    does not apply to a pipeline is left out, and the report says why. Elements are equal if their structures, types, dtypes, shapes
-    and bits are (NaN equals NaN), errors if their types and texts are.
+    ``PYTHONHASHSEED``, locale and order of the files in a directory; read by 0, 1 and 16 threads; in blocks of other sizes;
+    computed by 0 and 2 worker processes, in lanes; saved and restored, again and again, at random steps; and ``ds[i]`` in random
+    order. What does not apply to a pipeline is left out, and the report says why. Elements are equal if their structures, types,
+    dtypes, shapes and bits are (NaN equals NaN), errors if their types and texts are.
 
     At the first difference the part of the pipeline before each stage is run by itself, which tells the stage; and the stage is
     watched, which mostly tells the reason.
@@ -170,7 +167,7 @@ class Verifier:
     def _different(self, condition: Condition, found: Comparison, base: list[Outcome]) -> Report:
         difference = found.difference
         assert difference is not None
-        culprit = Search(self._ds, self._packed, condition, difference.step, self._clock.part(0.8)).find()
+        culprit = Search(self._ds, self._packed, condition, max(found.num_wanted, 1), self._clock.part(0.8)).find()
         return Report(
             False,
             tuple(self._checks),
