@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from gristmill.diagnostics.attended import PipelineStalledError
 from gristmill.diagnostics.cli import run, shuffle, state
+from gristmill.diagnostics.cli import run, state, verify
 from gristmill.diagnostics.cli.target import CommandError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _CODES = """\
 exit codes:
   0    done
   1    the pipeline raised an error (its traceback is on stderr) or is stuck (where, is on stderr),
-       or the checkpoint is damaged or does not fit the pipeline
+       or the checkpoint is damaged or does not fit the pipeline, or the pipeline is not deterministic
   2    there is no such pipeline, file or option, or a file cannot be written
   130  interrupted
 """
@@ -47,6 +48,7 @@ examples:
   {_PROG} head train.py:make_dataset -n 2
   {_PROG} diagnose train.py:make_dataset --consumer-ms 50 --html report.html
   {_PROG} bench train.py:make_dataset --seconds 3
+  {_PROG} verify train.py:make_dataset
   {_PROG} state checkpoints/1000 --pipeline train.py:make_dataset
   {_PROG} diagnose --help
 
@@ -117,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_shuffle, _add_state, _add_run_as_grain):
+    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_verify, _add_state, _add_run_as_grain):
         add(commands)
     return parser
 
@@ -210,6 +213,23 @@ def _add_bench(commands: Commands) -> None:
     command.add_argument("--warmup", metavar="S", type=_seconds, default=1.0, help="how long before the first one (default: 1)")
     command.add_argument("--repeat", metavar="N", type=_at_least_one, default=3, help="how many runs (default: 3)")
     _add_stall_seconds(command)
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_verify(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "verify",
+        "say whether a pipeline is deterministic",
+        "Runs a pipeline again and again: in a fresh process with another PYTHONHASHSEED, by threads and\n"
+        "workers, in other blocks, restored at random steps. At the first difference it names the step, the\n"
+        "stage and, where it can be told, the reason, and exits with 1.",
+        ["verify input_pipeline:train_ds", "verify train.py:make_dataset --steps 1000 --seconds 300 --json"],
+    )
+    command.set_defaults(command=verify.verify)
+    _add_pipeline(command)
+    command.add_argument("--steps", metavar="N", type=_at_least_one, default=200, help="how many outputs (default: 200)")
+    command.add_argument("--seconds", metavar="S", type=_positive, default=60.0, help="how long it may take (default: 60)")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 

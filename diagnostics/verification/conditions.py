@@ -186,7 +186,7 @@ class Restored(Condition):
 
 
 class Fresh(Condition):
-    name = "a fresh process with another PYTHONHASHSEED, locale and order of files"
+    where = "a fresh process"
     otherwise = "it depends on the process that runs it"
     is_about = "processes"
 
@@ -194,6 +194,7 @@ class Fresh(Condition):
         super().__init__(part)
         self.pipeline = pipeline
         self.surroundings = surroundings
+        self.name = f"{self.where} with PYTHONHASHSEED={surroundings.hash_seed}, another locale and order of files"
 
     def run(self, subject: Subject, num: int, clock: Clock) -> Found:
         if isinstance(self.pipeline, Exception):
@@ -206,7 +207,7 @@ class Fresh(Condition):
 
 
 class MadeAnew(Fresh):
-    name = "made anew in a fresh process with another PYTHONHASHSEED, locale and order of files"
+    where = "made anew, in a process"
     otherwise = "the code that makes the pipeline depends on the process that runs it"
 
 

@@ -20,18 +20,18 @@ _MAX_DEPTH = 5
 _MAX_THINGS = 2000
 _MAX_BYTES = 1 << 24  # of an array that is looked at
 _MAX_LENGTH = 100_000
+_LIBRARIES = ("gristmill", "builtins", "abc", "typing", "numpy", "collections")
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 
 
 def kept_by(stage: Any) -> dict[str, tuple[str, bytes]]:
     """What the functions of a stage can reach: for the words that name it, its kind and its digest."""
     walk = _Walk()
-    own = {} if is_of_library(stage) else dict(vars(stage))
-    for name, value in {**vars(stage), **parameters_of(stage).as_dict()}.items():
-        if name in own or callable(value) or not _is_plain(value):
-            walk.visit(f"its attribute {name}" if name in own else "", value, 0)
-    if own:
-        walk.visit_class(type(stage), 0)
+    if not is_of_library(stage):
+        walk.visit_object("its attribute {name}", stage, 0)
+    for value in [*vars(stage).values(), *parameters_of(stage).as_dict().values()]:
+        if callable(value) or not _is_plain(value):
+            walk.visit("", value, 0)
     return walk.found
 
 
@@ -51,6 +51,15 @@ def _kind(value: Any) -> str:
     if isinstance(value, _GENERATORS):
         return "generator"
     return "iterator" if isinstance(value, Iterator) else "state"
+
+
+def _bases_of_users(cls: type) -> list[type]:
+    return [base for base in cls.__mro__ if base.__module__.partition(".")[0] not in _LIBRARIES]
+
+
+def _is_data(name: str, value: Any) -> bool:
+    """Whether an attribute of a class is neither a method nor one of those that Python makes."""
+    return not name.startswith("__") and not callable(value) and not hasattr(value, "__get__")
 
 
 class _Walk:
@@ -77,20 +86,18 @@ class _Walk:
             for x in (value.func, *value.args, *value.keywords.values()):
                 self.visit(f"an argument of {transform_name(value.func)}", x, depth + 1)
         elif isinstance(value, type):
-            self.visit_class(value, depth)
+            self._visit_class(value, depth)
         elif name:
             self._note(name, value, depth)
         else:
-            self._visit_object(value, depth)
+            self.visit_object(f"the attribute {{name}} of {type(value).__name__}", value, depth)
 
-    def visit_class(self, cls: type, depth: int) -> None:
-        for base in cls.__mro__:
-            if base.__module__.partition(".")[0] in ("gristmill", "builtins", "abc", "typing", "numpy"):
-                continue
+    def _visit_class(self, cls: type, depth: int) -> None:
+        for base in _bases_of_users(cls):
             for name, value in list(vars(base).items()):
                 if isinstance(value, types.FunctionType):
                     self.visit("", value, depth + 1)
-                elif not name.startswith("__") and not isinstance(value, type | property | classmethod | staticmethod):
+                elif _is_data(name, value):
                     self.visit(f"the attribute {name} of class {base.__name__}", value, depth + 1)
 
     def _visit_function(self, fn: types.FunctionType, depth: int) -> None:
@@ -107,15 +114,17 @@ class _Walk:
             if not callable(value) or getattr(value, "__module__", None) == fn.__module__ or isinstance(value, _GENERATORS):
                 self.visit(f"the global variable {name} of {owner}", value, depth + 1)
 
-    def _visit_object(self, value: Any, depth: int) -> None:
-        for name, x in list(getattr(value, "__dict__", {}).items()):
-            self.visit(f"the attribute {name} of {type(value).__name__}", x, depth + 1)
-        self.visit_class(type(value), depth)
+    def visit_object(self, text: str, value: Any, depth: int) -> None:
+        """Its attributes, which may be those of its class until they are set, and its methods."""
+        defaults = {name: x for base in _bases_of_users(type(value))[::-1] for name, x in vars(base).items() if _is_data(name, x)}
+        for name, x in {**defaults, **getattr(value, "__dict__", {})}.items():
+            self.visit(text.format(name=name), x, depth + 1)
+        self._visit_class(type(value), depth)
 
     def _note(self, name: str, value: Any, depth: int) -> None:
         is_data = _is_plain(value) or isinstance(value, _GENERATORS) or _kind(value) == "iterator"
         if not is_data and getattr(value, "__dict__", None) is not None:
-            self._visit_object(value, depth)
+            self.visit_object(f"the attribute {{name}} of {type(value).__name__}", value, depth)
             return
         with contextlib.suppress(Exception):
             if getattr(value, "nbytes", 0) <= _MAX_BYTES and not (hasattr(value, "__len__") and len(value) > _MAX_LENGTH):

@@ -9,6 +9,7 @@ from gristmill.core.value import Value
 
 _MAX_VALUE = 300  # characters
 _PLAIN = (bool, int, float, str, type(None))
+AFTERWARDS = "not run: there was a difference before"
 _MARKS = {"passed": "ok", "failed": "DIFFERENT", "skipped": "-"}
 
 
@@ -77,11 +78,14 @@ class Report(Value):
             ]
         if self.note:
             lines.append(self.note)
-        width = max([len(check.name) for check in self.checks], default=0)
-        for check in self.checks:
+        run = [check for check in self.checks if check.note != AFTERWARDS]
+        width = max([len(check.name) for check in run], default=0)
+        for check in run:
             steps = f"{check.num_steps} steps" if check.num_steps else ""
             text = "  ".join([x for x in (steps, check.note) if x])
             lines.append(f"{_MARKS[check.status]:<10} {check.name:<{width}}  {text}".rstrip())
+        if len(run) < len(self.checks):
+            lines.append(f"not run: {'; '.join([check.name for check in self.checks if check.note == AFTERWARDS])}")
         return "\n".join([*lines, f"{self.seconds:.1f} s"])
 
     __repr__ = __str__

@@ -253,8 +253,10 @@ def _of_array(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     kind = f"{array.dtype}{list(array.shape)}"
     shown = f"{kind} {_text(np.array2string(array, threshold=8, precision=4)) if array.ndim < 3 else ''}".rstrip()
     if array.dtype.hasobject:
-        entries = array.tolist() if array.dtype.names is None else [*map(tuple, array.reshape(-1).tolist())]
-        yield _leaf(path, kind, _together(_leaves(entries, path, above)), shown)
+        entries = {f"[{', '.join(map(str, index))}]": array[index] for index in np.ndindex(array.shape)}
+        if array.dtype.names is not None:
+            entries = {name: tuple(entry) for name, entry in entries.items()}
+        yield from _of_parts(value, path, entries, above, kind)
         return
     hasher = hashlib.blake2b(digest_size=16)
     _hash_array(array, hasher)

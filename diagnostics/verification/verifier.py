@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from gristmill.core.errors import as_int, as_seconds
+from gristmill.core.naming import one_line
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
@@ -30,13 +31,14 @@ from gristmill.diagnostics.verification.conditions import (
 from gristmill.diagnostics.verification.culprit import Search
 from gristmill.diagnostics.verification.fresh import Surroundings
 from gristmill.diagnostics.verification.outcomes import Clock, Outcome, recorded
-from gristmill.diagnostics.verification.report import Check, Report
+from gristmill.diagnostics.verification.report import AFTERWARDS, Check, Report
 from gristmill.diagnostics.verification.subject import NUM_WORKERS, Part, Subject, last_stage, maps_read_by_streams
 from gristmill.loader import DataLoader
 from gristmill.workers.pickling import dumps
 
 _FOR_REFERENCE = 0.15  # of the time
 _FOR_CULPRIT = 0.3  # of the time that is left when a difference is found, at least
+_MAX_NOTE = 200  # characters
 _MAX_MAPS = 4  # that are read in random order
 _SURROUNDINGS = [Surroundings(hash_seed=number, has_other_locale=True, lists_backwards=True, number=number) for number in (1, 2)]
 
@@ -118,7 +120,7 @@ class Verifier:
             found = self._run(condition, base, len(conditions) - i)
             if found is not None and found.difference is not None:
                 for other in conditions[i + 1 :]:
-                    self._checks.append(Check(other.name, "skipped", 0, "there was a difference before"))
+                    self._checks.append(Check(other.name, "skipped", 0, AFTERWARDS))
                 return self._different(condition, found, base)
         return Report(True, tuple(self._checks), self._num(base), self._elapsed, self._note)
 
@@ -132,6 +134,9 @@ class Verifier:
     def _conditions(self) -> list[Condition]:
         maps = [address for address, _ in maps_read_by_streams(self._ds)][:_MAX_MAPS]
         anew = [] if self._made_by is None else [MadeAnew(self._made_by, x) for x in _SURROUNDINGS]
+        workers: list[Condition] = [StreamOrder(), Lanes()]
+        if Subject(self._ds).has_workers:
+            workers = [OwnWorkers(num) for num in (0, NUM_WORKERS)]
         return [
             Again(),
             *[kind(Part(address)) for address in maps for kind in (RandomOrder, RandomBlocks)],
@@ -140,9 +145,7 @@ class Verifier:
             *[Fresh(self._packed, x) for x in _SURROUNDINGS],
             *anew,
             *[Threads(num) for num in (0, 1, 16)],
-            *[OwnWorkers(num) for num in (0, NUM_WORKERS)],
-            StreamOrder(),
-            Lanes(),
+            *workers,
         ]
 
     def _run(self, condition: Condition, base: list[Outcome], num_left: int) -> Comparison | None:
@@ -155,7 +158,7 @@ class Verifier:
             subject = Subject(self._ds, condition.part)
             found = compare(condition, subject, len(base) if is_whole else self._steps, clock, base if is_whole else None)
         except CannotRunError as error:
-            self._checks.append(Check(condition.name, "skipped", 0, str(error)))
+            self._checks.append(Check(condition.name, "skipped", 0, one_line(str(error), _MAX_NOTE)))
             return None
         if found.difference is not None:
             self._checks.append(Check(condition.name, "failed", found.num))

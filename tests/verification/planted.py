@@ -1,10 +1,11 @@
-"""Pipelines that are not deterministic, each for another reason: the stage and the words by which the reason is to be told."""
+"""Pipelines that are not deterministic, each for another reason, with the words that are to be found in stage and reason."""
 
 import os
 import random
 import threading
 import time
 import uuid
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -13,44 +14,21 @@ import gristmill as grain
 
 FOLDER = Path(__file__).parents[1]
 WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
-COUNT = [0]
+NAMES = iter(WORDS * 1000)
+SEEN = []
 
 
 def numbers():
     return grain.MapDataset.range(40).map(int)
 
 
-def global_random(x):
-    return x + random.random()
+def rows():
+    return grain.MapDataset.source([{"n": i} for i in range(8)])
 
 
-def numpy_random(x):
-    return x + np.random.rand()
-
-
-def fresh_generator(x):
-    return x + np.random.default_rng().random()
-
-
-def in_place(x):
-    x["n"] += 1
-    return x
-
-
-def iterate_set(x):
-    return "".join({f"{word}{x}" for word in WORDS})
-
-
-def read_clock(x):
-    return x, time.time()
-
-
-def use_address(x):
-    return x, id(WORDS) % 1000_003
-
-
-def use_hash(x):
-    return hash(f"{x}") % 1000
+def in_place(row):
+    row["n"] += 1
+    return row
 
 
 def counting(x):
@@ -61,51 +39,15 @@ def counting(x):
 counting.calls = 0
 
 
-def listed(x):
-    return [*os.listdir(FOLDER), x]
-
-
-def globbed(x):
-    return [path.name for path in FOLDER.glob("*.py")] + [x]
-
-
-def by_thread(x):
-    return x, threading.get_ident()
-
-
-def by_process(x):
-    return x, os.getpid()
-
-
-def unique(x):
-    return x, uuid.uuid4().hex
-
-
-def global_count(x):
-    COUNT[0] += 1
-    return x, COUNT[0]
-
-
-def kept_generator():
+def with_generator():
     rng = np.random.default_rng(0)
-    return numbers().map(lambda x: x + rng.normal())
+    return numbers().map(lambda x: x + rng.normal()).shuffle(seed=1)
 
 
-def kept_iterator():
-    names = iter(WORDS * 1000)
-    return numbers().map(lambda x: (x, next(names)))
-
-
-def plain_generator():
-    names = (word for _ in range(1000) for word in WORDS)
-    return numbers().map(lambda x: (x, next(names)))
-
-
-class Stateful:
+class Adding:
     """A transformation with a position."""
 
-    def __init__(self):
-        self.total = 0
+    total = 0
 
     def __call__(self, x):
         self.total += x
@@ -115,13 +57,11 @@ class Stateful:
 class Forgetful(grain.DatasetIterator):
     """Its state leaves out what it has added up."""
 
-    def __init__(self, parent):
-        super().__init__(parent)
-        self._sum = 0
+    total = 0
 
     def __next__(self):
-        self._sum += next(self._parent)
-        return self._sum
+        self.total += next(self._parent)
+        return self.total
 
     def get_state(self):
         return self._parent.get_state()
@@ -138,9 +78,7 @@ class Sums(grain.IterDataset):
 class Ordered(grain.MapDataset):
     """An element depends on the one that was asked for before."""
 
-    def __init__(self, parent):
-        super().__init__(parent)
-        self._last = 0
+    last = 0
 
     def __len__(self):
         return len(self._parent)
@@ -148,70 +86,49 @@ class Ordered(grain.MapDataset):
     def __getitem__(self, index):
         if isinstance(index, slice):
             return self.slice(index)
-        last, self._last = self._last, index
-        return index, index - last
+        last, self.last = self.last, index
+        return index - last
 
 
-class Once(grain.IterDataset):
-    """Its iterators share one position."""
-
-    def __init__(self):
-        super().__init__()
-        self._numbers = iter(range(10_000))
-
-    def __iter__(self):
-        return iter([next(self._numbers) for _ in range(20)])
+def mapped(fn):
+    return lambda: numbers().map(fn).map(str).shuffle(seed=1).batch(2)
 
 
-def shared_rng():
-    return numbers().random_map(lambda x, rng: (x, rng), seed=1).to_iter_dataset().batch(4, batch_fn=list)
+def streamed(fn):
+    return lambda: numbers().to_iter_dataset().map(fn).filter(lambda x: x is not None).batch(3, batch_fn=list)
 
 
-def rows():
-    return grain.MapDataset.source([{"n": i} for i in range(40)])
-
-
-# name: the pipeline, what the stage's text begins with, and what the reason has in it
-PLANTED = {
-    "random": (
-        lambda: numbers().map(global_random).map(str).batch(2),
-        "MapMapDataset(transform=global_random",
-        "global generator of random",
-    ),
-    "numpy.random": (
-        lambda: numbers().to_iter_dataset().map(numpy_random),
-        "MapIterDataset(transform=numpy_random",
-        "global generator of numpy.random",
-    ),
-    "unseeded": (lambda: numbers().map(fresh_generator).shuffle(seed=1), "MapMapDataset(transform=fresh_gen", "without a seed"),
-    "uuid": (lambda: numbers().map(unique), "MapMapDataset(transform=unique", "without a seed"),
-    "in place": (lambda: rows().map(dict.copy).map(in_place).map(lambda x: x["n"]), None, None),
-    "in place of the source": (
-        lambda: rows().shuffle(seed=1).map(in_place).map(lambda x: x["n"]),
-        "MapMapDataset(transform=in_place",
-        "in place",
-    ),
-    "in place of a cache": (
-        lambda: rows()[:5].map(dict.copy).to_iter_dataset().cache().map(in_place).map(lambda x: x["n"]).repeat(3),
+QUICK = {  # those that show in this process
+    "random": (mapped(lambda x: x + random.random()), "MapMapDataset(transform=<lambda>", "global generator of random"),
+    "numpy": (streamed(lambda x: x + np.random.rand()), "MapIterDataset(", "global generator of numpy.random"),
+    "no seed": (mapped(lambda x: x + np.random.default_rng().random()), "MapMapDataset(transform=<lambda>", "without a seed"),
+    "uuid": (streamed(lambda x: (x, uuid.uuid4().hex)), "MapIterDataset(", "without a seed"),
+    "clock": (streamed(lambda x: (x, time.time())), "MapIterDataset(", "the clock is read: it calls time.time"),
+    "in place": (lambda: rows().shuffle(seed=1).map(in_place).map(itemgetter("n")), "transform=in_place", "changed in place"),
+    "in place, cached": (
+        lambda: rows().map(dict.copy).to_iter_dataset().cache().map(in_place).map(itemgetter("n")).repeat(3),
         "MapIterDataset(transform=in_place",
-        "in place",
+        "changed in place: it changes its input at ['n'], from 0 to 1",
     ),
-    "kept generator": (kept_generator, "MapMapDataset(transform=<lambda>", "a generator is kept: rng"),
-    "kept iterator": (kept_iterator, "MapMapDataset(transform=<lambda>", "an iterator is kept: names"),
-    "kept generator of Python": (plain_generator, "MapMapDataset(transform=<lambda>", "an iterator is kept: names"),
-    "set": (lambda: numbers().map(iterate_set).map(str.upper), "MapMapDataset(transform=iterate_set", "a set is iterated"),
-    "hash": (lambda: numbers().map(use_hash), "MapMapDataset(transform=use_hash", "hash()"),
-    "clock": (lambda: numbers().map(read_clock).batch(2, batch_fn=list), "MapMapDataset(transform=read_clock", "time.time"),
-    "address": (lambda: numbers().map(use_address), "MapMapDataset(transform=use_address", "id"),
-    "counter": (lambda: numbers().map(counting), "MapMapDataset(transform=counting", "state is kept"),
-    "global counter": (lambda: numbers().map(global_count), "MapMapDataset(transform=global_count", "COUNT"),
-    "object with state": (lambda: numbers().map(Stateful()).map(str), "MapMapDataset(transform=Stateful", "total"),
-    "listdir": (lambda: numbers().map(listed), "MapMapDataset(transform=listed", "order of files"),
-    "glob": (lambda: numbers().map(globbed).map(list), "MapMapDataset(transform=globbed", "order of files"),
-    "thread": (lambda: numbers().map(by_thread), "MapMapDataset(transform=by_thread", "thread"),
-    "process": (lambda: numbers().map(by_process), "MapMapDataset(transform=by_process", "process"),
-    "forgetful state": (lambda: Sums(numbers().to_iter_dataset()).map(str), "Sums", "get_state"),
-    "order of calls": (lambda: Ordered(numbers()).map(str), "Ordered", "_last"),
-    "once": (lambda: Once().map(str), "Once", "iterator"),
-    "shared generator": (shared_rng, None, None),
+    "generator": (with_generator, "MapMapDataset(transform=<lambda>", "a generator is kept: rng"),
+    "iterator": (mapped(lambda x: (x, next(NAMES))), "MapMapDataset(", "an iterator is kept: the global variable NAMES"),
+    "counter": (mapped(counting), "transform=counting", "state is kept between calls: the attribute calls"),
+    "global list": (mapped(lambda x: SEEN.append(x) or len(SEEN)), "MapMapDataset(", "the global variable SEEN"),
+    "object": (lambda: numbers().map(Adding()).map(str), "transform=Adding", "total"),
+    "state": (lambda: Sums(numbers().to_iter_dataset()).map(str), "Sums", "get_state"),
+    "order of calls": (lambda: Ordered(numbers()).map(str), "Ordered", "last"),
+    "rng in elements": (
+        lambda: numbers().random_map(lambda x, rng: (x, rng), seed=1).to_iter_dataset(),
+        "RandomMapMapDataset",
+        "asked for at once",
+    ),
+}
+IN_PROCESSES = {  # those that only another process shows
+    "set": (mapped(lambda x: "".join({f"{word}{x}" for word in WORDS})), "MapMapDataset(", "a set is iterated"),
+    "process": (streamed(lambda x: (x, os.getpid())), "MapIterDataset(", "process"),
+    "hash": (mapped(lambda x: hash(f"{x}")), "MapMapDataset(transform=<lambda>", "hash()"),
+    "address": (mapped(lambda x: (x, id(WORDS))), "MapMapDataset(transform=<lambda>", "address"),
+    "thread": (mapped(lambda x: (x, threading.get_ident())), "MapMapDataset(transform=<lambda>", "thread"),
+    "files": (mapped(lambda x: [x, *os.listdir(FOLDER)]), "MapMapDataset(", "the order of files"),  # noqa: PTH208
+    "glob": (mapped(lambda x: [str(path) for path in FOLDER.glob("*.py")]), "MapMapDataset(", "the order of files"),
 }

@@ -1,0 +1,183 @@
+"""``verify``: every planted bug is named, and no pipeline that is deterministic is said not to be."""
+
+import itertools
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import planted
+import pytest
+from hypothesis import HealthCheck, Phase, assume, given, seed, settings
+from hypothesis import strategies as st
+from new_seed import SEED
+from programs import output
+from refusing import assert_raises
+
+import gristmill as grain
+from gristmill.diagnostics.verification.conditions import Fresh, Lanes, StreamOrder
+from gristmill.diagnostics.verification.values import difference, digest_of, leaves_of
+from gristmill.diagnostics.verification.verifier import Verifier
+from gristmill.testing import assert_deterministic
+
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("laws", "properties")]
+
+from stage_table import ITER_ENTRIES, MAP_ENTRIES
+from stream_model import Endless, build, failing_trees, outcomes, trees
+
+ENTRIES = [*ITER_ENTRIES, *MAP_ENTRIES]
+STEPS = 25
+
+
+class InThisProcess(Verifier):
+    """Without the conditions that start processes, which take a second."""
+
+    def _conditions(self):
+        return [x for x in super()._conditions() if not isinstance(x, Fresh | StreamOrder | Lanes)]
+
+
+def check_planted(name):
+    make, stage, reason = {**planted.QUICK, **planted.IN_PROCESSES}[name]
+    report = grain.verify(make(), steps=30)
+    assert not report.ok and stage in report.stage and reason in report.reason, f"{report}"
+    assert json.loads(json.dumps(report.to_dict()))["stage"] == report.stage
+    assert [check.status for check in report.checks].count("failed") == 1
+    assert "NOT deterministic" in str(report) and report.stage in str(report)
+
+
+@pytest.mark.parametrize("name", [*planted.QUICK, "set", "process"])
+def test_planted_bugs_are_named(name):
+    check_planted(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*planted.IN_PROCESSES][2:])
+def test_planted_bugs_that_other_processes_show_are_named(name):
+    check_planted(name)
+
+
+@pytest.mark.parametrize("entries", [ENTRIES[::5], pytest.param(ENTRIES, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_no_alarm_on_the_table_of_stages(entries):
+    for entry in entries:
+        report = InThisProcess(entry.make(), STEPS, 60).report()
+        assert report.ok, f"{entry.name}: {report}"
+
+
+@pytest.mark.slow
+def test_no_alarm_on_some_stages_in_processes():
+    for entry in random.Random(SEED).sample(ENTRIES, 12):
+        assert_deterministic(entry.make(), steps=STEPS)
+
+
+@pytest.mark.slow
+@seed(SEED)
+@settings(max_examples=120, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.explicit, Phase.generate])
+@given(trees | failing_trees, st.sampled_from([Verifier, *[InThisProcess] * 11]))
+def test_no_alarm_on_random_pipelines(tree, kind):
+    try:
+        list(itertools.islice(outcomes(tree), 60))
+    except Endless:
+        assume(False)
+    report = kind(build(tree), STEPS, 60).report()
+    assert report.ok, f"{report}"
+
+
+def test_loaders_and_errors_are_compared_and_time_is_bounded():
+    loader = grain.load([*range(40)], num_epochs=1, shuffle=True, seed=1, batch_size=3, worker_count=1)
+    report = grain.verify(loader, steps=5)
+    assert report.ok and {check.status for check in report.checks} == {"passed", "skipped"}
+    failing = grain.MapDataset.range(9).map(lambda x: 1 // (x - 5))
+    report = InThisProcess(failing, 20, 60).report()
+    assert report.ok and report.num_steps == 5 and "ZeroDivisionError" in report.note
+    once = iter([ValueError("first"), *[KeyError("later")] * 99])
+    report = InThisProcess(grain.MapDataset.range(3).map(lambda x: [][0] if x else fail(next(once))), 3, 60).report()
+    assert not report.ok and report.values == ("raised ValueError: first", "raised KeyError: 'later'")
+    report = grain.verify(grain.MapDataset.range(10), seconds=0.001)
+    assert report.ok and "there was no time left" in {check.note for check in report.checks}
+    for arguments, error in (({"steps": 0}, ValueError), ({"seconds": "1"}, TypeError)):
+        assert_raises(error, None, grain.verify, grain.MapDataset.range(3), **arguments)
+    assert_raises(TypeError, "ds must be", grain.verify, iter(grain.MapDataset.range(3)))
+    assert_raises(AssertionError, "NOT deterministic", assert_deterministic, planted.with_generator())
+
+
+def fail(error):
+    raise error
+
+
+class Own:
+    """Equal by its name alone."""
+
+    def __init__(self, name):
+        self.name, self.number = name, random.random()
+
+    def __eq__(self, other):
+        return self.name == other.name
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        ({"a": [1, 2.0], "b": None}, {"b": None, "a": [1, 2.0]}, None),
+        ({"a": [1, 2.0]}, {"a": [1, 2]}, ("['a'][1]", "2.0", "2")),
+        (np.array([[1.0, np.nan], [0, 3]]), np.array([[1.0, np.nan], [0, 4]]), ("[1, 1]", 3.0, 4.0)),
+        (np.array([0.0]), np.array([-0.0]), ("[0]", 0.0, -0.0)),
+        (float("nan"), -float("nan"), None),
+        (np.zeros(3, np.int32), np.zeros(3, np.int64), ("", "int32[3] '[0 0 0]'", "int64[3] '[0 0 0]'")),
+        (np.arange(10**6), np.arange(10**6)[::-1][::-1], None),
+        ([1, 2], (1, 2), ("", "list of 2", "tuple of 2")),
+        ({1: "x"}, {1: "x", 2: "y"}, ("", "dict of 1", "dict of 2")),
+        ({"x", "y"}, {"y", "x"}, None),
+        (Own("x"), Own("x"), None),
+        (np.array([("x", 1)], "U1, i4"), np.array([("x", 1)], "U1, i4"), None),
+        (np.array(["a", [1]], object), np.array(["a", [2]], object), ("[1][0]", 1, 2)),
+    ],
+    ids=range(13),
+)
+def test_values_are_compared_exactly_and_the_leaf_is_found(a, b, found):
+    got = difference(leaves_of(a), leaves_of(b))
+    assert (got and repr(got)) == (found and repr(found))
+    assert isinstance(a, Own) or (digest_of(a) == digest_of(b)) == (found is None)
+
+
+def test_what_a_script_defines_is_verified_without_running_it_again(tmp_path):
+    code = """
+        import gristmill as grain
+
+        class Double(grain.transforms.Map):
+            def map(self, x):
+                return [f"{x}", *words(x)]
+
+        def words(x):
+            return sorted({f"{x}{letter}" for letter in "abc"})
+
+        if __name__ == "__main__":
+            print("once")
+        report = grain.verify(grain.MapDataset.range(9).map(Double()), steps=5)
+        print(report.ok, {check.status for check in report.checks})
+    """
+    assert output(tmp_path, code) == ["once", "True {'passed'}"]
+
+
+def test_the_command_says_it_and_exits_with_one(tmp_path):
+    (tmp_path / "pipeline.py").write_text(
+        "import gristmill as grain\n"
+        "print('noise')\n"
+        "def made_of_a_set():\n"
+        "    return grain.MapDataset.source(list(set('abcdefgh'))).map(str).shuffle(seed=1)\n"
+        "numbers = grain.MapDataset.range(9).map(lambda x: print('noise') or x)\n"
+    )
+    codes = []
+    for arguments in (["pipeline.py:made_of_a_set", "--json"], ["pipeline.py:numbers", "--steps", "5", "--seconds", "20"]):
+        command = [sys.executable, "-m", "gristmill", "verify", *arguments]
+        process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        codes.append(process.returncode)
+        assert "noise" in process.stderr
+        if "--json" in arguments:
+            found = json.loads(process.stdout)
+            assert (found["ok"], found["stage"]) == (False, "SourceMapDataset(source=list)")
+            assert "a set is iterated" in found["reason"] and len(found["values"]) == 2
+        else:
+            assert process.stdout.startswith("deterministic, as far as 5 steps show\n")
+    assert codes == [1, 0]
