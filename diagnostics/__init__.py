@@ -6,11 +6,12 @@ from gristmill.diagnostics.metrics.prometheus import start_telemetry, stop_telem
 from gristmill.diagnostics.shuffle_quality import ShuffleQuality, shuffle_quality
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary
 from gristmill.diagnostics.verdict import Diagnosis
-from gristmill.diagnostics.verification import Report, verify
+from gristmill.diagnostics.verification import Check, Report, verify
 from gristmill.diagnostics.view import View, diagnose, get_execution_summary, observe
 
 __all__ = [
     "BudgetUse",
+    "Check",
     "Diagnosis",
     "ExecutionSummary",
     "Report",

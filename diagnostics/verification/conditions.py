@@ -86,6 +86,10 @@ class RandomOrder(Condition):
     compares_states = False
     is_unordered = True
 
+    def __init__(self, part: Part, which: str = "") -> None:
+        super().__init__(part)
+        self.name += which
+
     def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome]:
         return [x for _, x in self._elements(subject, range(self._num(subject, num)), clock)]
 

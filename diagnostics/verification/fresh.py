@@ -11,10 +11,14 @@ from typing import Any
 
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.value import Value
+from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.diagnostics.verification.outcomes import Clock, Outcome, recorded
+from gristmill.diagnostics.attended import Attended
+from gristmill.diagnostics.verification.outcomes import Clock, Outcome, error_outcome, recorded
 from gristmill.diagnostics.verification.subject import DIRECT, Part, Subject
 from gristmill.workers.pickling import dumps
+
+_START_SECONDS = 10.0  # that a process may take besides
 
 
 class Surroundings(Value):
@@ -61,7 +65,12 @@ class Job(Value):
     def run(self) -> list[Outcome]:
         if self.lists_backwards:
             list_backwards()
-        subject = Subject(loaded(self.pipeline), self.part)
+        try:
+            subject = Subject(loaded(self.pipeline), self.part)
+        except Exception as error:
+            if isinstance(self.pipeline, bytes):
+                raise
+            return [error_outcome(error)]
         return recorded(subject.open, self.num, Clock(self.seconds))
 
 
@@ -88,8 +97,9 @@ def run_fresh(pipeline: bytes | str, part: Part, num: int, clock: Clock, surroun
     job = Job(pipeline, part, num, clock.left, surroundings.lists_backwards)
     options = MultiprocessingOptions(1, worker_env=surroundings.environment())
     ds = MapDataset.source([dumps(job)]).map(_run).to_iter_dataset(DIRECT)
-    with iter(ds.mp_prefetch(options, _in_a_process_of_its_own)) as it:
-        found: list[Outcome] = pickle.loads(next(it))
+    it = iterate(ds.mp_prefetch(options, _in_a_process_of_its_own))
+    with Attended(lambda: it, clock.left + _START_SECONDS, "It does not hang in this process.", close=it.close) as thread:
+        found: list[Outcome] = pickle.loads(thread.call(lambda: next(it)))
     return found
 
 
@@ -103,7 +113,7 @@ def _in_a_process_of_its_own(index: int, count: int) -> None:
 
 def list_backwards() -> None:
     """Has the files of directories listed in the opposite order from now on, as another file system might."""
-    os.listdir = partial(_listed_backwards, os.listdir)  # type: ignore[assignment]
+    os.listdir = partial(_listed_backwards, os.listdir)
     os.scandir = partial(_Entries, os.scandir)  # type: ignore[assignment]
 
 

@@ -145,7 +145,7 @@ class Witness:
             yield
         finally:
             sys.setprofile(before)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
 
 class _Work:
@@ -159,8 +159,8 @@ class _Work:
 def random_states() -> dict[str, Any]:
     """The states of the global generators, by the names of their libraries."""
     states: dict[str, Any] = {"random": random.getstate()}
-    _, keys, *rest = np.random.get_state(legacy=True)
-    states["numpy.random"] = (keys.tobytes(), *rest)
+    name, keys, *rest = np.random.get_state(legacy=True)
+    states["numpy.random"] = (name, np.asarray(keys).tobytes(), *rest)
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_rng_state"):
         states["torch"] = bytes(torch.get_rng_state().numpy())  # type: ignore[union-attr]

@@ -30,6 +30,7 @@ _MAX_PARTS = 64  # of a list that has leaves of their own
 _MAX_DEPTH = 60
 _CHUNK = 1 << 17  # entries of an array
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_IDENTITY: Any = object.__eq__
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 
 
@@ -196,7 +197,7 @@ def _of_parts(value: Any, path: str, parts: Mapping[str, Any], above: tuple[int,
 
 
 def _of_object(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
-    kind = type(value)
+    kind: Any = type(value)
     if dataclasses.is_dataclass(kind):
         fields = {f".{field.name}": getattr(value, field.name, None) for field in dataclasses.fields(kind)}
         yield from _of_parts(value, path, fields, above)
@@ -204,7 +205,7 @@ def _of_object(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     parts = _reduced(value)
     if parts is None:
         yield _leaf(path, _name(kind), without_addresses(_text(value)).encode(), _text(value))
-    elif kind.__eq__ is not object.__eq__:
+    elif kind.__eq__ is not _IDENTITY:
         digest, kept = _together(_of_parts(value, path, parts, above)), None
         with contextlib.suppress(Exception):
             kept = _Kept(dumps(value))
@@ -253,7 +254,7 @@ def _of_array(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Leaf]:
     kind = f"{array.dtype}{list(array.shape)}"
     shown = f"{kind} {_text(np.array2string(array, threshold=8, precision=4)) if array.ndim < 3 else ''}".rstrip()
     if array.dtype.hasobject:
-        entries = {f"[{', '.join(map(str, index))}]": array[index] for index in np.ndindex(array.shape)}
+        entries: dict[str, Any] = {f"[{', '.join(map(str, index))}]": array[index] for index in np.ndindex(array.shape)}
         if array.dtype.names is not None:
             entries = {name: tuple(entry) for name, entry in entries.items()}
         yield from _of_parts(value, path, entries, above, kind)

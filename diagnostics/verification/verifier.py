@@ -12,6 +12,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.telling.display import stage_name
 from gristmill.diagnostics.verification.comparing import Comparison, compare
 from gristmill.diagnostics.verification.conditions import (
     Again,
@@ -75,7 +76,7 @@ def verify(ds: Any, *, steps: int = 200, seconds: float = 60) -> Report:
         >>> counter = iter(range(1000))
         >>> report = verify(MapDataset.range(10).map(lambda x: x + next(counter)), steps=3)
         >>> report.ok, report.step, report.values, report.reason
-        (False, 0, (0, 4), 'an iterator is kept: counter, ...')
+        (False, 0, (0, 3), 'an iterator is kept: the global variable counter of <lambda>')
     """
     return Verifier(ds, steps, seconds).report()
 
@@ -132,14 +133,15 @@ class Verifier:
         return len(base) - base[-1].is_last
 
     def _conditions(self) -> list[Condition]:
-        maps = [address for address, _ in maps_read_by_streams(self._ds)][:_MAX_MAPS]
+        maps = dict([*maps_read_by_streams(self._ds)][:_MAX_MAPS])
+        names = {address: f", {stage_name(node)}" if len(maps) > 1 else "" for address, node in maps.items()}
         anew = [] if self._made_by is None else [MadeAnew(self._made_by, x) for x in _SURROUNDINGS]
         workers: list[Condition] = [StreamOrder(), Lanes()]
         if Subject(self._ds).has_workers:
             workers = [OwnWorkers(num) for num in (0, NUM_WORKERS)]
         return [
             Again(),
-            *[kind(Part(address)) for address in maps for kind in (RandomOrder, RandomBlocks)],
+            *[kind(Part(address), which) for address, which in names.items() for kind in (RandomOrder, RandomBlocks)],
             Blocks(),
             Restored(),
             *[Fresh(self._packed, x) for x in _SURROUNDINGS],

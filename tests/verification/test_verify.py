@@ -73,8 +73,8 @@ def test_no_alarm_on_some_stages_in_processes():
 
 @pytest.mark.slow
 @seed(SEED)
-@settings(max_examples=120, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.explicit, Phase.generate])
-@given(trees | failing_trees, st.sampled_from([Verifier, *[InThisProcess] * 11]))
+@settings(max_examples=80, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.explicit, Phase.generate])
+@given(trees | failing_trees, st.sampled_from([*[InThisProcess] * 15, Verifier]))
 def test_no_alarm_on_random_pipelines(tree, kind):
     try:
         list(itertools.islice(outcomes(tree), 60))
