@@ -194,15 +194,13 @@ class Fresh(Condition):
     otherwise = "it depends on the process that runs it"
     is_about = "processes"
 
-    def __init__(self, pipeline: bytes | str | Exception, surroundings: Surroundings, part: Part = WHOLE) -> None:
+    def __init__(self, pipeline: bytes | str, surroundings: Surroundings, part: Part = WHOLE) -> None:
         super().__init__(part)
         self.pipeline = pipeline
         self.surroundings = surroundings
         self.name = f"{self.where} with PYTHONHASHSEED={surroundings.hash_seed}, another locale and order of files"
 
     def run(self, subject: Subject, num: int, clock: Clock) -> Found:
-        if isinstance(self.pipeline, Exception):
-            raise CannotRunError(f"the pipeline cannot be sent to another process: {self.pipeline}")
         try:
             found = run_fresh(self.pipeline, subject.part, num, clock, self.surroundings)
         except Exception as error:

@@ -77,8 +77,11 @@ class Search:
 
     def find(self) -> Culprit:
         with contextlib.suppress(Exception):  # of a user's code, which gives something else each time
-            self._watch(self._clock.part(0.4))
+            self._watch(self._condition.part, self._clock.part(0.4))
         address = self._first_to_differ(self._condition.part.address)
+        if address not in self._witness.counts.keys() | self._witness.indices.keys():  # of a pipeline that another one opens
+            with contextlib.suppress(Exception):
+                self._watch(self._part(address), self._clock.part(0.4))
         reason, address = self._reason(address)
         return Culprit(stage_name(self._stages.get(address) or stage_at(self._pipeline, address)), reason)
 
@@ -90,12 +93,12 @@ class Search:
         num = self._witness.counts.get(address)
         return Part(address, None if not indices else tuple(indices), max(num, 1) if num else None)
 
-    def _watch(self, clock: Clock) -> None:
-        """Has a pipeline that nobody has used watched as far as the difference, twice."""
+    def _watch(self, part: Part, clock: Clock) -> None:
+        """Has a part of a pipeline that nobody has used watched, twice."""
         pipeline, witness = self._new(), self._witness
         stages = addresses(pipeline)
         watched = Watched(witness, {id(node): address for address, node in stages.items()})
-        stream = watched.replaced(Subject(pipeline, self._condition.part).stream)
+        stream = watched.replaced(Subject(pipeline, part).stream)
         stream = Subject(stream).with_own_workers(0) or stream
         plain = Subject(stream).with_threads(0) or stream
         before = {address: kept_by(node) for address, node in watched.stages.items()}
@@ -161,7 +164,7 @@ class Search:
         """What may be the reason, the likeliest first."""
         if self._condition.is_about == "threads":
             return _THREADS
-        if self._condition.is_about == "processes":
+        if self._condition.is_about == "processes" or Subject(self._pipeline, Part(address)).has_workers:
             return _PROCESSES
         return _SAME_COPIES if self._copies_agree(address) else _OTHER_COPIES
 
@@ -179,7 +182,7 @@ class Search:
 
     def _factor(self, address: Address) -> str | None:
         """What in the surroundings of a process makes the difference, if one thing does."""
-        assert isinstance(self._condition, Fresh) and not isinstance(self._condition.pipeline, Exception)
+        assert isinstance(self._condition, Fresh)
         part = self._part(address)
         num = len(part.indices) if part.indices is not None else part.num or self._num
         base: Any = None

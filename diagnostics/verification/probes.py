@@ -58,6 +58,7 @@ class Witness:
         self._delivered: dict[tuple[Address, int], list[Leaf]] = {}
         self._orders: dict[Address, int] = {}
         self._random = random_states()
+        self._profile: Any = None  # the profile function while it is watched
 
     def add(self, address: Address, kind: str, text: str) -> None:
         found = self.evidence.setdefault(address, [])
@@ -75,12 +76,25 @@ class Witness:
         found: list[_Work] = self._local.stack
         return found
 
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What a witness does by itself is not watched."""
+        sys.setprofile(None)
+        try:
+            self._look()
+            yield
+        finally:
+            sys.setprofile(self._profile)
+
     def begins(self, address: Address) -> None:
-        self._look()
-        self._stack.append(_Work(address))
+        with self._aside():
+            self._stack.append(_Work(address))
 
     def ends(self, address: Address, elements: list[Any], indices: Any = None) -> None:
-        self._look()
+        with self._aside():
+            self._end(address, elements, indices)
+
+    def _end(self, address: Address, elements: list[Any], indices: Any) -> None:
         work = self._stack.pop()
         self._compare(work)
         if indices is None:
@@ -92,8 +106,8 @@ class Witness:
             self._deliver(address, element)
 
     def fails(self) -> None:
-        self._look()
-        self._stack.pop()
+        with self._aside():
+            self._stack.pop()
 
     def _deliver(self, address: Address, element: Any) -> None:
         number = self._orders[address] = self._orders.get(address, -1) + 1
@@ -138,12 +152,13 @@ class Witness:
 
     @contextlib.contextmanager
     def watching_calls(self) -> Iterator[None]:
-        before = sys.getprofile()
+        before, self._profile = sys.getprofile(), self.on_call
         threading.setprofile(self.on_call)
         sys.setprofile(self.on_call)
         try:
             yield
         finally:
+            self._profile = before
             sys.setprofile(before)
             threading.setprofile(None)
 
@@ -159,8 +174,9 @@ class _Work:
 def random_states() -> dict[str, Any]:
     """The states of the global generators, by the names of their libraries."""
     states: dict[str, Any] = {"random": random.getstate()}
-    name, keys, *rest = np.random.get_state(legacy=True)
-    states["numpy.random"] = (name, np.asarray(keys).tobytes(), *rest)
+    state: Any = np.random.get_state(legacy=False)
+    keys = state["state"].get("key")  # of the generator that is there unless somebody has set another one
+    states["numpy.random"] = repr(state) if keys is None else (keys.tobytes(), state["state"]["pos"], state["gauss"])
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_rng_state"):
         states["torch"] = bytes(torch.get_rng_state().numpy())  # type: ignore[union-attr]

@@ -144,7 +144,7 @@ class Verifier:
             *[kind(Part(address), which) for address, which in names.items() for kind in (RandomOrder, RandomBlocks)],
             Blocks(),
             Restored(),
-            *[Fresh(self._packed, x) for x in _SURROUNDINGS],
+            *[Fresh(b"" if isinstance(self._packed, Exception) else self._packed, x) for x in _SURROUNDINGS],
             *anew,
             *[Threads(num) for num in (0, 1, 16)],
             *workers,
@@ -153,6 +153,10 @@ class Verifier:
     def _run(self, condition: Condition, base: list[Outcome], num_left: int) -> Comparison | None:
         if self._clock.is_over:
             self._checks.append(Check(condition.name, "skipped", 0, "there was no time left"))
+            return None
+        if condition.is_about == "processes" and isinstance(self._packed, Exception):
+            note = one_line(f"the pipeline cannot be sent to other processes: {self._packed}", _MAX_NOTE)
+            self._checks.append(Check(condition.name, "skipped", 0, note))
             return None
         is_whole = condition.part == Part()
         clock = self._clock.part(max(0.25, 1 / num_left) * (1 - _FOR_CULPRIT))

