@@ -10,7 +10,7 @@ from gristmill.core.value import Value
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.telling.display import stage_name
 from gristmill.diagnostics.verification.comparing import compare
-from gristmill.diagnostics.verification.conditions import CannotRunError, Condition, Fresh
+from gristmill.diagnostics.verification.conditions import Again, CannotRunError, Condition, Fresh
 from gristmill.diagnostics.verification.fresh import Surroundings, loaded, run_fresh
 from gristmill.diagnostics.verification.kept import changes, kept_by
 from gristmill.diagnostics.verification.outcomes import Clock, closed, first_difference, recorded
@@ -34,13 +34,13 @@ _REASONS = {
     "sets": "a set is iterated, or hash() used, which depend on PYTHONHASHSEED",
     "locale": "the locale is used",
 }
+# What may be the reason of a difference, the likeliest first: if copies that nobody has used give the same, or not.
 _SAME_COPIES = ("in place", "generator", "iterator", "state", "random", "entropy", "clock", "address", "thread")
 _OTHER_COPIES = ("random", "generator", "iterator", "entropy", "clock", "address", "state", "thread", "in place", "files")
-_THREADS = ("thread", "generator", "iterator", "in place", "state", "random", "entropy", "clock", "address")
-_PROCESSES = (
-    *("process", "environment", "hash", "address", "thread", "generator", "iterator", "state", "random", "entropy", "clock"),
-    *("files", "in place"),
-)
+# And if a second run was the same.
+_KEPT = ("in place", "generator", "iterator", "state", "thread")
+_THREADS = ("thread", "generator", "iterator", "in place", "state")
+_PROCESSES = ("process", "environment", "hash", "address", "thread", "files", "generator", "iterator", "state", "in place")
 
 
 class Culprit(Value):
@@ -143,15 +143,16 @@ class Search:
             return False
 
     def _reason(self, address: Address) -> tuple[str, Address]:
-        """Why the stage at ``address`` differs; or one that leads to it, if there is no evidence of that stage."""
+        """Why the stage at ``address`` differs, and which it is: one before it may change elements that come again."""
         if isinstance(self._condition, Fresh):
             factor = self._factor(address)
             if factor is not None:
                 return self._said(factor, address), address
         kinds = self._kinds(address)
+        begins = stage_at(self._pipeline, address)._starts_workers  # and the reason is what they run
         upstream = [other for other in self._stages if other[: len(address)] == address]
         for other in sorted(upstream, key=len):
-            for kind in kinds:
+            for kind in kinds if begins or other == address else ("in place",):
                 if any([x.kind == kind for x in self._witness.evidence.get(other, ())]):
                     return self._said(kind, other), other
         return self._condition.otherwise, address
@@ -166,6 +167,8 @@ class Search:
             return _THREADS
         if self._condition.is_about == "processes" or Subject(self._pipeline, Part(address)).has_workers:
             return _PROCESSES
+        if not isinstance(self._condition, Again):
+            return _KEPT
         return _SAME_COPIES if self._copies_agree(address) else _OTHER_COPIES
 
     def _copies_agree(self, address: Address) -> bool:

@@ -33,6 +33,7 @@ FAMILIES = [
     ("BudgetUse Check Diagnosis ExecutionSummary Report Snapshot StageSummary View", "diagnostics.", []),
     ("get_execution_summary", "diagnostics.", ["experimental.{}", IN_EXPERIMENTAL]),
     ("iter_dataset iterator map_dataset sampler source transform", "testing.assert_{}_conforms", []),
+    ("assert_deterministic", "testing.", []),
     ("assert_equal_output_after_checkpoint", "testing.", ["experimental.{}", IN_EXPERIMENTAL]),
     (EXPERIMENTAL, "experimental.", [IN_EXPERIMENTAL]),
 ]

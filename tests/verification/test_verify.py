@@ -107,8 +107,6 @@ def fail(error):
 
 
 class Own:
-    """Equal by its name alone."""
-
     def __init__(self, name):
         self.name, self.number = name, random.random()
 
@@ -130,7 +128,6 @@ class Own:
         ({1: "x"}, {1: "x", 2: "y"}, ("", "dict of 1", "dict of 2")),
         ({"x", "y"}, {"y", "x"}, None),
         (Own("x"), Own("x"), None),
-        (np.array([("x", 1)], "U1, i4"), np.array([("x", 1)], "U1, i4"), None),
         (np.array(["a", [1]], object), np.array(["a", [2]], object), ("[1][0]", 1, 2)),
     ],
 )
@@ -144,16 +141,12 @@ def test_what_a_script_defines_is_verified_without_running_it_again(tmp_path):
     code = """
         import gristmill as grain
 
-        class Double(grain.transforms.Map):
+        class Words(grain.transforms.Map):
             def map(self, x):
-                return [f"{x}", *words(x)]
+                return sorted({f"{x}{letter}" for letter in "abc"})
 
-        def words(x):
-            return sorted({f"{x}{letter}" for letter in "abc"})
-
-        if __name__ == "__main__":
-            print("once")
-        report = grain.verify(grain.MapDataset.range(9).map(Double()), steps=5)
+        print("once")
+        report = grain.verify(grain.MapDataset.range(9).map(Words()), steps=5)
         print(report.ok, {check.status for check in report.checks})
     """
     assert output(tmp_path, code) == ["once", "True {'passed'}"]
