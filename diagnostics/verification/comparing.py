@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gristmill.core.state import state_from_text
-from gristmill.diagnostics.verification.conditions import Condition
+from gristmill.diagnostics.verification.conditions import CannotRunError, Condition, Found
 from gristmill.diagnostics.verification.outcomes import (
     Clock,
     Difference,
     Outcome,
     closed,
+    error_outcome,
     first_difference,
     outcomes_of,
     recorded,
@@ -60,7 +61,7 @@ def compare(condition: Condition, subject: Subject, num: int, clock: Clock, base
     seen: set[int] = set()
     others: list[tuple[int, Any, Any]] = []
     found: Difference | None = None
-    for step, outcome in condition.run(subject, len(base), clock):
+    for step, outcome in _found(condition, subject, len(base), clock):
         if step >= len(base):
             continue
         seen.add(step)
@@ -75,6 +76,18 @@ def compare(condition: Condition, subject: Subject, num: int, clock: Clock, base
     if found is None:
         found = _different_places(others, condition.open(subject), clock) if others else None
     return Comparison(found, len(seen), len(base))
+
+
+def _found(condition: Condition, subject: Subject, num: int, clock: Clock) -> Found:
+    """What a condition finds; what it raises comes in the place of the next outcome."""
+    last = -1
+    try:
+        for last, outcome in condition.run(subject, num, clock):
+            yield last, outcome
+    except CannotRunError:
+        raise
+    except Exception as error:
+        yield last + 1, error_outcome(error)
 
 
 def _different_places(
@@ -98,8 +111,9 @@ def _different_places(
 
 def _following(open_iterator: Callable[[], Any], state: str) -> list[Any]:
     """What comes after a state; the error as text if it is refused."""
-    it = open_iterator()
+    it = None
     try:
+        it = open_iterator()
         it.set_state(state_from_text(state, it))
         return list(itertools.islice(outcomes_of(it, with_states=False), _FOLLOWED_STEPS))
     except Exception as error:

@@ -99,9 +99,10 @@ class RandomOrder(Condition):
         return self._elements(subject, indices, clock)
 
     def _num(self, subject: Subject, num: int) -> int:
-        if subject.map is None:
+        ds = subject.map
+        if ds is None:
             raise CannotRunError("nothing is read by index")
-        return min(num, len(subject.map))
+        return min(num, _made(lambda: len(ds)))
 
     def _elements(self, subject: Subject, indices: Any, clock: Clock) -> Found:
         for i in indices:
@@ -291,8 +292,8 @@ class Lanes(_ByWorkers):
 def _made(make: Callable[[], Any]) -> Any:
     try:
         return make()
-    except (ValueError, TypeError, NotImplementedError) as error:
-        raise CannotRunError(str(error)) from error
+    except Exception as error:
+        raise CannotRunError(f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)) from error
 
 
 def _block(it: Any, size: int) -> tuple[list[Any], Outcome | None]:

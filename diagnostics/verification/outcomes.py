@@ -85,6 +85,8 @@ def state_text(it: Any) -> str | bytes | None:
         state = it.get_state()
     except NotImplementedError:
         return None
+    except Exception as error:  # of a user's iterator
+        return digest_of(error_outcome(error).leaves[0].shown)
     try:
         text = state.decode() if isinstance(state, bytes) else json.dumps(state, sort_keys=True)
     except (TypeError, ValueError):  # no JSON

@@ -19,7 +19,7 @@ class Check(Value):
     Args:
         name: in words.
         status: ``"passed"``, ``"failed"``, or ``"skipped"``: it does not apply, or was not got to.
-        num_steps: how many outputs were compared.
+        num_steps: how many outputs were compared, the end among them.
         note: why it was skipped, or what was not compared; empty if there is nothing to say.
     """
 
@@ -81,7 +81,7 @@ class Report(Value):
         run = [check for check in self.checks if check.note != AFTERWARDS]
         width = max([len(check.name) for check in run], default=0)
         for check in run:
-            steps = f"{check.num_steps} steps" if check.num_steps else ""
+            steps = f"{check.num_steps} step{'s' * (check.num_steps != 1)}" if check.num_steps else ""
             text = "  ".join([x for x in (steps, check.note) if x])
             lines.append(f"{_MARKS[check.status]:<10} {check.name:<{width}}  {text}".rstrip())
         if len(run) < len(self.checks):

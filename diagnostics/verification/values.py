@@ -280,7 +280,7 @@ def _hash_array(array: Any, hasher: Any) -> None:
             missing = np.isnan(entries)
             if missing.any():
                 entries = np.where(missing, entries.dtype.type(np.nan), entries)
-        hasher.update(entries.tobytes())
+        hasher.update(entries.view(np.uint8))
 
 
 def _name(kind: type) -> str:
