@@ -292,6 +292,8 @@ class Lanes(_ByWorkers):
 def _made(make: Callable[[], Any]) -> Any:
     try:
         return make()
+    except CannotRunError:
+        raise
     except Exception as error:
         raise CannotRunError(f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)) from error
 

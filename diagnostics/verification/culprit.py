@@ -149,7 +149,7 @@ class Search:
             if factor is not None:
                 return self._said(factor, address), address
         kinds = self._kinds(address)
-        begins = stage_at(self._pipeline, address)._starts_workers  # and the reason is what they run
+        begins = self._starts_workers(address)  # and the reason is what they run
         upstream = [other for other in self._stages if other[: len(address)] == address]
         for other in sorted(upstream, key=len):
             for kind in kinds if begins or other == address else ("in place",):
@@ -165,11 +165,17 @@ class Search:
         """What may be the reason, the likeliest first."""
         if self._condition.is_about == "threads":
             return _THREADS
-        if self._condition.is_about == "processes" or Subject(self._pipeline, Part(address)).has_workers:
+        if self._condition.is_about == "processes" or self._starts_workers(address):
             return _PROCESSES
         if not isinstance(self._condition, Again):
             return _KEPT
         return _SAME_COPIES if self._copies_agree(address) else _OTHER_COPIES
+
+    def _starts_workers(self, address: Address) -> bool:
+        """Whether a stage itself has worker processes, not one before it."""
+        above = [(*address, i) for i in range(len(inputs_of(stage_at(self._pipeline, address))))]
+        has, *before = [Subject(self._pipeline, Part(x)).has_own_workers for x in (address, *above)]
+        return has and not any(before)
 
     def _copies_agree(self, address: Address) -> bool:
         """Whether copies that nobody has used give the same: then it is something that they keep."""

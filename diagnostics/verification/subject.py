@@ -108,6 +108,11 @@ class Subject:
         return any([node._starts_workers for node in ancestors(self.stream)])
 
     @property
+    def has_own_workers(self) -> bool:
+        """Whether there are workers, also where a step has them within."""
+        return self.has_workers or self.with_own_workers(0) is not None
+
+    @property
     def is_share(self) -> bool:
         return numbers_of(self.stream) != Numbers(0, 1)
 

@@ -137,7 +137,7 @@ class Verifier:
         names = {address: f", {stage_name(node)}" if len(maps) > 1 else "" for address, node in maps.items()}
         anew = [] if self._made_by is None else [MadeAnew(self._made_by, x) for x in _SURROUNDINGS]
         workers: list[Condition] = [StreamOrder(), Lanes()]
-        if Subject(self._ds).has_workers:
+        if Subject(self._ds).has_own_workers:
             workers = [OwnWorkers(num) for num in (0, NUM_WORKERS)]
         return [
             Again(),
