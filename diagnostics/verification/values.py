@@ -178,20 +178,28 @@ def _of_mapping(value: Mapping[Any, Any], path: str, above: tuple[int, ...]) -> 
     items = [(digest_of(key), key, x) for key, x in value.items()]
     if not isinstance(value, OrderedDict):
         items.sort(key=lambda item: item[0])
-    yield from _of_parts(value, path, {f"[{_text(key)}]": x for _, key, x in items}, above)
+    parts: dict[str, Any] = {}
+    for _, key, x in items:
+        name = f"[{_text(key)}]"
+        while name in parts:  # of another key with the same text
+            name += "'"
+        parts[name] = x
+    yield from _of_parts(value, path, parts, above, content=b"".join([digest for digest, *_ in items]))
 
 
-def _of_parts(value: Any, path: str, parts: Mapping[str, Any], above: tuple[int, ...], name: str = "") -> Iterator[Leaf]:
+def _of_parts(
+    value: Any, path: str, parts: Mapping[str, Any], above: tuple[int, ...], name: str = "", content: bytes = b""
+) -> Iterator[Leaf]:
     """A container: a leaf for itself, and those of its parts; one for all of them together if there are many."""
     kind, here = name or _name(type(value)), (*above, id(value))
     shown = f"{type(value).__name__} of {len(parts)}"
     if len(parts) > _MAX_PARTS:
-        hasher = hashlib.blake2b(digest_size=16)
+        hasher = hashlib.blake2b(content, digest_size=16)
         for part, x in parts.items():
             hasher.update(_together(_leaves(x, part, here)))
         yield _leaf(path, f"{kind} {len(parts)}", hasher.digest(), _text(value))
         return
-    yield _leaf(path, f"{kind} {len(parts)}", b"", shown)
+    yield _leaf(path, f"{kind} {len(parts)}", content, shown)
     for part, x in parts.items():
         yield from _leaves(x, path + part, here)
 

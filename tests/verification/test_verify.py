@@ -124,7 +124,7 @@ class Own:
         (float("nan"), -float("nan"), None),
         (np.zeros(1, np.int32), np.zeros(1, np.int64), ("", "int32[1] '[0]'", "int64[1] '[0]'")),
         (np.arange(10**6), np.arange(10**6)[::-1][::-1], None),
-        ([1, 2], (1, 2), ("", "list of 2", "tuple of 2")),
+        ({"k" * 200: 1}, {"k" * 201: 1}, ("", "dict of 1", "dict of 1")),
         ({1: "x"}, {1: "x", 2: "y"}, ("", "dict of 1", "dict of 2")),
         ({"x", "y"}, {"y", "x"}, None),
         (Own("x"), Own("x"), None),
