@@ -118,8 +118,16 @@ def _parser() -> argparse.ArgumentParser:
         prog=_PROG, description=_ABOUT, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_shuffle, _add_state, _add_run_as_grain):
-    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_verify, _add_state, _add_run_as_grain):
+    for add in (
+        _add_inspect,
+        _add_head,
+        _add_diagnose,
+        _add_bench,
+        _add_shuffle,
+        _add_verify,
+        _add_state,
+        _add_run_as_grain,
+    ):
         add(commands)
     return parser
 
