@@ -15,8 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from gristmill.diagnostics.attended import PipelineStalledError
-from gristmill.diagnostics.cli import run, shuffle, state
-from gristmill.diagnostics.cli import run, state, verify
+from gristmill.diagnostics.cli import run, shuffle, state, verify
 from gristmill.diagnostics.cli.target import CommandError
 
 if TYPE_CHECKING:
