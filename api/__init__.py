@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from gristmill.diagnostics import stop_telemetry as stop_telemetry
     from gristmill.diagnostics import verify as verify
     from gristmill.diagnostics import visualize as visualize
+    from gristmill.diagnostics.provenance import Ledger as Ledger
+    from gristmill.diagnostics.provenance import explain as explain
     from gristmill.install import install_as_grain as install_as_grain
     from gristmill.loader import DataLoaderIterator as DataLoaderIterator
     from gristmill.python import *  # noqa: F403  (every name of the legacy surface is reachable from here too)
@@ -77,7 +79,9 @@ _NAMES = {
     "bucket_boundaries": "gristmill.transforms.length_buckets",
     "config": "gristmill.core.config",
     "dataset_length": "gristmill.dataset.bases.length",
+    "Ledger": "gristmill.diagnostics.provenance",
     "diagnose": "gristmill.diagnostics",
+    "explain": "gristmill.diagnostics.provenance",
     "global_batch": "gristmill.dataset.stages.global_batch",
     "install_as_grain": "gristmill.install",
     "load": "gristmill.loader",

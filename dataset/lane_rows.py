@@ -25,8 +25,10 @@ from gristmill.dataset.bases.iterator import (
     return_to,
     skip_one,
     snapshot,
+    state_at,
 )
 from gristmill.dataset.bases.length import Infinite, Length
+from gristmill.dataset.bases.next_index import check_no_gaps, may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
@@ -56,7 +58,7 @@ def join_parts(parts: Sequence[Part], size: int, *, stacks: bool, allocate: Allo
         pieces = [rows for rows, _ in parts]
     else:
         present = next((rows for rows, _ in parts if rows is not None), None)
-        zero = unknown_row() if present is None else _zero(_at(present, 0) if stacks else present[0])
+        zero = unknown_row() if present is None else zero_like(_at(present, 0) if stacks else present[0])
         pieces = []
         for rows, counts in parts:
             start = 0
@@ -77,7 +79,7 @@ def _at(batch: Any, rows: Any) -> Any:
     return tree.unflatten(structure, [leaf[rows] for leaf in leaves])
 
 
-def _zero(element: Any) -> Any:
+def zero_like(element: Any) -> Any:
     """An element of the same shape, all of whose leaves are zero, or empty text."""
     leaves, structure = tree.flatten(element)
     zeros = [
@@ -222,6 +224,10 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
     def _mark(self) -> Any:
         return [lane.mark() for lane in self._opened()]
 
+    def _state_at(self, mark: Any) -> Any:
+        lanes = zip(self._numbers, self._opened(), mark, strict=True)
+        return {"lanes": {str(number): lane.state_at(mark_of_lane) for number, lane, mark_of_lane in lanes}}
+
     def _return_to(self, mark: Any) -> None:
         for lane, mark_of_lane in zip(self._lanes, mark, strict=True):
             lane.return_to(mark_of_lane)
@@ -229,6 +235,21 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
     def _skip(self) -> None:
         for lane in self._opened():
             lane.skip(self._size)
+
+    def _get_next_index(self) -> int:
+        return next_index_of(self._opened()[0].iterator) // self._size
+
+    def _has_gaps(self) -> bool:
+        return any([may_have_gaps(lane.iterator) for lane in self._opened()])
+
+    def _set_next_index(self, index: int) -> None:
+        check_no_gaps(self)
+        if self._pads:
+            raise NotImplementedError(
+                f"{self} cannot jump to an index: of a lane that has ended it would have to read the last element"
+            )
+        for lane in self._opened():
+            move_to_index(lane.iterator, index * self._size)
 
     def start_prefetch(self) -> None:
         if not self._closed:
@@ -268,6 +289,9 @@ class _Lane:
 
     def mark(self) -> Any:
         return marked(self.iterator)
+
+    def state_at(self, mark: Any) -> Any:
+        return state_at(self.iterator, mark)
 
     def return_to(self, mark: Any) -> None:
         return_to(self.iterator, mark)
@@ -317,8 +341,14 @@ class _PaddedLane(_Lane):
         self._before, self._num, self._last = None, 0, []
 
     def get_state(self) -> Any:
-        is_known = self._num and self._before is not None
-        return {"state": copied(self._before) if is_known else self.iterator.get_state(), "rows": self._num}
+        return self._saved(self._before, self._num, self.iterator.get_state)
+
+    def state_at(self, mark: Any) -> Any:
+        place, before, num, _ = mark
+        return self._saved(before, num, lambda: state_at(self.iterator, place))
+
+    def _saved(self, before: Any, num: int, now: Callable[[], Any]) -> Any:
+        return {"state": copied(before) if num and before is not None else now(), "rows": num}
 
     def set_state(self, state: Any) -> None:
         num, before = state_count(state, "rows", self._name), state_field(state, "state", self._name)

@@ -131,6 +131,15 @@ class SelectionWithProportionsMap(BlockSelectionMap):
         component = int(components[phase])
         return component, int(inner_of[phase]) + round_ * self._reduced[component]
 
+    def nums_before(self, index: int) -> list[int]:
+        """How many of the first ``index`` elements each component gives."""
+        nums, left, total = [], index, sum(self._reduced)
+        for weight in self._reduced:
+            following = left * (total - weight) // total
+            nums.append(left - following)
+            left, total = following, total - weight
+        return nums
+
     def select(self, indices: Indices) -> Selected:
         if isinstance(indices, range) and indices.step == 1 and len(indices) <= _MAX_PLANNED:
             return self._select_run(indices)

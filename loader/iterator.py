@@ -282,6 +282,11 @@ class DataLoaderIterator(Iterator[Any]):
             )
 
 
+def loader_of(it: DataLoaderIterator) -> DataLoader:
+    """The loader that ``it`` iterates over."""
+    return it._loader
+
+
 def _advice(value: Any) -> str:
     """What the author of a class can do about its ``repr``; for a class of ours there is nothing to be done."""
     is_ours = type(value).__module__.split(".")[0] in ("gristmill", "builtins", "numpy")

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from gristmill.core.cached import cached
 from gristmill.core.errors import add_note
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import stable_repr, transform_name, without_addresses
@@ -24,12 +25,13 @@ from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.origins import RecordKey
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.dataset.stages.batch import BatchIterDataset, batch_function
 from gristmill.dataset.stages.filter import FilterIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
-from gristmill.dataset.telling.description import as_json, source_files, source_text
+from gristmill.dataset.telling.description import as_json, short_source_text, source_files, source_text
 from gristmill.dataset.telling.failures import tell
-from gristmill.samplers.base import answers_blocks, epoch_of
+from gristmill.samplers.base import answers_blocks, epoch_of, seed_of
 from gristmill.sources.reading import read_keys, wrap_keys
 from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
 from gristmill.transforms.base import TRANSFORMATION_CLASSES, check_max_fan_out
@@ -74,6 +76,10 @@ class SampledMapDataset(BlockMapDataset[Any]):
             "source": source_text(self._source),
         }
 
+    @cached
+    def _record_source(self) -> str:
+        return short_source_text(self._source)
+
     @property
     def _source_files(self) -> list[str] | None:
         return source_files(self._source)
@@ -105,8 +111,10 @@ class SampledMapDataset(BlockMapDataset[Any]):
 
     def _origins(self, index: int) -> Iterable[RecordKey]:
         sampled = self._shard.shard_index + index * self._shard.shard_count
-        key = self._sampler[sampled].record_key
-        return [RecordKey(key, epoch_of(self._sampler, sampled) if answers_blocks(self._sampler) else None, sampled)]
+        key, is_ours = self._sampler[sampled].record_key, answers_blocks(self._sampler)
+        seed = seed_of(self._sampler) if is_ours and self._as_records else None
+        epoch = epoch_of(self._sampler, sampled) if is_ours else None
+        return [RecordKey(key, epoch, sampled, () if seed is None else ((seed, sampled),))]
 
     def _sampled(self, indices: Indices) -> tuple[list[Any], list[Any] | None]:
         """The keys of the records at ``indices`` and, if elements are to be records, their metadata."""
@@ -289,8 +297,15 @@ class DataIterDataset(IterDataset[Any]):
     def __str__(self) -> str:
         return "DataIterDataset"
 
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.of(self._parent).map(_data_of)
+
     def __iter__(self) -> DatasetIterator[Any]:
         return DataDatasetIterator(iterate(self._parent))
+
+
+def _data_of(x: Traced) -> Traced:
+    return x.then(operator.attrgetter("data"))
 
 
 class DataDatasetIterator(PassingIterator[Any]):

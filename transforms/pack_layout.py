@@ -114,6 +114,13 @@ class PackLayout:
                 _put(row, output, ShapeDtypeStruct((feature.length,), np.int32))
         return row
 
+    def spans(self, row: Any, num: int) -> Sequence[tuple[int, int] | None]:
+        """The cells ``(start, stop)`` of each of the ``num`` sequences in a row: of the first feature that has segment ids."""
+        for path, feature in self._packed():
+            if not feature.is_meta:
+                return spans_of(_value_at(row, _outputs(path, feature)[1]), num)
+        return [None] * num
+
     def _packed(self) -> Iterator[tuple[Path, Feature]]:
         return zip(self._paths, self.features, strict=True)
 
@@ -141,6 +148,19 @@ class PackedRows:
         for k, name in enumerate(self._carried):
             row[name] = [extra[k] for extra in self._extras[r]]
         return row
+
+
+def spans_of(segment_ids: Array, num: int) -> list[tuple[int, int]]:
+    """The cells ``(start, stop)`` of segments 1 to ``num``; those of one without any are between those beside it."""
+    present, first, counts = np.unique(segment_ids, return_index=True, return_counts=True)
+    known = {int(i): (int(start), int(start + n)) for i, start, n in zip(present, first, counts, strict=True) if i > 0}
+    spans: list[tuple[int, int]] = []
+    stop = 0
+    for i in range(1, num + 1):
+        span = known.get(i, (stop, stop))
+        spans.append(span)
+        stop = span[1]
+    return spans
 
 
 def _leaves(argument: str, struct: Any) -> dict[Path, Any]:

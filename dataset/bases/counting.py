@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, skip_one
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, skip_one, state_at
 from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index
 from gristmill.dataset.bases.origins import Place, place_of
 
@@ -41,6 +41,10 @@ class CountingIterator(BlockIterator[T]):
     def _return_to(self, mark: Any) -> None:
         parent, self._count = mark
         self._parents[0]._return_to(parent)
+
+    def _state_at(self, mark: Any) -> Any:
+        parent, count = mark
+        return {"parent": state_at(self._parents[0], parent), self._count_key: count}
 
     def _place(self) -> Place | None:
         return place_of(self._parents[0])

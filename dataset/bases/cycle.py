@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from gristmill.dataset.bases.iterator import BlockIterator
-from gristmill.dataset.states.values import CycleState, Fetched
+from gristmill.dataset.states.values import CycleState, Fetched, copied
 
 T = TypeVar("T")
 
@@ -77,6 +77,8 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         self._undropped: Mapping[int, tuple[After, int]] = {}
         # What is being done, by the number of the member.
         self._members: dict[int, M] = {}
+        # Before the last output: whose turn it was, and where that one was; or the position.
+        self._last_turn: Any = None
 
     @abc.abstractmethod
     def _fetch(self, slot: int, num: int) -> None:
@@ -123,6 +125,8 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
                 self._put_back(taken)
                 self._set_position(before)
             elements = [fetched[0] for _, fetched in taken]
+            if elements:
+                self._last_turn = before
         except BaseException:
             self._set_position(before)
             self._forget()
@@ -147,6 +151,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
                 return []
             element, states, which = member.ready[0]
             self._after[slot] = states, which
+            self._last_turn = slot, after
             self._slot = (slot + 1) % self._cycle_length
             member.ready.popleft()
         except BaseException:  # an interrupt in the middle
@@ -228,6 +233,31 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
     def _mark(self) -> Any:
         return self._position()
 
+    def _state_at(self, mark: Any) -> Any:
+        now = self._position()
+        try:
+            self._set_position(mark)
+            return self._state_here()
+        finally:
+            self._set_position(now)
+
+    def _state_here(self) -> Any:
+        """The state, without a step ahead."""
+        return self.get_state()
+
+    def _before_last(self) -> Any:
+        if self._last_turn is None:
+            return None
+        place = self._last_turn
+        if len(place) == 2:
+            slot, after = place
+            _, num, (indices, now, exhausted), *rest = self._position()
+            place = slot, num, (indices, [*now[:slot], after, *now[slot + 1 :]], exhausted), *rest
+        return copied(self._state_at(place))
+
+    def _forget_last(self) -> None:
+        self._last_turn = None
+
     def _return_to(self, mark: Any) -> None:
         if mark != self._position():  # else what is ready stays so, and so does an error
             self._forget()
@@ -254,6 +284,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
             raise self._unusable()
         self._restore(state)  # which changes nothing before all of it has succeeded
         self._failed_state = None
+        self._forget_last()
 
     def _skip(self) -> None:
         if self._collect(1, []) is not None and self._skip_failed(self._slot):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Literal, TypeVar
 
 from gristmill.core import grain_names
@@ -12,7 +13,8 @@ from gristmill.dataset.bases.habits import NO_ITEMS, OF_STREAMS, with_hints
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown, exact_length, length_hint
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import DatasetNode, as_parents
+from gristmill.dataset.bases.node import DatasetNode, as_parents, is_of_library
+from gristmill.dataset.bases.traced import Tracing, refuse_to_trace
 from gristmill.dataset.methods import (
     IterAheadMethods,
     IterBucketMethods,
@@ -57,9 +59,16 @@ class IterDataset(
     """
 
     _node_family = "IterDataset"
+    _passes_on: ClassVar = False  # all it does with elements is to pass them on, each as it is
+    _tells_place: ClassVar = False  # its state and those upstream say which element each of them gives next
     # What the step does, if several workers can do it, each to some of the elements: it changes them one by one, with their
     # number or without, it chooses which are kept, or it makes batches.
     _works_on: ClassVar[Literal["nothing", "elements", "numbered elements", "choice", "batches"] | None] = None
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "__iter__" in vars(cls):
+            cls.__iter__ = _noting_dataset(cls.__iter__)  # type: ignore[method-assign]
 
     def __init__(self, parents: Any | Iterable[Any] = ()) -> None:
         self._parents = as_parents(parents, MapDataset, IterDataset)
@@ -77,6 +86,12 @@ class IterDataset(
     def _num_elements(self) -> Length:
         """How many elements it delivers, as far as that is known; of users' datasets it is not."""
         return Unknown()
+
+    def _traced(self, tracing: Tracing) -> Any:
+        """The twin of the stream: it gives ``Traced`` elements, and has the same states."""
+        if not (self._passes_on and is_of_library(self)):
+            raise refuse_to_trace(self)
+        return tracing.over(self)
 
     def _divided(self, division: Division) -> Any:
         """What a worker has in place of this dataset."""
@@ -102,3 +117,16 @@ class IterDataset(
     @property
     def _shows_chain(self) -> bool:
         return type(self).__repr__ is IterDataset.__repr__
+
+
+def _noting_dataset(iterate: Callable[[Any], Any]) -> Any:
+    """A method ``__iter__`` whose iterators know the dataset that they are of."""
+
+    @functools.wraps(iterate)
+    def noting(self: Any) -> Any:
+        it = iterate(self)
+        if isinstance(it, DatasetIterator):
+            it._definition = self
+        return it
+
+    return noting

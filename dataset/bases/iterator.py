@@ -24,6 +24,7 @@ from gristmill.dataset.bases.feed import OneByOne, StopInStream, what_failed
 from gristmill.dataset.bases.node import Node, as_parents
 from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, running_upstream
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop, tell
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import watcher
@@ -56,6 +57,7 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
     _closed = False
     _failed_state: Any = None  # the state at which ``next`` last failed
     _own_ctx: IteratorContext | None = None
+    _definition: Any = None  # the dataset that it is of
 
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
         if parents != ():  # as quick as can be for the components of mixtures
@@ -241,6 +243,13 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
     def _return_to(self, mark: Any) -> None:
         self._restore(mark)
 
+    def _state_at(self, mark: Any) -> Any:
+        return mark
+
+    def _before_last(self) -> Any:
+        """A state from which the next output is the one that ``next`` gave last; ``None`` if there was none. Optional."""
+        raise NotImplementedError(f"{self} does not know where it was before its last output: save the state before it")
+
     def _place(self) -> Place | None:
         """Where the element that was delivered last comes from, if that follows from what the stages upstream say. Optional."""
         return None
@@ -296,6 +305,8 @@ class BlockIterator(DatasetIterator[T_co]):
     # Attributes, never changed in place, that say with the parents' places where it is: going back to them is quick and exact.
     _placed_by: ClassVar[tuple[str, ...] | None] = None
 
+    _last: Any = None  # the mark before the last output of ``next``; who stays on an error notes it by itself
+
     # Of stages that look at every element alone: what they make of it, or whether they keep it. For ``order="stream"``.
     _function: Callable[[Any], Any] | None = None
     _guard: Any = None  # is told what they keep
@@ -348,6 +359,8 @@ class BlockIterator(DatasetIterator[T_co]):
         finally:
             self._is_in_next = False
         if block:
+            if before is not None:
+                self._last = before
             return block[0]
         raise StopIteration
 
@@ -372,9 +385,38 @@ class BlockIterator(DatasetIterator[T_co]):
                 raise StateMismatchError(f"the state of {self} must be nested less deeply than {shown(state)}") from error
             raise
         self._failed_state = None
+        self._forget_last()
+
+    def _forget_last(self) -> None:
+        self._last = None
+
+    def _before_last(self) -> Any:
+        return None if self._last is None else copied(self._state_at(self._last))
+
+    def _state_at(self, mark: Any) -> Any:
+        names = self._placed_by
+        if names is None:
+            return mark
+        marks, values = mark
+        parents = tuple([_Standing(state_at(parent, m)) for parent, m in zip(self._parents, marks, strict=True)])
+        standing = dict(zip(map(id, self._parents), parents, strict=True))
+        there: Any = object.__new__(type(self))  # looks like this one, where it was
+        vars(there).update({name: standing.get(id(value), value) for name, value in vars(self).items()})
+        vars(there).update({"_parents": parents, **dict(zip(names, values, strict=True))})
+        return there.get_state()
 
     def __str__(self) -> str:
         return self._stage_text()
+
+
+class _Standing:
+    """Stands for a parent that was in a state."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def get_state(self) -> Any:
+        return self._state
 
 
 class PlainIterator(DatasetIterator[T_co]):
@@ -453,6 +495,11 @@ def marked(it: DatasetIterator[Any]) -> Any:
         return it._mark()
     except NotImplementedError:
         return None
+
+
+def state_at(it: DatasetIterator[Any], mark: Any) -> Any:
+    """The state in which ``it`` was ``marked``."""
+    return it._state_at(mark)
 
 
 def return_to(it: DatasetIterator[Any], mark: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gristmill.core.errors import StateIndexError, as_int
 from gristmill.core.state import shown
-from gristmill.dataset.bases.iterator import DatasetIterator, marked, return_to
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, marked, return_to
 
 
 def get_next_index(ds_iter: Any) -> int:
@@ -20,7 +20,7 @@ def get_next_index(ds_iter: Any) -> int:
         ds_iter: an iterator of a dataset or of a ``DataLoader``.
 
     Raises:
-        NotImplementedError: the index does not follow from the position: of a filter, a mixture and the like.
+        NotImplementedError: the index does not follow from the position: of a filter, a flat map and the like.
         TypeError: ``ds_iter`` is no such iterator.
 
     Example:
@@ -69,6 +69,8 @@ def set_next_index(ds_iter: Any, index: int) -> None:
                 raise StateIndexError(f"index {number} is out of range: {error}") from error
         raise
     it._failed_state = None
+    if isinstance(it, BlockIterator):
+        it._forget_last()
 
 
 def next_index_of(it: DatasetIterator[Any]) -> int:

@@ -85,6 +85,8 @@ class DatasetNode(Node):
     _is_share = False  # whether it is a worker's part of its parent
     _mixes_over: int | None = None  # elements among which it mixes, where these are not all
     _starts_workers = False  # whether its iterators start processes
+    _makes_batches = False  # whether an element has a row for each of those that it is made of
+    _may_leave_out = False  # whether a function decides, of which nobody knows it without calling it
 
     @property
     def _described_upstream(self) -> Sequence[Any]:
@@ -98,6 +100,11 @@ class DatasetNode(Node):
     @cached
     def _default_seed(self) -> np.uint32 | None:
         return default_seed(self)
+
+    @cached
+    def _record_source(self) -> str:
+        """What the records that it reads are read from, in words."""
+        return str(self)
 
     @property
     def _element_spec(self) -> Any:

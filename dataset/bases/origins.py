@@ -16,6 +16,8 @@ class Part(Value):
     ds: Any
     index: int
     epoch: int = 0  # that the index does not count
+    components: tuple[Any, ...] = ()  # of a mixture, which one it is
+    seeds: tuple[tuple[int, int], ...] = ()  # of the random stream that the step draws from for it: (seed, index)
 
 
 class RecordKey(Value):
@@ -24,6 +26,7 @@ class RecordKey(Value):
     key: Any
     epoch: int | None
     sampled: int | None = None  # where a sampler chose it, the index at which that was asked
+    seeds: tuple[tuple[int, int], ...] = ()  # of the random stream that belongs to it
 
 
 class Place(Value):

@@ -71,6 +71,7 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
 
     def _take(self, n: int) -> list[Any]:
         memory, at = self._take_memory(), self._at
+        began = at
         outputs: list[Any] = []
         try:
             while len(outputs) < n:
@@ -91,6 +92,8 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
                 self._memory = memory
             raise
         self._at, self._memory = at, memory
+        if outputs:
+            self._last = began
         return outputs
 
     def _take_memory(self) -> Memory[G]:
@@ -147,6 +150,15 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
         if at.skipped:
             state["skipped"] = list(at.skipped)
         return state
+
+    def _before_last(self) -> Any:
+        if self._last is None:
+            return None
+        now, self._at = self._at, self._last
+        try:
+            return self.get_state()
+        finally:
+            self._at = now
 
     def _restore(self, state: Any) -> None:
         at = self._position_in(state)

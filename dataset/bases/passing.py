@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, skip_one
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, skip_one, state_at
 from gristmill.dataset.bases.origins import Place, place_of
 
 T_co = TypeVar("T_co", covariant=True)
@@ -31,6 +31,9 @@ class PassingIterator(BlockIterator[T_co]):
 
     def _return_to(self, mark: Any) -> None:
         self._source._return_to(mark)
+
+    def _state_at(self, mark: Any) -> Any:
+        return state_at(self._source, mark)
 
     def _place(self) -> Place | None:
         place = None if self._flow == "stateful" else place_of(self._source)

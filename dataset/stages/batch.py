@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
@@ -18,6 +19,7 @@ from gristmill.dataset.bases.node import dropping_steps, spec_of
 from gristmill.dataset.bases.origins import Part, Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.bases.traced import Tracing, grouped
 from gristmill.dataset.telling.failures import add_before, tell, tell_at_last
 from gristmill.transforms.base import check_batch_size
 from gristmill.transforms.batching import Allocate, BufferPool, stack
@@ -47,6 +49,7 @@ class BatchMapDataset(BlockMapDataset[T]):
     """
 
     _is_made_anew = True
+    _makes_batches = True
     _parameters: BatchParameters
 
     def __init__(
@@ -130,6 +133,10 @@ class BatchIterDataset(IterDataset[T]):
     def _num_elements(self) -> Length:
         size, rest = self._parameters.batch_size, 0 if self._parameters.drop_remainder else self._parameters.batch_size - 1
         return scaled(num_elements(self._parent), lambda num: (num + rest) // size)
+
+    def _traced(self, tracing: Tracing) -> Any:
+        batch_fn = partial(grouped, batch_function(self._parameters.batch_fn))
+        return tracing.over(self, _parameters=self._parameters.replaced(batch_fn=batch_fn))
 
     def __iter__(self) -> DatasetIterator[T]:
         return BatchDatasetIterator(iterate(self._parent), self._parameters)

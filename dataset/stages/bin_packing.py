@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
@@ -17,6 +18,7 @@ from gristmill.dataset.bases.length import Length, at_most, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
+from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.transforms.bin_packing import Bins, MakePlacer, best_fit, emission_order, first_fit
 from gristmill.transforms.pack_layout import PackedRows, PackLayout
 from gristmill.transforms.sequences import Array
@@ -68,6 +70,11 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
     @property
     def _element_spec(self) -> Any:
         return self._packing.layout.spec(spec_of(self._parent))
+
+    def _traced(self, tracing: Tracing) -> Any:
+        packing = replace(self._packing, meta_features=[*_as_names(self._packing.meta_features), RECORD])
+        rows = tracing.over(self, _parents=(tracing.of(self._parent).map(_with_record),), _packing=packing)
+        return rows.map(partial(_traced_row, self._packing.layout))
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         return BinPackDatasetIterator(iterate(self._parent), self._packing)
@@ -146,6 +153,25 @@ class BestFitPackIterDataset(_PackIterDataset):
     @staticmethod
     def _algorithm() -> MakePlacer:
         return best_fit
+
+
+RECORD = "__gristmill_record__"  # the feature of a traced element that is the element itself
+
+
+def _with_record(x: Traced) -> dict[str, Any] | None:
+    return None if x.value is None else {**x.value, RECORD: x}
+
+
+def _as_names(meta_features: Sequence[str]) -> Sequence[str]:
+    return (meta_features,) if isinstance(meta_features, str) else meta_features
+
+
+def _traced_row(layout: PackLayout, row: dict[str, Any]) -> Traced:
+    """A packed row, with the cells that each sequence has of the first feature that is no meta feature."""
+    elements, own = row[RECORD], {name: value for name, value in row.items() if name != RECORD}
+    spans = layout.spans(own, len(elements))
+    pieces = [piece.replaced(span=span) for x, span in zip(elements, spans, strict=True) for piece in x.pieces]
+    return Traced(lambda: own, [tuple(pieces)])
 
 
 @dataclass

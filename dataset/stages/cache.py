@@ -21,6 +21,7 @@ from gristmill.dataset.bases.iterator import (
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, given, is_same
 
@@ -68,6 +69,9 @@ class CacheIterDataset(IterDataset[T]):
 
     def __str__(self) -> str:
         return f"CacheIterDataset(parent={self._parent})"
+
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.over(self, _parameters=self._parameters.replaced(copy_elements=False))
 
     def __iter__(self) -> DatasetIterator[T]:
         return CacheDatasetIterator(iterate(self._parent), self._parameters.copy_elements)

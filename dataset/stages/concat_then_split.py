@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +22,9 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
+from gristmill.transforms.pack_layout import spans_of
 from gristmill.transforms.sequences import Array, as_sequence
 
 _log = logging.getLogger("gristmill")
@@ -144,8 +147,57 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
             row.update({name: ShapeDtypeStruct((target.length,), np.int32) for name in numbers})
         return row
 
+    def _traced(self, tracing: Tracing) -> Any:
+        targets = [Target(target.name, target.length, target.is_meta) for target in self._targets]
+        rows = tracing.over(self, _parents=(tracing.of(self._parent).map(_as_cells),), _targets=targets)
+        return rows.map(partial(_traced_row, self._targets))
+
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         return ConcatThenSplitDatasetIterator(iterate(self._parent), self._targets, self._splits_full_length)
+
+
+def _as_cells(x: Traced) -> dict[str, Array] | None:
+    """An element each of whose tokens says whose it is, and which."""
+    if x.value is None:
+        return None
+    cells = {}
+    for name, value in x.value.items():
+        cells[name] = own = np.empty(len(as_sequence(repr(name), value)), object)
+        for i in range(len(own)):
+            own[i] = (x, i)
+    return cells
+
+
+def _traced_row(targets: Sequence[Target], row: dict[str, Array]) -> Traced:
+    """A row of such cells. Spans are those of the first feature that is no meta feature; who has no tokens is not there."""
+    parts: dict[int, Traced] = {}
+    spans: Sequence[tuple[int, int]] | None = None
+    ids = {target.name: row[f"{target.name}_segment_ids"] for target in targets if not target.is_meta}
+    num = max([int(segment_ids.max(initial=0)) for segment_ids in ids.values()], default=0)
+    for name, segment_ids in ids.items():
+        found = spans_of(segment_ids, num)
+        spans = found if spans is None else spans
+        for i, (start, stop) in enumerate(found):
+            if stop > start:
+                parts.setdefault(i, row[name][start][0])
+    pieces = [piece.replaced(span=spans[i]) for i, x in sorted(parts.items()) if spans for piece in x.pieces]
+    return Traced(partial(_row_of, targets, row), [tuple(pieces)])
+
+
+def _row_of(targets: Sequence[Target], row: dict[str, Array]) -> dict[str, Array]:
+    """The row of tokens that a row of cells stands for."""
+    whole = dict(row)
+    for target in targets:
+        cells = [(i, cell) for i, cell in enumerate(row[target.name]) if cell]
+        tokens = [(i, as_sequence(target.name, x.value[target.name])[k]) for i, (x, k) in cells]
+        like = np.asarray(tokens[0][1]) if tokens else np.zeros((), np.int64)
+        whole[target.name] = values = np.zeros((target.length, *like.shape), like.dtype)
+        for i, token in tokens:
+            values[i] = token
+        if target.bos_id is not None:
+            starts = (row[f"{target.name}_positions"] == 0) & (row[f"{target.name}_segment_ids"] > 0)
+            values[starts] = target.bos_id
+    return whole
 
 
 Slices: TypeAlias = "dict[str, tuple[int, int]] | None"  # what is left of an element that was cut, by feature

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
@@ -12,14 +13,16 @@ from gristmill.core.state import shown
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.element_spec import batched_spec
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, share_context
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, share_context, state_at
 from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, Unknown, num_elements, scaled
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import dropping_steps, spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.traced import Tracing, grouped
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.elastic_batches import BatchesIterator, SparseBatchesIterator
 from gristmill.dataset.stages.elastic_files import FilesIterator
+from gristmill.dataset.stages.prefetch import TracedMapDataset
 
 T = TypeVar("T")
 
@@ -122,6 +125,15 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
             self._iterator = FilesIterator(ds, self._batch_size, shard_options)
         self._ctx.options = self._iterator._ctx.options
         share_context([self._iterator], self._ctx)
+
+    def _traced(self, tracing: Tracing) -> Any:
+        size, shard = self._global_batch_size, self._shard
+        is_map = isinstance(self._ds, MapDataset)
+        ds: Any = TracedMapDataset(self._ds, tracing, False) if isinstance(self._ds, MapDataset) else tracing.of(self._ds)
+        options = ReadOptions(0) if is_map else None
+        new: Any = ElasticIterator(ds, size, shard, read_options=options)
+        new._iterator.make_batches_with(partial(grouped, batch_function(None)))
+        return new
 
     @property
     def shard_options(self) -> ShardOptions:
@@ -226,6 +238,9 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
 
     def _mark(self) -> Any:
         return marked(self._iterator)
+
+    def _state_at(self, mark: Any) -> Any:
+        return state_at(self._iterator, mark)
 
     def _return_to(self, mark: Any) -> None:
         return_to(self._iterator, mark)

@@ -30,6 +30,7 @@ class BatchesIterator(BlockIterator[Any]):
 
     _flow = "stateful"
     _running: DatasetIterator[Any] | None = None  # delivers the batches from a position on
+    _batch_fn: Any = None
 
     def __init__(
         self,
@@ -59,6 +60,10 @@ class BatchesIterator(BlockIterator[Any]):
         super()._share_context(ctx)
         share_context(self._inner_iterators(), ctx)
 
+    def make_batches_with(self, batch_fn: Any) -> None:
+        """Lets ``batch_fn`` make the batches, from the first one on."""
+        self._batch_fn = batch_fn
+
     @property
     def _num_left(self) -> int:
         return max(0, self._length - self._position) // self._global_batch_size
@@ -79,7 +84,7 @@ class BatchesIterator(BlockIterator[Any]):
         stop = self._position + self._num_left * self._global_batch_size
         shard = self._ds[first + self._shard.shard_index : stop : self._shard.shard_count]
         # A batch of nothing but missing elements is missing itself, and must not be passed over.
-        batches = shard.batch(self._batch_size).to_iter_dataset(self._read_options, allow_nones=True)
+        batches = shard.batch(self._batch_size, batch_fn=self._batch_fn).to_iter_dataset(self._read_options, allow_nones=True)
         running = iterate(batches.mp_prefetch(self._multiprocessing_options))
         move_to_index(running, step)
         return running
@@ -151,7 +156,7 @@ class SparseBatchesIterator(BatchesIterator):
 
     def _start(self) -> DatasetIterator[Any]:
         steps = _Steps(self._ds, self._global_batch_size, self._shard, self._read_options, self._position)
-        batches = steps.map(_Batch(self._ds))
+        batches = steps.map(_Batch(self._ds, self._batch_fn))
         if self._multiprocessing_options.num_workers:
             return iterate(batches.mp_prefetch(self._multiprocessing_options))
         num_ahead = self._read_options.prefetch_buffer_size if self._read_options.num_threads else 0
@@ -312,9 +317,9 @@ class _PresenceMapDataset(BlockMapDataset[bool]):
 class _Batch:
     """Reads the elements of a step."""
 
-    def __init__(self, ds: MapDataset[Any]) -> None:
+    def __init__(self, ds: MapDataset[Any], batch_fn: Any) -> None:
         self._ds = ds
-        self._batch_fn = batch_function(None)
+        self._batch_fn = batch_function(batch_fn)
 
     def __call__(self, step: tuple[int, list[int]]) -> tuple[int, Any]:
         position, indices = step

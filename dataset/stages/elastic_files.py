@@ -28,9 +28,15 @@ class FilesIterator(PassingIterator[Any]):
         interleave = _interleave_of(ds)
         share = slice_pipeline(ds, shard.shard_index, shard.shard_count)
         super().__init__(iterate(share.batch(batch_size) if batch_size else share))
+        self._share, self._batch_size = share, batch_size
         self._num_datasets = len(interleave._datasets)
         self._wanted_cycle_length = parameters_of(interleave).cycle_length
         self._shard = shard
+
+    def make_batches_with(self, batch_fn: Any) -> None:
+        """Lets ``batch_fn`` make the batches, from the first one on."""
+        if self._batch_size:
+            super().__init__(iterate(self._share.batch(self._batch_size, batch_fn=batch_fn)))
 
     def __str__(self) -> str:
         return f"ElasticIterator(shard_options={self._shard})"

@@ -6,14 +6,18 @@ import abc
 import copy
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Self, TypeVar
 
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
+from gristmill.dataset.bases.node import is_of_library
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.bases.traced import Piece, Traced, Tracing, refuse_to_trace
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.telling.failures import tell
 
@@ -49,6 +53,15 @@ class FilesIterDataset(IterDataset[T]):
         files = [self._with_paths([path]) for path in self._paths]
         return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH, iter_buffer_size=_BUFFER_SIZE).__iter__()
 
+    def _traced(self, tracing: Tracing) -> Any:
+        if not is_of_library(self):
+            raise refuse_to_trace(self)
+        return _TracedFiles(self)
+
+    def _key_of(self, key: Any) -> Any:
+        """The key in the whole file of a record that has ``key`` in this part of it."""
+        return key
+
     def _num_elements(self) -> Length:
         return Unknown()  # the files tell, when they are read
 
@@ -65,6 +78,48 @@ class FilesIterDataset(IterDataset[T]):
         """Keeps some of the files: those of one of several workers."""
         del sequential_slice  # a file is read in order in any case
         self._paths = self._paths[sl]
+
+
+class _TracedFiles(IterDataset[Traced]):
+    """The elements of ``files``, with where they stand."""
+
+    def __init__(self, files: FilesIterDataset[Any]) -> None:
+        super().__init__()
+        self._files = files
+
+    def _num_elements(self) -> Length:
+        return Unknown()
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        self._files = copy.copy(self._files)
+        self._files.set_slice(sl, sequential_slice)
+
+    def __iter__(self) -> DatasetIterator[Traced]:
+        files, paths = self._files, self._files._paths
+        if len(paths) == 1:
+            return _TracedFile(files)
+        parts = [_TracedFiles(files._with_paths([path])) for path in paths]
+        return InterleaveIterDataset(parts, cycle_length=_CYCLE_LENGTH, iter_buffer_size=0, make_iter_buffer_size=0).__iter__()
+
+
+class _TracedFile(PassingIterator[Traced]):
+    _flow = "stateful"
+
+    def __init__(self, files: FilesIterDataset[Any]) -> None:
+        super().__init__(files.__iter__())
+        self._files = files
+
+    def _take(self, n: int) -> list[Traced]:
+        taken: list[Traced] = []
+        while len(taken) < n and (elements := self._source._take(1)):
+            file: Any = self._source
+            piece = Piece(str(self._files), self._files._key_of(file.last_key()), 0)
+            taken.append(Traced(partial(_itself, elements[0]), [(piece,)]))
+        return taken
+
+
+def _itself(x: Any) -> Any:
+    return x
 
 
 def _as_paths(path: Any) -> list[str | os.PathLike[str]]:
@@ -85,6 +140,7 @@ class FileIterator(BlockIterator[T]):
 
     _flow = "stateful"  # an element does not add one to every count in the state
     _file: Any = None
+    _last_place: tuple[Any, int] | None = None  # where the last element of the block before this one stood
     _has_short_way = True  # from ``next`` to the block, past ``_take``
 
     def __init__(self, path: str | os.PathLike[str], place: Any) -> None:
@@ -101,6 +157,10 @@ class FileIterator(BlockIterator[T]):
     @property
     def _described_parameters(self) -> dict[str, Any]:
         return {"file": PurePath(self._path).name}  # where the file lies may change
+
+    @abc.abstractmethod
+    def last_key(self) -> Any:
+        """Where in the file the element stands that was delivered last."""
 
     @abc.abstractmethod
     def _open(self) -> Any:
@@ -128,6 +188,8 @@ class FileIterator(BlockIterator[T]):
         """Replaces the block, which has been delivered, by what follows it; whether there is anything."""
         if self._is_at_end:
             return False
+        if self._index:
+            self._last_place = self._block_place, self._index - 1
         block, place = self._use_file(self._read)
         self._block, self._block_place, self._index, self._is_at_end = block, place, 0, not block
         if not block:
@@ -149,9 +211,21 @@ class FileIterator(BlockIterator[T]):
             self._close_file()
         return result
 
+    def _before_last(self) -> Any:
+        now = self._block_place, self._index
+        last = (self._block_place, self._index - 1) if self._index else self._last_place
+        if last is None:
+            return None
+        self._block_place, self._index = last
+        try:
+            return self.get_state()
+        finally:
+            self._block_place, self._index = now
+
     def _leave_block(self, place: Any) -> None:
         """Goes to a place that is not in the block."""
         self._block, self._block_place, self._index, self._is_at_end = [], place, 0, False
+        self._last_place = None
 
     def _close_file(self) -> None:
         file, self._file = self._file, None

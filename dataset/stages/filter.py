@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, stream_of
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, state_at, stream_of
 from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Filter, transform_function
@@ -77,6 +78,10 @@ class FilterIterDataset(IterDataset[T]):
         self._parameters = FilterParameters(transform)
         self._fn = transform_function(transform, Filter, "filter")
 
+    def _traced(self, tracing: Tracing) -> Any:
+        fn = self._fn
+        return tracing.over(self, _fn=lambda x: fn(x.value))
+
     def __iter__(self) -> DatasetIterator[T]:
         return FilterDatasetIterator(iterate(self._parent), self._fn, self._parameters)
 
@@ -106,6 +111,9 @@ class FilterDatasetIterator(PassingIterator[T]):
     def _return_to(self, mark: Any) -> None:
         source, self._guard.counts = mark
         self._source._return_to(source)
+
+    def _state_at(self, mark: Any) -> Any:
+        return state_at(self._source, mark[0])
 
     def _decisions(self, elements: list[Any]) -> list[bool]:
         """Which of ``elements`` are kept, counted."""

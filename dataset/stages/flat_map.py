@@ -18,6 +18,7 @@ from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside, function
+from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.dataset.states.values import LinearStates
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import FlatMap, check_max_fan_out, for_a_class, transform_function
@@ -160,6 +161,17 @@ class FlatMapIterDataset(IterDataset[T]):
 
     def _num_elements(self) -> Length:
         return Unknown()  # the transformation decides it
+
+    def _traced(self, tracing: Tracing) -> Any:
+        given = self._parameters
+        fn = transform_function(given.transform, FlatMap, "flat_map")
+
+        def split(x: Traced) -> list[Traced]:
+            if x.value is None and not given.with_nones:
+                return []
+            return [x.of(item) for item in as_list(fn(x.value), given.transform)]
+
+        return tracing.over(self, _parameters=given.replaced(transform=split))
 
     def __iter__(self) -> DatasetIterator[T]:
         return FlatMapDatasetIterator(iterate(self._parent), self._parameters)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -21,7 +22,8 @@ from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Length, long
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors, spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.lane_rows import LaneRowsIterDataset, Part, part_of_lanes
+from gristmill.dataset.bases.traced import Traced, Tracing, grouped
+from gristmill.dataset.lane_rows import LaneRowsIterDataset, Part, part_of_lanes, zero_like
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.global_batch_iterator import GlobalBatchDatasetIterator
@@ -267,8 +269,35 @@ class GlobalBatchIterDataset(IterDataset[T]):
             "workers=MultiprocessingOptions(...) to global_batch"
         )
 
+    def _traced(self, tracing: Tracing) -> Any:
+        given = self._parameters
+        batch_fn = partial(_grouped, batch_function(given.batch_fn))
+        agree = None if given.agree is None else _own_number
+        steps: IterDataset[Any] = GlobalBatchIterDataset(
+            tracing.of(self._parent), given.batch_size, given.num_lanes, given.shard_options, None, given.end, agree, 1, batch_fn
+        )
+        return steps.map(_without_padding) if given.end == "pad" else steps
+
     def __iter__(self) -> DatasetIterator[T]:
         return GlobalBatchDatasetIterator(self, iterate(self._rows), self._parameters)
+
+
+def _own_number(num: int, largest: bool = False) -> int:
+    """Stands for an agreement of hosts in the twin of a stream, which is not asked for more than they agreed on."""
+    return 1 if largest else num
+
+
+def _grouped(make: Callable[[list[Any]], Any], elements: list[Any]) -> Traced:
+    """As ``grouped``, where the rows of lanes that never had an element are not traced."""
+    present = next(x for x in elements if isinstance(x, Traced))
+    zero = Traced(lambda: zero_like(present.value), [()])
+    return grouped(make, [x if isinstance(x, Traced) else zero for x in elements])
+
+
+def _without_padding(step: tuple[Traced, Any]) -> Traced:
+    batch, is_there = step
+    rows = [row if flag else () for row, flag in zip(batch.rows, is_there, strict=True)]
+    return Traced(lambda: (batch.value, is_there), rows, True)
 
 
 def _check_roots(parent: Any, num_lanes: int) -> None:

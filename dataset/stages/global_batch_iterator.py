@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.dataset.bases.context import collected_options
 from gristmill.dataset.bases.cycle import CycleIterator
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, skip_one, snapshot
-from gristmill.dataset.bases.length import Exact
+from gristmill.dataset.bases.iterator import (
+    BlockIterator,
+    DatasetIterator,
+    iterate,
+    marked,
+    return_to,
+    skip_one,
+    snapshot,
+    state_at,
+)
+from gristmill.dataset.bases.length import Exact, Infinite
+from gristmill.dataset.bases.next_index import move_to_index
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.lane_rows import Part, join_parts, part_of_lanes
 from gristmill.dataset.stages.map import MapMapDataset
@@ -178,10 +188,16 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
         return batch, (np.arange(size) < counts[:, None]).ravel()
 
     def get_state(self) -> Any:
-        state = self._source.get_state() if self._state is None else self._state
+        return self._saved(self._source.get_state() if self._state is None else self._state, self._at)
+
+    def _state_at(self, mark: Any) -> Any:
+        place, at, _, state = mark
+        return self._saved(state_at(self._source, place) if state is None else state, at)
+
+    def _saved(self, state: Any, at: Position) -> Any:
         lanes = {int(number): x for part in self._states_of_parts(state) for number, x in part["lanes"].items()}
         parameters = self._parameters
-        return LanesState(parameters.num_lanes, parameters.batch_size, self._at, self._is_agreed, lanes).as_state()
+        return LanesState(parameters.num_lanes, parameters.batch_size, at, self._is_agreed, lanes).as_state()
 
     @property
     def _has_workers(self) -> bool:
@@ -207,6 +223,21 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
         at = parsed.position
         self._at = at if is_as_agreed else at.replaced(horizon=at.step, is_last=False)
         self._ahead, self._state, self._is_restored = (), None, True
+
+    def _get_next_index(self) -> int:
+        return self._at.step
+
+    def _set_next_index(self, index: int) -> None:
+        length = self._ds.num_steps_after(0)
+        if not isinstance(length, Exact | Infinite):
+            raise NotImplementedError(
+                f"{self} has no index for its outputs: how many elements its lanes have is not known before"
+            )
+        if isinstance(length, Exact) and index > length.num:
+            raise StateIndexError(f"the index of the next output of {self} must be in [0, {length.num}], got {index}")
+        rows = index * self._parameters.rows_per_lane
+        move_to_index(self._source, index * self._num_parts)
+        self._at, self._ahead, self._state = Position(index, rows, index), (), None
 
     def _merged_state(self, states: Any) -> Any:
         if isinstance(states, Mapping):

@@ -29,6 +29,7 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters, aside, silent
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 from gristmill.dataset.states.values import CycleState, LinearStates, copied
 
@@ -132,10 +133,30 @@ class InterleaveIterDataset(IterDataset[T]):
         del sequential_slice  # every dataset is whole in any case
         self._datasets = self._datasets.slice(sl) if isinstance(self._datasets, MapDataset) else self._datasets[sl]
 
+    def _traced(self, tracing: Tracing) -> Any:
+        here = self._parameters.replaced(num_make_iter_threads=0, make_iter_buffer_size=0, iter_buffer_size=0)
+        return tracing.over(self, _datasets=_TracedDatasets(self._datasets, tracing), _parameters=here)
+
     def __iter__(self) -> DatasetIterator[T]:
         opener = Opener(self._datasets, self._parameters.iter_buffer_size)
         num_ahead = self._parameters.make_iter_buffer_size if self._parameters.num_make_iter_threads else 0
         return InterleaveDatasetIterator(opener, self._cycle_length, self._parameters.num_make_iter_threads, num_ahead)
+
+
+class _TracedDatasets(Sequence[Any]):
+    """The twins of datasets, each made when it is asked for."""
+
+    def __init__(self, datasets: Any, tracing: Tracing) -> None:
+        self._datasets = datasets
+        self._tracing = tracing
+
+    def __len__(self) -> int:
+        return len(self._datasets)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return _TracedDatasets(self._datasets[index], self._tracing)
+        return self._tracing.of(dataset_at(self._datasets, index))
 
 
 def _check_dataset(ds: Any, index: int) -> Any:
@@ -402,6 +423,9 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
 
     def get_state(self) -> Any:
         self._open_slots()
+        return self._state_here()
+
+    def _state_here(self) -> Any:
         states = [None if after is None else self._own_state_of(after) for after in self._after]
         return self._cycle_state(states).as_state(owns_states=True)
 

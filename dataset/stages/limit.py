@@ -44,6 +44,8 @@ class LimitIterDataset(IterDataset[T]):
         [0, 1, 2]
     """
 
+    _passes_on = True
+    _tells_place = True
     _element_spec = spec_of_first_parent
     _parameters: LimitParameters
 

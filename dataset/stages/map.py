@@ -16,6 +16,7 @@ from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elem
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Map, transform_function
 
@@ -38,6 +39,7 @@ class MapMapDataset(BlockMapDataset[T]):
 
     _element_spec = transformed_spec
     _origins = same_index
+    _may_leave_out = True
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -80,6 +82,10 @@ class MapIterDataset(IterDataset[T]):
         super().__init__(parent)
         self._parameters = StreamMapParameters(transform, with_nones)
         self._fn = transform_function(transform, Map, "map")
+
+    def _traced(self, tracing: Tracing) -> Any:
+        fn = self._fn if self._parameters.with_nones else partial(_unless_none, self._fn)
+        return tracing.over(self, _fn=lambda x: x.then(fn))
 
     def __iter__(self) -> DatasetIterator[T]:
         return MapDatasetIterator(iterate(self._parent), self._fn, self._parameters)

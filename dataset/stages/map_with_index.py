@@ -14,6 +14,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.parameters import Parameters, function
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import MapWithIndex, transform_function
 
@@ -32,6 +33,7 @@ class MapWithIndexMapDataset(BlockMapDataset[T]):
 
     _element_spec = transformed_spec
     _origins = same_index
+    _may_leave_out = True
 
     def __init__(self, parent: Any, transform: Any) -> None:
         super().__init__(parent)
@@ -74,6 +76,10 @@ class MapWithIndexIterDataset(IterDataset[T]):
         super().__init__(parent)
         self._parameters = MapWithIndexParameters(transform)
         self._fn = transform_function(transform, MapWithIndex, "map_with_index")
+
+    def _traced(self, tracing: Tracing) -> Any:
+        fn = self._fn
+        return tracing.over(self, _fn=lambda i, x: x.then(lambda value: None if value is None else fn(i, value)))
 
     def __iter__(self) -> DatasetIterator[T]:
         return MapWithIndexDatasetIterator(iterate(self._parent), self._fn, self._parameters)

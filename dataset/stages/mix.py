@@ -16,8 +16,10 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
 from gristmill.dataset.bases.length import Infinite, Length, Unknown, added, at_most, num_elements
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_part, stream_elements
+from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.traced import Tracing, with_component
 from gristmill.dataset.selection import (
     BlockSelectionMap,
     ConcatenationMap,
@@ -121,7 +123,7 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _origins(self, index: int) -> Iterable[Part]:
         component, (inner,) = self._selected(index)
-        return [Part(self._parents[component], inner)]
+        return [Part(self._parents[component], inner, components=(component,))]
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map
@@ -215,6 +217,11 @@ class MixedIterDataset(IterDataset[T]):
         total = at_most(added(lengths))
         is_endless = lengths == [Infinite()] * len(lengths)
         return total if is_endless or not isinstance(total, Infinite) else Unknown()
+
+    def _traced(self, tracing: Tracing) -> Any:
+        names: Sequence[Any] = range(len(self._parents)) if self._names is None else self._names
+        twins = zip(names, self._parents, strict=True)
+        return tracing.over(self, _parents=tuple([tracing.of(parent).map(with_component(name)) for name, parent in twins]))
 
     def __iter__(self) -> DatasetIterator[T]:
         return MixedDatasetIterator(self._parents, self._proportions, self._names)
@@ -378,6 +385,17 @@ class MixedDatasetIterator(BlockIterator[T]):
             refuse_refilling(self, f"other components ({shown(self._names)}, not {shown(sorted(names))})")
         if dict(zip(map(str, saved), counts, strict=True)) != self._by_name:
             refuse_refilling(self, f"other weights ({shown(self._by_name)}, not {shown(saved)})")
+
+    def _get_next_index(self) -> int:
+        check_no_gaps(self)
+        return self._index - self._has_ended  # the last one was asked for in vain
+
+    def _set_next_index(self, index: int) -> None:
+        check_no_gaps(self)
+        for parent, num in zip(self._parents, self._selection.nums_before(index), strict=True):
+            move_to_index(parent, num)
+        self._index, self._has_ended = index, False
+        self._is_expected = self._was_asked = False
 
     def _skip(self) -> None:
         component, _ = self._selection[self._index]

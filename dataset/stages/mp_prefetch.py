@@ -18,6 +18,7 @@ from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.local_lanes import LocalLanesIterator
 from gristmill.dataset.slicing import num_elements_of_shares, numbers_of, slice_pipeline
 from gristmill.dataset.worker_lanes import LanesOfWorker, WorkerLane
@@ -49,6 +50,7 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
 
     _adds_step = False  # seeds are those of the same pipeline without workers
     _starts_workers = True
+    _tells_place = True
     _element_spec = spec_of_first_parent
 
     def __init__(
@@ -79,6 +81,9 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         workers = dataclasses.replace(options, num_workers=num_workers, num_lanes=self._num_lanes)
         return MultiprocessPrefetchIterDataset(self._parent, workers, self._worker_init_fn, self._sequential_slice)
 
+    def _traced(self, tracing: Tracing) -> Any:
+        return TracedLanesIterDataset(tracing.of(self._parent), self._num_lanes, self._sequential_slice)
+
     def __iter__(self) -> DatasetIterator[T]:
         if not self._options.num_workers:
             return LocalLanesIterator(self._parent, self._num_lanes, sequential_slice=self._sequential_slice)
@@ -86,6 +91,24 @@ class MultiprocessPrefetchIterDataset(IterDataset[T]):
         if isinstance(self._options, RayOptions):
             from gristmill.dataset.ray_prefetch import RayPrefetchIterator as iterator_class
         return iterator_class(self._parent, self._options, self._worker_init_fn, sequential_slice=self._sequential_slice)
+
+
+class TracedLanesIterDataset(IterDataset[T]):
+    """The parent in lanes that the caller computes, whatever else there is in the pipeline."""
+
+    _adds_step = False
+    _element_spec = spec_of_first_parent
+
+    def __init__(self, parent: Any, num_lanes: int, sequential_slice: bool) -> None:
+        super().__init__(parent)
+        self._num_lanes = num_lanes
+        self._sequential_slice = sequential_slice
+
+    def _num_elements(self) -> Length:
+        return num_elements_of_shares(self._parent, self._num_lanes, self._sequential_slice)
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return LocalLanesIterator(self._parent, self._num_lanes, sequential_slice=self._sequential_slice)
 
 
 class MultiprocessPrefetchIterator(RoundRobinIterator[T]):

@@ -16,8 +16,10 @@ from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.round_robin import Shard
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.local_lanes import InProcessIterator, raised_again
 from gristmill.dataset.slicing import num_elements_of_shares, slice_pipeline
+from gristmill.dataset.stages.mp_prefetch import TracedLanesIterDataset
 from gristmill.dataset.stages.thread_prefetch import ThreadPrefetchDatasetIterator
 
 T = TypeVar("T")
@@ -70,6 +72,7 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
     """
 
     _adds_step = False  # seeds are those of the same pipeline without threads
+    _tells_place = True
     _element_spec = spec_of_first_parent
 
     def __init__(self, parent: Any, num_threads: int, buffer_size: int, sequential_slice: bool = False) -> None:
@@ -82,6 +85,9 @@ class MultithreadPrefetchIterDataset(IterDataset[T]):
 
     def _num_elements(self) -> Length:
         return num_elements_of_shares(self._parent, self._num_threads, self._sequential_slice)
+
+    def _traced(self, tracing: Tracing) -> Any:
+        return TracedLanesIterDataset(tracing.of(self._parent), self._num_threads, self._sequential_slice)
 
     def __iter__(self) -> DatasetIterator[T]:
         return MultithreadPrefetchIterator(

@@ -38,6 +38,7 @@ class WithOptionsIterDataset(IterDataset[T]):
         [0, 1, 2]
     """
 
+    _passes_on = True
     _element_spec = spec_of_first_parent
     _num_elements = same_number
     _works_on = "nothing"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,6 +89,13 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
         else:
             super().set_slice(sl, sequential_slice)
 
+    def _key_of(self, key: tuple[int, int]) -> tuple[int, int]:
+        group, row = key
+        groups = range(sys.maxsize)
+        for sl in self._slices:
+            groups = groups[sl]
+        return groups[group], row
+
     @property
     def _element_spec(self) -> Any:
         if not self._paths:
@@ -137,6 +145,10 @@ class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
     def _position(self) -> tuple[int, int]:
         group, first_row = self._block_place
         return group, first_row + self._index
+
+    def last_key(self) -> tuple[int, int]:
+        group, row = self._position
+        return group, row - 1
 
     def get_state(self) -> Any:
         group, row = self._position

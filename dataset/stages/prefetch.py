@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from gristmill.core.cached import cached
 from gristmill.core.errors import SourceEnded, StateIndexError
+from gristmill.core.indices import Indices, as_ints
 from gristmill.core.naming import stable_repr
 from gristmill.core.options import ReadOptions
 from gristmill.core.state import plain_int, shown, state_field
@@ -18,11 +19,12 @@ from gristmill.dataset.bases.feed import OneByOne, what_failed
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number
-from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import dropping_steps, spec_of_first_parent
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, same_index
+from gristmill.dataset.bases.node import ancestors, dropping_steps, spec_of, spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.traced import Traced, Tracing, rows_at
 from gristmill.dataset.stages.filter_guard import NONE_SEEN, FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
 from gristmill.dataset.stages.runs import RunsMapDataset
@@ -41,6 +43,7 @@ class PrefetchIterDataset(IterDataset[T]):
     State: the next index to look at. Cost: about 0.3 µs per element in blocks; threads compute them ahead.
     """
 
+    _tells_place = True
     _element_spec = spec_of_first_parent
     _parameters: PrefetchParameters
 
@@ -70,8 +73,57 @@ class PrefetchIterDataset(IterDataset[T]):
         new._parameters = self._parameters.replaced(read_options=threads)
         return new
 
+    def _traced(self, tracing: Tracing) -> Any:
+        given = self._parameters
+        return PrefetchIterDataset(
+            TracedMapDataset(self._parent, tracing, given.allow_nones), ReadOptions(0), allow_nones=given.allow_nones
+        )
+
     def __iter__(self) -> DatasetIterator[T]:
         return PrefetchDatasetIterator(self._parents[0], self._parameters)
+
+
+class TracedMapDataset(BlockMapDataset[Any]):
+    """The elements of the parent with their records; ``None`` where there is none, unless ``None`` is an element."""
+
+    _origins = same_index
+
+    def __init__(self, parent: Any, tracing: Tracing, with_nones: bool) -> None:
+        super().__init__(parent)
+        part = deciding_part(parent)
+        self._deciding = part if not with_nones and dropping_steps(part) else None  # says where there are elements
+        if not with_nones and any([node._may_leave_out for node in ancestors(parent)]):
+            if tracing.is_exact:
+                self._deciding = parent
+            else:
+                tracing.assumes = True
+
+    @property
+    def _element_spec(self) -> Any:
+        return spec_of(self._parent)
+
+    def _num_elements(self) -> Length:
+        return num_elements(self._parent)
+
+    def _block(self, indices: Indices) -> list[Any]:
+        return [self._traced_at(i) for i in as_ints(indices)]
+
+    def _traced_at(self, index: int) -> Traced | None:
+        ds, deciding = self._parent, self._deciding
+        rows, is_batch = rows_at(ds, index)
+        if deciding is None:
+            return Traced(lambda: ds[index], rows, is_batch)
+        value = deciding[index]
+        if value is None:
+            return None
+        return Traced(lambda: value if deciding is ds else ds[index], rows, is_batch)
+
+
+def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
+    """Of ``ds`` what says at which indices there are elements, if the functions behind it leave out none."""
+    while ds._may_leave_out:
+        ds = ds.parents[0]
+    return ds
 
 
 class PrefetchDatasetIterator(BlockIterator[T]):
@@ -176,6 +228,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         except BaseException:
             self._reader.stop()  # what was read and not delivered is read again
             raise
+        if taken:
+            self._last = self._next_index
         self._next_index = index
         return taken
 
@@ -245,6 +299,12 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if "_guard" in vars(self):
             self._guard.counts = counts
         go_to(self, {"next_index": index})
+
+    def _state_at(self, mark: tuple[int, tuple[int, int]]) -> Any:
+        return {"next_index": mark[0]}
+
+    def _before_last(self) -> Any:
+        return None if self._last is None else {"next_index": self._last}
 
     def _place(self) -> Place:
         last = self._reader.last_of_part  # while elements are taken one by one, ``_next_index`` stands before them

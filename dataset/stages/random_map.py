@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from gristmill.core.indices import Indices, as_ints
@@ -13,9 +13,11 @@ from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, stream_of
 from gristmill.dataset.bases.length import same_number
-from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
+from gristmill.dataset.bases.map import BlockMapDataset, stream_elements
 from gristmill.dataset.bases.node import random_seed
+from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, function, silent
+from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import RandomMap, transform_function
 
@@ -34,7 +36,7 @@ class RandomMapMapDataset(BlockMapDataset[T]):
     """
 
     _element_spec = transformed_spec
-    _origins = same_index
+    _may_leave_out = True
     _parameters: RandomMapParameters
 
     def __init__(self, parent: Any, transform: Any, *, seed: int | None = None) -> None:
@@ -50,6 +52,9 @@ class RandomMapMapDataset(BlockMapDataset[T]):
         except Exception as error:
             tell(error, self, indices)
             raise
+
+    def _origins(self, index: int) -> Iterable[Part]:
+        return [Part(self._parents[0], index, seeds=((self._parameters.seed, index),))]
 
     def _stream(self, feed: Feed) -> Iterator[Any]:
         return self._mapped(stream_elements(self._parents[0], feed), feed)
@@ -79,6 +84,15 @@ class RandomMapIterDataset(IterDataset[T]):
         self._fn = transform_function(transform, RandomMap, "random_map")
         self._parameters = RandomMapParameters(transform, random_seed(self, seed, "random_map"))
         self._rng_pool = RngPool(self._parameters.seed)
+
+    def _traced(self, tracing: Tracing) -> Any:
+        fn, seed, pool = self._fn, self._parameters.seed, self._rng_pool
+
+        def drawn(x: Traced, stream: int) -> Traced:
+            known = x.with_pieces(lambda piece: piece.replaced(seeds=(*piece.seeds, (seed, stream))))
+            return known.then(lambda value: _random_map(fn, [value], [stream], pool)[0])
+
+        return tracing.over(self, _fn=drawn, _rng_pool=_Streams())
 
     def __iter__(self) -> DatasetIterator[T]:
         return RandomMapDatasetIterator(iterate(self._parent), self._fn, self._rng_pool, self._parameters)
@@ -114,7 +128,16 @@ class RandomMapDatasetIterator(CountingIterator[T]):
                 raise
 
 
-def _random_map(fn: Any, elements: list[Any], streams: Any, pool: RngPool) -> list[Any]:
+class _Streams:
+    """Gives the numbers of streams in place of their generators."""
+
+    def acquire_rng(self, stream: int) -> int:
+        return stream
+
+    def release_rng(self, rng: int) -> None: ...
+
+
+def _random_map(fn: Any, elements: list[Any], streams: Any, pool: Any) -> list[Any]:
     result = []
     for x, stream in zip(elements, streams, strict=True):
         if x is not None:

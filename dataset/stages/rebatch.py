@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
+
+import numpy as np
 
 from gristmill.core import tree
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
@@ -14,11 +17,13 @@ from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.bases.traced import Traced, Tracing, grouped
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, is_same
 from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.base import check_batch_size
-from gristmill.transforms.batching import Allocate, BufferPool, join_arrays
+from gristmill.transforms.batching import Allocate, BufferPool, join_arrays, stack
+from gristmill.transforms.sequences import Array
 
 T = TypeVar("T")
 
@@ -70,8 +75,33 @@ class RebatchIterDataset(IterDataset[T]):
         size = self._parameters.batch_size
         return map_spec(lambda leaf: ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), spec_of(self._parent))
 
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.over(self, _parents=(tracing.of(self._parent).map(_traced_rows),)).map(_joined)
+
     def __iter__(self) -> DatasetIterator[T]:
         return RebatchDatasetIterator(iterate(self._parent), self._parameters)
+
+
+def _traced_rows(x: Traced) -> Array:
+    """The rows of a batch as an array of objects. If it is not known how many there are, it has to be computed."""
+    if not x.is_batch or x.has_function:
+        num_rows = tree.flatten(x.value)[0][0].shape[0]
+    else:
+        num_rows = len(x.rows)
+    rows = np.empty(num_rows, object)
+    for i in range(num_rows):
+        pieces = x.rows[i] if num_rows == len(x.rows) else x.pieces
+        rows[i] = Traced(partial(_row, x, i), [pieces])
+    return rows
+
+
+def _row(x: Traced, i: int) -> Any:
+    leaves, structure = tree.flatten(x.value)
+    return tree.unflatten(structure, [leaf[i] for leaf in leaves])
+
+
+def _joined(rows: Array) -> Traced:
+    return grouped(stack, rows.tolist())
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int
@@ -16,6 +16,7 @@ from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.origins import Part, Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.bases.traced import Tracing, with_epochs
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import tell_epoch, told
 
@@ -104,6 +105,7 @@ class RepeatIterDataset(IterDataset[T]):
 
     _element_spec = spec_of_first_parent
     _parameters: RepeatIterParameters
+    _note_epoch: Callable[[int, list[Any]], list[Any]] | None = None  # is told the epoch of elements
 
     def __init__(self, parent: Any, num_epochs: int | None = None) -> None:
         super().__init__(parent)
@@ -113,16 +115,20 @@ class RepeatIterDataset(IterDataset[T]):
         times = self._parameters.num_epochs
         return Infinite() if times is None else scaled(num_elements(self._parent), lambda num: num * times)
 
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.over(self, _note_epoch=with_epochs)
+
     def __iter__(self) -> DatasetIterator[T]:
-        return RepeatDatasetIterator(iterate(self._parent), self._parameters)
+        return RepeatDatasetIterator(iterate(self._parent), self._parameters, self._note_epoch)
 
 
 class RepeatDatasetIterator(BlockIterator[T]):
     _flow = "stateful"
     _placed_by = ("_epoch", "_is_new_epoch")
 
-    def __init__(self, parent: DatasetIterator[Any], parameters: RepeatIterParameters) -> None:
+    def __init__(self, parent: DatasetIterator[Any], parameters: RepeatIterParameters, note_epoch: Any = None) -> None:
         super().__init__(parent)
+        self._note_epoch = note_epoch
         self._source = parent
         self._parameters = parameters
         self._num_epochs = parameters.num_epochs
@@ -144,7 +150,7 @@ class RepeatDatasetIterator(BlockIterator[T]):
                 tell_epoch(error, self, self._epoch)
                 raise
             if elements:
-                taken += elements
+                taken += elements if self._note_epoch is None else self._note_epoch(self._epoch, elements)
                 self._is_new_epoch = False
             if len(taken) < n:
                 self._next_epoch()

@@ -43,6 +43,7 @@ class SeedMapDataset(BlockMapDataset[T]):
 class SeedIterDataset(IterDataset[T]):
     """The parent, with a seed for the random steps that follow; its iterator is the parent's."""
 
+    _passes_on = True
     _element_spec = spec_of_first_parent
     _num_elements = same_number
     _works_on = "nothing"

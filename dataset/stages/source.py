@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.division import cut_into_parts
@@ -14,7 +15,7 @@ from gristmill.dataset.bases.feed import Feed, read_stream
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, source_reads_once
 from gristmill.dataset.bases.node import DatasetNode, spec_of
 from gristmill.dataset.bases.origins import Part, RecordKey
-from gristmill.dataset.telling.description import source_files, source_text
+from gristmill.dataset.telling.description import short_source_text, source_files, source_text
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.base import check_source
 from gristmill.sources.columns import ColumnsDataSource, is_columns
@@ -65,6 +66,10 @@ class SourceMapDataset(BlockMapDataset[T]):
     @property
     def _source_text(self) -> str:
         return source_text(self._source)
+
+    @cached
+    def _record_source(self) -> str:
+        return short_source_text(self._source)
 
     @property
     def _source_files(self) -> list[str] | None:

@@ -26,6 +26,7 @@ from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.interleave import InterleaveDatasetIterator, InterleaveIterDataset, Opener, as_stream, dataset_at
 from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
@@ -90,10 +91,17 @@ class MemberIterDataset(IterDataset[Any]):
             raise ValueError(f"{self} cannot be sliced among {division.num_workers} workers: each is to have a dataset")
         return MemberIterDataset(self._datasets, self._steps, division.index)
 
-    def __iter__(self) -> DatasetIterator[Any]:
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.of(self._whole())
+
+    def _whole(self) -> IterDataset[Any]:
         ds = as_stream(dataset_at(self._datasets, self._index))
         for step in self._steps:
             ds = replaced_in(step, step.parents[0], ds)
+        return ds
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        ds = self._whole()
         it = iterate(ds)
         share_context([it], _OfWhole(collected_options(ds)))
         return it
@@ -142,6 +150,9 @@ class StreamInterleaveIterDataset(IterDataset[T]):
     def _over(self, replaced: Callable[[Any], Any]) -> StreamInterleaveIterDataset[T]:
         return StreamInterleaveIterDataset(replaced(self._parent), self._workers)
 
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.of(self._parent)  # which has the same states
+
     def __iter__(self) -> DatasetIterator[T]:
         workers = None if self._by_workers is None else iterate(self._by_workers)
         if not isinstance(workers, MultiprocessPrefetchIterator):
@@ -174,6 +185,13 @@ class StreamInterleaveIterator(PassingIterator[T]):
 
     def _take(self, n: int) -> list[T]:
         return self._source._take(n)
+
+    def _before_last(self) -> Any:
+        return self._source._before_last()
+
+    def _forget_last(self) -> None:
+        cycle: Any = self._source
+        cycle._forget_last()
 
     def start_prefetch(self) -> None:
         if not self._closed:
@@ -300,6 +318,10 @@ class MemberIterator(BlockIterator[T]):
 
     def _mark(self) -> Any:
         return self._after
+
+    def _state_at(self, mark: Any) -> Any:
+        states, i = mark
+        return states[i]
 
     def _return_to(self, mark: Any) -> None:
         if mark != self._after:

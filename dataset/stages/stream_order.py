@@ -15,6 +15,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from gristmill.core.errors import StateMismatchError
@@ -33,6 +34,7 @@ from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.round_robin import RoundRobinIterator
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.slicing import replaced_in
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.map import MapIterDataset
@@ -197,8 +199,24 @@ class MarkingIterDataset(IterDataset[Any]):
         super().__init__(parent)
         self._parameters = MarkingParameters(steps)
 
+    def _traced(self, tracing: Tracing) -> Any:
+        steps = self._parameters.steps
+        return tracing.of(self._parent).map(lambda x: x.then(partial(_marked, steps)))
+
     def __iter__(self) -> DatasetIterator[Any]:
         return MarkingDatasetIterator(iterate(self._parent), self._parameters)
+
+
+def _marked(steps: Sequence[_Step], x: Any) -> Any:
+    num_leaving_out = 0
+    for step in steps:
+        if not step.leaves_out:
+            x = step.function(x)
+        elif step.function(x):
+            num_leaving_out += 1
+        else:
+            return LeftOut(num_leaving_out)
+    return x
 
 
 class MarkingDatasetIterator(PassingIterator[Any]):
@@ -253,6 +271,7 @@ class StreamOrderIterDataset(IterDataset[T]):
 
     _adds_step = False  # seeds are those of the same pipeline without workers
     _starts_workers = True
+    _tells_place = True
     _element_spec = spec_of_first_parent
     _num_elements = same_number
 
@@ -281,6 +300,9 @@ class StreamOrderIterDataset(IterDataset[T]):
             f"{self} cannot be shared out among {division.num_workers} workers: its elements are those of one stream. Apply "
             "mp_prefetch once, as the last step"
         )
+
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.of(self._parent)  # which has the same states
 
     def __iter__(self) -> DatasetIterator[T]:
         return StreamOrderIterator(self._parent, self._divided_part, self._opened)
@@ -351,8 +373,11 @@ class StreamOrderIterator(BlockIterator[T]):
         return (self._whole,)
 
     def _take(self, n: int) -> list[T]:
+        index = self._next_index
         if not self._guards:
-            return self._take_outputs(n)
+            outputs = self._take_outputs(n)
+            self._last = index if outputs else self._last
+            return outputs
         before = self._mark()
         kept: list[T] = []
         try:
@@ -361,6 +386,7 @@ class StreamOrderIterator(BlockIterator[T]):
                 if not outputs:
                     break
                 kept += self._kept(outputs)
+            self._last = index if kept else self._last
             return kept
         except BaseException:
             self._return_to(before)
@@ -420,6 +446,12 @@ class StreamOrderIterator(BlockIterator[T]):
 
     def _mark(self) -> Any:
         return self._workers, self._next_index, [guard.counts for _, guard in self._guards]
+
+    def _state_at(self, mark: Any) -> Any:
+        return advanced(self._beginning, mark[1])
+
+    def _before_last(self) -> Any:
+        return None if self._last is None else advanced(self._beginning, self._last)
 
     def _return_to(self, mark: Any) -> None:
         workers, index, counts = mark

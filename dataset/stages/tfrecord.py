@@ -138,6 +138,9 @@ class RecordsIterator(FileIterator[bytes]):
             self._is_to_be_checked = False
         return file
 
+    def last_key(self) -> int:
+        return self._block_place[self._index - 1]
+
     def get_state(self) -> Any:
         return {"reader_offset": self._block_place[self._index]}
 

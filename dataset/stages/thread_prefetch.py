@@ -19,6 +19,7 @@ from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.states.values import LinearStates, copied
 from gristmill.dataset.telling.failures import has_arrived
 
@@ -69,6 +70,7 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
         [0, 1, 4, 9, 16]
     """
 
+    _tells_place = True
     _element_spec = spec_of_first_parent
     _num_elements = same_number
     _parameters: ThreadPrefetchParameters
@@ -76,6 +78,9 @@ class ThreadPrefetchIterDataset(IterDataset[T]):
     def __init__(self, parent: IterDataset[T] | MapDataset[T], *, prefetch_buffer_size: int) -> None:
         super().__init__(parent)
         self._parameters = ThreadPrefetchParameters(prefetch_buffer_size)
+
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.of(self._parent)  # which has the same states
 
     def __iter__(self) -> DatasetIterator[T]:
         return ThreadPrefetchDatasetIterator(iterate(self._parent), self._parameters.prefetch_buffer_size)
@@ -106,6 +111,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
     _is_costly_to_restore = True
     _work_category = "prefetch"
     _stays_on_error = True
+    _before: Any = None  # the parent's state before the last output, where there is no thread
     _stage_name: ClassVar = None  # it does nothing to elements or states
     _ahead: PullAhead | None = None  # stopped, or at an error or the end, if it is not at work
     _after: tuple[Sequence[Any], int] | None = None  # states, and which of them is that of this iterator; else it is the parent's
@@ -145,6 +151,8 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         after = fetched[-1][1:] if fetched else self._after
         index = None if self._index is None else self._index + num
         # From here on nothing is called, so that an interrupt comes before all of it or after it.
+        if num:
+            self._last = self._after
         self._after = after
         self._index = index
         ahead.wanted = 0
@@ -155,6 +163,8 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         before = snapshot(self._source)
         try:
             elements = self._source._take(n)
+            if elements:
+                self._before = before
             if len(elements) < n and before is not None and self._after is None:
                 # The end: the state stays that after the last element, although the parent may have gone on looking for more.
                 if elements:
@@ -190,6 +200,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
                 )
             if self._after is None:
                 self._after = [copied(snapshot(self._source))], 0
+                self._before = self._after[0][0]
             ahead = PullAhead(self._source, state, self._buffer_size, self._ctx.budget, self._budget_waits)
             self._finalizer = weakref.finalize(self, ahead.stop)
             self._ahead = ahead
@@ -242,6 +253,14 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
     def get_state(self) -> Any:
         state = self._state()
         return copied(self._source.get_state() if state is None else state)
+
+    def _before_last(self) -> Any:
+        if not self._buffer_size or self._last is None:
+            return copied(self._before)
+        return copied(self._last[0][self._last[1]])
+
+    def _forget_last(self) -> None:
+        self._last = self._before = None
 
     def _restore(self, state: Any) -> None:
         self.get_state()  # of an iterator without states, which is not to lose what is ready: an error

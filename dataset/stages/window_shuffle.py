@@ -130,6 +130,7 @@ class WindowShuffleIterDataset(IterDataset[T]):
         [1, 0, 3, 2, 7, 6, 4, 5, 8, 9]
     """
 
+    _passes_on = True
     _element_spec = spec_of_first_parent
     _num_elements = same_number
     _parameters: WindowParameters

@@ -13,9 +13,11 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, pull, return_to, skip_one
 from gristmill.dataset.bases.length import Length, num_elements, shortest
 from gristmill.dataset.bases.map import BlockMapDataset, stream_elements
+from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters
+from gristmill.dataset.bases.traced import Tracing, side_by_side
 from gristmill.dataset.telling.failures import told
 
 T = TypeVar("T")
@@ -135,6 +137,9 @@ class ZipIterDataset(IterDataset[T]):
     def _num_elements(self) -> Length:
         return shortest([num_elements(parent) for parent in self._parents])
 
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.over(self).map(side_by_side)
+
     def __iter__(self) -> DatasetIterator[T]:
         return ZipDatasetIterator([iterate(parent) for parent in self._parents], self._parameters)
 
@@ -199,6 +204,16 @@ class ZipDatasetIterator(BlockIterator[T]):
         states = state_list(state, "parents", self, len(self._parents), "the number of datasets")
         for parent, parent_state in zip(self._parents, states, strict=True):
             parent.set_state(parent_state)
+        self._has_ended = self._is_expected = False
+
+    def _get_next_index(self) -> int:
+        check_no_gaps(self)
+        return next_index_of(self._parents[0])
+
+    def _set_next_index(self, index: int) -> None:
+        check_no_gaps(self)
+        for parent in self._parents:
+            move_to_index(parent, index)
         self._has_ended = self._is_expected = False
 
     def _skip(self) -> None:

@@ -24,6 +24,8 @@ from gristmill.dataset.bases.node import DatasetNode
 _MAX_TEXT = 1000
 _MAX_SHOWN = 500  # of a value in a message
 MAX_FILES = 64  # that a description names
+_MAX_RECORDS = 16  # of a list whose records are shown in place of their number,
+_MAX_LIST = 100  # if they are not longer
 _NOT_COMPARED = ("parents", "components", "source_files")  # by themselves
 _NOTHING = object()
 
@@ -65,6 +67,14 @@ def source_text(source: Any) -> str:
     if isinstance(source, list | tuple | np.ndarray):
         return str(type(source))
     return _text(source)
+
+
+def short_source_text(source: Any) -> str:
+    """What a source is called where its records are named: its ``repr``, of a long list or array how many there are."""
+    if not isinstance(source, list | tuple | np.ndarray):
+        return _text(source)
+    text = repr(source) if len(source) <= _MAX_RECORDS and getattr(source, "ndim", 1) == 1 else ""
+    return text if 0 < len(text) <= _MAX_LIST else f"{type(source).__name__} of {len(source)} records"
 
 
 def source_files(source: Any) -> list[str] | None:

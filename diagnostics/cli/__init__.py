@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO, TypeAlias
 
 from gristmill.diagnostics.attended import PipelineStalledError
-from gristmill.diagnostics.cli import run, shuffle, state, verify
+from gristmill.diagnostics.cli import provenance, run, shuffle, state, verify
 from gristmill.diagnostics.cli.target import CommandError
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ examples:
   {_PROG} bench train.py:make_dataset --seconds 3
   {_PROG} verify train.py:make_dataset
   {_PROG} state checkpoints/1000 --pipeline train.py:make_dataset
+  {_PROG} show train.py:make_dataset --step 12345
   {_PROG} diagnose --help
 
 {_CODES}"""
@@ -125,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         _add_shuffle,
         _add_verify,
         _add_state,
+        _add_show,
+        _add_trace,
         _add_run_as_grain,
     ):
         add(commands)
@@ -254,6 +257,39 @@ def _add_state(commands: Commands) -> None:
     command.set_defaults(command=state.state)
     command.add_argument("path", metavar="PATH", help="a checkpoint, or a file of one")
     command.add_argument("--pipeline", metavar="PIPELINE", help="module:attribute or path/to/file.py:attribute")
+
+
+def _add_show(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "show",
+        "say which records made an output",
+        "Says which records made an output: source and key, epoch, component of a mixture, random stream,\n"
+        "and in packed rows the cells of each. With --field, the value of a field of it, images as pictures.",
+        ["show train.py:make_dataset --step 12345", "show train.py:loader --state checkpoints/1000 --field image"],
+    )
+    command.set_defaults(command=provenance.show)
+    _add_pipeline(command)
+    command.add_argument("--step", metavar="N", type=_count, help="output number N, from 0 on; of a MapDataset element N")
+    command.add_argument("--state", metavar="CHECKPOINT", help="the output that follows a checkpoint or a file with a state")
+    command.add_argument("--ledger", metavar="FILE", help="a ledger of the run, with which N may be any of its steps")
+    command.add_argument("--field", metavar="NAME", help="show this field of the output, too; of nested ones outer.inner")
+
+
+def _add_trace(commands: Commands) -> None:
+    command = _command(
+        commands,
+        "trace",
+        "say which outputs a record was used for",
+        "Goes through the outputs of a pipeline and says which of them a record was used for. Records are\n"
+        "read, and functions called, only where they decide which outputs there are.",
+        ["trace train.py:make_dataset --record 8190", "trace train.py:loader --record 17 --steps 1000"],
+    )
+    command.set_defaults(command=provenance.trace)
+    _add_pipeline(command)
+    command.add_argument("--record", metavar="KEY", required=True, help="the key of the record in its source, as show prints it")
+    command.add_argument("--source", metavar="TEXT", help="only records of sources with this in their name")
+    command.add_argument("--steps", metavar="N", type=_at_least_one, help="look at the first N outputs (default: 1,000,000)")
 
 
 def _add_run_as_grain(commands: Commands) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import one_line
-from gristmill.core.state import shown, state_from_text
+from gristmill.core.state import process_file_name, shown, state_from_text
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.telling.description import check_description, describe
 from gristmill.dataset.telling.display import joined
@@ -63,6 +63,28 @@ def state(args: Namespace) -> Lines:
         except StopIteration as end:
             return int(end.value)
         yield one_line(line, _MAX_LINE)
+
+
+def state_text(path: str) -> bytes:
+    """The state of this process in a checkpoint, as it is saved.
+
+    Raises:
+        CommandError: there is none, or there are several.
+    """
+    try:
+        saved = [_read(file) for files in _files(Path(path)) for file in files]
+    except OSError as error:
+        raise CommandError(_message(error)) from error
+    own = [one for one in saved if one.path.name == process_file_name()]
+    found = own if len(own) == 1 else saved
+    if len(found) != 1:
+        names = ", ".join([str(one.path) for one in found[:_NUM_MISSING]])
+        raise CommandError(
+            f"--state must be a checkpoint with one state, got {path} with {len(found)}: {names}. Name one of them"
+        )
+    if found[0].problem is not None:
+        raise CommandError(found[0].problem, 1)
+    return found[0].text
 
 
 def _lines(args: Namespace) -> Lines:

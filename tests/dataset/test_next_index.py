@@ -31,6 +31,7 @@ lists = partial(IterDataset.batch, batch_size=2, batch_fn=list)
 threaded = partial(gx.ThreadPrefetchIterDataset, prefetch_buffer_size=3)
 in_threads = partial(gx.multithread_prefetch, num_threads=2, buffer_size=1)
 workers = LocalWorkersIterDataset
+workers_batch = partial(IterDataset.global_batch, batch_size=4, num_lanes=4, batch_fn=list, workers=MultiprocessingOptions(2))
 double, ODD = operation(Map, "map", lambda x: 2 * x), operation(Filter, "filter", lambda x: x % 2 == 1)
 
 
@@ -60,12 +61,19 @@ PIPELINES = {
     "limit_threads": in_threads(numbers(N).limit(2)),
     "limit_batch": lists(numbers(N).limit(5)).limit(7),
     "interleave_one": gx.InterleaveIterDataset([lists(numbers(N))], cycle_length=2).random_map(draw, seed=1),
+    "mix": lists(IterDataset.mix([numbers(N), numbers(40), numbers(9)], [1, 2.5, 0.7])),
+    "zip": lists(numbers(N).zip(numbers(N).map_with_index(pair))),
+    "global_batch": numbers(24).map_with_index(pair).global_batch(4, num_lanes=2, batch_fn=list),
+    "global_batch_workers": workers_batch(numbers(26)),
     "in_threads": in_threads(numbers(N).map_with_index(pair), num_threads=4),
     "in_more_threads_than_elements": in_threads(numbers(2), num_threads=4),
     "in_threads_sequential": in_threads(numbers(N), num_threads=3, sequential_slice=True),
     "loader": loader(double, Batch(3, batch_fn=list)),
     "loader_with_workers": loader(double, Batch(3, batch_fn=list), worker_count=2),
 }
+
+
+SLOW = ("processes", "loader_with_workers", "global_batch_workers")  # processes take their time
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -80,7 +88,7 @@ def test_where_it_is_and_jumping(name):
     assert get_next_index(it) == last
     # Jumping is like having delivered what comes before.
     indices = [*range(last + 1), *reversed(range(last + 1))]
-    for index in [3, last, 1] if name in ("processes", "loader_with_workers") else indices:  # processes take their time
+    for index in [3, last, 1] if name in SLOW else indices:
         delivering = iter(PIPELINES[name])
         for _ in range(index):
             next(delivering)

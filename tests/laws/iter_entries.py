@@ -27,7 +27,7 @@ from local_workers import LocalWorkersIterDataset
 from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from gristmill.core.record import Record, RecordMetadata
 from gristmill.core.sharding import ShardOptions
-from gristmill.dataset import DatasetIterator, IterDataset, MapDataset
+from gristmill.dataset import IterDataset, MapDataset
 from gristmill.dataset.stages.bin_packing import BestFitPackIterDataset, FirstFitPackIterDataset
 from gristmill.dataset.stages.concat_then_split import BOSHandling, ConcatThenSplitIterDataset
 from gristmill.dataset.stages.elastic import ElasticIterator
@@ -122,7 +122,10 @@ class Elastic(IterDataset[Any]):
     def __str__(self) -> str:
         return "Elastic"
 
-    def __iter__(self) -> DatasetIterator[Any]:
+    def _traced(self, tracing: Any) -> Any:
+        return self.__iter__()._traced(tracing)
+
+    def __iter__(self) -> Any:
         ds = MapDataset.range(23).map(add_ten)
         return ElasticIterator(ds, 4, ShardOptions(1, 2), read_options=self._read_options)
 

@@ -18,6 +18,7 @@ from gristmill.dataset.bases.length import AtMost, Exact, Infinite, Unknown, num
 from gristmill.dataset.bases.node import ancestors, is_of_library
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.telling.origin import origin
+from gristmill.loader.records import LegacyOperationIterDataset
 
 
 def test_every_stage_is_in_the_table():
@@ -37,6 +38,13 @@ def test_every_stage_answers_for_itself(stage):
         unanswered.append("_origins(index): what an element is made of")
     if issubclass(stage, IterDataset) and stage._num_elements is IterDataset._num_elements:
         unanswered.append("_num_elements(): how many elements it delivers")
+    is_function_of_iterators = stage is LegacyOperationIterDataset  # into which nobody can look
+    if (
+        issubclass(stage, IterDataset)
+        and stage._traced is IterDataset._traced
+        and not stage._passes_on | is_function_of_iterators
+    ):
+        unanswered.append("_passes_on or _traced(tracing): what its outputs are made of")
     if issubclass(stage, BlockIterator) and not hasattr(stage, "_flow"):
         unanswered.append("_flow: whether it is one-to-one, dropping or stateful")
     assert not unanswered, f"{stage.__qualname__} must answer {unanswered}"
