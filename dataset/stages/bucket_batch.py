@@ -19,6 +19,7 @@ from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_
 from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import aside, silent
+from gristmill.dataset.bases.traced import Traced, Tracing, grouped
 from gristmill.dataset.bucket_plan import BucketPlan, Members, base_of
 from gristmill.dataset.stages.bucket_batch_iterator import (
     BucketBatchDatasetIterator,
@@ -28,8 +29,9 @@ from gristmill.dataset.stages.bucket_batch_iterator import (
     check_on_long,
 )
 from gristmill.dataset.telling.failures import tell
-from gristmill.transforms.batching import BufferPool
+from gristmill.transforms.batching import Allocate, BufferPool
 from gristmill.transforms.length_buckets import Lengths, check_batch_sizes, check_boundaries, chosen_boundaries
+from gristmill.transforms.ragged import Padding, Rows
 
 T = TypeVar("T")
 
@@ -63,6 +65,7 @@ class BucketBatchMapDataset(BlockMapDataset[T]):
     """
 
     _parameters: MapBucketParameters
+    _makes_batches = True
 
     def __init__(
         self,
@@ -254,5 +257,21 @@ class BucketBatchIterDataset(IterDataset[T]):
     def _element_spec(self) -> Any:
         return self._parameters.spec(self._padding, spec_of(self._parent), 1)
 
+    def _traced(self, tracing: Tracing) -> Any:
+        length_of = self._parameters.length_fn
+        given = self._parameters.replaced(length_fn=lambda x: length_of(x.value))
+        parent = tracing.of(self._parent).map(lambda x: None if x.value is None else x)  # which is passed over
+        return tracing.over(self, _parents=(parent,), _parameters=given, _padding=_TracedPadding(self._padding))
+
     def __iter__(self) -> DatasetIterator[T]:
         return BucketBatchDatasetIterator(iterate(self._parent), self._parameters, self._padding)
+
+
+class _TracedPadding:
+    """Makes batches of elements that know their records."""
+
+    def __init__(self, padding: Padding) -> None:
+        self._padding = padding
+
+    def collate(self, elements: Sequence[Traced], rows: Rows, allocate: Allocate) -> Traced:
+        return grouped(lambda values: self._padding.collate(values, rows, allocate), elements)

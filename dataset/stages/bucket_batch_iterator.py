@@ -160,6 +160,7 @@ class BucketBatchDatasetIterator(BlockIterator[T]):
 
     def _take(self, n: int) -> list[Any]:
         memory = self._take_memory()
+        began = self._at
         batches: list[Any] = []
         try:
             while len(batches) < n and self._fill(memory):
@@ -172,6 +173,8 @@ class BucketBatchDatasetIterator(BlockIterator[T]):
                 self._memory = memory
             raise
         self._at, self._memory = memory.at, memory
+        if batches:
+            self._last = began
         return batches
 
     def _take_memory(self) -> _Memory:
@@ -257,8 +260,13 @@ class BucketBatchDatasetIterator(BlockIterator[T]):
         memory.buckets[memory.full] = []
         memory.full = None
 
+    def _before_last(self) -> Any:
+        return None if self._last is None else self._state(self._last)
+
     def get_state(self) -> Any:
-        at = self._at
+        return self._state(self._at)
+
+    def _state(self, at: _At) -> Any:
         parent = self._source.get_state() if at.parent is None else copied(at.parent)
         return {"parent": parent, "num_read": at.num_read, "held": _as_text(at.held), "num_long": at.num_long}
 

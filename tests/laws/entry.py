@@ -60,7 +60,7 @@ def is_big(x: Any) -> bool:
 
 
 def repeated(n: int | None) -> Any:
-    return None if n is None else np.full(n, n)
+    return None if n is None else np.full(n % 12, n)
 
 
 def unless_none(x: Any) -> Any:
