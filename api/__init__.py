@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from gristmill.diagnostics import visualize as visualize
     from gristmill.diagnostics.provenance import Ledger as Ledger
     from gristmill.diagnostics.provenance import explain as explain
+    from gristmill.diagnostics.viewer import view as view
     from gristmill.install import install_as_grain as install_as_grain
     from gristmill.loader import DataLoaderIterator as DataLoaderIterator
     from gristmill.python import *  # noqa: F403  (every name of the legacy surface is reachable from here too)
@@ -89,6 +90,7 @@ _NAMES = {
     "start_telemetry": "gristmill.diagnostics",
     "stop_telemetry": "gristmill.diagnostics",
     "verify": "gristmill.diagnostics",
+    "view": "gristmill.diagnostics.viewer",
     "visualize": "gristmill.diagnostics",
 }
 

@@ -48,6 +48,7 @@ examples:
   {_PROG} diagnose train.py:make_dataset --consumer-ms 50 --html report.html
   {_PROG} bench train.py:make_dataset --seconds 3
   {_PROG} verify train.py:make_dataset
+  {_PROG} view train.py:make_dataset
   {_PROG} state checkpoints/1000 --pipeline train.py:make_dataset
   {_PROG} show train.py:make_dataset --step 12345
   {_PROG} diagnose --help
@@ -130,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_trace,
         _add_run_as_grain,
     ):
+    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_view, _add_state, _add_run_as_grain):
         add(commands)
     return parser
 
@@ -241,6 +243,41 @@ def _add_verify(commands: Commands) -> None:
     command.add_argument("--steps", metavar="N", type=_at_least_one, default=200, help="how many outputs (default: 200)")
     command.add_argument("--seconds", metavar="S", type=_positive, default=60.0, help="how long it may take (default: 60)")
     command.add_argument("--json", action="store_true", help="print JSON")
+def _add_view(commands: Commands) -> None:
+        commands,
+        "view",
+        "look at what a pipeline gives, in a browser",
+        "Serves pages that show what a pipeline gives: pictures, sounds to play, texts, tables, the ranges of\n"
+        "arrays; step by step, back and forth, with what became of a record at every transformation. It prints\n"
+        "the address, which answers this machine alone: `ssh -L 8765:127.0.0.1:8765 HOST` brings it to another.",
+        [
+            "view train.py:make_dataset",
+            "view train.py:ds --decoder train.py:tokenizer.decode",
+            "view train.py:ds --as audio:22050=clip",
+        ],
+    )
+    command.set_defaults(command=_view)
+    command.add_argument("--port", metavar="N", type=_port, help="of 127.0.0.1 (default: 8765, or any if that is taken; 0: any)")
+    start = command.add_mutually_exclusive_group()
+    start.add_argument("--step", metavar="N", type=_count, help="begin there (default: 0)")
+    start.add_argument("--state", metavar="CHECKPOINT", help="begin with what follows a checkpoint")
+    command.add_argument(
+        "--decoder", metavar="FUNCTION", help="module:function or file.py:function that makes text of a list of token ids"
+    )
+    command.add_argument(
+        "--as",
+        dest="show_as",
+        metavar="KIND=NAME",
+        action="append",
+        default=[],
+        help="show values of that name, as x.frame or *.frame, as image, tokens, array, audio or audio:RATE (may be repeated)",
+    )
+
+
+def _view(args: argparse.Namespace) -> run.Lines:
+    from gristmill.diagnostics.cli.view import view
+
+    return view(args)
 
 
 def _add_state(commands: Commands) -> None:
@@ -330,6 +367,12 @@ def _count(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError(f"must be a number from 0 on, got {text!r}")
     return number
+
+
+def _port(text: str) -> int:
+    if not _count(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65535, got {text}")
+    return int(text)
 
 
 def _at_least_one(text: str) -> int:

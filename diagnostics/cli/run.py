@@ -19,7 +19,6 @@ import numpy as np
 from gristmill.core.options import ReadOptions
 from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.next_index import set_next_index
 from gristmill.dataset.telling.display import abbreviated, length_text, stage_length
 from gristmill.diagnostics.cli.elements import element_lines
 from gristmill.diagnostics.cli.reader import END, attended, ended_if_frozen, iterator_of, reading
@@ -28,11 +27,12 @@ from gristmill.diagnostics.files import write_text
 from gristmill.diagnostics.graph import Graph, graph_of
 from gristmill.diagnostics.graph_files import write_graph
 from gristmill.diagnostics.graph_texts import graph_text
+from gristmill.diagnostics.jumping import jumped
 from gristmill.diagnostics.seen_specs import seen_specs
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 from gristmill.diagnostics.units import time_text
 from gristmill.diagnostics.verdict import Diagnosis
-from gristmill.diagnostics.view import dataset_iterator, diagnose, observe, progress_of, run
+from gristmill.diagnostics.view import diagnose, observe, progress_of, run
 
 Lines: TypeAlias = Generator[str, None, int]
 
@@ -80,7 +80,7 @@ def head(args: Namespace) -> Lines:
     if isinstance(pipeline, MapDataset):
         pipeline = pipeline.to_iter_dataset(ReadOptions(num_threads=0))  # nothing that is not shown
     with reading(pipeline, args.stall_seconds) as reader, observe(reader.it):
-        if args.skip and not _jumped(reader.it, args.skip):
+        if args.skip and not jumped(reader.it, args.skip):
             for index in range(args.skip):
                 if reader.next() is END:
                     yield f"(the end: there are {index:,} elements)"
@@ -95,17 +95,6 @@ def head(args: Namespace) -> Lines:
             else:
                 yield from element_lines(element, f"{index}:")
     return 0
-
-
-def _jumped(it: Any, index: int) -> bool:
-    """Whether ``it`` could go on at an index without what comes before; where elements are left out, one has to count."""
-    if dataset_iterator(it)._has_gaps():
-        return False
-    try:
-        set_next_index(it, index)
-    except (NotImplementedError, ValueError):  # it cannot, or there are fewer, which are counted then
-        return False
-    return True
 
 
 def diagnosis(args: Namespace) -> Lines:

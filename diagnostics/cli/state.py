@@ -183,6 +183,30 @@ def _merge(item: list[_Saved], it: Any) -> None:
     it.set_state(it._merged_state({found[1]: value for found, value in zip(numbers, states, strict=True) if found} or states))
 
 
+def restore_checkpoint(path: str, it: Any) -> None:
+    """Sets an iterator to where a checkpoint stands: the first item that fits; of several processes all together, or the first.
+
+    Raises:
+        CommandError: there is no checkpoint.
+        ValueError: it does not fit the pipeline.
+    """
+    problem: Exception | None = None
+    try:
+        items = [[_read(file) for file in files] for files in _files(Path(path))]
+    except OSError as error:
+        raise CommandError(_message(error)) from error
+    for item in items:
+        ways = [functools.partial(_restore, item[0]), *([functools.partial(_merge, item)] if len(item) > 1 else [])]
+        for restore in reversed(ways):
+            try:
+                return restore(it)
+            except Exception as error:
+                problem = error
+    raise CommandError(
+        f"{path} does not fit this pipeline: {_message(problem or ValueError('it is empty'))}", code=1
+    ) from problem
+
+
 def _files(path: Path) -> Iterator[list[Path]]:
     """The files with states of each item in a checkpoint."""
     if path.is_file():

@@ -43,17 +43,7 @@ def load_pipeline(name: str) -> Any:
     Raises:
         CommandError: there is none of that name. Errors of the user's code come as they are.
     """
-    colon = name.rfind(":")
-    is_drive = colon == 1 and name[2:3] in ("/", "\\")  # C:\train.py
-    place, attribute = (name, "") if colon < 0 or is_drive else (name[:colon], name[colon + 1 :])
-    module = _module_of_file(place) if place.endswith(".py") else _module(place)
-    if not attribute:
-        raise CommandError(f"a pipeline is named {place}:<attribute>; {_found_in(module)}")
-    value: Any = module
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            raise CommandError(f"{place} has no {attribute}; {_found_in(module)}")
-        value = getattr(value, part)
+    place, attribute, module, value = _found(name)
     if not isinstance(value, _KINDS) and callable(value):
         required = _required_parameters(value)
         if required:
@@ -69,6 +59,31 @@ def load_pipeline(name: str) -> Any:
             f"{_found_in(module)}"
         )
     return value
+
+
+def load_object(name: str) -> Any:
+    """Returns what has that name, ``module:attribute`` or ``path/to/file.py:attribute``.
+
+    Raises:
+        CommandError: there is nothing of that name. Errors of the user's code come as they are.
+    """
+    return _found(name)[3]
+
+
+def _found(name: str) -> tuple[str, str, ModuleType, Any]:
+    """The module and the attribute that are named, and what they are."""
+    colon = name.rfind(":")
+    is_drive = colon == 1 and name[2:3] in ("/", "\\")  # C:\train.py
+    place, attribute = (name, "") if colon < 0 or is_drive else (name[:colon], name[colon + 1 :])
+    module = _module_of_file(place) if place.endswith(".py") else _module(place)
+    if not attribute:
+        raise CommandError(f"a pipeline is named {place}:<attribute>; {_found_in(module)}")
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            raise CommandError(f"{place} has no {attribute}; {_found_in(module)}")
+        value = getattr(value, part)
+    return place, attribute, module, value
 
 
 def _module(name: str) -> ModuleType:

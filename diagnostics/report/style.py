@@ -6,7 +6,7 @@ apart too (at least 12 in OKLab, times 100, in every simulation), and stand out 
 
 NUM_COLOURS = 7
 
-STYLE = """\
+BASE = """\
 :root{color-scheme:light dark;
 --page:#ffffff;--card:#f6f8fa;--line:#d0d7de;--text:#1f2328;--soft:#57606a;--idle:#eaeef2;--hatch:#8c959f;--spec:#0550ae;--good:#1a7f37;--bad:#bc4c00;
 --c1:#5479f5;--c2:#cd470c;--c3:#0cb6ac;--c4:#cc981b;--c5:#b23da3;--c6:#044b30;--c7:#5b0a91;--c0:#6e7781}
@@ -23,6 +23,11 @@ p{margin:0 0 12px}
 .soft,small{color:var(--soft)}
 small{display:block;font-size:12px;line-height:1.4}
 code,.mono{font:12px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace}
+"""
+
+STYLE = (
+    BASE
+    + """\
 .verdict{padding:16px 20px;border:1px solid var(--line);border-left:6px solid var(--bad);border-radius:8px;background:var(--card)}
 .verdict.consumer{border-left-color:var(--good)}
 .verdict.unknown{border-left-color:var(--c0)}
@@ -131,3 +136,4 @@ tr,.verdict,.facts>div{break-inside:avoid}
 .graph svg.gm{max-width:100%;height:auto}
 }
 """
+)

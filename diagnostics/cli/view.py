@@ -1,0 +1,43 @@
+"""The command ``view``: pages that show what a pipeline gives."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from gristmill.diagnostics.cli.run import Lines
+from gristmill.diagnostics.cli.target import CommandError, load_object, load_pipeline
+from gristmill.diagnostics.viewer import Viewer
+from gristmill.diagnostics.viewer import view as serve
+
+DEFAULT_PORT = 8765
+
+
+def view(args: Namespace) -> Lines:
+    """Serves until it is interrupted, which is how it ends."""
+    pipeline = load_pipeline(args.pipeline)
+    decoder = None if args.decoder is None else load_object(args.decoder)
+    if decoder is not None and not callable(decoder):
+        raise CommandError(f"--decoder: {args.decoder} must be a function of a list of token ids")
+    with _viewer(args, pipeline, decoder) as viewer:
+        yield viewer.url
+        yield f"shows {args.pipeline}; Ctrl-C ends it"
+        try:
+            viewer.wait()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _viewer(args: Namespace, pipeline: object, decoder: object) -> Viewer:
+    """At the port that is asked for; if none is, at the usual one or, if that is taken, at any."""
+    ports = [DEFAULT_PORT, 0] if args.port is None else [args.port]
+    for port in ports:
+        try:
+            return serve(
+                pipeline, port=port, decoder=decoder, show_as=args.show_as, step=args.step, state=args.state, name=args.pipeline
+            )
+        except OSError as error:
+            problem = error
+        except ValueError as error:
+            raise CommandError(str(error).replace("show_as:", "--as:")) from error
+    raise CommandError(f"--port {ports[-1]}: {problem.strerror or problem}; another one, or 0 for any that is free")

@@ -1,0 +1,101 @@
+"""An element as a list of leaves: each a path and a value. A batch can be cut into rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from gristmill.core.naming import one_line
+
+MAX_LEAVES = 20_000
+_MAX_DEPTH = 16
+_MAX_NAME = 100  # characters of a key
+_PLAIN = (bool, int, float, complex, str, bytes)
+
+
+class Leaf(NamedTuple):
+    """A value in an element, and the names that lead there."""
+
+    path: tuple[str, ...]
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreadable:
+    """In place of a value that could not be looked at."""
+
+    error: BaseException
+
+
+def leaves_of(element: Any) -> list[Leaf]:
+    """The leaves of ``element``, in order: what is in mappings, lists, tuples and dataclasses. Of no more than 20 000.
+
+    A list of nothing but numbers, or of nothing but texts, is a leaf, and so is a container that is empty or nested too deeply.
+
+    Example:
+        >>> leaves_of({"a": [1, 2], "b": {"c": "text"}})
+        [Leaf(path=('a',), value=[1, 2]), Leaf(path=('b', 'c'), value='text')]
+    """
+    return list(itertools.islice(_leaves(element, ()), MAX_LEAVES))
+
+
+def _leaves(element: Any, path: tuple[str, ...]) -> Iterator[Leaf]:
+    try:
+        parts = _parts(element) if len(path) < _MAX_DEPTH else None
+        first = next(parts, None) if parts is not None else None
+        if parts is None or first is None:
+            yield Leaf(path, element)
+            return
+        for name, part in itertools.chain([first], parts):
+            yield from _leaves(part, (*path, name))
+    except Exception as error:  # of an object of the user's
+        yield Leaf(path, Unreadable(error))
+
+
+def _parts(element: Any) -> Iterator[tuple[str, Any]] | None:
+    """The parts of a container by name; ``None`` of a leaf."""
+    if isinstance(element, Mapping):
+        return ((one_line(key if isinstance(key, str) else repr(key), _MAX_NAME), element[key]) for key in element)
+    if isinstance(element, list | tuple):
+        if is_plain_list(element):
+            return None
+        return zip(map(str, getattr(element, "_fields", itertools.count())), element, strict=False)
+    if dataclasses.is_dataclass(element) and not isinstance(element, type | Unreadable):
+        return ((field.name, getattr(element, field.name)) for field in dataclasses.fields(element))
+    return None
+
+
+def is_plain_list(value: Any) -> bool:
+    """Whether ``value`` is a list or tuple of values of one kind, numbers or texts."""
+    return type(value) in (list, tuple) and len(value) > 1 and type(value[0]) in _PLAIN and len({*map(type, value)}) == 1
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of an array of any library, or of a list of plain values; ``None`` of anything else."""
+    if isinstance(value, Unreadable | type):
+        return None
+    try:
+        if hasattr(value, "dtype") and hasattr(value, "shape"):
+            return tuple(map(int, value.shape))
+        return (len(value),) if is_plain_list(value) else None
+    except Exception:  # of an object of the user's, or a shape that is not known
+        return None
+
+
+def num_rows(leaves: list[Leaf]) -> int | None:
+    """How many rows there are, if all arrays and lists agree on it: in an element that is a batch; else ``None``."""
+    sizes = {shape[0] for leaf in leaves if (shape := shape_of(leaf.value))}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def row_of(leaves: list[Leaf], row: int) -> list[Leaf]:
+    """The leaves of one row of a batch; what belongs to the whole batch is ``None`` in it."""
+    found = []
+    for leaf in leaves:
+        try:
+            found.append(Leaf(leaf.path, leaf.value[row] if shape_of(leaf.value) else None))
+        except Exception as error:
+            found.append(Leaf(leaf.path, Unreadable(error)))
+    return found

@@ -1,0 +1,169 @@
+"""What a leaf is to people: a picture, a sound, text, tokens, a number, an array."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from gristmill.core.state import shown
+from gristmill.diagnostics.viewer.encoded import media_type_of
+from gristmill.diagnostics.viewer.leaves import Leaf, Unreadable, is_plain_list
+from gristmill.diagnostics.viewer.numbers import as_array, is_numeric
+from gristmill.diagnostics.viewer.pictures import Picture, picture_of
+from gristmill.diagnostics.viewer.sounds import channels_of
+
+Kind: TypeAlias = Literal["image", "audio", "tokens", "text", "bytes", "file", "scalar", "array", "error"]
+
+DEFAULT_RATE = 16_000
+_MAX_RATE = 400_000
+_MAX_TOKENS = 4096
+_MAX_DECODED = 20_000  # characters
+_KINDS = ("image", "audio", "tokens", "array")
+_OPTION = re.compile(r"(image|audio|tokens|array)(?::([1-9]\d{2,6}))?=(.+)")
+_IMAGE_NAME = re.compile(r"image|img|picture|photo|pixel|frame|video|rgb|depth|mask|canvas|jpe?g|png", re.IGNORECASE)
+_AUDIO_NAME = re.compile(r"audio|wav|sound|speech|voice|pcm", re.IGNORECASE)
+_TOKENS_NAME = re.compile(r"token|(^|_)ids?$|inputs?$|targets?$|text|sequence|prompt|completion", re.IGNORECASE)
+_NO_TOKENS_NAME = re.compile(r"segment|position|mask|length|weight", re.IGNORECASE)
+_RATE_NAMES = ("sampling_rate", "sample_rate", "samplerate", "rate", "sr", "fs")
+_TEXTS = (int, float, complex, bool, type(None), datetime.date, datetime.time, datetime.timedelta)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a leaf is to be shown.
+
+    Args:
+        kind: what it is.
+        value: what is shown of it: a picture; sound as [samples, channels]; an array; text; bytes; the error.
+        note: what has to be said about it.
+        rate: of a sound, samples per second.
+        media_type: of a file in bytes.
+    """
+
+    kind: Kind
+    value: Any
+    note: str = ""
+    rate: int = 0
+    media_type: str = ""
+
+
+class Looks:
+    """Finds out how leaves are to be shown.
+
+    Args:
+        given: ``kind=pattern`` or ``audio:RATE=pattern``: which kind leaves are whose names, joined with dots, fit the pattern.
+            Kinds are ``image``, ``audio``, ``tokens`` and ``array``.
+        decoder: a function that makes text of a list of token ids.
+
+    Raises:
+        ValueError: something else is given.
+    """
+
+    def __init__(self, given: Sequence[str] = (), decoder: Callable[[list[int]], Any] | None = None) -> None:
+        self._given = [_parsed(text) for text in given]
+        self._decoder = decoder
+        self._lock = threading.Lock()  # decoders may be made for one thread
+
+    def of(self, leaf: Leaf, others: Sequence[Leaf] = ()) -> Look:
+        """How a leaf is to be shown, given the other leaves of its element. Never raises."""
+        try:
+            return self._look(leaf, others)
+        except Exception as error:  # of an object of the user's
+            return Look("error", error)
+
+    def _look(self, leaf: Leaf, others: Sequence[Leaf]) -> Look:
+        value = leaf.value
+        if isinstance(value, Unreadable):
+            return Look("error", value.error)
+        if isinstance(value, str):
+            return Look("text", str(value))
+        if isinstance(value, bytes | bytearray | memoryview):
+            data = bytes(value)
+            media_type = media_type_of(data)
+            return Look("file", data, media_type=media_type) if media_type else Look("bytes", data)
+        if isinstance(value, (*_TEXTS, np.generic)):
+            return Look("scalar", value)
+        if is_plain_list(value) and isinstance(value[0], str | bytes):
+            return Look("array", np.asarray(value, object))
+        array = as_array(value)
+        if array is None:
+            return Look("scalar", shown(value, 2000), note=type(value).__name__)
+        if not array.ndim:
+            return Look("scalar", array[()])
+        return self._of_array(leaf, array, others)
+
+    def _of_array(self, leaf: Leaf, array: Any, others: Sequence[Leaf]) -> Look:
+        name = ".".join(leaf.path)
+        kind, rate = next(((kind, rate) for kind, rate, pattern in self._given if fnmatchcase(name, pattern)), ("", 0))
+        if kind == "array":
+            return Look("array", array)
+        if kind == "audio" or (not kind and _AUDIO_NAME.search(name)):
+            channels = channels_of(array)
+            if channels is not None:
+                return _sound(channels, rate, leaf, others)
+        if kind == "tokens" or (not kind and self._decoder is not None and _is_named_as_tokens(leaf)):
+            return self._decoded(array) if array.ndim == 1 and array.dtype.kind in "iu" else Look("array", array)
+        if kind in ("", "image"):
+            has_pixels = hasattr(leaf.value, "__array_interface__") and not hasattr(leaf.value, "dtype")  # a PIL image
+            picture = picture_of(array, bool(kind or has_pixels or _IMAGE_NAME.search(name)))
+            if picture is not None:
+                return _picture(picture, array)
+        return Look("array", array, note=f"this is no {kind}" if kind else "")
+
+    def _decoded(self, ids: Any) -> Look:
+        """The ids and, as the note, their text. A long run of one id at the end is padding."""
+        if self._decoder is None:
+            return Look("array", ids, note="there is no decoder for its tokens")
+        different = np.flatnonzero(ids[:-1] != ids[-1]) if ids.size else []
+        num = int(different[-1]) + 2 if len(different) else min(1, ids.size)
+        kept = ids[:num] if ids.size - num >= 8 else ids
+        try:
+            with self._lock:
+                text = str(self._decoder(kept[:_MAX_TOKENS].tolist()))
+        except Exception as error:
+            return Look("array", ids, note=f"the decoder raised {type(error).__name__}: {shown(str(error))}")
+        return Look("tokens", ids, note=text[:_MAX_DECODED])
+
+
+def _parsed(text: str) -> tuple[str, int, str]:
+    found = _OPTION.fullmatch(text) if isinstance(text, str) else None
+    if found is None or (found[2] and (found[1] != "audio" or int(found[2]) > _MAX_RATE)):
+        raise ValueError(
+            f"it must be KIND=NAME with a kind of {', '.join(_KINDS)}, or audio:RATE=NAME with samples per second, "
+            f"got {shown(text)}"
+        )
+    return found[1], int(found[2] or 0), found[3]
+
+
+def _is_named_as_tokens(leaf: Leaf) -> bool:
+    name = leaf.path[-1] if leaf.path else "tokens"
+    return bool(_TOKENS_NAME.search(name)) and not _NO_TOKENS_NAME.search(name)
+
+
+def _picture(picture: Picture, array: Any) -> Look:
+    notes = []
+    if picture.is_scaled:
+        notes.append(f"black is {picture.low:.4g}, white {picture.high:.4g}")
+    if len(picture.array) > picture.num_frames:
+        notes.append(f"{picture.num_frames} of {len(picture.array)} frames")
+    return Look("image", picture, note="; ".join(notes))
+
+
+def _sound(channels: Any, rate: int, leaf: Leaf, others: Sequence[Leaf]) -> Look:
+    """A sound with its rate: the one given, one that stands beside it, or one that is common."""
+    if rate:
+        return Look("audio", channels, rate=rate)
+    for other in others:
+        if other.path[:-1] == leaf.path[:-1] and other.path[-1:] and other.path[-1].lower() in _RATE_NAMES:
+            array = np.asarray(other.value)
+            if array.size == 1 and is_numeric(array) and 100 <= array.item() <= _MAX_RATE:
+                return Look("audio", channels, rate=int(array.item()))
+    assumed = f"played at {DEFAULT_RATE:,} Hz, for want of a rate: --as audio:RATE={'.'.join(leaf.path)}"
+    return Look("audio", channels, note=assumed, rate=DEFAULT_RATE)

@@ -1,0 +1,145 @@
+"""The outputs that are looked at: computed by one thread, whoever asks, and kept for a while.
+
+Guarantees:
+
+1. The pipeline is used by one thread only. Who asks waits some seconds at most, and is told how far it is then; what is computed
+   goes on meanwhile, and is there when it is asked for again.
+2. The latest outputs are kept, as long as they are small; the very latest always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.diagnostics.attended import Attended, PipelineStalledError
+from gristmill.diagnostics.spec_text import element_nbytes
+from gristmill.diagnostics.view import dataset_iterator
+from gristmill.diagnostics.viewer.history import Stage, Story, story_of
+from gristmill.diagnostics.viewer.leaves import Leaf, leaves_of, num_rows, row_of
+from gristmill.diagnostics.viewer.steps import Output, Step, steps_of
+
+T = TypeVar("T")
+
+_MAX_KEPT, _MAX_KEPT_BYTES = 32, 512 << 20
+_READ_SECONDS = 1.5  # for what many outputs take, until it is said how far it is
+_WAIT_SECONDS = 4.0  # for one
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What is asked for is not there yet.
+
+    Args:
+        reached: the number of the step that is worked at.
+        text: what it waits for, if nothing comes.
+    """
+
+    reached: int
+    text: str = ""
+
+
+@dataclass
+class Seen:
+    """An output, and what was found out about it."""
+
+    output: Output
+    leaves: list[Leaf]
+    num_rows: int | None
+    nbytes: int
+    stories: dict[int | None, Story] = field(default_factory=dict)  # of its rows
+
+    def row(self, row: int | None) -> list[Leaf]:
+        return self.leaves if row is None else row_of(self.leaves, row)
+
+
+class Outputs:
+    """All outputs of a pipeline. Used by any thread, by several at once.
+
+    Args:
+        pipeline: a dataset or a ``DataLoader``.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        self.pipeline = pipeline
+        self._steps = steps_of(pipeline)
+        self._attended = Attended(lambda: dataset_iterator(self._steps.it), _WAIT_SECONDS, "", close=self._steps.close)
+        self._kept: OrderedDict[Step, Seen] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def length(self) -> int | None:
+        return self._steps.length
+
+    def at(self, step: Step) -> Seen | Waiting:
+        """What there is at a step."""
+        seen = self._found(step)
+        if seen is not None:
+            return seen
+        return self._waited_for(lambda: self._read(step), lambda: self._found(step))
+
+    def story(self, seen: Seen, row: int | None) -> Story | Waiting:
+        """How one of the rows of an output, or all of it, came about."""
+
+        def tell() -> Story:
+            seen.stories[row] = story_of(self.pipeline, seen.output, row, seen.num_rows)
+            return seen.stories[row]
+
+        return self._waited_for(tell, lambda: seen.stories.get(row))
+
+    def stage(self, seen: Seen, row: int | None, number: int) -> Stage | None:
+        """One of the stages of a story, if that was told."""
+        story = seen.stories.get(row)
+        return story.stages[number] if story is not None and number < len(story.stages) else None
+
+    def restore(self, put: Callable[[Any], None]) -> Step | Waiting:
+        """The step that follows a state, which ``put`` sets an iterator to; its errors come as they are."""
+        return self._waited_for(lambda: self._steps.restore(put), lambda: None)
+
+    def close(self) -> None:
+        """Ends what is at work, and closes the iterator."""
+        self._attended.__exit__()
+
+    def _waited_for(self, work: Callable[[], T | None], found: Callable[[], T | None]) -> T | Waiting:
+        """``found()``, after ``work`` if it is nothing yet. One after the other."""
+        with self._lock:
+            result = found()
+            if result is not None:
+                return result
+            try:
+                if not self._attended.is_stuck:
+                    result = self._attended.call(work)
+                else:
+                    self._attended.call(lambda: None)  # comes after what was asked for before
+                    result = found()
+            except PipelineStalledError as error:
+                return Waiting(self._steps.reached, str(error).strip())
+            return Waiting(self._steps.reached) if result is None else result
+
+    def _read(self, step: Step) -> Seen | None:
+        """In the thread of the pipeline."""
+        output = self._steps.output(step, time.monotonic() + _READ_SECONDS)
+        if output is None:
+            return None
+        if output.error is not None:
+            filter_traceback(output.error)
+        leaves = leaves_of(output.element)
+        seen = Seen(output, leaves, num_rows(leaves), element_nbytes(output.element))
+        self._kept[step] = seen
+        self._kept.move_to_end(step)
+        while len(self._kept) > 1 and (
+            len(self._kept) > _MAX_KEPT or sum([kept.nbytes for kept in self._kept.values()]) > _MAX_KEPT_BYTES
+        ):
+            self._kept.popitem(last=False)
+        return seen
+
+    def _found(self, step: Step) -> Seen | None:
+        with contextlib.suppress(KeyError):
+            self._kept.move_to_end(step)
+        return self._kept.get(step)

@@ -1,0 +1,236 @@
+"""What is at which address: pages of steps and rows, pictures, sounds, and what to do to go somewhere."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import traceback
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.naming import one_line
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.node import is_of_library, parents_of
+from gristmill.dataset.bases.parameters import parameters_of
+from gristmill.dataset.telling.display import length_text
+from gristmill.diagnostics.html_text import safe
+from gristmill.diagnostics.viewer.leaves import Leaf
+from gristmill.diagnostics.viewer.looks import Looks
+from gristmill.diagnostics.viewer.outputs import Outputs, Seen, Waiting
+from gristmill.diagnostics.viewer.pages import View, problem_page, row_page, step_page, story_html, waiting_page
+from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, png_of
+from gristmill.diagnostics.viewer.sounds import wav_of
+from gristmill.diagnostics.viewer.steps import Step, step_number
+from gristmill.diagnostics.viewer.style import SCRIPT, STYLE
+
+_ADDRESS = re.compile(
+    r"(?:since/(?P<since>\d{1,6})/)?step/(?P<step>\d{1,18})(?:/row/(?P<row>\d{1,15}))?(?:/stage/(?P<stage>\d{1,6}))?"
+    r"(?:/leaf/(?P<leaf>\d{1,6})\.(?P<form>png|wav|file))?"
+)
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a browser gets.
+
+    Args:
+        body: the bytes.
+        media_type: what they are.
+        status: of HTTP.
+        headers: others than all answers have.
+    """
+
+    body: bytes
+    media_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_media(self) -> bool:
+        """Whether a part of it may be asked for."""
+        return self.media_type.startswith("audio/")
+
+
+class Site:
+    """Answers requests for the pages of a pipeline. Used by any thread.
+
+    Args:
+        pipeline: a dataset or a ``DataLoader``.
+        name: of it, for the title.
+        looks: how leaves are to be shown.
+        restore: sets an iterator to where a checkpoint stands, by its path.
+        first: the step that is shown first.
+    """
+
+    def __init__(
+        self, pipeline: Any, name: str, looks: Looks, restore: Callable[[str, Any], None], first: Step | None = None
+    ) -> None:
+        self.token = secrets.token_urlsafe(18)
+        self.outputs = Outputs(pipeline)
+        self.first = first or Step(0)
+        self._name = one_line(name, _MAX_NAME)
+        self._looks = looks
+        self._restore = restore
+        self._since = [""]
+        self._is_batched = _is_batched(pipeline)
+
+    def answer(self, path: str, query: Mapping[str, str]) -> Answer:
+        """What is at an address below the token; what goes wrong is a page, too."""
+        try:
+            return self._answer(path, query)
+        except BaseException as error:  # of a user's object, which may raise anything
+            text = "".join(traceback.format_exception(error))[-20_000:]
+            page = problem_page(self._view(), "This cannot be shown", one_line(f"{type(error).__name__}: {error}", 2000))
+            return _page(page.replace("</main>", f"<pre class=wrap>{safe(text)}</pre></main>"), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _answer(self, path: str, query: Mapping[str, str]) -> Answer:
+        assets = {
+            "style.css": lambda: Answer(STYLE.encode(), "text/css; charset=utf-8"),
+            "script.js": lambda: Answer(SCRIPT.encode(), "text/javascript; charset=utf-8"),
+            "icon.png": lambda: Answer(_icon(), "image/png"),
+            "go": lambda: self._go(query.get("to", "")),
+            "": lambda: _moved(self._view().address(self.first)),
+        }
+        if path in assets:
+            return assets[path]()
+        found = _ADDRESS.fullmatch(path)
+        if found is None:
+            page = problem_page(self._view(), "There is no such page", "The address is not one of those that pages here lead to.")
+            return _page(page, HTTPStatus.NOT_FOUND)
+        numbers = {name: None if found[name] is None else int(found[name]) for name in ("row", "stage", "leaf")}
+        step = Step(int(found["step"]), int(found["since"] or 0))
+        if step.since >= len(self._since):
+            return _page(
+                problem_page(self._view(), "There is no such state", "It was given to another run of this server."),
+                HTTPStatus.NOT_FOUND,
+            )
+        seen = self.outputs.at(step)
+        if isinstance(seen, Waiting):
+            return _page(waiting_page(self._view(), step, seen), HTTPStatus.ACCEPTED, {"Refresh": "1"})
+        if seen.output.step != step and seen.output.is_end:  # there are fewer
+            return _moved(self._view().address(seen.output.step))
+        row = numbers["row"]
+        if row is not None and row >= (seen.num_rows or 0):
+            return _moved(self._view().address(step))
+        if numbers["leaf"] is not None:
+            leaves = self._leaves(seen, row, numbers["stage"])
+            return self._media(leaves, numbers["leaf"], found["form"], query)
+        return self._page_of(seen, row, query)
+
+    def _leaves(self, seen: Seen, row: int | None, stage: int | None) -> Sequence[Leaf]:
+        if stage is None:
+            return seen.row(row)
+        found = self.outputs.stage(seen, row, stage)
+        return found.leaves if found is not None else ()
+
+    def _page_of(self, seen: Seen, row: int | None, query: Mapping[str, str]) -> Answer:
+        view, first = self._view(), step_number(query.get("first", "")) or 0
+        is_whole = query.get("whole") == "1"
+        source = ""
+        is_row = row is not None or not (seen.num_rows and view.is_batched)
+        if is_row and seen.output.error is None and not seen.output.is_end:
+            step = seen.output.step
+            story = self.outputs.story(seen, row)
+            source = story_html(view, view.address(step, row), story)
+        if row is not None:
+            return _page(row_page(view, seen, row, first, source))
+        return _page(step_page(view, seen, first, is_whole, source))
+
+    def _media(self, leaves: Sequence[Leaf], number: int, form: str, query: Mapping[str, str]) -> Answer:
+        """A picture or a sound of a leaf, if it is one."""
+        look = self._looks.of(leaves[number], leaves) if number < len(leaves) else None
+        if look is not None and look.kind == "image" and form == "png":
+            size = SMALL if query.get("size") == str(SMALL) else LARGE
+            frame = min(step_number(query.get("frame", "")) or 0, look.value.num_frames - 1)
+            return Answer(look.value.png(frame, size), "image/png")
+        if look is not None and look.kind == "audio" and form == "wav":
+            return Answer(wav_of(look.value, look.rate), "audio/wav")
+        if look is not None and look.kind == "file" and form == "file":
+            return Answer(look.value, look.media_type)
+        return Answer(b"There is no such picture or sound.", status=HTTPStatus.NOT_FOUND)
+
+    def _go(self, text: str) -> Answer:
+        """To a step, or to where a checkpoint stands."""
+        number = step_number(text.strip())
+        if number is not None:
+            return _moved(self._view().address(Step(number)))
+        if not text.strip():
+            return _moved(f"/{self.token}/")
+        try:
+            step = self.go_to_checkpoint(text.strip())
+        except Exception as error:
+            return _page(problem_page(self._view(), "It cannot go there", one_line(str(error), 2000)), HTTPStatus.BAD_REQUEST)
+        if isinstance(step, Waiting):
+            return _page(waiting_page(self._view(), Step(0), step), HTTPStatus.ACCEPTED, {"Refresh": "1"})
+        return _moved(self._view().address(step))
+
+    def go_to_checkpoint(self, path: str) -> Step | Waiting:
+        """The step that follows a checkpoint.
+
+        Raises:
+            Exception: there is none at that path, or it does not fit the pipeline.
+        """
+        step = self.outputs.restore(lambda it: self._restore(path, it))
+        if isinstance(step, Step) and step.since >= len(self._since):
+            self._since.append(path)
+        return step
+
+    def begin_at(self, path: str) -> None:
+        """Shows first what follows a checkpoint; errors are those of ``go_to_checkpoint``."""
+        step = self.go_to_checkpoint(path)
+        while isinstance(step, Waiting):
+            step = self.go_to_checkpoint(path)
+        self.first = step
+
+    def _view(self) -> View:
+        pipeline, length = self.outputs.pipeline, self.outputs.length
+        kind = "DataLoader" if not hasattr(pipeline, "_node_family") else pipeline._node_family
+        about = ", ".join([text for text in (kind, length_text(length)) if text])
+        return View(
+            f"/{self.token}",
+            self._name,
+            about,
+            self._looks,
+            self._is_batched,
+            isinstance(pipeline, MapDataset),
+            length,
+            self._since,
+        )
+
+    def close(self) -> None:
+        """Closes the iterator."""
+        self.outputs.close()
+
+
+def _is_batched(pipeline: Any) -> bool:
+    """Whether outputs are batches, as far as the last steps say what they do."""
+    step = getattr(pipeline, "_dataset", pipeline)
+    while is_of_library(step):
+        if hasattr(parameters_of(step), "batch_size"):
+            return True
+        if len(parents_of(step)) != 1:
+            return False
+        step = parents_of(step)[0]
+    return False
+
+
+def _page(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(text.encode(), "text/html; charset=utf-8", status, headers or {})
+
+
+def _moved(address: str) -> Answer:
+    return Answer(b"", status=HTTPStatus.SEE_OTHER, headers={"Location": urllib.parse.quote(address, safe="/?=&")})
+
+
+def _icon() -> bytes:
+    """Three bars."""
+    pixels = np.zeros((32, 32, 4), np.uint8)
+    for left, top in ((4, 14), (13, 5), (22, 18)):
+        pixels[top:28, left : left + 6] = (84, 121, 245, 255)
+    return png_of(pixels)

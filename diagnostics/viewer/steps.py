@@ -1,0 +1,252 @@
+"""Any output of a pipeline by its number: those of a ``MapDataset`` by index, those of a stream by states on the way.
+
+``output`` is called by one thread at a time. It may take long; what is not reached by a deadline is gone on with later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gristmill.core.options import ReadOptions
+from gristmill.core.state import plain_int
+from gristmill.dataset.bases.iterator import snapshot
+from gristmill.dataset.bases.length import Exact, dataset_length
+from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.next_index import get_next_index
+from gristmill.dataset.bases.origins import Place, place_of
+from gristmill.diagnostics.cli.reader import iterator_of
+from gristmill.diagnostics.jumping import jumped
+from gristmill.diagnostics.view import dataset_iterator
+
+_MAX_MARKS = 512
+_NUM_LATEST = 64
+
+
+@dataclass(frozen=True)
+class Step:
+    """The number of an output.
+
+    Args:
+        number: counted from 0, from where ``since`` says.
+        since: 0: from the beginning; else from that one of the states which were given.
+    """
+
+    number: int
+    since: int = 0
+
+
+@dataclass(frozen=True)
+class Output:
+    """What there is at a step.
+
+    Args:
+        step: which one; the end comes earlier than asked for if there are fewer.
+        element: what the pipeline gave.
+        error: what it raised in place of an element.
+        is_end: there is none; the stream has ended.
+        state: before it, where there are states.
+        place: where it comes from, of a stream, if that follows from its position.
+    """
+
+    step: Step
+    element: Any = None
+    error: BaseException | None = None
+    is_end: bool = False
+    state: Any = None
+    place: Place | None = None
+
+
+class Steps(Protocol):
+    """All outputs of a pipeline."""
+
+    it: Any  # an iterator of it, for those who want to know what a thread waits for
+
+    @property
+    def length(self) -> int | None:
+        """How many there are from the beginning on; ``None`` if that is not known, or there is no end."""
+
+    @property
+    def reached(self) -> int:
+        """The number of the step that is worked at."""
+
+    def output(self, step: Step, deadline: float) -> Output | None:
+        """What there is at a step, ``None`` if it was not reached by the deadline: ``reached`` says how far it is then."""
+
+    def restore(self, put: Callable[[Any], None]) -> Step:
+        """The step that follows a state, which ``put`` sets an iterator to."""
+
+    def close(self) -> None: ...
+
+
+def steps_of(pipeline: Any) -> Steps:
+    return IndexedSteps(pipeline) if isinstance(pipeline, MapDataset) else StreamSteps(pipeline)
+
+
+class IndexedSteps:
+    """Of a ``MapDataset``: steps are indices, and there are some in every epoch."""
+
+    def __init__(self, ds: MapDataset[Any]) -> None:
+        self._ds = ds
+        self.it = iterator_of(ds.to_iter_dataset(ReadOptions(num_threads=0)))
+        self.reached = 0
+
+    @property
+    def length(self) -> int | None:
+        return len(self._ds)
+
+    def output(self, step: Step, deadline: float) -> Output | None:
+        self.reached = step.number
+        try:
+            return Output(step, self._ds[step.number])
+        except Exception as error:
+            return Output(step, error=error)
+
+    def restore(self, put: Callable[[Any], None]) -> Step:
+        put(self.it)
+        return Step(get_next_index(self.it))
+
+    def close(self) -> None:
+        self.it.close()
+
+
+class StreamSteps:
+    """Of a stream: it goes on from the nearest state that it has seen before, and keeps no more than some hundreds of them.
+
+    Args:
+        pipeline: an ``IterDataset`` or a ``DataLoader``.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+        self.it = iterator_of(pipeline)
+        self._at = Step(0)  # what ``next`` gives
+        self._marks = [_Marks(snapshot(self.it))]
+        self._num: dict[int, int] = {}  # outputs, since each of the states, if the end was seen
+        length = dataset_length(pipeline)
+        self._length = length.num if isinstance(length, Exact) else None
+
+    @property
+    def length(self) -> int | None:
+        return self._num.get(0, self._length)
+
+    @property
+    def reached(self) -> int:
+        return self._at.number
+
+    def output(self, step: Step, deadline: float) -> Output | None:
+        if step.number >= self._num.get(step.since, step.number + 1):
+            return Output(Step(self._num[step.since], step.since), is_end=True)
+        try:
+            self._go_back(step)
+            while self._at.number < step.number:
+                if time.monotonic() > deadline:
+                    return None
+                self._take(passes=True)
+            state = snapshot(self.it)
+            element = self._take()
+            return Output(step, element, state=state, place=_place(self.it))
+        except StopIteration:
+            self._num[step.since] = self._at.number
+            return Output(self._at, is_end=True)
+        except Exception as error:
+            return Output(self._at, error=error, state=snapshot(self.it))
+
+    def _go_back(self, step: Step) -> None:
+        """Is at ``step``, or before it as near as possible without computing what lies between."""
+        marks = self._marks[step.since]
+        start, state = marks.before(step.number)
+        is_before = self._at.since == step.since and start <= self._at.number <= step.number
+        if not is_before:
+            if state is None:  # of a pipeline that has no states
+                self.it.close()
+                self.it = iterator_of(self._pipeline)
+                start = 0
+            else:
+                self.it.set_state(state)
+            self._at = Step(start, step.since)
+        if not step.since and step.number > self._at.number + 1 and jumped(self.it, step.number):
+            self._at = step
+
+    def _take(self, passes: bool = False) -> Any:
+        """The next output. One that fails stays where it is, unless it is to be passed."""
+        self._marks[self._at.since].add(self._at.number, self.it)
+        try:
+            element = next(self.it)
+        except StopIteration:
+            raise
+        except Exception as error:
+            if not passes:
+                raise
+            self._pass(error)
+            element = None
+        self._at = Step(self._at.number + 1, self._at.since)
+        return element
+
+    def _pass(self, failed: Exception) -> None:
+        try:
+            self.it.skip_failed()
+        except Exception as error:
+            failed.add_note(f"What comes after it cannot be shown: {error}")
+            raise failed from None
+
+    def restore(self, put: Callable[[Any], None]) -> Step:
+        put(self.it)
+        try:
+            self._at = Step(get_next_index(self.it))
+        except NotImplementedError:  # its number is not known: it counts from there on
+            self._marks.append(_Marks(snapshot(self.it)))
+            self._at = Step(0, len(self._marks) - 1)
+        return self._at
+
+    def close(self) -> None:
+        self.it.close()
+
+
+class _Marks:
+    """States at some steps: the first one, the latest ones, and others at equal distances.
+
+    Args:
+        first: the state at step 0; ``None`` if there are no states.
+    """
+
+    def __init__(self, first: Any) -> None:
+        self._first = first
+        self._spread: dict[int, Any] = {}
+        self._latest: OrderedDict[int, Any] = OrderedDict()
+        self._distance = 1
+
+    def add(self, number: int, it: Any) -> None:
+        if self._first is None or number in self._latest:
+            return
+        state = snapshot(it)
+        self._latest[number] = state
+        if len(self._latest) > _NUM_LATEST:
+            self._latest.popitem(last=False)
+        if number % self._distance == 0:
+            self._spread[number] = state
+        while len(self._spread) > _MAX_MARKS:
+            self._distance *= 2
+            self._spread = {n: state for n, state in self._spread.items() if n % self._distance == 0}
+
+    def before(self, number: int) -> tuple[int, Any]:
+        """The nearest step not after ``number`` whose state is known, and that state."""
+        found = [n for marks in (self._spread, self._latest) for n in marks if n <= number]
+        nearest = max(found, default=0)
+        return nearest, self._latest.get(nearest, self._spread.get(nearest, self._first))
+
+
+def _place(it: Any) -> Place | None:
+    try:
+        return place_of(dataset_iterator(it))
+    except Exception:  # of a user's iterator
+        return None
+
+
+def step_number(text: str) -> int | None:
+    """The number of a step as one types it; ``None`` of other texts."""
+    digits = text.replace(",", "").replace(" ", "").replace("_", "")
+    return plain_int(int(digits)) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else None
