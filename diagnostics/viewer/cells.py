@@ -181,10 +181,14 @@ def _array(look: Look, full: bool) -> str:
 def range_text(numbers: Numbers) -> str:
     """The range and the mean of an array, and what is wrong with its values."""
     flags = [f"{num:,} {what}" for num, what in ((numbers.num_nan, "NaN"), (numbers.num_infinite, "infinite")) if num]
-    flags += [] if numbers.low != numbers.high or numbers.num_seen < 2 else ["all the same"]
+    marks = "".join([f' <span class="flag">{flag}</span>' for flag in flags])
+    if math.isnan(numbers.mean):
+        return marks
+    if numbers.low == numbers.high:
+        return f'<span class="range">{number_text(numbers.low)} <span class="key">everywhere</span></span>{marks}'
     text = f"{number_text(numbers.low)} … {number_text(numbers.high)}"
-    mean = "" if math.isnan(numbers.mean) else f' <span class="key">mean {number_text(numbers.mean)}</span>'
-    return f'<span class="range">{text}{mean}</span> ' + " ".join([f'<span class="flag">{flag}</span>' for flag in flags])
+    mean = f"{numbers.mean:.1%} true" if numbers.is_of_truth else f"mean {number_text(numbers.mean)}"
+    return f'<span class="range">{text} <span class="key">{mean}</span></span>{marks}'
 
 
 def histogram(numbers: Numbers) -> str:
@@ -208,7 +212,8 @@ def _of_sample(numbers: Numbers) -> str:
 
 
 def number_text(value: float) -> str:
-    return (f"{value:,}" if isinstance(value, int) else f"{value:.4g}").replace("-", "−")
+    is_long = isinstance(value, int) or 1e4 <= abs(value) < 1e12
+    return (f"{round(value):,}" if is_long else f"{value:.4g}").replace("-", "−")
 
 
 def _values(array: Any, limit: int) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from gristmill.core.state import shown
 from gristmill.dataset.bases.iterator import iterate
@@ -21,6 +23,7 @@ from gristmill.diagnostics.viewer.steps import Output
 _MAX_STAGES = 40
 _MAX_BRANCHES = 4
 _MAX_PARTS = 100_000
+_MAX_COMPARED = 4_000_000  # values of an array
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Stage:
         is_same: the stage only chooses elements, it changes none.
         note: what has to be said about it.
         branch: which of several inputs of a stage further down it belongs to; empty if there is one.
+        unchanged: the paths of the leaves that are the same as before the stage.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Stage:
     is_same: bool = False
     note: str = ""
     branch: str = ""
+    unchanged: frozenset[tuple[str, ...]] = frozenset()
 
     @cached_property
     def leaves(self) -> list[Leaf]:
@@ -72,6 +77,34 @@ def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | Non
         row: which row of it; ``None`` for all of it.
         num_rows: how many there are.
     """
+    story = _story(pipeline, output, row, num_rows)
+    before: Stage | None = None
+    stages = []
+    for stage in story.stages:
+        is_next = before is not None and before.branch == stage.branch and not stage.is_same and stage.error is None
+        stages.append(replace(stage, unchanged=_unchanged(before, stage)) if before is not None and is_next else stage)
+        before = before if stage.is_same else stage
+    return Story(stages, story.reason)
+
+
+def _unchanged(before: Stage, after: Stage) -> frozenset[tuple[str, ...]]:
+    old = {leaf.path: leaf.value for leaf in before.leaves}
+    return frozenset({leaf.path for leaf in after.leaves if leaf.path in old and _is_same(old[leaf.path], leaf.value)})
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two leaves are equal, as far as that is known without looking at much."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        is_alike = a.dtype == b.dtype and a.shape == b.shape and a.dtype.kind in "biufcSU" and a.size <= _MAX_COMPARED
+        return is_alike and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    return isinstance(a, str | bytes | bool | int | float | np.generic) and bool(a == b)
+
+
+def _story(pipeline: Any, output: Output, row: int | None, num_rows: int | None) -> Story:
     if isinstance(pipeline, MapDataset):
         return Story([*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES])
     place = output.place

@@ -23,6 +23,7 @@ class Numbers:
         low, high, mean: of those that are finite; ``nan`` if there are none.
         num_nan, num_infinite: how many of those that were seen are so.
         counts: how many of the finite ones lie in each of equal parts of the range.
+        is_of_truth: they are truth values, ``mean`` is the share of those that are true.
     """
 
     num: int
@@ -33,6 +34,7 @@ class Numbers:
     num_nan: int
     num_infinite: int
     counts: list[int]
+    is_of_truth: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -82,17 +84,21 @@ def numbers_of(array: npt.NDArray[Any]) -> Numbers | None:
     """What can be said of the values of an array; ``None`` if they are no numbers, or there are none."""
     if not array.size or not is_numeric(array):
         return None
-    seen = sample(array)
+    with np.errstate(all="ignore"):
+        return _numbers(array.size, sample(array))
+
+
+def _numbers(num: int, seen: npt.NDArray[Any]) -> Numbers:
     values = np.abs(seen) if seen.dtype.kind == "c" else seen.astype(np.uint8) if seen.dtype.kind == "b" else seen
     if values.dtype.kind not in "biu":
         values = values.astype(np.float64)
     finite = values[np.isfinite(values)]
     num_nan = int(np.isnan(values).sum())
     if not finite.size:
-        return Numbers(array.size, seen.size, np.nan, np.nan, np.nan, num_nan, values.size - num_nan, [])
+        return Numbers(num, seen.size, np.nan, np.nan, np.nan, num_nan, values.size - num_nan, [])
     low, high = finite.min().item(), finite.max().item()
     return Numbers(
-        array.size,
+        num,
         seen.size,
         low,
         high,
@@ -100,14 +106,17 @@ def numbers_of(array: npt.NDArray[Any]) -> Numbers | None:
         num_nan,
         values.size - finite.size - num_nan,
         _counts(finite, low, high),
+        seen.dtype.kind == "b",
     )
 
 
 def _counts(values: npt.NDArray[Any], low: float, high: float) -> list[int]:
-    """A histogram; of few different integers, each has a part of its own."""
-    if values.dtype.kind in "biu" and high - low < _NUM_BINS:
-        return [int(x) for x in np.bincount((values - values.dtype.type(low)).astype(np.int64), minlength=int(high - low) + 1)]
-    with np.errstate(all="ignore"):
-        scale = np.float64(high) / 2 - np.float64(low) / 2  # half of it: the whole may be more than a float can be
-        places = (values.astype(np.float64) / 2 - np.float64(low) / 2) / scale * _NUM_BINS if scale else np.zeros(values.shape)
-    return [int(x) for x in np.bincount(np.clip(np.nan_to_num(places), 0, _NUM_BINS - 1).astype(np.int64), minlength=_NUM_BINS)]
+    """A histogram; of integers, each part has as many of them."""
+    if isinstance(low, int) and isinstance(high, int):
+        width = -(-(high - low + 1) // _NUM_BINS)
+        num = -(-(high - low + 1) // width)
+        places = (values.astype(np.float64) - low) // width  # exact up to 2**53, near enough above
+    else:
+        num, half = _NUM_BINS, high / 2 - low / 2  # half of it: the whole may be more than a float can be
+        places = (values / 2 - low / 2) / half * num if half else np.zeros(values.shape)
+    return [int(x) for x in np.bincount(np.clip(places, 0, num - 1).astype(np.int64), minlength=num)]

@@ -11,7 +11,7 @@ from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.units import size_text
 from gristmill.diagnostics.viewer.cells import Cells, histogram, range_text
 from gristmill.diagnostics.viewer.history import Stage, Story
-from gristmill.diagnostics.viewer.leaves import MAX_LEAVES
+from gristmill.diagnostics.viewer.leaves import MAX_LEAVES, shape_of
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.numbers import numbers_of
 from gristmill.diagnostics.viewer.outputs import Seen, Waiting
@@ -127,7 +127,7 @@ def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -
     cells = Cells(seen.leaves, view.address(step), view.looks)
     has_rows = bool(seen.num_rows) and view.is_batched != is_whole
     other = ""
-    if seen.num_rows:
+    if seen.num_rows and (view.is_batched or sum([shape_of(leaf.value) is not None for leaf in seen.leaves[:100]]) > 1):
         query = "" if is_whole else "?whole=1"
         other = f'<a href="{view.address(step)}{query}">{"as one" if has_rows else f"as {seen.num_rows:,} rows"}</a>'
     what = f"Batch of {seen.num_rows:,}" if view.is_batched and seen.num_rows else "Element"
@@ -147,7 +147,8 @@ def row_page(view: View, seen: Seen, row: int, first: int, source: str) -> str:
     links += (
         [f'<a rel="after" href="{view.address(step, row + 1)}">row {row + 1:,}</a>'] if row + 1 < (seen.num_rows or 0) else []
     )
-    of = f'of {seen.num_rows:,} in <a rel="up" href="{view.address(step)}">{"index" if view.is_indexed else "step"} {step.number:,}</a>'
+    what = "index" if view.is_indexed else "step"
+    of = f'of {seen.num_rows:,} in <a rel="up" href="{view.address(step)}">{what} {step.number:,}</a>'
     head = _head(f"Row {row:,}", of, "".join(links))
     return view.page(step, f"{head}{_leaves(cells, first, address, False)}{source}", kind="row", row=row)
 
@@ -188,7 +189,7 @@ def _end(view: View, step: Step) -> str:
 def _failure(error: BaseException) -> str:
     lines = "".join(traceback.format_exception(error))
     cut = lines if len(lines) <= _MAX_TRACEBACK else f"{lines[: _MAX_TRACEBACK // 2]}\n…\n{lines[-_MAX_TRACEBACK // 2 :]}"
-    notes = "".join([f'<p class="soft">{safe(shown_text(note))}</p>' for note in getattr(error, "__notes__", [])[:8]])
+    notes = "".join([f'<p class="soft">{safe(shown_text(note))}</p>' for note in getattr(error, "__notes__", [])[:1]])
     return (
         f'<section class="failed"><h2>{safe(type(error).__name__)}</h2><p>{safe(shown_text(str(error)))}</p>{notes}'
         f'<details class="plain"><summary>traceback</summary><pre class="wrap">{safe(cut)}</pre></details></section>'
@@ -321,4 +322,9 @@ def _stage_html(view: View, address: str, stage: Stage) -> str:
     if stage.error is not None:
         return f'<li class="failing"><h3>{name}</h3>{_failure(stage.error)}</li>'
     cells = Cells(stage.leaves, address, view.looks)
-    return f"<li><h3>{name}</h3>{cells.fields(range(min(len(cells), _MAX_COLUMNS)), full=False)}</li>"
+    changed = [i for i, leaf in enumerate(stage.leaves) if leaf.path not in stage.unchanged]
+    same = ", ".join([cells.name(i) or "the element" for i, leaf in enumerate(stage.leaves) if leaf.path in stage.unchanged])
+    note = f"<small>as before: {safe(shortened(same, 300))}</small>" if same else ""
+    more = f"<small>{len(changed) - _MAX_COLUMNS:,} more values</small>" if len(changed) > _MAX_COLUMNS else ""
+    fields = cells.fields(changed[:_MAX_COLUMNS], full=False) if changed else ""
+    return f"<li><h3>{name}</h3>{fields}{more}{note}</li>"

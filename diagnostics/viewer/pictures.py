@@ -108,7 +108,7 @@ def reduced(pixels: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     Of very large pictures not all pixels are looked at.
     """
     longest = max(pixels.shape[:2])
-    skip = max(1, longest // (4 * size))
+    skip = max(1, longest // (2 * size))
     pixels = pixels[::skip, ::skip]
     factor = -(-max(pixels.shape[:2]) // size)
     if factor == 1:

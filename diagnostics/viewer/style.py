@@ -69,6 +69,7 @@ a.tile:hover,.card:hover{border-color:var(--hatch)}
 .field dt{font-size:13px;color:var(--text);overflow-wrap:anywhere}
 .field dt small{font-weight:400;color:var(--spec)}
 .field dd{min-width:0}
+dd{margin:0}
 .full .fields{gap:0}
 .full .field{padding:14px 0;border-top:1px solid var(--line)}
 .full>.fields>.field:first-child{border-top:0}
@@ -77,6 +78,8 @@ a.tile:hover,.card:hover{border-color:var(--hatch)}
 .group>summary small{display:inline;font-weight:400}
 .group>.fields{margin:8px 0 0 5px;padding-left:16px;border-left:2px solid var(--idle)}
 .full .group{padding:12px 0;border-top:1px solid var(--line)}
+.full>.fields>.group:first-child,.group>.fields>:first-child{border-top:0;padding-top:2px}
+.group>.fields>:last-child{padding-bottom:2px}
 .pictures{display:flex;flex-wrap:wrap;gap:8px}
 .field .pictures img{max-width:100%;max-height:220px;height:auto;border-radius:6px;background:var(--card)}
 .field .pictures .tiny{min-width:min(140px,100%)}

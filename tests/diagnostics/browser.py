@@ -75,9 +75,7 @@ class Browser:
             self.problems.append(parameters["exceptionDetails"])
         elif what == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
             self.problems.append(parameters["entry"])
-        elif what == "Runtime.consoleAPICalled":
-            self.problems.append(parameters)
-        elif what == "Page.javascriptDialogOpening":
+        elif what in ("Runtime.consoleAPICalled", "Page.javascriptDialogOpening"):
             self.problems.append(parameters)
 
     def show(self, url, width=1280, height=900, scheme="light"):
