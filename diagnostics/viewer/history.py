@@ -15,8 +15,10 @@ from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import is_of_library, parents_of, spec_of_first_parent
 from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.bases.parameters import parameters_of
 from gristmill.dataset.telling.display import stage_name
 from gristmill.dataset.telling.tracebacks import filter_traceback
+from gristmill.diagnostics.provenance import Provenance, Record
 from gristmill.diagnostics.viewer.leaves import Leaf, leaves_of
 from gristmill.diagnostics.viewer.steps import Output
 
@@ -39,6 +41,7 @@ class Stage:
         note: what has to be said about it.
         branch: which of several inputs of a stage further down it belongs to; empty if there is one.
         unchanged: the paths of the leaves that are the same as before the stage.
+        source, key: of a stage that reads, what and which record.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Stage:
     note: str = ""
     branch: str = ""
     unchanged: frozenset[tuple[str, ...]] = frozenset()
+    source: str = ""
+    key: Any = None
 
     @cached_property
     def leaves(self) -> list[Leaf]:
@@ -68,7 +73,7 @@ class Story:
     reason: str = ""
 
 
-def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | None) -> Story:
+def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | None, provenance: Provenance | str) -> Story:
     """The element of a row after every stage, computed again by random access, as far as that is possible.
 
     Args:
@@ -76,15 +81,85 @@ def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | Non
         output: of the pipeline.
         row: which row of it; ``None`` for all of it.
         num_rows: how many there are.
+        provenance: what it is made of, or why that is not known.
     """
-    story = _story(pipeline, output, row, num_rows)
+    if isinstance(pipeline, MapDataset):
+        story = Story([*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES])
+    elif isinstance(provenance, str):
+        story = Story([], provenance)
+    else:
+        story = _of_records(pipeline, provenance, row)
     before: Stage | None = None
     stages = []
     for stage in story.stages:
-        is_next = before is not None and before.branch == stage.branch and not stage.is_same and stage.error is None
-        stages.append(replace(stage, unchanged=_unchanged(before, stage)) if before is not None and is_next else stage)
+        if before is not None and before.branch == stage.branch and not stage.is_same and stage.error is None:
+            stage = replace(stage, unchanged=_unchanged(before, stage))
+        stages.append(stage)
         before = before if stage.is_same else stage
     return Story(stages, story.reason)
+
+
+def _of_records(pipeline: Any, provenance: Provenance, row: int | None) -> Story:
+    """Of a row of a stream."""
+    if row is None and len(provenance.rows) > 1:
+        return Story([], "It is made of several rows: look at one of them.")
+    records = provenance.rows[row or 0].records if (row or 0) < len(provenance.rows) else []
+    if not records:
+        return Story([], "It is made of no record.")
+    stages, reason = [], ""
+    for number, record in enumerate(records[:_MAX_BRANCHES], 1):
+        story = _of_record(pipeline, record, f"{number}" if len(records) > 1 else "")
+        stages += story.stages
+        reason = reason or story.reason
+    if len(records) > _MAX_BRANCHES and not reason:
+        reason = f"So much of the first {_MAX_BRANCHES} of its {len(records)} records."
+    return Story(stages[: _MAX_BRANCHES * _MAX_STAGES], reason)
+
+
+def _of_record(pipeline: Any, record: Record, branch: str) -> Story:
+    source, steps, has_batches = _way_of(pipeline, record)
+    if source is None or record.index is None:
+        return Story([], "Elements that are not read by an index cannot be computed again alone.")
+    stages = [*_upstream(source, record.index, None, None, branch)][::-1]
+    if (record.source, record.record_key) not in [(stage.source, stage.key) for stage in stages]:
+        return Story([], "Where its record was on the way does not follow from what is known of it.")
+    return Story(stages[:_MAX_STAGES]) if has_batches else _downstream(steps, stages[:_MAX_STAGES], branch)
+
+
+def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list[Any], bool]:
+    """The map dataset in which a record has its index, the steps from there to the output, and whether batches lie between."""
+    step, steps, components = getattr(pipeline, "_dataset", pipeline), [], list(record.components)
+    while not isinstance(step, MapDataset):
+        above = parents_of(step)
+        steps.insert(0, step)
+        if len(above) > 1 and components and isinstance(components[0], int) and components[0] < len(above):
+            step = above[components.pop(0)]
+        elif len(above) == 1:
+            step = above[0]
+        else:
+            return None, steps, False
+    source = step
+    while len(parents_of(step)) == 1:
+        step = parents_of(step)[0]
+        if makes_batches(step):
+            source = step
+    if makes_batches(source):
+        return parents_of(source)[0], steps, True
+    return source, steps, False
+
+
+def _is_of_batches(step: Any) -> bool:
+    """Whether elements of a map dataset are made of batches."""
+    while len(parents_of(step)) == 1:
+        step = parents_of(step)[0]
+        if makes_batches(step):
+            return True
+    return False
+
+
+def makes_batches(step: Any) -> bool:
+    """Whether a step says of itself that it makes batches."""
+    return is_of_library(step) and hasattr(parameters_of(step), "batch_size")
 
 
 def _unchanged(before: Stage, after: Stage) -> frozenset[tuple[str, ...]]:
@@ -104,32 +179,18 @@ def _is_same(a: Any, b: Any) -> bool:
     return isinstance(a, str | bytes | bool | int | float | np.generic) and bool(a == b)
 
 
-def _story(pipeline: Any, output: Output, row: int | None, num_rows: int | None) -> Story:
-    if isinstance(pipeline, MapDataset):
-        return Story([*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES])
-    place = output.place
-    if place is None:
-        return Story([], f"{_first_unknown(pipeline)} does not say which elements its outputs are made of.")
-    if place.size > 1 and row is None:
-        return Story([], "It is made of several elements: choose a row.")
-    if not place.is_exact and place.size > 1:
-        return Story([], "A step leaves out elements, so that the indices of the rows do not follow from the position.")
-    index = place.last if place.size == 1 else place.last - (num_rows or 1) + 1 + (row or 0)
-    stages = [*_upstream(place.ds, index, row if place.size == 1 else None, num_rows, "")][::-1]
-    return _downstream(pipeline, place.ds, stages[:_MAX_STAGES])
-
-
 def _upstream(ds: Any, index: int, row: int | None, num_rows: int | None, branch: str) -> Iterator[Stage]:
     """The element at an index of a map dataset and what it is made of, the output first."""
     origins = _origins(ds, index)
     parts = [one for one in origins if isinstance(one, Part)]
     if len(parts) > 1 and row is not None and len(parts) == num_rows:  # a batch: the row is one of these
+        yield Stage(stage_name(ds), index, is_same=True, note=f"row {row}", branch=branch)
         parts, row = [parts[row]], None
+    elif row is not None and _is_of_batches(ds):
+        yield Stage(stage_name(ds), index, is_same=True, note="of the whole batch, which the row above is part of", branch=branch)
     else:
         keys = [one.key for one in origins if isinstance(one, RecordKey)]
         yield _stage(ds, index, parts, keys, branch)
-    if not parts and not is_of_library(ds):
-        return
     for number, part in enumerate(parts[:_MAX_BRANCHES]):
         below = f"{branch}{number + 1}" if len(parts) > 1 else branch
         yield from _upstream(part.ds, part.index, row, num_rows, f"{below}." if len(parts) > 1 and below else below)
@@ -146,6 +207,7 @@ def _origins(ds: Any, index: int) -> list[Any]:
 
 def _stage(ds: Any, index: int, parts: list[Part], keys: list[Any], branch: str) -> Stage:
     name, note = stage_name(ds), f"record {shown(keys[0])}" if keys else ""
+    source, key = (ds._record_source, keys[0]) if keys else ("", None)
     if len(parts) == 1 and _passes_on(ds):
         moved = "" if parts[0].index == index else f"index {parts[0].index:,} of the step before"
         return Stage(name, index, is_same=True, note=moved, branch=branch)
@@ -153,51 +215,31 @@ def _stage(ds: Any, index: int, parts: list[Part], keys: list[Any], branch: str)
         element = ds[index]
     except Exception as error:
         filter_traceback(error)
-        return Stage(name, index, error=error, note=note, branch=branch)
-    return Stage(name, index, element, note=note, branch=branch)
+        return Stage(name, index, error=error, note=note, branch=branch, source=source, key=key)
+    return Stage(name, index, element, note=note, branch=branch, source=source, key=key)
 
 
-def _downstream(pipeline: Any, source: MapDataset[Any], stages: list[Stage]) -> Story:
-    """Adds the stages of the stream, up to where rows are put together."""
+def _downstream(steps: list[Any], stages: list[Stage], branch: str) -> Story:
+    """Adds the stages of the stream, up to where elements are put together."""
     element = next((stage.element for stage in reversed(stages) if not stage.is_same), None)
-    for step in _stream_steps(pipeline, source):
+    for step in steps[1:]:  # the first one makes a stream of it
         name, works_on = stage_name(step), step._works_on if is_of_library(step) else None
-        if works_on == "batches" or len(stages) >= _MAX_STAGES:
+        if makes_batches(step) or len(stages) >= _MAX_STAGES:
             return Story(stages)
         if works_on == "elements":
             try:
-                element = iterate(step)._function(element)  # type: ignore[attr-defined, misc]
+                element = iterate(step)._function(element)  # type: ignore[attr-defined]
             except Exception as error:
                 filter_traceback(error)
-                return Story([*stages, Stage(name, error=error)])
-            stages.append(Stage(name, element=element))
-        elif works_on == "numbered elements":
-            return Story(stages, f"{name} needs the number of the element in the stream, so that it cannot be computed alone.")
+                return Story([*stages, Stage(name, error=error, branch=branch)])
+            stages.append(Stage(name, element=element, branch=branch))
         elif _passes_on(step):
-            stages.append(Stage(name, is_same=True))
+            stages.append(Stage(name, is_same=True, branch=branch))
         else:
-            return Story(stages, f"{name} changes elements in a way that cannot be shown for one of them alone.")
+            return Story(stages, f"What {name} makes of it cannot be computed for one element alone.")
     return Story(stages)
 
 
 def _passes_on(stage: Any) -> bool:
     """Whether a stage gives elements on as they are."""
     return is_of_library(stage) and type(stage)._element_spec is spec_of_first_parent
-
-
-def _stream_steps(pipeline: Any, source: Any) -> list[Any]:
-    """The steps of a stream after a map dataset, in order."""
-    steps: list[Any] = []
-    step = getattr(pipeline, "_dataset", pipeline)
-    while step is not source and len(parents_of(step)) == 1:
-        steps.insert(0, step)
-        step = parents_of(step)[0]
-    return steps[1:]  # the first one makes a stream of it
-
-
-def _first_unknown(pipeline: Any) -> str:
-    """The step nearest to the output that may be the reason that nothing is known."""
-    step = getattr(pipeline, "_dataset", pipeline)
-    while len(parents_of(step)) == 1 and is_of_library(step) and step._works_on is not None:
-        step = parents_of(step)[0]
-    return stage_name(step)

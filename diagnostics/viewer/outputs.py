@@ -17,8 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.diagnostics.attended import Attended, PipelineStalledError
+from gristmill.diagnostics.provenance import Provenance, explain
 from gristmill.diagnostics.spec_text import element_nbytes
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.diagnostics.viewer.history import Stage, Story, story_of
@@ -53,6 +55,7 @@ class Seen:
     leaves: list[Leaf]
     num_rows: int | None
     nbytes: int
+    provenance: Provenance | str | None = None
     stories: dict[int | None, Story] = field(default_factory=dict)  # of its rows
 
     def row(self, row: int | None) -> list[Leaf]:
@@ -88,10 +91,26 @@ class Outputs:
         """How one of the rows of an output, or all of it, came about."""
 
         def tell() -> Story:
-            seen.stories[row] = story_of(self.pipeline, seen.output, row, seen.num_rows)
+            provenance = self._provenance(seen)
+            seen.stories[row] = story_of(self.pipeline, seen.output, row, seen.num_rows, provenance)
             return seen.stories[row]
 
         return self._waited_for(tell, lambda: seen.stories.get(row))
+
+    def provenance(self, seen: Seen) -> Provenance | str | Waiting:
+        """What an output is made of, or why that is not known."""
+        return self._waited_for(lambda: self._provenance(seen), lambda: seen.provenance)
+
+    def _provenance(self, seen: Seen) -> Provenance | str:
+        """In the thread of the pipeline."""
+        if seen.provenance is None:
+            output, is_indexed = seen.output, isinstance(self.pipeline, MapDataset)
+            try:
+                where = {"step": output.step.number} if is_indexed or output.state is None else {"state": output.state}
+                seen.provenance = explain(self.pipeline, **where)
+            except Exception as error:
+                seen.provenance = f"What it is made of is not known: {error}"
+        return seen.provenance
 
     def stage(self, seen: Seen, row: int | None, number: int) -> Stage | None:
         """One of the stages of a story, if that was told."""

@@ -6,8 +6,10 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gristmill.core.state import shown
 from gristmill.dataset.telling.display import length_text
 from gristmill.diagnostics.html_text import safe, shortened
+from gristmill.diagnostics.provenance import Provenance
 from gristmill.diagnostics.units import size_text
 from gristmill.diagnostics.viewer.cells import Cells, histogram, range_text
 from gristmill.diagnostics.viewer.history import Stage, Story
@@ -20,6 +22,16 @@ from gristmill.diagnostics.viewer.steps import Step
 _ROWS, _LEAVES, _OVERVIEW = 48, 120, 24  # on one page
 _MAX_COLUMNS = 24
 _MAX_CAPTION = 6
+_MAX_RECORDS = 200
+_RECORD = {
+    "source": "Source",
+    "record_key": "Record",
+    "index": "Index",
+    "epoch": "Epoch",
+    "components": "Component",
+    "seed": "Random stream (seed, index)",
+    "span": "Place in the row",
+}
 _MAX_ERROR, _MAX_TRACEBACK = 4000, 30_000
 
 _PAGE = """\
@@ -298,6 +310,24 @@ def _paging(address: str, first: int, size: int, num: int, what: str, is_whole: 
     links.append(f'<span class="key">{what} {first:,} to {min(first + size, num) - 1:,} of {num:,}</span>')
     links += [f'<a href="{address}?first={first + size}{whole}">after</a>'] if first + size < num else []
     return f'<p class="more">{"".join(links)}</p>'
+
+
+def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str:
+    """The records of a row as a table, or of all rows."""
+    if not isinstance(provenance, Provenance):
+        return ""  # the story says why
+    rows = list(enumerate(provenance.rows)) if row is None else [(row, one) for one in provenance.rows[row : row + 1]]
+    lines = [(number, record.as_dict()) for number, one in rows for record in one.records][:_MAX_RECORDS]
+    names = [name for name in _RECORD if any([values[name] not in (None, ()) for _, values in lines])]
+    cells = [[shown(values[name], 120) if name != "source" else values[name] for name in names] for _, values in lines]
+    titles = "".join([f'<th scope="col">{_RECORD[name]}</th>' for name in names])
+    body = ["<tr>" + "".join([f"<td>{safe(shortened(cell, 120))}</td>" for cell in line]) + "</tr>" for line in cells]
+    faults = len(provenance.faults)
+    passed = (
+        f'<p class="soft">{faults:,} record{"s were" if faults > 1 else " was"} passed over on the way.</p>' if faults else ""
+    )
+    title = _head("Where it comes from", "", "")
+    return f"<section>{title}{_table_html(titles, body)}{passed}</section>" if body else ""
 
 
 def story_html(view: View, address: str, story: Story | Waiting) -> str:

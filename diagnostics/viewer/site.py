@@ -15,14 +15,14 @@ import numpy as np
 
 from gristmill.core.naming import one_line
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.node import is_of_library, parents_of
-from gristmill.dataset.bases.parameters import parameters_of
+from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.telling.display import length_text
 from gristmill.diagnostics.html_text import safe
+from gristmill.diagnostics.viewer.history import makes_batches
 from gristmill.diagnostics.viewer.leaves import Leaf
 from gristmill.diagnostics.viewer.looks import Looks
 from gristmill.diagnostics.viewer.outputs import Outputs, Seen, Waiting
-from gristmill.diagnostics.viewer.pages import View, problem_page, row_page, step_page, story_html, waiting_page
+from gristmill.diagnostics.viewer.pages import View, problem_page, records_html, row_page, step_page, story_html, waiting_page
 from gristmill.diagnostics.viewer.pictures import LARGE, SMALL, png_of
 from gristmill.diagnostics.viewer.sounds import wav_of
 from gristmill.diagnostics.viewer.steps import Step, step_number
@@ -136,8 +136,8 @@ class Site:
         is_row = row is not None or not (seen.num_rows and view.is_batched)
         if is_row and seen.output.error is None and not seen.output.is_end:
             step = seen.output.step
-            story = self.outputs.story(seen, row)
-            source = story_html(view, view.address(step, row), story)
+            source = records_html(self.outputs.provenance(seen), row)
+            source += story_html(view, view.address(step, row), self.outputs.story(seen, row))
         if row is not None:
             return _page(row_page(view, seen, row, first, source))
         return _page(step_page(view, seen, first, is_whole, source))
@@ -209,15 +209,13 @@ class Site:
 
 
 def _is_batched(pipeline: Any) -> bool:
-    """Whether outputs are batches, as far as the last steps say what they do."""
+    """Whether outputs are batches, as far as the steps in a row say what they do."""
     step = getattr(pipeline, "_dataset", pipeline)
-    while is_of_library(step):
-        if hasattr(parameters_of(step), "batch_size"):
-            return True
+    while not makes_batches(step):
         if len(parents_of(step)) != 1:
             return False
         step = parents_of(step)[0]
-    return False
+    return True
 
 
 def _page(text: str, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None) -> Answer:

@@ -17,10 +17,8 @@ from gristmill.dataset.bases.iterator import snapshot
 from gristmill.dataset.bases.length import Exact, dataset_length
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import get_next_index
-from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.diagnostics.cli.reader import iterator_of
 from gristmill.diagnostics.jumping import jumped
-from gristmill.diagnostics.view import dataset_iterator
 
 _MAX_MARKS = 512
 _NUM_LATEST = 64
@@ -49,7 +47,6 @@ class Output:
         error: what it raised in place of an element.
         is_end: there is none; the stream has ended.
         state: before it, where there are states.
-        place: where it comes from, of a stream, if that follows from its position.
     """
 
     step: Step
@@ -57,7 +54,6 @@ class Output:
     error: BaseException | None = None
     is_end: bool = False
     state: Any = None
-    place: Place | None = None
 
 
 class Steps(Protocol):
@@ -147,8 +143,7 @@ class StreamSteps:
                     return None
                 self._take(passes=True)
             state = snapshot(self.it)
-            element = self._take()
-            return Output(step, element, state=state, place=_place(self.it))
+            return Output(step, self._take(), state=state)
         except StopIteration:
             self._num[step.since] = self._at.number
             return Output(self._at, is_end=True)
@@ -237,13 +232,6 @@ class _Marks:
         found = [n for marks in (self._spread, self._latest) for n in marks if n <= number]
         nearest = max(found, default=0)
         return nearest, self._latest.get(nearest, self._spread.get(nearest, self._first))
-
-
-def _place(it: Any) -> Place | None:
-    try:
-        return place_of(dataset_iterator(it))
-    except Exception:  # of a user's iterator
-        return None
 
 
 def step_number(text: str) -> int | None:

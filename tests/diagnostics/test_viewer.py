@@ -2,31 +2,19 @@
 
 import http.client
 import io
-import itertools
-import json
 import random
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
 import urllib.parse
 import urllib.request
-import wave
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, Browser
 from html_page import Page
 from PIL import Image
-from refusing import assert_raises
 from users_datasets import Plain
 
 import gristmill as gm
 from gristmill import MapDataset
-from gristmill.diagnostics.viewer import outputs
-from gristmill.diagnostics.viewer.outputs import Outputs, Waiting
+from gristmill.diagnostics.viewer.outputs import Outputs
 from gristmill.diagnostics.viewer.steps import Step
 
 NASTY = "</title><script>document.title='x'</script><img src=x onerror=alert(1)>\"'\x00\ud800 javascript:alert(1)"
