@@ -24,7 +24,7 @@ from gristmill.diagnostics.viewer.steps import Output
 
 _MAX_STAGES = 40
 _MAX_BRANCHES = 4
-_MAX_PARTS = 100_000
+_MAX_PARTS = 1000
 _MAX_COMPARED = 4_000_000  # values of an array
 
 
@@ -81,12 +81,12 @@ def story_of(pipeline: Any, output: Output, row: int | None, num_rows: int | Non
         output: of the pipeline.
         row: which row of it; ``None`` for all of it.
         num_rows: how many there are.
-        provenance: what it is made of, or why that is not known.
+        provenance: what it is made of; of a stream whose provenance is not known, there is no story.
     """
     if isinstance(pipeline, MapDataset):
         story = Story([*_upstream(pipeline, output.step.number, row, num_rows, "")][::-1][:_MAX_STAGES])
     elif isinstance(provenance, str):
-        story = Story([], provenance)
+        story = Story([])
     else:
         story = _of_records(pipeline, provenance, row)
     before: Stage | None = None
@@ -152,7 +152,7 @@ def _is_of_batches(step: Any) -> bool:
     """Whether elements of a map dataset are made of batches."""
     while len(parents_of(step)) == 1:
         step = parents_of(step)[0]
-        if makes_batches(step):
+        if is_of_library(step) and step._makes_batches:
             return True
     return False
 
@@ -181,11 +181,12 @@ def _is_same(a: Any, b: Any) -> bool:
 
 def _upstream(ds: Any, index: int, row: int | None, num_rows: int | None, branch: str) -> Iterator[Stage]:
     """The element at an index of a map dataset and what it is made of, the output first."""
-    origins = _origins(ds, index)
+    is_cut = row is not None and is_of_library(ds) and ds._makes_batches
+    origins = _origins(ds, index, row if is_cut else None)
     parts = [one for one in origins if isinstance(one, Part)]
-    if len(parts) > 1 and row is not None and len(parts) == num_rows:  # a batch: the row is one of these
+    if is_cut:
         yield Stage(stage_name(ds), index, is_same=True, note=f"row {row}", branch=branch)
-        parts, row = [parts[row]], None
+        row = None
     elif row is not None and _is_of_batches(ds):
         yield Stage(stage_name(ds), index, is_same=True, note="of the whole batch, which the row above is part of", branch=branch)
     else:
@@ -198,9 +199,10 @@ def _upstream(ds: Any, index: int, row: int | None, num_rows: int | None, branch
         yield Stage(f"… {len(parts) - _MAX_BRANCHES} more elements …", branch=branch, is_same=True)
 
 
-def _origins(ds: Any, index: int) -> list[Any]:
+def _origins(ds: Any, index: int, row: int | None) -> list[Any]:
+    """What an element is made of, or a row of it; no more than some hundreds."""
     try:
-        return list(itertools.islice(ds._origins(index), _MAX_PARTS))
+        return list(itertools.islice(ds._origins(index), row or 0, _MAX_PARTS if row is None else row + 1))
     except Exception:  # of a user's source, sampler or function: what it raises, the element shows
         return []
 
@@ -209,7 +211,7 @@ def _stage(ds: Any, index: int, parts: list[Part], keys: list[Any], branch: str)
     name, note = stage_name(ds), f"record {shown(keys[0])}" if keys else ""
     source, key = (ds._record_source, keys[0]) if keys else ("", None)
     if len(parts) == 1 and _passes_on(ds):
-        moved = "" if parts[0].index == index else f"index {parts[0].index:,} of the step before"
+        moved = "" if parts[0].index == index else f"which is {parts[0].index:,} before"
         return Stage(name, index, is_same=True, note=moved, branch=branch)
     try:
         element = ds[index]

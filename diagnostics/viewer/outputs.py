@@ -133,7 +133,7 @@ class Outputs:
                 return result
             try:
                 if not self._attended.is_stuck:
-                    result = self._attended.call(work)
+                    result = self._attended.call(work, progress=lambda: self._steps.reached)
                 else:
                     self._attended.call(lambda: None)  # comes after what was asked for before
                     result = found()

@@ -24,6 +24,7 @@ _MAX_COLUMNS = 24
 _MAX_CAPTION = 6
 _MAX_RECORDS = 200
 _RECORD = {
+    "row": "Row",
     "source": "Source",
     "record_key": "Record",
     "index": "Index",
@@ -125,7 +126,7 @@ def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -
         seen: the output.
         first: the row, or the leaf, to begin with.
         is_whole: show a batch as one thing, or rows of what is no batch as far as the pipeline says.
-        source: where it comes from, as HTML; shown if it is no batch.
+        source: where it comes from, as HTML.
     """
     step = seen.output.step
     if seen.output.is_end:
@@ -144,9 +145,11 @@ def step_page(view: View, seen: Seen, first: int, is_whole: bool, source: str) -
         other = f'<a href="{view.address(step)}{query}">{"as one" if has_rows else f"as {seen.num_rows:,} rows"}</a>'
     what = f"Batch of {seen.num_rows:,}" if view.is_batched and seen.num_rows else "Element"
     num = f"{len(seen.leaves):,}{'+' * (len(seen.leaves) == MAX_LEAVES)} value{'s' * (len(seen.leaves) != 1)}"
+    if has_rows and not source:
+        other += f'<a href="{view.address(step)}?records=1">records</a>'
     head = _head(what, f"{num}, {size_text(seen.nbytes)}" if seen.nbytes else num, other)
     if has_rows:
-        return view.page(step, head + _overview(cells, view.address(step)) + _rows(view, seen, first, is_whole))
+        return view.page(step, head + _overview(cells, view.address(step)) + source + _rows(view, seen, first, is_whole))
     return view.page(step, f"{head}{_leaves(cells, first, view.address(step), is_whole)}{source}")
 
 
@@ -315,10 +318,12 @@ def _paging(address: str, first: int, size: int, num: int, what: str, is_whole: 
 def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str:
     """The records of a row as a table, or of all rows."""
     if not isinstance(provenance, Provenance):
-        return ""  # the story says why
+        reason = provenance if isinstance(provenance, str) else "This takes long: look again."
+        return f'<p class="reason">{safe(shortened(reason, _MAX_ERROR))}</p>'
     rows = list(enumerate(provenance.rows)) if row is None else [(row, one) for one in provenance.rows[row : row + 1]]
-    lines = [(number, record.as_dict()) for number, one in rows for record in one.records][:_MAX_RECORDS]
-    names = [name for name in _RECORD if any([values[name] not in (None, ()) for _, values in lines])]
+    lines = [(number, {"row": number, **record.as_dict()}) for number, one in rows for record in one.records][:_MAX_RECORDS]
+    names = ["row"] if row is None and len(rows) > 1 else []
+    names += [name for name in list(_RECORD)[1:] if any([values[name] not in (None, ()) for _, values in lines])]
     cells = [[shown(values[name], 120) if name != "source" else values[name] for name in names] for _, values in lines]
     titles = "".join([f'<th scope="col">{_RECORD[name]}</th>' for name in names])
     body = ["<tr>" + "".join([f"<td>{safe(shortened(cell, 120))}</td>" for cell in line]) + "</tr>" for line in cells]
@@ -334,6 +339,8 @@ def story_html(view: View, address: str, story: Story | Waiting) -> str:
     """How a row came about: the record, and what every stage made of it."""
     if isinstance(story, Waiting):
         return '<p class="reason">This takes long: <a href="">look again</a>.</p>'
+    if not story.stages and not story.reason:
+        return ""
     reason = f'<p class="reason">{safe(story.reason)}</p>' if story.reason else ""
     stages = "".join([_stage_html(view, f"{address}/stage/{i}", stage) for i, stage in enumerate(story.stages)])
     return (

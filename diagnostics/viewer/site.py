@@ -132,12 +132,14 @@ class Site:
     def _page_of(self, seen: Seen, row: int | None, query: Mapping[str, str]) -> Answer:
         view, first = self._view(), step_number(query.get("first", "")) or 0
         is_whole = query.get("whole") == "1"
-        source = ""
+        source, has_records = "", query.get("records") == "1"
         is_row = row is not None or not (seen.num_rows and view.is_batched)
         if is_row and seen.output.error is None and not seen.output.is_end:
             step = seen.output.step
             source = records_html(self.outputs.provenance(seen), row)
             source += story_html(view, view.address(step, row), self.outputs.story(seen, row))
+        elif has_records:
+            source = records_html(self.outputs.provenance(seen), None)
         if row is not None:
             return _page(row_page(view, seen, row, first, source))
         return _page(step_page(view, seen, first, is_whole, source))

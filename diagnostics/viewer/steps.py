@@ -193,8 +193,11 @@ class StreamSteps:
         try:
             self._at = Step(get_next_index(self.it))
         except NotImplementedError:  # its number is not known: it counts from there on
-            self._marks.append(_Marks(snapshot(self.it)))
-            self._at = Step(0, len(self._marks) - 1)
+            state = snapshot(self.it)
+            firsts = [marks.first for marks in self._marks]
+            if state not in firsts:
+                self._marks.append(_Marks(state))
+            self._at = Step(0, [*firsts, state].index(state))
         return self._at
 
     def close(self) -> None:
@@ -209,13 +212,13 @@ class _Marks:
     """
 
     def __init__(self, first: Any) -> None:
-        self._first = first
+        self.first = first
         self._spread: dict[int, Any] = {}
         self._latest: OrderedDict[int, Any] = OrderedDict()
         self._distance = 1
 
     def add(self, number: int, it: Any) -> None:
-        if self._first is None or number in self._latest:
+        if self.first is None or number in self._latest:
             return
         state = snapshot(it)
         self._latest[number] = state
@@ -231,7 +234,7 @@ class _Marks:
         """The nearest step not after ``number`` whose state is known, and that state."""
         found = [n for marks in (self._spread, self._latest) for n in marks if n <= number]
         nearest = max(found, default=0)
-        return nearest, self._latest.get(nearest, self._spread.get(nearest, self._first))
+        return nearest, self._latest.get(nearest, self._spread.get(nearest, self.first))
 
 
 def step_number(text: str) -> int | None:
