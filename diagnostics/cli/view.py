@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import Any
 
 from gristmill.diagnostics.cli.run import Lines
 from gristmill.diagnostics.cli.target import CommandError, load_object, load_pipeline
@@ -28,7 +29,7 @@ def view(args: Namespace) -> Lines:
     return 0
 
 
-def _viewer(args: Namespace, pipeline: object, decoder: object) -> Viewer:
+def _viewer(args: Namespace, pipeline: Any, decoder: Any) -> Viewer:
     """At the port that is asked for; if none is, at the usual one or, if that is taken, at any."""
     ports = [DEFAULT_PORT, 0] if args.port is None else [args.port]
     for port in ports:

@@ -128,7 +128,8 @@ def _of_record(pipeline: Any, record: Record, branch: str) -> Story:
 
 def _way_of(pipeline: Any, record: Record) -> tuple[MapDataset[Any] | None, list[Any], bool]:
     """The map dataset in which a record has its index, the steps from there to the output, and whether batches lie between."""
-    step, steps, components = getattr(pipeline, "_dataset", pipeline), [], list(record.components)
+    step, components = getattr(pipeline, "_dataset", pipeline), list(record.components)
+    steps: list[Any] = []
     while not isinstance(step, MapDataset):
         above = parents_of(step)
         steps.insert(0, step)

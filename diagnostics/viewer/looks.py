@@ -121,8 +121,8 @@ class Looks:
         """The ids and, as the note, their text. A long run of one id at the end is padding."""
         if self._decoder is None:
             return Look("array", ids, note="there is no decoder for its tokens")
-        different = np.flatnonzero(ids[:-1] != ids[-1]) if ids.size else []
-        num = int(different[-1]) + 2 if len(different) else min(1, ids.size)
+        different = np.flatnonzero(ids[:-1] != ids[-1:])
+        num = int(different[-1]) + 2 if different.size else min(1, ids.size)
         kept = ids[:num] if ids.size - num >= 8 else ids
         try:
             with self._lock:

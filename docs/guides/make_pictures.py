@@ -1,11 +1,13 @@
-"""Makes the pictures of observing.md and of the README, and the texts after its marks ``<!-- text: name -->``.
+"""Makes the pictures of observing.md, of looking_at_data.md and of the README, and the texts after the marks
+``<!-- text: name -->`` of the first one.
 
 The blocks of the guide are run in a folder of their own, and what comes out is what is shown. The screenshots need a browser:
 
     pip install -e '.[test]' playwright && playwright install chromium
     python docs/guides/make_pictures.py
 
-Without it the screenshots that are there stay.
+Without it the screenshots that are there stay. Those of looking_at_data.md alone need a Chromium, and no playwright:
+``python docs/guides/make_pictures.py --view``.
 """
 
 import argparse
@@ -21,12 +23,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gristmill
 from gristmill.diagnostics import ExecutionSummary
 from gristmill.diagnostics.drawing import graph_svg
 from gristmill.diagnostics.graph import Graph, Stage
 
 README = Path(__file__).parents[2] / "README.md"
 GUIDE = Path(__file__).with_name("observing.md")
+LOOKING = GUIDE.with_name("looking_at_data.md")
 PICTURES = GUIDE.with_name("pictures")
 LINE_LENGTH = 84  # of texts that have no columns
 WIDTH = 1280  # of the browser
@@ -241,13 +245,43 @@ def take_screenshots(folder: Path, chromium: str | None) -> None:
         browser.close()
 
 
+def picture_view() -> None:
+    """Shows the pipeline of looking_at_data.md in a browser, light and dark."""
+    sys.path.append(str(README.with_name("tests") / "diagnostics"))
+    from browser import CHROMIUM, Browser
+    from PIL import Image
+
+    if CHROMIUM is None:
+        print("The screenshots of looking_at_data.md stay: there is no Chromium.")
+        return
+    module = ModuleType("train")
+    blocks = re.findall(r"```python\n(.*?)```", LOOKING.read_text(), re.DOTALL)
+    exec(compile(blocks[0], "train.py", "exec"), vars(module))
+    with (
+        Browser() as browser,
+        gristmill.view(module.make_dataset(), name="train.py:ds") as viewer,
+    ):
+        for scheme in ("light", "dark"):
+            path = PICTURES / f"view-{scheme}.png"
+            browser.show(f"{viewer.url}step/2", WIDTH, 760, scheme)
+            browser.picture(path)
+            Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--chromium", help="another browser than playwright's own")
-    chromium = parser.parse_args().chromium
+    parser.add_argument(
+        "--view", action="store_true", help="only those of looking_at_data.md"
+    )
+    arguments = parser.parse_args()
+    chromium = arguments.chromium
     PICTURES.mkdir(exist_ok=True)
+    picture_view()
+    if arguments.view:
+        return
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "my", "project").resolve()
         folder.mkdir(parents=True)

@@ -206,9 +206,9 @@ def test_nothing_is_too_large():
         for step in (1, 2, 3):
             page_at(f"{viewer.url}step/{step}")
             page_at(f"{viewer.url}step/{step}?whole=1&first=99999999")
-    with gm.view(MapDataset.range(10**9).batch(10**5)) as viewer:
-        assert "\n99,999\n" in page_at(f"{viewer.url}step/0?first=99990").text and page_at(f"{viewer.url}step/0?records=1")
-        assert "\n299,998\n" in page_at(f"{viewer.url}step/2/row/99998").text
+    with gm.view(MapDataset.range(10**9).batch(10**4)) as viewer:
+        assert "\n9,999\n" in page_at(f"{viewer.url}step/0?first=9990").text and page_at(f"{viewer.url}step/0?records=1")
+        assert "\n29,998\n" in page_at(f"{viewer.url}step/2/row/9998").text
 
 
 def test_errors_and_ends_are_pages():
