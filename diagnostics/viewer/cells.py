@@ -52,6 +52,9 @@ class Cells:
             self._seen[number] = self._looks.of(self._leaves[number], self._leaves)
         return self._seen[number]
 
+    def is_none(self, number: int) -> bool:
+        return self._leaves[number].value is None
+
     def name(self, number: int) -> str:
         return ".".join(self._leaves[number].path)
 
@@ -62,7 +65,7 @@ class Cells:
         """Whether a leaf fits on one line."""
         look = self.look(number)
         if look.kind in ("text", "scalar"):
-            return len(str(look.value)) <= _MAX_LINE and "\n" not in str(look.value)
+            return len(look.value) <= _MAX_LINE and "\n" not in look.value
         return look.kind == "array" and look.value.ndim == 1 and look.value.size <= _MAX_SHORT
 
     def line(self, number: int) -> str:
@@ -72,7 +75,7 @@ class Cells:
             return f'<span class="key">{safe(self.spec(number))}</span>'
         if look.kind == "error":
             return f'<span class="bad">{safe(type(look.value).__name__)}</span>'
-        text = look.note if look.kind == "tokens" else _values(look.value, _MAX_SHORT) if look.kind == "array" else _plain(look)
+        text = look.note if look.kind == "tokens" else _values(look.value, _MAX_SHORT) if look.kind == "array" else look.value
         return safe(one_line(text, _MAX_LINE))
 
     def fields(self, numbers: Iterable[int], *, full: bool) -> str:
@@ -118,7 +121,7 @@ class Cells:
             return _bytes(look.value, full)
         if look.kind == "error":
             return f'<span class="flag">{safe(type(look.value).__name__)}</span> {safe(shown(str(look.value), 400))}'
-        return _text(_plain(look), full) + _note(look.note)
+        return _text(look.value, full) + _note(look.note)
 
     def pictures(self, number: int, full: bool) -> str:
         """The frames of a picture."""
@@ -232,19 +235,6 @@ def _values(array: Any, limit: int) -> str:
 def _ids(array: Any) -> str:
     more = " …" if array.size > 10 * _MAX_VALUES else ""
     return " ".join(map(str, array[: 10 * _MAX_VALUES].tolist())) + more
-
-
-def _plain(look: Look) -> str:
-    value = look.value
-    if look.kind == "text":
-        return str(value)
-    if isinstance(value, np.generic):
-        value = value.item() if value.dtype.kind in "biufc" else str(value)
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if type(value) is int:
-        return f"{value:,}" if abs(value) < 10**18 else shown(value)
-    return str(value) if isinstance(value, str) else shown(value, _MAX_SHORT_TEXT)
 
 
 def _text(text: str, full: bool) -> str:

@@ -193,7 +193,7 @@ def _upstream(ds: Any, index: int, row: int | None, num_rows: int | None, branch
     else:
         keys = [one.key for one in origins if isinstance(one, RecordKey)]
         yield _stage(ds, index, parts, keys, branch)
-    for number, part in enumerate(parts[:_MAX_BRANCHES]):
+    for number, part in reversed([*enumerate(parts[:_MAX_BRANCHES])]):  # who calls turns it round
         below = f"{branch}{number + 1}" if len(parts) > 1 else branch
         yield from _upstream(part.ds, part.index, row, num_rows, f"{below}." if len(parts) > 1 and below else below)
     if len(parts) > _MAX_BRANCHES:

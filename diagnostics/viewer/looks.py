@@ -32,7 +32,9 @@ _AUDIO_NAME = re.compile(r"audio|wav|sound|speech|voice|pcm", re.IGNORECASE)
 _TOKENS_NAME = re.compile(r"token|(^|_)ids?$|inputs?$|targets?$|text|sequence|prompt|completion", re.IGNORECASE)
 _NO_TOKENS_NAME = re.compile(r"segment|position|mask|length|weight", re.IGNORECASE)
 _RATE_NAMES = ("sampling_rate", "sample_rate", "samplerate", "rate", "sr", "fs")
-_TEXTS = (int, float, complex, bool, type(None), datetime.date, datetime.time, datetime.timedelta)
+_TIMES = (datetime.date, datetime.datetime, datetime.time, datetime.timedelta)
+_SCALARS = {int, float, complex, bool, type(None), *_TIMES}
+_MAX_REPR = 2000  # characters
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Look:
 
     Args:
         kind: what it is.
-        value: what is shown of it: a picture; sound as [samples, channels]; an array; text; bytes; the error.
+        value: what is shown of it: a picture; sound as [samples, channels]; an array; text, also of a scalar; bytes; the error.
         note: what has to be said about it.
         rate: of a sound, samples per second.
         media_type: of a file in bytes.
@@ -88,15 +90,15 @@ class Looks:
             data = bytes(value)
             media_type = media_type_of(data)
             return Look("file", data, media_type=media_type) if media_type else Look("bytes", data)
-        if isinstance(value, (*_TEXTS, np.generic)):
-            return Look("scalar", value)
+        if type(value) in _SCALARS or isinstance(value, np.generic):
+            return Look("scalar", _scalar_text(value))
         if is_plain_list(value) and isinstance(value[0], str | bytes):
             return Look("array", np.asarray(value, object))
         array = as_array(value)
         if array is None:
-            return Look("scalar", shown(value, 2000), note=type(value).__name__)
+            return Look("scalar", shown(value, _MAX_REPR), note=type(value).__name__)
         if not array.ndim:
-            return Look("scalar", array[()])
+            return Look("scalar", _scalar_text(array[()]))
         return self._of_array(leaf, array, others)
 
     def _of_array(self, leaf: Leaf, array: Any, others: Sequence[Leaf]) -> Look:
@@ -130,6 +132,16 @@ class Looks:
         except Exception as error:
             return Look("array", ids, note=f"the decoder raised {type(error).__name__}: {shown(str(error))}")
         return Look("tokens", ids, note=text[:_MAX_DECODED])
+
+
+def _scalar_text(value: Any) -> str:
+    if isinstance(value, np.generic):
+        value = value.item() if value.dtype.kind in "biufc" else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if type(value) is int and abs(value) < 10**18:
+        return f"{value:,}"
+    return str(value) if isinstance(value, (str, *_TIMES)) else shown(value, _MAX_REPR)
 
 
 def _parsed(text: str) -> tuple[str, int, str]:

@@ -276,7 +276,7 @@ def _tiles(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
     tiles = []
     for row, cells in zip(rows, all_cells, strict=True):
         images = [i for i in range(len(cells)) if cells.look(i).kind == "image"]
-        others = [i for i in range(len(cells)) if i not in images and cells.look(i).value is not None]
+        others = [i for i in range(len(cells)) if i not in images and not cells.is_none(i)]
         caption = "".join([f'<p><span class="key">{safe(cells.name(i))}</span><span>{cells.line(i)}</span></p>' for i in others])
         tiles.append(
             f'<a class="tile" href="{view.address(step, row)}" aria-label="row {row:,}">'
@@ -289,7 +289,7 @@ def _tiles(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
 def _cards(view: View, step: Step, rows: range, all_cells: list[Cells]) -> str:
     cards = []
     for row, cells in zip(rows, all_cells, strict=True):
-        numbers = [i for i in range(len(cells)) if cells.look(i).value is not None]
+        numbers = [i for i in range(len(cells)) if not cells.is_none(i)]
         fields = cells.fields(numbers[:_MAX_COLUMNS], full=False)
         left = len(numbers) - _MAX_COLUMNS
         more = f'<p class="more"><a href="{view.address(step, row)}">{left:,} more</a></p>' if left > 0 else ""
@@ -324,7 +324,7 @@ def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str
     lines = [(number, {"row": number, **record.as_dict()}) for number, one in rows for record in one.records][:_MAX_RECORDS]
     names = ["row"] if row is None and len(rows) > 1 else []
     names += [name for name in list(_RECORD)[1:] if any([values[name] not in (None, ()) for _, values in lines])]
-    cells = [[shown(values[name], 120) if name != "source" else values[name] for name in names] for _, values in lines]
+    cells = [[_record_cell(values[name]) for name in names] for _, values in lines]
     titles = "".join([f'<th scope="col">{_RECORD[name]}</th>' for name in names])
     body = ["<tr>" + "".join([f"<td>{safe(shortened(cell, 120))}</td>" for cell in line]) + "</tr>" for line in cells]
     faults = len(provenance.faults)
@@ -333,6 +333,12 @@ def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str
     )
     title = _head("Where it comes from", "", "")
     return f"<section>{title}{_table_html(titles, body)}{passed}</section>" if body else ""
+
+
+def _record_cell(value: object) -> str:
+    if isinstance(value, tuple):
+        return " / ".join([shown(part, 60) for part in value])
+    return value if isinstance(value, str) else "" if value is None else shown(value, 120)
 
 
 def story_html(view: View, address: str, story: Story | Waiting) -> str:

@@ -22,7 +22,7 @@ from gristmill.diagnostics.viewer.site import Answer, Site
 
 HOST = "127.0.0.1"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})  # also at the other end of a forwarded port
-_IDLE_SECONDS = 60.0
+_IDLE_SECONDS = 10.0
 _MAX_REQUEST = 8192  # characters of an address
 _POLICY = (
     "default-src 'none'; img-src 'self'; media-src 'self'; style-src 'self'; script-src 'self'; form-action 'self'; "
@@ -69,7 +69,7 @@ class Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
-    protocol_version = "HTTP/1.1"
+    protocol_version = "HTTP/1.0"  # a connection is for one answer: none is left when the server is closed
     server_version, sys_version = "gristmill", ""
     timeout = _IDLE_SECONDS
 
