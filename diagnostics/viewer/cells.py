@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,11 +70,14 @@ class Cells:
 
     def line(self, number: int) -> str:
         """A leaf on one line."""
+        return _or_error(lambda: self._line(number))
+
+    def _line(self, number: int) -> str:
         look = self.look(number)
         if look.kind in ("image", "audio", "file", "bytes"):
             return f'<span class="key">{safe(self.spec(number))}</span>'
         if look.kind == "error":
-            return f'<span class="bad">{safe(type(look.value).__name__)}</span>'
+            return _error(look.value, 0)
         text = look.note if look.kind == "tokens" else _values(look.value, _MAX_SHORT) if look.kind == "array" else look.value
         return safe(one_line(text, _MAX_LINE))
 
@@ -106,6 +109,9 @@ class Cells:
 
     def content(self, number: int, full: bool) -> str:
         """A leaf without its name."""
+        return _or_error(lambda: self._content(number, full))
+
+    def _content(self, number: int, full: bool) -> str:
         look = self.look(number)
         if look.kind == "image":
             return self.pictures(number, full) + _note(look.note)
@@ -120,7 +126,7 @@ class Cells:
         if look.kind == "bytes":
             return _bytes(look.value, full)
         if look.kind == "error":
-            return f'<span class="flag">{safe(type(look.value).__name__)}</span> {safe(shown(str(look.value), 400))}'
+            return _error(look.value, 400)
         return _text(look.value, full) + _note(look.note)
 
     def pictures(self, number: int, full: bool) -> str:
@@ -166,6 +172,19 @@ class Cells:
         if look.media_type.startswith("image/"):
             return f'<div class="pictures"><img src="{source}" loading="lazy" alt="{safe(self.name(number))}"></div>{size}'
         return f'<audio controls preload="none" src="{source}"></audio>{size}'
+
+
+def _or_error(make: Callable[[], str]) -> str:
+    """The HTML of a value, or what an object of the user's raises when it is looked at."""
+    try:
+        return make()
+    except Exception as error:
+        return _error(error, 400)
+
+
+def _error(error: BaseException, limit: int) -> str:
+    text = f" {safe(shown(error, limit))}" if limit else ""
+    return f'<span class="flag">{safe(type(error).__name__)}</span>{text}'
 
 
 def _array(look: Look, full: bool) -> str:

@@ -44,9 +44,7 @@ class Numbers:
 def as_array(value: Any) -> npt.NDArray[Any] | None:
     """An array of any library, or a list of numbers, as one of NumPy; ``None`` of anything else. It never raises."""
     try:
-        if isinstance(value, np.ndarray):
-            return value
-        if isinstance(value, list | tuple):
+        if isinstance(value, np.ndarray | list | tuple):
             return np.asarray(value)
         if hasattr(value, "detach"):  # of PyTorch, perhaps on a device
             value = value.detach().cpu()

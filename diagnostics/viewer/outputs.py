@@ -149,7 +149,7 @@ class Outputs:
         if output.error is not None:
             filter_traceback(output.error)
         leaves = leaves_of(output.element)
-        seen = Seen(output, leaves, num_rows(leaves), element_nbytes(output.element))
+        seen = Seen(output, leaves, num_rows(leaves), sum([element_nbytes(leaf.value) for leaf in leaves]))
         self._kept[step] = seen
         self._kept.move_to_end(step)
         while len(self._kept) > 1 and (
