@@ -23,6 +23,7 @@ _ROWS, _LEAVES, _OVERVIEW = 48, 120, 24  # on one page
 _MAX_COLUMNS = 24
 _MAX_CAPTION = 6
 _MAX_RECORDS = 200
+_LATER = '<p class="reason">Where it comes from takes long to find out. This page asks again by itself.</p>'
 _RECORD = {
     "row": "Row",
     "source": "Source",
@@ -317,9 +318,10 @@ def _paging(address: str, first: int, size: int, num: int, what: str, is_whole: 
 
 def records_html(provenance: Provenance | str | Waiting, row: int | None) -> str:
     """The records of a row as a table, or of all rows."""
-    if not isinstance(provenance, Provenance):
-        reason = provenance if isinstance(provenance, str) else "This takes long: look again."
-        return f'<p class="reason">{safe(shortened(reason, _MAX_ERROR))}</p>'
+    if isinstance(provenance, Waiting):
+        return _LATER
+    if isinstance(provenance, str):
+        return f'<p class="reason">{safe(shortened(provenance, _MAX_ERROR))}</p>'
     rows = list(enumerate(provenance.rows)) if row is None else [(row, one) for one in provenance.rows[row : row + 1]]
     lines = [(number, {"row": number, **record.as_dict()}) for number, one in rows for record in one.records][:_MAX_RECORDS]
     names = ["row"] if row is None and len(rows) > 1 else []
@@ -344,7 +346,7 @@ def _record_cell(value: object) -> str:
 def story_html(view: View, address: str, story: Story | Waiting) -> str:
     """How a row came about: the record, and what every stage made of it."""
     if isinstance(story, Waiting):
-        return '<p class="reason">This takes long: <a href="">look again</a>.</p>'
+        return _LATER
     if not story.stages and not story.reason:
         return ""
     reason = f'<p class="reason">{safe(story.reason)}</p>' if story.reason else ""

@@ -33,6 +33,7 @@ _ADDRESS = re.compile(
     r"(?:/leaf/(?P<leaf>\d{1,6})\.(?P<form>png|wav|file))?"
 )
 _MAX_NAME = 200
+_AGAIN = {"Refresh": "1"}  # the browser asks again after a second
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Site:
             )
         seen = self.outputs.at(step)
         if isinstance(seen, Waiting):
-            return _page(waiting_page(self._view(), step, seen), HTTPStatus.ACCEPTED, {"Refresh": "1"})
+            return _page(waiting_page(self._view(), step, seen), HTTPStatus.ACCEPTED, _AGAIN)
         if seen.output.step != step and seen.output.is_end:  # there are fewer
             return _moved(self._view().address(seen.output.step))
         row = numbers["row"]
@@ -132,17 +133,17 @@ class Site:
     def _page_of(self, seen: Seen, row: int | None, query: Mapping[str, str]) -> Answer:
         view, first = self._view(), step_number(query.get("first", "")) or 0
         is_whole = query.get("whole") == "1"
-        source, has_records = "", query.get("records") == "1"
+        source, is_whole_story = "", True
         is_row = row is not None or not (seen.num_rows and view.is_batched)
         if is_row and seen.output.error is None and not seen.output.is_end:
-            step = seen.output.step
-            source = records_html(self.outputs.provenance(seen), row)
-            source += story_html(view, view.address(step, row), self.outputs.story(seen, row))
-        elif has_records:
-            source = records_html(self.outputs.provenance(seen), None)
-        if row is not None:
-            return _page(row_page(view, seen, row, first, source))
-        return _page(step_page(view, seen, first, is_whole, source))
+            provenance, story = self.outputs.provenance(seen), self.outputs.story(seen, row)
+            source = records_html(provenance, row) + story_html(view, view.address(seen.output.step, row), story)
+            is_whole_story = not isinstance(provenance, Waiting) and not isinstance(story, Waiting)
+        elif query.get("records") == "1":
+            provenance = self.outputs.provenance(seen)
+            source, is_whole_story = records_html(provenance, None), not isinstance(provenance, Waiting)
+        page = step_page(view, seen, first, is_whole, source) if row is None else row_page(view, seen, row, first, source)
+        return _page(page) if is_whole_story else _page(page, HTTPStatus.ACCEPTED, _AGAIN)
 
     def _media(self, leaves: Sequence[Leaf], number: int, form: str, query: Mapping[str, str]) -> Answer:
         """A picture or a sound of a leaf, if it is one."""
@@ -169,7 +170,7 @@ class Site:
         except Exception as error:
             return _page(problem_page(self._view(), "It cannot go there", one_line(str(error), 2000)), HTTPStatus.BAD_REQUEST)
         if isinstance(step, Waiting):
-            return _page(waiting_page(self._view(), Step(0), step), HTTPStatus.ACCEPTED, {"Refresh": "1"})
+            return _page(waiting_page(self._view(), Step(0), step), HTTPStatus.ACCEPTED, _AGAIN)
         return _moved(self._view().address(step))
 
     def go_to_checkpoint(self, path: str) -> Step | Waiting:
