@@ -94,7 +94,7 @@ pre.wrap{white-space:pre-wrap;overflow-wrap:anywhere}
 details.plain{margin-top:6px}
 details.plain>summary{cursor:pointer;font-size:13px;color:var(--soft)}
 .sound svg{display:block;width:100%;max-width:720px;height:72px;border-radius:8px;background:var(--card);cursor:pointer}
-.sound .wave{fill:var(--c3)}
+.sound .wave{fill:var(--c3);opacity:.8}
 .sound .head-line{stroke:var(--text);stroke-width:1.5;vector-effect:non-scaling-stroke;opacity:0}
 .sound.playing .head-line{opacity:.7}
 audio{display:block;width:100%;max-width:720px;height:36px;margin-top:8px}

@@ -1,6 +1,7 @@
 """Chromium without a screen, by the DevTools protocol over a pipe: pages as they are on a desk or a telephone."""
 
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -89,9 +90,12 @@ class Browser:
     def settle(self):
         """Waits for the page that is there, or coming."""
         ready = "document.readyState === 'complete' && [...document.images].every(i => i.complete || i.loading === 'lazy')"
-        deadline = time.monotonic() + _SECONDS
-        while not (self.run("location.href") != "about:blank" and self.run(ready)):
+        ready += " && location.href !== 'about:blank' && performance.getEntriesByType('navigation')[0].responseStatus !== 202"
+        deadline, is_ready = time.monotonic() + _SECONDS, False
+        while not is_ready:
             assert time.monotonic() < deadline, "the page does not come"
+            with contextlib.suppress(AssertionError):  # the one before is going
+                is_ready = self.run(ready)
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, expression):
@@ -100,15 +104,18 @@ class Browser:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def press(self, key):
-        """Presses a key, which leads to another page."""
-        before = self.run("location.href")
+    def press(self, key, end):
+        """Presses a key, which leads to a page whose address has that end."""
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key)
         deadline = time.monotonic() + _SECONDS
-        while self.run("location.href") == before:
-            assert time.monotonic() < deadline, f"{key} leads nowhere"
+        while not self._is_at(end):
+            assert time.monotonic() < deadline, f"{key} does not lead to {end}"
         self.settle()
+
+    def _is_at(self, end):
+        with contextlib.suppress(AssertionError):  # the one before is going
+            return self.run("location.pathname").endswith(end)
 
     def picture(self, path, whole=False):
         """Writes a screenshot as PNG."""
