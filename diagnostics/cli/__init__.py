@@ -48,9 +48,9 @@ examples:
   {_PROG} diagnose train.py:make_dataset --consumer-ms 50 --html report.html
   {_PROG} bench train.py:make_dataset --seconds 3
   {_PROG} verify train.py:make_dataset
-  {_PROG} view train.py:make_dataset
   {_PROG} state checkpoints/1000 --pipeline train.py:make_dataset
   {_PROG} show train.py:make_dataset --step 12345
+  {_PROG} view train.py:make_dataset
   {_PROG} diagnose --help
 
 {_CODES}"""
@@ -129,9 +129,9 @@ def _parser() -> argparse.ArgumentParser:
         _add_state,
         _add_show,
         _add_trace,
+        _add_view,
         _add_run_as_grain,
     ):
-    for add in (_add_inspect, _add_head, _add_diagnose, _add_bench, _add_view, _add_state, _add_run_as_grain):
         add(commands)
     return parser
 
@@ -243,7 +243,10 @@ def _add_verify(commands: Commands) -> None:
     command.add_argument("--steps", metavar="N", type=_at_least_one, default=200, help="how many outputs (default: 200)")
     command.add_argument("--seconds", metavar="S", type=_positive, default=60.0, help="how long it may take (default: 60)")
     command.add_argument("--json", action="store_true", help="print JSON")
+
+
 def _add_view(commands: Commands) -> None:
+    command = _command(
         commands,
         "view",
         "look at what a pipeline gives, in a browser",
@@ -257,6 +260,7 @@ def _add_view(commands: Commands) -> None:
         ],
     )
     command.set_defaults(command=_view)
+    _add_pipeline(command)
     command.add_argument("--port", metavar="N", type=_port, help="of 127.0.0.1 (default: 8765, or any if that is taken; 0: any)")
     start = command.add_mutually_exclusive_group()
     start.add_argument("--step", metavar="N", type=_count, help="begin there (default: 0)")
