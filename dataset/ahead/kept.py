@@ -12,9 +12,8 @@ Guarantees:
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +25,7 @@ from gristmill.dataset.ahead.sizes import mean_bytes, spread
 
 _NUM_SPANS = 3  # that are read at a time: threads may be at the end of one and in the next
 _NUM_MEASURED = 8  # elements of a block
+_MOST_FREED = 32  # elements whose bytes are given back at once
 _reading = threading.local()
 
 
@@ -61,17 +61,15 @@ class KeptBlocks:
         self._budget = budget
         self._holding = Holding()
         self._lock = threading.Lock()
+        self._freed: list[int] = []  # bytes of elements that are gone, which are still counted
         self._spans: dict[tuple[int, int], _Span] = {}  # by the step and the first index, oldest first
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Makes it the current one of this thread."""
-        before = current()
         _reading.blocks = self
-        try:
-            yield
-        finally:
-            _reading.blocks = before
+
+    def __exit__(self, *_: object) -> None:
+        _reading.blocks = None
 
     def close(self) -> None:
         """Keeps nothing any more; may be called again."""
@@ -94,6 +92,16 @@ class KeptBlocks:
                         self._find(span, place, wanted, found)
                 elements += [found[place] for place in wanted]
         return elements
+
+    def one(self, stage: InBlocks, index: int, step: int) -> Any:
+        """As ``take``, of one."""
+        for span in self._spans.values():
+            if span.stage is stage and index in span.indices and step == span.indices.step:
+                place = span.indices.index(index)
+                found: dict[int, Any] = {}
+                self._find(span, place, range(place, place + 1), found)
+                return found[place]
+        return self.take(stage, [index], step)[0]
 
     def _span(self, stage: InBlocks, indices: Sequence[int], step: int | None) -> tuple[_Span | None, int]:
         """That in which the first of ``indices`` are, and how many are; none if it is not known what comes after them."""
@@ -123,6 +131,9 @@ class KeptBlocks:
 
     def _find(self, span: _Span, place: int, wanted: range, found: dict[int, Any]) -> None:
         """Puts the element at ``place``, and those of its block that are ``wanted`` after it, into ``found``."""
+        with self._lock:
+            if self._pop(span, place, found):
+                return
         key = int(span.keys[place])
         block = span.stage.block(key)
         while True:
@@ -150,7 +161,10 @@ class KeptBlocks:
         kept = span.kept.pop(place, None)
         if kept is not None:
             found[place], num_bytes = kept
-            self._hold(-num_bytes)
+            self._freed.append(num_bytes)
+            if len(self._freed) == _MOST_FREED:
+                self._hold(-sum(self._freed))
+                self._freed = []
             self._is_taken(span, place)
         return kept is not None
 

@@ -190,16 +190,16 @@ class Reader:
         return self._compute_from_kept if self._keeps_blocks else self._read_from._block
 
     def _compute_from_kept(self, indices: Any) -> list[Any]:
-        with self._kept_blocks().reading():
+        with self._kept_blocks():
             elements: list[Any] = self._read_from._block(indices)
             return elements
 
     def _stream_from_kept(self, feed: Feed) -> Iterator[Any]:
-        reading = self._kept_blocks().reading
-        with reading():
+        blocks = self._kept_blocks()
+        with blocks:
             stream = stream_elements(self._ds, feed)
         while True:
-            with reading():
+            with blocks:
                 try:
                     element = next(stream)
                 except StopIteration:

@@ -74,7 +74,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         blocks, indices = current(), feed.indices
         if blocks is None or not isinstance(indices, range):
             return super()._stream(feed)
-        return one_by_one(lambda i: blocks.take(self, [i], indices.step)[0], feed.steps([*indices]))
+        return one_by_one(lambda i: blocks.one(self, i, indices.step), feed.steps([*indices]))
 
     # What those ask who keep blocks (see ``kept``).
 
