@@ -12,6 +12,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -61,6 +62,7 @@ class KeptBlocks:
         self._budget = budget
         self._holding = Holding()
         self._lock = threading.Lock()
+        self._seen: dict[int, tuple[int, int]] = {}  # by the stage: an index asked for alone, and the step of others
         self._freed: list[int] = []  # bytes of elements that are gone, which are still counted
         self._spans: dict[tuple[int, int], _Span] = {}  # by the step and the first index, oldest first
 
@@ -109,6 +111,8 @@ class KeptBlocks:
         for span in self._spans.values():  # most are in one that is there
             if span.stage is stage and step in (span.indices.step, None) and first in span.indices and last in span.indices:
                 return span, len(indices)
+        if step is None:
+            step = self._learned(stage, first)
         where = stage.span(first)
         num = len(indices) if last in where else sum([i in where for i in indices])
         if step is None or step < 1:
@@ -116,12 +120,22 @@ class KeptBlocks:
         with self._lock:
             place = id(stage), where.start
             found = self._spans.get(place)
-            if found is None:
+            if found is None or found.indices.step > step:  # which is as good as none
+                if found is not None:
+                    self._drop(place)
                 found = _Span(stage, range(first, where.stop, step))
                 self._spans = {**self._spans, place: found}  # replaced, for those who look without the lock
                 for old in list(self._spans)[:-_NUM_SPANS]:
                     self._drop(old)
         return (found if first in found.indices and step == found.indices.step else None), num
+
+    def _learned(self, stage: InBlocks, index: int) -> int | None:
+        """By how much single indices grow, as far as they have been seen."""
+        with self._lock:
+            first, step = self._seen.get(id(stage), (index, 0))
+            step = math.gcd(step, index - first)
+            self._seen[id(stage)] = first, step
+        return step or None
 
     def _drop(self, place: tuple[int, int]) -> None:
         span = self._spans[place]

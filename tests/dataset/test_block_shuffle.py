@@ -42,6 +42,11 @@ class Counted:
         return [np.full(10, key) for key in keys]
 
 
+def slowly(x):
+    threading.Event().wait(0.002)
+    return x
+
+
 def flat(element):
     return numbers(np.atleast_2d(element))
 
@@ -106,6 +111,13 @@ def test_iteration_reads_every_block_once():
         assert sum([num == 50 for num in source.asked]) <= length // 50 + 4, source.asked
         assert len(source.asked) <= 0.0055 * 256 / 50 * length
         assert it._ctx.budget.memory.num_bytes <= 0 + 8 * 10**5
+    for make in (lambda ds: ds[:-1].map(slowly), lambda ds: ds.repeat(1).map(slowly), lambda ds: ds[1::2].map(slowly)):
+        source = Counted(1_500)
+        ds = make(grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5))
+        found = list(ds.to_iter_dataset(THREADS))  # elements are asked for one by one
+        assert numbers(found) == numbers([ds._parent[i] for i in range(len(ds))])
+        assert sum([num == 50 for num in source.asked]) <= 30 + 3 and sum(source.asked[: -len(ds)]) < 1_700
+    source = Counted(length)
     share = grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5)
     source.asked.clear()
     assert numbers(share[1::4].to_iter_dataset(THREADS)) == numbers([share[i] for i in range(1, length, 4)])
