@@ -18,7 +18,7 @@ from gristmill.diagnostics.drawing import svg_picture
 from gristmill.diagnostics.files import write_text
 
 _MAX_CLASSES = 64
-_MAX_POINTS = 2000
+_MAX_POINTS = 1000
 _WIDTH, _HEIGHT, _MARGIN, _HEAD = 640, 240, 16, 44
 
 

@@ -36,7 +36,7 @@ class InBlocks(Protocol):
     def span(self, index: int) -> range:
         """The indices around ``index`` that share blocks."""
 
-    def keys(self, indices: range) -> Any:
+    def keys(self, indices: Indices) -> Any:
         """The parent's index of each, an array."""
 
     def block(self, key: int) -> range:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -84,7 +84,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         _, start, length, _ = order.group(epoch, position)
         return range(epoch * order.length + start, epoch * order.length + start + length)
 
-    def keys(self, indices: Sequence[int]) -> Any:
+    def keys(self, indices: Indices) -> Any:
         return np.asarray(self._moved(indices))
 
     def block(self, key: int) -> range:
@@ -93,7 +93,7 @@ class BlockShuffleMapDataset(ReindexMapDataset[T]):
         start = key - position % order.block_size
         return range(start, min(start + order.block_size, (epoch + 1) * order.length))
 
-    def read(self, keys: Sequence[int]) -> list[Any]:
+    def read(self, keys: Indices) -> list[Any]:
         return self._parents[0]._block(keys)
 
     def _reindex(self, index: Any) -> Any:

@@ -1,6 +1,8 @@
 """Makes the pictures of observing.md, of looking_at_data.md and of the README, and the texts after the marks
 ``<!-- text: name -->`` of the first one.
 
+Also those of the quality of shuffles, in shuffling_and_mixing.md.
+
 The blocks of the guide are run in a folder of their own, and what comes out is what is shown. The screenshots need a browser:
 
     pip install -e '.[test]' playwright && playwright install chromium
@@ -24,7 +26,8 @@ from types import ModuleType
 from typing import Any
 
 import gristmill
-from gristmill.diagnostics import ExecutionSummary
+from gristmill.dataset import MapDataset
+from gristmill.diagnostics import ExecutionSummary, shuffle_quality
 from gristmill.diagnostics.drawing import graph_svg
 from gristmill.diagnostics.graph import Graph, Stage
 
@@ -187,6 +190,19 @@ def heat(summary: ExecutionSummary) -> str:
     )
 
 
+def shuffles() -> dict[str, str]:
+    """Pictures of how well shuffles mix records that are sorted by class."""
+    sorted_records = MapDataset.range(64_000).map(lambda i: i // 1000)
+    made = {
+        "block_shuffle": sorted_records.block_shuffle(64, group_size=256, seed=1),
+        "block_window": sorted_records.window_shuffle(64 * 256, seed=1),
+    }
+    return {
+        name: shuffle_quality(ds, lambda label: label, batch_size=128).svg() + "\n"
+        for name, ds in made.items()
+    }
+
+
 def wrapped(line: str) -> list[str]:
     if len(line) <= LINE_LENGTH:
         return [line]
@@ -282,6 +298,8 @@ def main() -> None:
     picture_view()
     if arguments.view:
         return
+    for name, picture in shuffles().items():
+        (PICTURES / f"{name}.svg").write_text(picture)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary, "my", "project").resolve()
         folder.mkdir(parents=True)
