@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gristmill import testing as testing
     from gristmill import transforms as transforms
     from gristmill.core.config import config as config
+    from gristmill.core.errors import FaultBudgetError as FaultBudgetError
     from gristmill.core.version import __version__ as __version__
     from gristmill.core.version import __version_info__ as __version_info__
     from gristmill.dataset.bases.length import dataset_length as dataset_length
@@ -67,6 +68,7 @@ _NAMES = {
     "DataLoader": "gristmill.loader",
     "DataLoaderIterator": "gristmill.loader",
     "DatasetIterator": "gristmill.dataset",
+    "FaultBudgetError": "gristmill.core.errors",
     "IterDataset": "gristmill.dataset",
     "IterableSampler": "gristmill.samplers",
     "MapDataset": "gristmill.dataset",

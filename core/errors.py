@@ -29,6 +29,19 @@ class StateTextError(StateMismatchError, json.JSONDecodeError):
     """The text of a state is no JSON."""
 
 
+class FaultBudgetError(RuntimeError):
+    """More elements failed than ``tolerate`` allows; asking again raises it again.
+
+    Args:
+        message: which limit was exceeded, and the faults.
+        last: the last of them, each with ``record_key``, ``stage`` and ``error``.
+    """
+
+    def __init__(self, message: str, last: tuple[Any, ...] = ()) -> None:
+        super().__init__(message)
+        self.last = last
+
+
 class KeyRangeError(IndexError, ValueError):
     """A record key outside a source. Grain raises ``ValueError`` for it, Python's protocols expect ``IndexError``."""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gristmill.core.state import shown
-from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
+from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Tolerate
 from gristmill.transforms.base import for_a_class
 
 
@@ -34,10 +34,12 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
                 ds = ds.flat_map(transform)
             case Filter():
                 ds = ds.filter(transform)
+            case Tolerate():
+                ds = transform.apply(ds)
             case _:
                 advice = for_a_class(transform) or "; use ds.map(...) and the like for plain functions"
                 raise NotImplementedError(
-                    "transformations must be Batch, Map, RandomMap, MapWithIndex, FlatMap or Filter objects, "
+                    "transformations must be Batch, Map, RandomMap, MapWithIndex, FlatMap, Filter or Tolerate objects, "
                     f"got {shown(transform)} of type {type(transform).__name__}{advice}"
                 )
     return ds

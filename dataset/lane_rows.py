@@ -26,10 +26,11 @@ from gristmill.dataset.bases.iterator import (
     skip_one,
     snapshot,
     state_at,
+    state_to_refill,
 )
 from gristmill.dataset.bases.length import Infinite, Length
 from gristmill.dataset.bases.next_index import check_no_gaps, may_have_gaps, move_to_index, next_index_of
-from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.node import ancestors, tolerances
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.states.refilling import refilling
@@ -150,6 +151,7 @@ class LaneRowsDatasetIterator(BlockIterator[Part]):
         self._size = size
         self._pads = pads
         self._stack = batch_function(None) if stacks else None
+        self._counts_faults = bool(tolerances(ds))
         self._lanes: list[_Lane] = []  # from the time they are first needed
 
     def __str__(self) -> str:
@@ -348,13 +350,15 @@ class _PaddedLane(_Lane):
         return self._saved(before, num, lambda: state_at(self.iterator, place))
 
     def _saved(self, before: Any, num: int, now: Callable[[], Any]) -> Any:
-        return {"state": copied(before) if num and before is not None else now(), "rows": num}
+        is_known = num and before is not None
+        return {"state": state_to_refill(self.iterator, before, now) if is_known else now(), "rows": num}
 
     def set_state(self, state: Any) -> None:
         num, before = state_count(state, "rows", self._name), state_field(state, "state", self._name)
         with refilling("end='pad'", f"{num} rows of {self._name}" if num else None):
             self.iterator.set_state(before)
-        self._before, self._num, self._last = copied(before), num, None
+        self._before = self.iterator.get_state() if self.iterator._counts_faults else copied(before)
+        self._num, self._last = num, None
 
     def mark(self) -> Any:
         return super().mark(), self._before, self._num, self._last

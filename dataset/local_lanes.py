@@ -121,6 +121,7 @@ class LocalLane(Shard):
             self.ready.extend(zip(elements, repeat(states), range(len(elements))))
         if isinstance(stop, Exception):
             self.has_ended = isinstance(stop, StopIteration)
+            self.final = stop.value if isinstance(stop, StopIteration) else None
             self.failure = None if self.has_ended else partial(raised_again, stop, stop.__traceback__)
         elif stop is not None:
             raise stop

@@ -232,6 +232,53 @@ class MapElementMethods(Generic[T_co]):
 
         return apply_transformations(self, transformations)
 
+    def tolerate(
+        self,
+        errors: type[Exception] | tuple[type[Exception], ...] = (Exception,),
+        *,
+        max_rate: float | None = 1e-3,
+        max_total: int | None = None,
+        max_consecutive: int | None = 100,
+        retries: int = 0,
+        backoff_seconds: float = 0.1,
+        then: Literal["skip", "replace"] = "skip",
+        log: Any = None,
+    ) -> MapDataset[T_co]:
+        """Returns a dataset in which elements that fail are ``None``, or another element, within a budget.
+
+        ``it.faults()`` counts them. It covers the steps between it and the ``tolerate`` before, or the source. What is passed
+        over follows from the elements alone: streams are the same for any number of threads, workers and hosts; and a state says
+        what it was, so that a restored iterator passes over the same. What is wrong with the program is never tolerated:
+        ``NameError``, ``SyntaxError``, ``MemoryError``, ``StateMismatchError``, interrupts, workers that die. Iterators count,
+        and judge by the limits; ``ds[i]`` does not.
+
+        Args:
+            errors: the exceptions that count as faults.
+            max_rate: the most faults, as a fraction of the elements tried so far, or of 1 000 if these are fewer, in this run and
+                those that it continues; ``None``: no limit.
+            max_total: the most faults; ``None``: no limit.
+            max_consecutive: the most in a row, in a lane if there are lanes; ``None``: no limit.
+            retries: how often to try an element again before that is a fault, for what is transient.
+            backoff_seconds: to wait before the first of them; twice as long before each further one.
+            then: ``"skip"``: there is no element at the index, as behind a filter. ``"replace"``: the element at another index of
+                the epoch, and of the same component of a mixture, takes its place; which one follows from the seed that a random
+                step would have here (0 if there is none) and the index. So lengths hold, and map batches can follow.
+            log: a path, or a file open for text, to which a line of JSON is added for every fault when it is passed.
+
+        Raises:
+            TypeError, ValueError: an argument is of the wrong type, or out of range.
+            FaultBudgetError: (when iterating) a limit is exceeded. The iterator stays where it is.
+
+        Example:
+            >>> ds = MapDataset.source([1, 0, 2, 4]).map(lambda x: 8 // x)
+            >>> list(ds.tolerate(max_rate=None)), list(ds.tolerate(max_rate=None, then="replace"))
+            ([8, 4, 2], [8, 2, 4, 2])
+        """
+        from gristmill.dataset.stages.tolerate import TolerateMapDataset
+
+        given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
+        return TolerateMapDataset(self, *given)
+
     def filter(self, transform: Filter | Callable[[Any], bool]) -> MapDataset[T_co]:
         """Returns a dataset in which the elements that ``transform`` rejects are ``None``; its length is unchanged.
 
@@ -754,6 +801,42 @@ class IterElementMethods(Generic[T_co]):
         from gristmill.dataset.apply import apply_transformations
 
         return apply_transformations(self, transformations)
+
+    def tolerate(
+        self,
+        errors: type[Exception] | tuple[type[Exception], ...] = (Exception,),
+        *,
+        max_rate: float | None = 1e-3,
+        max_total: int | None = None,
+        max_consecutive: int | None = 100,
+        retries: int = 0,
+        backoff_seconds: float = 0.1,
+        then: Literal["skip", "replace"] = "skip",
+        log: Any = None,
+    ) -> IterDataset[T_co]:
+        """Returns a dataset of the elements that do not fail, within a budget.
+
+        ``it.faults()`` counts the others. It covers the steps between it and the ``tolerate`` before, or the source. What fails
+        is an output of the step before it, so behind ``batch`` a whole batch. See ``MapDataset.tolerate`` for what is never
+        tolerated, and for the arguments.
+
+        Args:
+            errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, log: as there.
+            then: ``"skip"``, since a stream has no other elements.
+
+        Raises:
+            TypeError, ValueError: an argument is of the wrong type, or out of range.
+            FaultBudgetError: (when iterating) a limit is exceeded. The iterator stays where it is.
+
+        Example:
+            >>> ds = MapDataset.source([1, 0, 2]).to_iter_dataset().map(lambda x: 2 // x)
+            >>> list(ds.tolerate(max_rate=None))
+            [2, 1]
+        """
+        from gristmill.dataset.stages.tolerate import TolerateIterDataset
+
+        given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
+        return TolerateIterDataset(self, *given)
 
     def filter(self, transform: Filter | Callable[[Any], bool]) -> IterDataset[T_co]:
         """Returns a dataset of the elements that ``transform`` accepts.

@@ -20,6 +20,7 @@ from typing import Any
 
 from gristmill.core.ray_options import RayOptions
 from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.telling.failures import of_no_element
 from gristmill.dataset.worker_lanes import CAREFUL_OUTPUTS, LanesOfWorker, WorkerLane
 from gristmill.workers.messages import Care
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
@@ -178,7 +179,7 @@ class LanesOnRay:
         number = lane.number
         self._deaths[number] += 1
         if self._pool.is_closed or self._deaths[number] >= _MAX_DEATHS:
-            lane.failure = partial(RuntimeError, self._groups[actor].obituary(how, number))
+            lane.failure = partial(of_no_element, self._groups[actor].obituary(how, number))
             del self._deaths[number]
         if not self._pool.is_closed:
             lanes = sorted(self._groups[actor].lanes)

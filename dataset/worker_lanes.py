@@ -13,6 +13,7 @@ from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.bases.cycle import Failure
 from gristmill.dataset.bases.round_robin import Shard
 from gristmill.dataset.slicing import lanes_of_worker
+from gristmill.dataset.telling.failures import of_no_element
 from gristmill.dataset.worker_task import place, worker_name
 from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
 from gristmill.workers.logbook import Entry, lane_and_root
@@ -110,7 +111,7 @@ class LanesOfWorker:
         while lane.is_running and not lane.ready:
             if self._care is not None and self._num_careful <= 0:
                 if self._is_to_be_told():
-                    lane.failure = partial(RuntimeError, self._unexplained)
+                    lane.failure = partial(of_no_element, self._unexplained)
                     return
                 self._care = None
                 self._restart()
@@ -119,7 +120,7 @@ class LanesOfWorker:
             except WorkerDied as death:
                 if is_exiting() and threading.current_thread() is not threading.main_thread():
                     raise SystemExit from None  # which ends a thread in silence
-                lane.failure = partial(RuntimeError, self._obituary(death, lane.number))
+                lane.failure = partial(of_no_element, self._obituary(death, lane.number))
                 return
             self._give(lane if kind == PASSED else self.lanes[number], kind, content)
 
@@ -128,8 +129,9 @@ class LanesOfWorker:
         if not lane.is_running:
             return  # it stands behind something that could not be unpickled
         if kind in (END, PASSED):
-            lane.failure = partial(RuntimeError, self._unexplained) if self._is_to_be_told() else None
+            lane.failure = partial(of_no_element, self._unexplained) if self._is_to_be_told() else None
             lane.has_ended = lane.failure is None and kind == END
+            lane.final = pickle.loads(content) if lane.has_ended and content else None
             if kind == PASSED and lane.failure is None:  # it is told elsewhere
                 self._care = None
                 self._restart()
@@ -232,7 +234,7 @@ class LanesOfWorker:
             self._restart(lane.number)
             kind, _, content = self._receive()
         except WorkerDied as death:
-            raise RuntimeError(self._obituary(death, lane.number)) from None
+            raise of_no_element(self._obituary(death, lane.number)) from None
         if kind != SKIPPED:
             raise decode_error(content)
         self._skipping = None

@@ -215,7 +215,7 @@ class Probe:
         self.spec = ""
 
     def look_at(self, element: Any) -> None:
-        if not self.spec:
+        if not self.spec and not getattr(element, "stands_for_another", False):
             self.spec = spec_text(element)
 
     def has_shape_of(self, stage: Any, category: str) -> bool:

@@ -33,7 +33,7 @@ from gristmill.loader.records import (
 from gristmill.samplers import IndexSampler, IterableSampler, Sampler, SequentialSampler
 from gristmill.samplers.base import BlockSampler, answers_blocks, num_records_of, seed_of
 from gristmill.sources.base import check_source
-from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRandomMap, Transformation
+from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRandomMap, Tolerate, Transformation
 from gristmill.transforms.base import check_batch_size, check_max_fan_out, for_a_class
 
 _CALLER = 4  # of the constructor: as a level of the stack, seen from what it calls
@@ -126,21 +126,21 @@ class DataLoader(grain_names.DataLoader):
         _check_length(sampler, data_source)
         self._length = _local_length(sampler, self._shard_options)
         self._dataset = self._lower()
-        has_flat_map = FlatMap in [operation_kind(operation) for operation in self._operations]
+        kinds = {operation_kind(operation) for operation in self._operations}
         self._plan = Plan(
             data_source,
             sampler,
             self._shard_options,
             self._length,
             self._num_lanes or (0 if order == "stream" else options.num_workers),
-            has_flat_map,
+            not kinds.isdisjoint((FlatMap, Tolerate)),
             self._dataset,
         )
         self._iterators: weakref.WeakSet[DataLoaderIterator] = weakref.WeakSet()
 
     def _lower(self) -> IterDataset[Any]:
         kinds = [operation_kind(operation) for operation in self._operations]
-        as_records = any([kind not in (Map, FlatMap, Filter, Batch) for kind in kinds])
+        as_records = any([kind not in (Map, FlatMap, Filter, Batch, Tolerate) for kind in kinds])
         seed = seed_of(self._sampler) if isinstance(self._sampler, BlockSampler) else None
         records = SampledMapDataset(self._data_source, self._sampler, self._shard_options, self._length, as_records=as_records)
         ds: IterDataset[Any] = records.to_iter_dataset(self._read_options, allow_nones=True)
@@ -232,7 +232,7 @@ class DataLoader(grain_names.DataLoader):
     def _first_unsteady(self) -> str:
         """The first operation of whose elements nobody knows the number before."""
         for position, operation in enumerate(self._operations):
-            if operation_kind(operation) in (None, Filter, FlatMap):
+            if operation_kind(operation) in (None, Filter, FlatMap, Tolerate):
                 return f"operations[{position}], {transform_name(operation)},"
         raise AssertionError("all operations keep the number of elements")
 

@@ -13,6 +13,7 @@ from gristmill.core.state import plain_int, shown, state_count, state_field, sta
 from gristmill.dataset.bases.iterator import iterate, write_when_created
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
 from gristmill.dataset.telling.description import few_files, source_difference, source_files
+from gristmill.dataset.tolerance import FaultCounts
 from gristmill.samplers import IterableSampler
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class DataLoaderIterator(Iterator[Any]):
 
     def get_state(self) -> bytes:
         """Returns the position after the last delivered element: JSON as UTF-8 bytes, without any data."""
-        if self._plan.has_flat_map:  # the items of a record cannot be told apart by sampler indices
+        if self._plan.keeps_whole_states:  # as of items of a record, which sampler indices cannot tell apart
             return state_to_text({**self._iterator.get_state(), **self._origin}).encode()
         if self._frame is None:
             self._frame = self._text_around_position()
@@ -148,7 +149,7 @@ class DataLoaderIterator(Iterator[Any]):
             state = state_from_text(state, "a DataLoader")
         if not isinstance(state, Mapping):
             raise StateMismatchError(f"a DataLoader state must be a JSON object, got {shown(state)}")
-        if self._plan.has_flat_map:
+        if self._plan.keeps_whole_states:
             if self._validate:
                 self._check_origin({**{key: self._origin[key] for key in _ORIGIN}, **state})  # Grain writes none in this case
             self._iterator.set_state(state)
@@ -200,12 +201,12 @@ class DataLoaderIterator(Iterator[Any]):
         """Has another number of Ray actors compute the elements from now on; see ``DatasetIterator.resize``."""
         self._iterator.resize(num_workers)
 
-    def skip_failed(self) -> None:
-        """Moves past the output whose ``next`` failed: the element, or the whole batch.
+    def faults(self) -> FaultCounts:
+        """What ``Tolerate`` has passed over up to here, as ``DatasetIterator.faults`` says it."""
+        return self._iterator.faults()
 
-        Raises:
-            ValueError: the last ``next`` did not fail.
-        """
+    def skip_failed(self) -> None:
+        """Moves past the output whose ``next`` failed: the element, or the whole batch. If none did, that is a ``ValueError``."""
         self._iterator.skip_failed()
 
     def _get_next_index(self) -> int:

@@ -22,7 +22,7 @@ class Plan:
         shard: which of the indices.
         length: how many of them.
         num_lanes: lanes, 0 if the stream is not divided.
-        has_flat_map: the number of elements is not that of the records.
+        keeps_whole_states: where it is does not follow from the indices of records alone.
         dataset: the pipeline.
     """
 
@@ -31,7 +31,7 @@ class Plan:
     shard: ShardOptions
     length: int
     num_lanes: int
-    has_flat_map: bool
+    keeps_whole_states: bool
     dataset: IterDataset[Any]
 
     @property

@@ -33,7 +33,7 @@ from gristmill.dataset.telling.description import as_json, short_source_text, so
 from gristmill.dataset.telling.failures import tell
 from gristmill.samplers.base import answers_blocks, epoch_of, seed_of
 from gristmill.sources.reading import read_keys, wrap_keys
-from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap
+from gristmill.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Tolerate
 from gristmill.transforms.base import TRANSFORMATION_CLASSES, check_max_fan_out
 from gristmill.transforms.batching import Allocate
 from gristmill.workers.setup import preload
@@ -247,6 +247,9 @@ def apply_operation(ds: IterDataset[Any], operation: Any, *, as_records: bool, s
     kind = operation_kind(operation)
     if kind is None:
         return LegacyOperationIterDataset(ds, operation)
+    if kind is Tolerate:
+        tolerant: IterDataset[Any] = operation.apply(ds)
+        return tolerant
     if kind is Batch:
         size, drop, batch_fn = operation.batch_size, operation.drop_remainder, operation.batch_fn
         if as_records:

@@ -104,4 +104,6 @@ class LocalWorker:
             stop = error
         del self._num_sent[lane]
         assert stop is not None
-        return (END, lane, b"") if isinstance(stop, StopIteration) else (ERROR, lane, encode_error(stop))
+        if isinstance(stop, StopIteration):
+            return END, lane, b"" if stop.value is None else pickle.dumps(stop.value)
+        return ERROR, lane, encode_error(stop)

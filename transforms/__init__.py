@@ -9,6 +9,7 @@ from gristmill.transforms.base import (
     MapWithIndex,
     RandomMap,
     TfRandomMap,
+    Tolerate,
     Transformation,
     Transformations,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "MapWithIndex",
     "RandomMap",
     "TfRandomMap",
+    "Tolerate",
     "Transformation",
     "Transformations",
 ]

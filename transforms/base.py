@@ -109,6 +109,35 @@ class Batch:
     batch_fn: Callable[[Sequence[Any]], Any] | None = None
 
 
+@dataclass(frozen=True)
+class Tolerate:
+    """Leaves out elements that fail, within a budget.
+
+    As ``IterDataset.tolerate`` does, for the operations between it and the ``Tolerate`` before, or the sampler: what is counted,
+    what is never tolerated and what a state has is said there. The arguments are checked where it is applied.
+
+    Args:
+        errors: the exceptions that count as faults.
+        max_rate, max_total, max_consecutive, retries, backoff_seconds, log: see ``IterDataset.tolerate``.
+
+    Example:
+        >>> Tolerate(OSError, max_total=3).max_total
+        3
+    """
+
+    errors: type[Exception] | tuple[type[Exception], ...] = (Exception,)
+    max_rate: float | None = 1e-3
+    max_total: int | None = None
+    max_consecutive: int | None = 100
+    retries: int = 0
+    backoff_seconds: float = 0.1
+    log: Any = None
+
+    def apply(self, ds: Any) -> Any:
+        """``ds`` with it."""
+        return ds.tolerate(**vars(self))
+
+
 class DatasetSelectionMap(abc.ABC):
     """Which element of which data set stands at an index; stateless, picklable and deterministic."""
 
@@ -121,7 +150,7 @@ class DatasetSelectionMap(abc.ABC):
         """Returns the index of a data set and the index of an element in it."""
 
 
-Transformation: TypeAlias = Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
+Transformation: TypeAlias = Tolerate | Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
 Transformations: TypeAlias = Sequence[Transformation]
 
 
@@ -151,7 +180,7 @@ def transform_function(transform: Any, kind: type, method: str) -> Callable[...,
 
 
 # A loader treats an object that belongs to several classes as the first of these.
-TRANSFORMATION_CLASSES = (Map, RandomMap, TfRandomMap, FlatMap, Filter, Batch, MapWithIndex)
+TRANSFORMATION_CLASSES = (Map, RandomMap, TfRandomMap, FlatMap, Filter, Batch, MapWithIndex, Tolerate)
 
 
 def is_transformation_class(transform: Any) -> bool:

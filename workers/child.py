@@ -299,7 +299,8 @@ class Outbox:
         self.lanes = [] if isinstance(stop, Passed) else [x for x in self.lanes if x is not lane]
         if isinstance(stop, StopIteration | Passed):
             self._send_report(not self.lanes)
-            self._connection.send(END if isinstance(stop, StopIteration) else PASSED, b"", [], lane=lane.number)
+            final = b"" if isinstance(stop, Passed) or stop.value is None else pickle.dumps(stop.value)
+            self._connection.send(END if isinstance(stop, StopIteration) else PASSED, final, [], lane=lane.number)
         else:
             self.send_error(stop, lane, is_last=not self.lanes)
 

@@ -92,7 +92,8 @@ class StatedBlocks:
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         """Up to ``n`` elements, at least one if nothing is wrong; the states after them; and what came instead of the next one.
 
-        That is ``StopIteration`` at the end, or an error. The iterator is after the last element then.
+        That is an error, or ``StopIteration`` at the end, with the state there if that counts faults. The iterator is after the
+        last element then.
         """
         if n == 1:
             self._begin()
@@ -228,7 +229,7 @@ class StatedBlocks:
                 return_to(self._it, before)
             return [], self._arrived(error)
         if not element:
-            return [], StopIteration()
+            return [], StopIteration(self._current_state()) if self._it._counts_faults else StopIteration()
         self._state = self._current_state()
         return element, None
 

@@ -48,6 +48,11 @@ class Lookahead:
         return lambda number: copied(states[number - first - 1] if number > first else before)
 
     @property
+    def state_behind(self) -> Any:
+        """The state after the next element, if that has been looked at; else before it."""
+        return copied(self._states[self.position]) if self.position < len(self._elements) else self.state
+
+    @property
     def num_passed(self) -> int:
         """Elements that were passed, failing ones too, since ``restart_count``."""
         return self._num_before + self.position
@@ -72,6 +77,9 @@ class Lookahead:
                 return elements
         failure, self._failure = self._failure, None
         if isinstance(failure, StopIteration):
+            if self._it._counts_faults:  # there may be some before the end
+                self._num_before, self.position, self._before = self.num_passed, 0, copied(snapshot(self._it))
+                self._elements, self._states = [], ()
             return []
         assert failure is not None
         self.has_failed = True

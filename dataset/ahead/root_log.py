@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gristmill.dataset.telling.failures import of_no_element
 from gristmill.workers.logbook import Logbook
 from gristmill.workers.messages import Care, Passed
 
@@ -37,7 +38,7 @@ class RootLog:
         assert self._care is not None
         refused = self._care.refused.get((self._number, index))
         if refused is not None:
-            raise RuntimeError(refused)
+            raise of_no_element(refused)
         until = self._care.until
         if index >= until.get(self._number, index + 1):
             del until[self._number]

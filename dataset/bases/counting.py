@@ -68,6 +68,11 @@ class CountingIterator(BlockIterator[T]):
         move_to_index(self._parents[0], index)
         self._count = index
 
+    def _pass_failed(self) -> bool:
+        is_past: bool = self._parents[0]._pass_failed()
+        self._count += is_past
+        return is_past
+
     def _skip(self) -> None:
         skip_one(self._parents[0])
         self._count += 1

@@ -12,12 +12,16 @@ Guarantees:
 from __future__ import annotations
 
 import abc
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
+from gristmill.dataset.bases.feed import OneByOne
 from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.states.values import CycleState, Fetched, copied
+from gristmill.dataset.tolerance import LaneBudgets
 
 T = TypeVar("T")
 
@@ -32,6 +36,7 @@ class Member:
         self.ready: deque[Fetched] = deque()
         self.failure: Failure | None = None
         self.has_ended = False
+        self.final: Any = None  # the state at the end, if it says more than the last one before
 
     def make_ready(self) -> bool:
         """Gets one more element ready, if that is all there is to it; false: it is left to ``_fetch``."""
@@ -40,7 +45,7 @@ class Member:
     def clear(self) -> None:
         """Forgets what was fetched."""
         self.ready.clear()
-        self.failure, self.has_ended = None, False
+        self.failure, self.has_ended, self.final = None, False, None
 
     def reported(self) -> Failure | None:
         """The failure, whose turn has come. It stays, unless a subclass forgets it so that it is tried again."""
@@ -60,6 +65,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
     _flow = "stateful"
     _stays_on_error = True
     _is_costly_to_restore = True
+    _budgets: Any = None  # who judges what members have passed over
 
     def __init__(self, num_members: int, cycle_length: int) -> None:
         super().__init__()
@@ -94,6 +100,12 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
 
     def _end(self, slot: int) -> None:
         """Called when the member in ``slot`` has ended."""
+        final = self._members[self._indices[slot]].final if self._indices[slot] in self._members else None
+        if final is not None:
+            self._after[slot] = [final], 0
+            error = None if self._budgets is None else self._budgets.judge([(self._indices[slot], [], lambda: final)])
+            if error is not None:
+                raise error
         self._say_exhausted(slot, 1)
         self._ended |= {self._indices[slot]}
 
@@ -121,9 +133,13 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         taken: list[tuple[int, Fetched]] = []
         try:
             failure = self._collect(n, taken)
+            if failure is None and self._budgets is not None:
+                failure = self._over_budget(taken)
             if failure is not None:
                 self._put_back(taken)
                 self._set_position(before)
+                if self._budgets is not None and n > 1 and isinstance(failure(), OneByOne):
+                    return self._take_singly(n)
             elements = [fetched[0] for _, fetched in taken]
             if elements:
                 self._last_turn = before
@@ -136,6 +152,12 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
                 raise failure()
             finally:
                 del failure  # it may have the error, whose traceback refers to this frame
+        return elements
+
+    def _take_singly(self, n: int) -> list[Any]:
+        elements: list[Any] = []
+        while len(elements) < n and (element := self._take(1)):
+            elements += element
         return elements
 
     def _take_ready(self) -> list[Any]:
@@ -195,6 +217,27 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         if len(taken) < n:
             self._rest()
         return None
+
+    def judge_by(self, tolerances: Sequence[Any]) -> None:
+        """Judges what is delivered by what steps upstream tolerate; by nothing: somebody else does."""
+        self._budgets = LaneBudgets(tolerances, self._states) if tolerances else None
+        if tolerances:
+            self._counts_faults = True
+            vars(self)["_take_ready"] = list  # nothing is, before it is judged
+
+    def _states(self) -> list[Any]:
+        """Where each member is."""
+        return [None if after is None else after[0][after[1]] for after in self._after]
+
+    def _judge_anew(self) -> None:
+        if self._budgets is not None:
+            self._budgets.restart()
+
+    def _over_budget(self, taken: list[tuple[int, Fetched]]) -> Failure | None:
+        """Why what was taken must not be delivered."""
+        delivered = [(index, states, partial(operator.getitem, states, which)) for index, (_, states, which) in taken]
+        error = self._budgets.judge(delivered)
+        return None if error is None else lambda: error
 
     def _put_back(self, taken: list[tuple[int, Fetched]]) -> None:
         for index, fetched in reversed(taken):
@@ -262,6 +305,7 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         if mark != self._position():  # else what is ready stays so, and so does an error
             self._forget()
             self._set_position(mark)
+            self._judge_anew()
 
     def _forget(self) -> None:
         """Drops all members, which will be made again where the position says; of none it is known that it has ended."""
@@ -289,3 +333,4 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
     def _skip(self) -> None:
         if self._collect(1, []) is not None and self._skip_failed(self._slot):
             self._pass_on()
+        self._judge_anew()

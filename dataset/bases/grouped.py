@@ -5,7 +5,15 @@ from __future__ import annotations
 import abc
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, marked, return_to, skip_one, snapshot
+from gristmill.dataset.bases.iterator import (
+    BlockIterator,
+    DatasetIterator,
+    marked,
+    return_to,
+    skip_one,
+    snapshot,
+    state_to_refill,
+)
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied
 
@@ -70,6 +78,8 @@ class GroupedIterator(BlockIterator[T], Generic[T, S]):
     def _go_to(self, at: Position[S]) -> None:
         with refilling(self, self._held(at)):
             self._source.set_state(copied(at.parent))
+        if self._counts_faults:  # of which a text does not say whose they are
+            at = at._replace(parent=self._source.get_state())
         self._begin(at)
 
 
@@ -145,8 +155,10 @@ class SizedGroupsIterator(GroupedIterator[T, S]):
         return self._num_taken if self._left is None else 0
 
     def get_state(self) -> Any:
+        source = self._source
         is_there = self._left is None or self._start is None
-        return self._saved(self._source.get_state() if is_there else copied(self._start), self._num_taken)
+        parent = source.get_state() if is_there else state_to_refill(source, self._start, source.get_state)
+        return self._saved(parent, self._num_taken)
 
     def _begin(self, at: Position[S]) -> None:
         self._begin_after(at.num_taken)

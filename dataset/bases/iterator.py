@@ -24,6 +24,7 @@ from gristmill.dataset.bases.feed import OneByOne, StopInStream, what_failed
 from gristmill.dataset.bases.node import Node, as_parents
 from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, running_upstream
 from gristmill.dataset.bases.origins import Place
+from gristmill.dataset.bases.tolerating import Tolerating
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop, tell
 from gristmill.dataset.telling.tracebacks import filter_traceback
@@ -35,7 +36,7 @@ T_co = TypeVar("T_co", covariant=True)
 _UNUSED = IteratorContext(joined=None)  # that of an iterator which has none yet
 
 
-class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
+class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     """An iterator that knows its position: ``get_state`` is small, ``set_state`` continues exactly from there.
 
     Law: after ``it.set_state(s)`` with ``s`` from ``get_state`` of an iterator of an equal pipeline, ``it`` delivers the
@@ -62,6 +63,7 @@ class DatasetIterator(Node, Observable, Iterator[T_co], abc.ABC):
     def __init__(self, parents: DatasetIterator[Any] | Iterable[DatasetIterator[Any]] = ()) -> None:
         if parents != ():  # as quick as can be for the components of mixtures
             self._parents = as_parents(parents, DatasetIterator)
+            self._share_faults(self._parents)
         if self._refills:
             are_taken_again(self._parents)
         if self._parents:
@@ -506,6 +508,16 @@ def return_to(it: DatasetIterator[Any], mark: Any) -> None:
     """Takes ``it`` back, after a step that failed or went too far, to where it was ``marked``, if it can go back."""
     if mark is not None:
         it._return_to(mark)
+
+
+def state_to_refill(it: DatasetIterator[Any], before: Any, now: Callable[[], Any]) -> Any:
+    """The state to save for a step that takes elements of ``it`` again when it is restored, from ``before`` up to
+    where ``now`` says that it is."""
+    if not it._counts_faults:
+        return copied(before)
+    from gristmill.dataset.tolerance import with_passed
+
+    return with_passed(before, now())
 
 
 def go_to(it: DatasetIterator[Any], state: Any) -> None:

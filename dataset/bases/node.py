@@ -87,6 +87,7 @@ class DatasetNode(Node):
     _starts_workers = False  # whether its iterators start processes
     _makes_batches = False  # whether an element has a row for each of those that it is made of
     _may_leave_out = False  # whether a function decides, of which nobody knows it without calling it
+    _tolerance: Any = None  # which faults of the steps before it are passed over (see ``gristmill.dataset.tolerance``)
 
     @property
     def _described_upstream(self) -> Sequence[Any]:
@@ -233,6 +234,16 @@ def random_seed(stage: Any, seed: int | None, name: str, *, bits: int | None = N
     if default is None:
         raise ValueError(f"{name} needs a seed: pass seed=..., or call ds.seed(seed) before it")
     return int(default)
+
+
+def tolerance_of(ds: Any) -> Any:
+    """Which faults of the steps before it ``ds`` passes over; ``None``: none."""
+    return ds._tolerance
+
+
+def tolerances(ds: Any) -> list[Any]:
+    """Those of ``ds`` and everything upstream."""
+    return [node._tolerance for node in ancestors(ds) if node._tolerance is not None]
 
 
 def ancestors(ds: Any) -> Iterator[Any]:

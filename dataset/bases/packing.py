@@ -20,7 +20,7 @@ from gristmill.core.errors import StateIndexError, StateMismatchError
 from gristmill.core.state import plain_counts, shown
 from gristmill.dataset.ahead.lookahead import Lookahead
 from gristmill.dataset.bases.grouped import GroupedIterator, Position, S
-from gristmill.dataset.bases.iterator import DatasetIterator, go_to
+from gristmill.dataset.bases.iterator import DatasetIterator, go_to, state_to_refill
 from gristmill.dataset.states.values import copied, given
 from gristmill.dataset.telling.failures import tell
 
@@ -145,8 +145,9 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
                 ahead.position += 1
 
     def get_state(self) -> Any:
-        at = self._at
-        state = self._saved(self._source.get_state() if at.parent is None else copied(at.parent), at.num_taken)
+        at, source = self._at, self._source
+        parent = source.get_state() if at.parent is None else state_to_refill(source, at.parent, self._state_ahead)
+        state = self._saved(parent, at.num_taken)
         if at.skipped:
             state["skipped"] = list(at.skipped)
         return state
@@ -159,6 +160,10 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
             return self.get_state()
         finally:
             self._at = now
+
+    def _state_ahead(self) -> Any:
+        """The parent's state after what decides the group: also an element that did not fit."""
+        return self._at.parent if self._memory is None else self._memory.ahead.state_behind
 
     def _restore(self, state: Any) -> None:
         at = self._position_in(state)

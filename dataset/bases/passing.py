@@ -26,6 +26,9 @@ class PassingIterator(BlockIterator[T_co]):
     def _skip(self) -> None:
         skip_one(self._source)
 
+    def _pass_failed(self) -> bool:
+        return self._flow != "stateful" and self._source._pass_failed()
+
     def _mark(self) -> Any:
         return self._source._mark()
 

@@ -26,7 +26,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, is_of_blocks, iterate, snapshot
 from gristmill.dataset.bases.length import Exact, num_elements
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
-from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.node import ancestors, tolerances
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.states.old import (
     is_old_workers_state,
@@ -82,6 +82,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         self._num_opened, self._indices, self._after[:] = count, tuple(range(count)), [_BEGINNING] * count
         self._initial_states: list[Any] | None = None
         self._process_id = 0
+        self.judge_by(tolerances(ds))
         watch_if_tracked(self, self._ctx.options)
 
     @abc.abstractmethod
@@ -211,6 +212,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         """
         if self._initial_states is None and any([after is _BEGINNING for after in self._after]):
             self._initial_states = [snapshot(it) for it in self._share_iterators()]
+            self._judge_anew()
         states = []
         for slot, after in enumerate(self._after):
             state = self._initial_states[slot] if after is _BEGINNING and self._initial_states else self._state_of(slot)
@@ -242,8 +244,11 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         for it, value in zip(shares, cycle.states, strict=True):
             if value is not None and is_of_blocks(it):  # what users do with a state may take long or have effects
                 it.set_state(value)
+        if self._counts_faults:  # of which a text does not say whose they are
+            cycle.states = [value if value is None else snapshot(it) for it, value in zip(shares, cycle.states, strict=True)]
         self._go_to(cycle)
         self._undropped = {i: (([cycle.states[i]], 0), num) for i, num in enumerate(nums) if num}
+        self._judge_anew()
 
     def _has_gaps(self) -> bool:
         return any([may_have_gaps(it) for it in self._share_iterators()])

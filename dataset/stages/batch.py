@@ -99,6 +99,11 @@ class BatchMapDataset(BlockMapDataset[T]):
                 add_before(error, _SPARSE_NOTE)
             raise
 
+    def _num_drawn(self, num: int, parent: int) -> int:
+        epochs, position = divmod(num, self._length)
+        of_epoch = self._length * self._batch_size if self._parameters.drop_remainder else self._parent_length
+        return epochs * of_epoch + min(position * self._batch_size, self._parent_length)
+
     def _origins(self, index: int) -> Iterable[Part]:
         epoch, position = divmod(index, len(self))
         first, offset = position * self._batch_size, epoch * self._parent_length

@@ -22,7 +22,8 @@ from gristmill.dataset.bases.iterator import (
 )
 from gristmill.dataset.bases.length import Exact, Infinite
 from gristmill.dataset.bases.next_index import move_to_index
-from gristmill.dataset.bases.node import ancestors
+from gristmill.dataset.bases.node import ancestors, tolerances
+from gristmill.dataset.bases.round_robin import RoundRobinIterator
 from gristmill.dataset.lane_rows import Part, join_parts, part_of_lanes
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
@@ -30,6 +31,7 @@ from gristmill.dataset.stages.random_map import RandomMapMapDataset
 from gristmill.dataset.states.lanes import LanesState, Position, merge_states
 from gristmill.dataset.states.values import CycleState
 from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.tolerance import LaneBudgets
 from gristmill.dataset.watching import watch_if_tracked
 from gristmill.transforms.batching import Allocate, BufferPool
 
@@ -64,6 +66,10 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
         self._at = Position()
         self._ahead: tuple[tuple[list[Part], Any], ...] = ()  # steps that are not delivered, and the parent's states after them
         self._state: Any = None  # the parent's where this is; ``None``: it is there
+        found = tolerances(ds)
+        self._budgets = LaneBudgets(found, lambda: [self.get_state()]) if found else None
+        if isinstance(rows, RoundRobinIterator):
+            rows.judge_by([])
         watch_if_tracked(self, collected_options(ds))
 
     @property
@@ -79,6 +85,8 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
                 tell(error, self)
                 raise
             self._pass_step()
+            if self._budgets is not None and (excess := self._budgets.judge([(0, [], self.get_state)])) is not None:
+                raise excess
         return batches
 
     def _next_parts(self) -> list[Part] | None:
@@ -223,6 +231,11 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
         at = parsed.position
         self._at = at if is_as_agreed else at.replaced(horizon=at.step, is_last=False)
         self._ahead, self._state, self._is_restored = (), None, True
+        self._judge_anew()
+
+    def _judge_anew(self) -> None:
+        if self._budgets is not None:
+            self._budgets.restart()
 
     def _get_next_index(self) -> int:
         return self._at.step
@@ -250,6 +263,7 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
     def _return_to(self, mark: Any) -> None:
         place, self._at, self._ahead, self._state = mark
         return_to(self._source, place)
+        self._judge_anew()
 
     def _skip(self) -> None:
         at = self._at
@@ -267,6 +281,7 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
         if not self._ahead:
             self._skip_parts()
         self._pass_step()
+        self._judge_anew()
 
     def _skip_parts(self) -> None:
         for _ in range(self._num_parts):

@@ -121,6 +121,13 @@ class MixedMapDataset(BlockMapDataset[T]):
             raise
         return component, [inner]
 
+    def _num_drawn(self, num: int, parent: int) -> int:
+        for index in range(num, num + _FIRST_BLOCK):  # the next of its elements says how many were before
+            component, (inner,) = self._selected(index)
+            if component == parent:
+                return inner
+        return num * len(self._parents[parent]) // max(1, self._length)
+
     def _origins(self, index: int) -> Iterable[Part]:
         component, (inner,) = self._selected(index)
         return [Part(self._parents[component], inner, components=(component,))]

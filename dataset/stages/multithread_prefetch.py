@@ -156,6 +156,7 @@ class ThreadShard(Shard):
             self.ready.append((elements[0], *self._iterator._position()))
         else:
             self.has_ended = True
+            self.final = self._iterator.get_state() if self._iterator._counts_faults else None
 
     def skip(self, state: Any) -> Any:
         self._iterator._skip()

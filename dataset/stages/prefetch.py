@@ -20,7 +20,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, same_index
-from gristmill.dataset.bases.node import ancestors, dropping_steps, spec_of, spec_of_first_parent
+from gristmill.dataset.bases.node import ancestors, dropping_steps, spec_of, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
@@ -80,7 +80,12 @@ class PrefetchIterDataset(IterDataset[T]):
         )
 
     def __iter__(self) -> DatasetIterator[T]:
-        return PrefetchDatasetIterator(self._parents[0], self._parameters)
+        parent = self._parents[0]
+        if tolerances(parent):
+            from gristmill.dataset.stages.tolerate import tried
+
+            return tried(parent, self._parameters)
+        return PrefetchDatasetIterator(parent, self._parameters)
 
 
 class TracedMapDataset(BlockMapDataset[Any]):
@@ -205,8 +210,8 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                     self._end = index
                     break
                 except Exception as error:
-                    self._failed_index = index
                     if not read:
+                        self._failed_index = index
                         raise
                     self._reader.give_back(index, [], error)
                     raise OneByOne from None
@@ -289,7 +294,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
                 f"next_index in the state of {self} must be in [0, {self._length}], the length of the dataset, got {shown(index)}"
             )
         self._reader.go_to(position)
-        self._next_index, self._end = position, self._length
+        self._next_index, self._end, self._failed_index = position, self._length, -1
 
     def _mark(self) -> tuple[int, tuple[int, int]]:
         return self._next_index, self._guard.counts if "_guard" in vars(self) else NONE_SEEN
@@ -318,6 +323,10 @@ class PrefetchDatasetIterator(BlockIterator[T]):
 
     def _has_gaps(self) -> bool:
         return self._is_sparse and not self._allow_nones
+
+    def _pass_failed(self) -> bool:
+        self._next_index += self._next_index == self._failed_index  # else a step behind this one has failed
+        return True
 
     def _skip(self) -> None:
         if self._next_index == self._failed_index:

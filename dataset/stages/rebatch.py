@@ -13,7 +13,7 @@ from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot, state_to_refill
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters
@@ -224,8 +224,9 @@ class RebatchDatasetIterator(BlockIterator[T]):
         self._allocate = allocate
 
     def get_state(self) -> Any:
-        before = None if self._batch is None else self._batch.before
-        return {"parent": self._source.get_state() if before is None else copied(before), "batch_idx": self._row}
+        before, source = None if self._batch is None else self._batch.before, self._source
+        parent = source.get_state() if before is None else state_to_refill(source, before, source.get_state)
+        return {"parent": parent, "batch_idx": self._row}
 
     def _restore(self, state: Any) -> None:
         row = state_count(state, "batch_idx", self)

@@ -29,7 +29,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, share_context, stream_of
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
-from gristmill.dataset.bases.node import dropping_steps, parents_of, spec_of_first_parent
+from gristmill.dataset.bases.node import dropping_steps, parents_of, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
 from gristmill.dataset.bases.passing import PassingIterator
@@ -100,6 +100,11 @@ def _chain(ds: IterDataset[Any]) -> list[IterDataset[Any]]:
 def _divided_part(ds: IterDataset[Any]) -> IterDataset[Any]:
     """The part of ``ds``, up to one of its steps, in which every element follows from its index."""
     root, *steps = _chain(ds)
+    if tolerances(root.parents[0]):
+        raise ValueError(
+            "order='stream' finds elements by their index, and cannot count what tolerate of a MapDataset passes over: call "
+            "tolerate behind to_iter_dataset(), or use order='workers', with num_lanes"
+        )
     part, leaves_out, in_batches = root, not parameters_of(root).allow_nones and bool(dropping_steps(root.parents[0])), False
     for step in steps:
         needs = needs_of(step)

@@ -149,6 +149,8 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         elements = [x for x, _, _ in fetched]
         num = len(elements)
         after = fetched[-1][1:] if fetched else self._after
+        if num < n and failure is not None and (final := getattr(failure[0], "value", None)) is not None:
+            after = [final], 0  # the end, which was found behind faults
         index = None if self._index is None else self._index + num
         # From here on nothing is called, so that an interrupt comes before all of it or after it.
         if num:
@@ -165,7 +167,7 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
             elements = self._source._take(n)
             if elements:
                 self._before = before
-            if len(elements) < n and before is not None and self._after is None:
+            if len(elements) < n and before is not None and self._after is None and not self._counts_faults:
                 # The end: the state stays that after the last element, although the parent may have gone on looking for more.
                 if elements:
                     after = snapshot(self._source)

@@ -20,6 +20,7 @@ from gristmill.dataset.bases.origins import Place, place_of
 from gristmill.dataset.telling.origin import Records, origin
 
 _ON_DELIVERY = "_gristmill_on_delivery"
+_OF_NO_ELEMENT = "_gristmill_of_no_element"
 _MAX_NAME = 200  # characters
 _MAX_SHOWN = 8  # numbers of a list
 
@@ -32,12 +33,14 @@ class Failure(Value):
         elements: the numbers of the elements that it worked on, in words; nothing if they are not known.
         details: the records that these are made of.
         again: what is said of epochs by steps that know no more.
+        record_keys: of these records, as far as they are numbers or text.
     """
 
     stage: str
     elements: str = ""
     details: tuple[_Detail, ...] = ()
     again: str = ""
+    record_keys: tuple[int | str, ...] = ()
 
     def place(self) -> str:
         """In words: "by" a stage "at" an element, if that is known."""
@@ -154,6 +157,18 @@ def on_delivery(error: BaseException, call: Callable[[], object]) -> None:
     vars(error)[_ON_DELIVERY] = call
 
 
+def of_no_element(message: str) -> RuntimeError:
+    """An error of a process, say, which leaving out elements does not help against."""
+    error = RuntimeError(message)
+    vars(error)[_OF_NO_ELEMENT] = True
+    return error
+
+
+def is_of_no_element(error: BaseException) -> bool:
+    """Whether ``error`` is about more than the element that was asked for."""
+    return not vars(error).keys().isdisjoint((_ON_DELIVERY, _OF_NO_ELEMENT))
+
+
 def deliver(error: BaseException) -> None:
     """Called when a user gets ``error``."""
     call = vars(error).pop(_ON_DELIVERY, None)
@@ -188,7 +203,9 @@ def add_before(error: BaseException, text: str) -> None:
 def _failure_at(stage: Any, indices: Sequence[int]) -> Failure:
     if not indices:
         return Failure(_name(stage))
-    return Failure(_name(stage), f"at {_numbers('element', indices)}{_share(stage)}", _details(origin(stage, indices), 0))
+    found = origin(stage, indices)
+    elements = f"at {_numbers('element', indices)}{_share(stage)}"
+    return Failure(_name(stage), elements, _details(found, 0), record_keys=_record_keys(found))
 
 
 def _failure_at_last(stage: Any, it: Any) -> Failure:
@@ -202,7 +219,8 @@ def _failure_at_last(stage: Any, it: Any) -> Failure:
     number = place.last // place.size
     ds, indices = _in_whole(place, range(number * place.size, place.last + 1))
     elements = _numbers("element", indices if place.size == 1 else [number])
-    return Failure(name, f"at {elements}{_share(ds)}", _details(origin(ds, indices), place.epoch))
+    found = origin(ds, indices)
+    return Failure(name, f"at {elements}{_share(ds)}", _details(found, place.epoch), record_keys=_record_keys(found))
 
 
 def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
@@ -218,6 +236,10 @@ def _in_whole(place: Place, indices: range) -> tuple[Any, range]:
 def _share(ds: Any) -> str:
     """What follows a number of an element of ``ds`` if that is only the part of one worker."""
     return " of its share" if any([node._is_share for node in ancestors(ds)]) else ""
+
+
+def _record_keys(found: Sequence[Records]) -> tuple[int | str, ...]:
+    return tuple([key for records in found for key in records.keys[:_MAX_SHOWN] if type(key) in (int, str)])
 
 
 def _details(found: Sequence[Records], epoch: int) -> tuple[_Detail, ...]:

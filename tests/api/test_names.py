@@ -22,6 +22,8 @@ FAMILIES = [
     ("RandomAccessDataSource ArrayRecordDataSource RangeDataSource", "sources.", [IN_PYTHON, HERE]),
     ("Map RandomMap Filter", "transforms.", TRANSFORMS[:2]),
     ("MapWithIndex", "transforms.", TRANSFORMS),
+    ("Tolerate", "transforms.", []),
+    ("FaultBudgetError", "", []),
     ("Transformation Transformations DatasetSelectionMap", "transforms.", [IN_PYTHON, HERE]),
     ("ShardOptions NoSharding ShardByJaxProcess", "sharding.", [IN_PYTHON, HERE]),
     ("INDEX RECORD_KEY DATASET_INDEX EPOCH SEED RECORD META_FEATURES", "constants.", [IN_PYTHON, HERE]),

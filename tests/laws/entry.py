@@ -42,6 +42,12 @@ def drop_threes(x: int) -> int | None:
     return None if x % 3 == 0 else x
 
 
+def break_threes(x: int) -> int:
+    if x % 3 == 0:
+        raise ValueError(f"{x} is broken")
+    return x
+
+
 def not_multiple_of_three(x: Any) -> bool:
     return x % 3 != 0
 

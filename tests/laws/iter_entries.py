@@ -11,6 +11,7 @@ from entry import (
     Fan,
     IterEntry,
     add_ten,
+    break_threes,
     draw,
     drop_threes,
     fan,
@@ -74,6 +75,14 @@ def dropping(options: ReadOptions = DIRECT) -> IterDataset[int]:
 
 def filtered(options: ReadOptions = THREADED, n: int = 11) -> IterDataset[int]:
     return numbers(options, n).filter(not_multiple_of_three)
+
+
+def tolerant(ds: IterDataset[Any]) -> IterDataset[Any]:
+    return ds.map(break_threes).tolerate(ValueError, max_rate=None)
+
+
+def tolerant_map() -> MapDataset[int]:
+    return MapDataset.range(1, 12).map(break_threes).tolerate(max_rate=None)
 
 
 def lists(ds: IterDataset[Any], size: int) -> IterDataset[Any]:
@@ -223,6 +232,10 @@ _ROWS: list[tuple[Any, ...]] = [
         [x and draw(x, stream(2, i)) for i, x in enumerate(_SPARSE)],
     ),
     ("filter", lambda: filtered(DIRECT), _PRESENT),
+    ("tolerate", lambda: tolerant(numbers(THREADED)), _PRESENT),
+    ("tolerate_map", lambda: tolerant_map().to_iter_dataset(THREADED), [*_PRESENT, 11]),
+    ("tolerate_windows", lambda: tolerant(numbers()).window_shuffle(3, seed=1), window_stream(_PRESENT, 3, 1)),
+    ("tolerate_lanes", lambda: tolerant(numbers()).mp_prefetch(MultiprocessingOptions(num_lanes=2)), [2, 1, 4, 5, 8, 7, 10]),
     ("filter_nones", lambda: sparse(THREADED).filter(is_big), _BIG),
     ("batch", lambda: numbers(THREADED).batch(4), arrays(11, 4)),
     ("batch_drop", lambda: filtered(DIRECT).batch(3, drop_remainder=True), [np.array([1, 2, 4]), np.array([5, 7, 8])]),

@@ -4,7 +4,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from entry import Fan, MapEntry, Vectored, add_ten, draw, drop_threes, fan, in_pairs, not_multiple_of_three, pair, repeated
+from entry import (
+    Fan,
+    MapEntry,
+    Vectored,
+    add_ten,
+    break_threes,
+    draw,
+    drop_threes,
+    fan,
+    in_pairs,
+    not_multiple_of_three,
+    pair,
+    repeated,
+)
 from formulas import block_shuffled, bucket_batches, chosen, shuffled, stream, window_shuffled
 
 from gristmill.core.record import Record
@@ -12,6 +25,7 @@ from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.dataset import MapDataset
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.stages.runs import RunsMapDataset
+from gristmill.dataset.stages.tolerate import TriedMapDataset
 from gristmill.loader.records import SampledMapDataset
 from gristmill.samplers import IndexSampler
 
@@ -133,6 +147,29 @@ def of_part(positions: list[int]) -> Callable[[int], tuple[int, int]]:
 
 
 PARTS = {"a": 0.6, "b": 0.4}
+
+
+def tolerant(ds: MapDataset[Any], then: Any = "skip") -> MapDataset[Any]:
+    return ds.map(break_threes).tolerate(ValueError, max_rate=None, then=then)
+
+
+def replaced(i: int) -> Any:
+    """Element ``i`` of ``tens()``, or the first one drawn from (0, ``i``) that is not broken."""
+    rng, tried = stream(0, i), [i]
+    while ten(tried[-1]) % 3 == 0:
+        drawn = i // 10 * 10 + int(rng.integers(10))
+        tried += [drawn] if drawn not in tried else []
+    return ten(tried[-1])
+
+
+def replaced_pair(i: int) -> Any:
+    return [replaced(2 * i), replaced(2 * i + 1)]
+
+
+def tolerated_twice(i: int) -> Any:
+    return None if (replaced(i) + 10) % 3 == 0 else replaced(i) + 10
+
+
 _ROWS: list[tuple[Any, ...]] = [
     ("range", lambda: _range(2, 20, 3), lambda i: 2 + (i % 6) * 3, 6),
     ("range_down", lambda: _range(5, -6, -2), lambda i: 5 - (i % 6) * 2, 6),
@@ -146,6 +183,11 @@ _ROWS: list[tuple[Any, ...]] = [
     ("random_map", lambda: holey().random_map(draw, seed=7), lambda i: unless_three(i, draw(ten(i), stream(7, i))), 10),
     ("filter", lambda: tens().filter(not_multiple_of_three), lambda i: unless_three(i, ten(i)), 10),
     ("seed", lambda: tens().seed(4), ten, 10),
+    ("tolerate", lambda: tolerant(tens()), lambda i: unless_three(i, ten(i)), 10),
+    ("tolerate_replace", lambda: tolerant(tens(), then="replace").map(add_ten), lambda i: replaced(i) + 10, 10),
+    ("tolerate_batches", lambda: tolerant(tens(), then="replace").batch(2, batch_fn=list), replaced_pair, 5),
+    ("tolerate_again", lambda: tolerant(tolerant(tens(), then="replace").map(add_ten)), tolerated_twice, 10),
+    ("tolerate_reading", lambda: TriedMapDataset(tens().tolerate()), ten, 10),
     ("shuffle", lambda: tens().shuffle(seed=3), lambda i: shuffled(i, 10, 3) % 10, 10),
     ("shuffle_one", lambda: _range(1).shuffle(seed=3), lambda i: 0, 1),
     ("shuffle_index", lambda: indexed().shuffle(seed=3), lambda i: at(shuffled(i, 10, 3)), 10),

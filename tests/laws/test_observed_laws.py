@@ -75,6 +75,17 @@ def stages_of(ds):
     return [*found.values()]
 
 
+def without_faults(it):
+    """The elements of a step, which may fail where one behind it tolerates that."""
+    while True:
+        try:
+            yield next(it)
+        except StopIteration:
+            return
+        except ValueError:
+            it.skip_failed()
+
+
 @each_of_all
 def test_what_is_seen_at_a_stage_is_what_it_gives(entry):
     ds = entry.make()
@@ -86,7 +97,7 @@ def test_what_is_seen_at_a_stage_is_what_it_gives(entry):
     assert is_empty or 0 in found
     for number, spec in found.items():
         with contextlib.closing(iterate(stages[number])) as it:
-            specs = {spec_text(x) for x in itertools.islice(it, 200)}
+            specs = {spec_text(x) for x in itertools.islice(without_faults(it), 200)}
         assert not specs or spec in specs, (number, stages[number], spec, specs)
     makes_datasets = any([isinstance(getattr(x, "_datasets", None), MapDataset) for x in stages])
     is_chain = all([len(x.inputs) < 2 for x in graph.stages])

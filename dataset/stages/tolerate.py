@@ -1,0 +1,719 @@
+"""``tolerate``: faults within a budget.
+
+The guarantees, besides those of ``tolerance``:
+
+1. What is passed over depends on the records alone. A map stage answers ``None``, or the element of another index, at any index,
+   whoever asks; it counts nothing. The iterator that reads it counts: what fails while a block is computed goes beside the
+   elements, and is booked when the element at that index is passed.
+2. A stream passes over the outputs of the step before it that fail, each where that step left off: nothing is computed again to
+   go past it, where the step can do that.
+3. Without faults, a block costs one ``try`` more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from gristmill.core.errors import StateMismatchError, as_int, as_seconds
+from gristmill.core.indices import Indices, as_ints
+from gristmill.core.seeds import RngPool
+from gristmill.core.state import shown, state_count, state_field
+from gristmill.dataset.bases.iter import IterDataset
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to
+from gristmill.dataset.bases.length import some_of_them
+from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, same_index
+from gristmill.dataset.bases.next_index import move_to_index, next_index_of
+from gristmill.dataset.bases.node import DatasetNode, ancestors, is_of_library, spec_of_first_parent, tolerance_of
+from gristmill.dataset.bases.origins import Part
+from gristmill.dataset.bases.parameters import Parameters, aside
+from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.slicing import PipelineEditor
+from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator, PrefetchParameters
+from gristmill.dataset.states.values import copied
+from gristmill.dataset.tolerance import (
+    Again,
+    Event,
+    Fault,
+    FaultLog,
+    Faults,
+    Limits,
+    Passed,
+    Tolerance,
+    failed_again,
+    keep_known,
+    running,
+)
+
+T = TypeVar("T")
+
+_MAX_DRAWS = 1000  # for an index of the same component
+_MAX_REPLACEMENTS = 100  # in a row, where there is no limit
+_NUM_RECENT = 20
+
+
+class TolerateParameters(Parameters):
+    errors: Any = aside()
+    max_rate: float | None = aside(in_text=True)
+    max_total: int | None = aside()
+    max_consecutive: int | None = aside()
+    retries: int = aside()
+    backoff_seconds: float = aside()
+    then: str
+    log: Any = aside()
+
+    def __post_init__(self) -> None:
+        kinds = self.errors if isinstance(self.errors, tuple) else (self.errors,)
+        if not kinds or not all([isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds]):
+            raise TypeError(f"errors must be a subclass of Exception, or a tuple of them, got {shown(self.errors)}")
+        if self.then not in ("skip", "replace"):
+            raise ValueError(f"then must be 'skip' or 'replace', got {self.then!r:.100}")
+        if self.max_rate is not None:
+            if isinstance(self.max_rate, bool | str) or not hasattr(self.max_rate, "__float__"):
+                raise TypeError(f"max_rate must be a number or None, got {shown(self.max_rate)}")
+            if not 0 <= float(self.max_rate) <= 1:
+                raise ValueError(f"max_rate must be in [0, 1], got {self.max_rate}")
+            self._replace(max_rate=float(self.max_rate))
+        for name in ("max_total", "max_consecutive"):
+            if getattr(self, name) is not None:
+                self._replace(**{name: as_int(name, getattr(self, name), minimum=0)})
+        if not (self.log is None or isinstance(self.log, str) or hasattr(self.log, "__fspath__") or hasattr(self.log, "write")):
+            raise TypeError(f"log must be a path, a file open for text, or None, got {shown(self.log)}")
+        self._replace(
+            errors=kinds,
+            retries=as_int("retries", self.retries, minimum=0),
+            backoff_seconds=as_seconds("backoff_seconds", self.backoff_seconds),
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "log": None if hasattr(self.log, "write") else self.log}  # an open file stays here
+
+    def tolerance_of(self, stage: Any) -> Tolerance:
+        limits = Limits(Tolerance.new_number(), str(stage), self.max_rate, self.max_total, self.max_consecutive)
+        return Tolerance(self.errors, limits, self.retries, self.backoff_seconds, self.then == "replace", self.log)
+
+
+class TolerateMapDataset(BlockMapDataset[T]):
+    """The parent's elements; ``None``, or the one at another index, where that fails.
+
+    Order: the parent's. State: of whoever iterates, the counts of faults. Cost: a ``try`` for a block.
+    """
+
+    _element_spec = spec_of_first_parent
+    _origins = same_index
+    _parameters: TolerateParameters
+
+    def __init__(
+        self,
+        parent: Any,
+        errors: Any,
+        max_rate: float | None,
+        max_total: int | None,
+        max_consecutive: int | None,
+        retries: int,
+        backoff_seconds: float,
+        then: str,
+        log: Any,
+    ) -> None:
+        super().__init__(parent)
+        given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
+        self._parameters = TolerateParameters(*given)
+        self._drops = self._parameters.then == "skip"
+        self._tolerance = self._parameters.tolerance_of(self)
+        default = self._default_seed
+        self._rng_pool = RngPool(0 if default is None else int(default))
+
+    def _block(self, indices: Indices) -> list[Any]:
+        if running.known is not None:
+            return [self._one(i) for i in as_ints(indices)]
+        events = running.events
+        num_events = 0 if events is None else len(events)
+        try:
+            return self._parents[0]._block(indices)
+        except Exception as error:
+            if events is not None:
+                del events[num_events:]
+            return [self._one(i, error if len(indices) == 1 else None) for i in as_ints(indices)]
+
+    def _one(self, index: int, error: Exception | None = None) -> Any:
+        tolerance, known, events = self._tolerance, running.known, running.events
+        key = tolerance.limits.number, index
+        num_known = 0 if known is None else known.get(key, 0)
+        num_failed, faults = 0, []
+        for candidate in self._candidates(index):
+            if num_failed < num_known:
+                num_failed += 1
+            else:
+                element, error = tolerance.attempt(lambda i=candidate: self._parents[0]._block([i])[0], error)
+                if error is None:
+                    break
+                if known is not None:
+                    failed_again(error, self)
+                    raise error
+                num_failed += 1
+                faults.append(Fault.of(error, self))
+                error = None
+            if not tolerance.replaces:
+                element = None
+                break
+            self._check_replacements(num_failed, faults)
+        if num_failed and events is not None:
+            events.append(Event(*key, num_failed, tuple(faults)))
+        return element
+
+    def _check_replacements(self, num_failed: int, faults: list[Fault]) -> None:
+        limits = self._tolerance.limits
+        if limits.max_consecutive is None:
+            limits = limits.replaced(max_consecutive=_MAX_REPLACEMENTS)
+        error = limits.replaced(max_rate=None, max_total=None).excess(num_failed, num_failed, num_failed, faults)
+        if error is not None:
+            raise error
+
+    def _candidates(self, index: int) -> Iterator[int]:
+        """``index``, then others of its epoch and component, drawn from the seed and it."""
+        yield index
+        length = len(self)
+        if length < 2:
+            return
+        start = index // length * length
+        component, tried = _component(self._parents[0], index), {index}
+        rng = self._rng_pool.acquire_rng(index)
+        num_draws = 0
+        while len(tried) < length and num_draws < _MAX_DRAWS:
+            num_draws += 1
+            other = start + int(rng.integers(length))
+            if other not in tried and _component(self._parents[0], other) == component:
+                tried.add(other)
+                num_draws = 0
+                yield other
+        yield from (i for i in range(start, start + length) if i not in tried and _component(self._parents[0], i) == component)
+
+
+def _component(ds: Any, index: int) -> tuple[int, ...]:
+    """Which component of every mixture on the way to the record an element is of."""
+    path = []
+    try:
+        while is_of_library(ds):
+            origins = [one for one in ds._origins(index) if isinstance(one, Part)][:2]
+            if len(origins) != 1:
+                break
+            if len(ds.parents) > 1:
+                path.append(next(i for i, parent in enumerate(ds.parents) if parent is origins[0].ds))
+            ds, index = origins[0].ds, origins[0].index
+    except Exception:
+        pass  # it comes again where elements are computed
+    return tuple(path)
+
+
+class Tried:
+    """An element in whose making something has failed.
+
+    Args:
+        index: of the element.
+        element: what there is.
+        events: what has failed.
+        is_left_out: there is none, since it was passed over.
+    """
+
+    __slots__ = ("element", "events", "index", "is_left_out")
+    stands_for_another = True
+
+    def __init__(self, index: int, element: Any, events: list[Event], is_left_out: bool) -> None:
+        self.index, self.element, self.events, self.is_left_out = index, element, events, is_left_out
+
+
+class Known:
+    """What the iterator of a ``TriedMapDataset`` and this tell each other."""
+
+    until = 0  # before this index the outcomes are known
+    by_index: Mapping[int, Mapping[tuple[str, int], int]] = {}  # what fails there, and how often
+    has_more = False  # something has failed
+
+
+class _Without(PipelineEditor):
+    """Leaves steps out of a pipeline."""
+
+    def __init__(self, steps: Sequence[Any]) -> None:
+        super().__init__()
+        self._steps = {id(step) for step in steps}
+
+    def _replace(self, ds: Any) -> Any:
+        if id(ds) in self._steps:
+            return self.replaced(ds.parents[0])
+        return ds if not tolerating(ds) else self._over_replaced(ds)
+
+    def _copied(self, ds: Any, replaced: Callable[[Any], Any]) -> Any:
+        return DatasetNode._over(ds, replaced)  # a copy will do, since no length is another one
+
+
+class TriedMapDataset(BlockMapDataset[Any]):
+    """The parent's elements, a ``Tried`` where something has failed in the making: for the iterator that reads it alone.
+
+    Order: the parent's. Cost: nothing worth mention.
+    """
+
+    _element_spec = spec_of_first_parent
+    _origins = same_index
+    _adds_step = False
+
+    def __init__(self, parent: MapDataset[Any]) -> None:
+        super().__init__(parent)
+        self.stages = tolerating(parent)
+        self.known = Known()
+        self._bare = _Without(self.stages).replaced(parent)  # quicker, as long as nothing fails
+        self._leaves_out = {tolerance_of(stage).limits.number for stage in self.stages if not tolerance_of(stage).replaces}
+        self._way = {id(node) for node in ancestors(parent) if tolerating(node)}
+        self._is_traced = all([is_of_library(node) for node in ancestors(parent) if id(node) in self._way])
+
+    def _over(self, replaced: Callable[[Any], Any]) -> TriedMapDataset:
+        new = TriedMapDataset(replaced(self._parent))
+        new.known = self.known  # an observer's, for the same iterator
+        return new
+
+    def _block(self, indices: Indices) -> list[Any]:
+        known, num = self.known, len(indices)
+        if num > 1 and not (known.until or self._draws_once):
+            try:
+                return self._bare._block(indices)
+            except Exception:
+                pass  # it comes again
+        if num > 1 and (indices[0] < known.until or not self._is_traced):
+            return [self._block([i])[0] for i in as_ints(indices)]
+        outer, events = (running.events, running.known), []  # type: tuple[Any, Any], list[Event]
+        running.events = events
+        if known.until and indices[0] < known.until:
+            running.known = known.by_index.get(indices[0], {})
+        try:
+            elements = self._parents[0]._block(indices)
+        finally:
+            running.events, running.known = outer
+        return self._with_faults(as_ints(indices), elements, events) if events else elements
+
+    def _with_faults(self, indices: Sequence[int], elements: list[Any], events: list[Event]) -> list[Any]:
+        self.known.has_more = True
+        if len(indices) == 1:
+            return [self._tried(indices[0], elements[0], events)]
+        left: dict[tuple[str, int], Event] = {event[:2]: event for event in events}
+        for i, index in enumerate(indices):
+            own = [left.pop(key) for key in self._asked(index) if key in left]
+            if own:
+                elements[i] = self._tried(index, elements[i], own)
+        return [self._block([i])[0] for i in indices] if left else elements
+
+    def _tried(self, index: int, element: Any, events: list[Event]) -> Tried:
+        is_left_out = element is None and any([event.number in self._leaves_out for event in events])
+        return Tried(index, element, events, is_left_out)
+
+    def _asked(self, index: int) -> Iterator[tuple[str, int]]:
+        """Of which steps, at which indices, the element is made."""
+        todo = [(self._parents[0], index)]
+        while todo:
+            ds, i = todo.pop()
+            if id(ds) in self._way:
+                if tolerance_of(ds) is not None:
+                    yield tolerance_of(ds).limits.number, i
+                todo += [(one.ds, one.index) for one in ds._origins(i) if isinstance(one, Part)]
+
+
+def tried(ds: MapDataset[Any], parameters: PrefetchParameters) -> TriedDatasetIterator:
+    """An iterator of ``ds``, in which steps tolerate faults."""
+    observed = TriedMapDataset(ds)
+    source: DatasetIterator[Any] = PrefetchDatasetIterator(observed, parameters)
+    return TriedDatasetIterator(source, observed, keeps_nones=parameters.allow_nones)
+
+
+def tolerating(ds: Any) -> list[Any]:
+    """The steps of map datasets upstream that tolerate faults, the same order for all copies of ``ds``."""
+    return [node for node in ancestors(ds) if tolerance_of(node) is not None and isinstance(node, MapDataset)]
+
+
+class TriedDatasetIterator(PassingIterator[Any]):
+    """Books what has failed in the making of the elements that it passes."""
+
+    _flow = "dropping"
+    _stays_on_error = True
+    _closes_anytime = True
+    _counts_faults = True
+
+    def __init__(self, parent: DatasetIterator[Any], ds: TriedMapDataset, *, keeps_nones: bool) -> None:
+        super().__init__(parent)
+        self._ds = ds
+        self._keeps_nones = keeps_nones
+        self._stages = [tolerance_of(stage) for stage in ds.stages]
+        self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self._stages)}
+        self._is_even = all([num_drawn(ds, stage, num) == num for stage in ds.stages for num in (1, len(ds))])
+        num = len(self._stages)
+        # Of every step: the total, how many in a row up to which index, and the last ones.
+        self._totals: tuple[int, ...] = (0,) * num
+        self._rows: tuple[tuple[int, int], ...] = ((0, -1),) * num
+        self._recent: tuple[tuple[Passed, ...], ...] = ((),) * num
+        self._logs = [FaultLog() for _ in range(num)]
+        self._again = [Again() for _ in range(num)]
+        self._written = -1
+
+    def _take(self, n: int) -> list[Any]:
+        start = self._source._mark()
+        elements = self._source._take(n)
+        if not self._ds.known.has_more:
+            return elements
+        before = start, self._totals, self._rows, self._recent
+        taken: list[Any] = []
+        try:
+            while elements:
+                taken += self._booked(elements)
+                if len(taken) == n:
+                    break
+                elements = self._source._take(n - len(taken))
+        except BaseException:
+            if n == 1:
+                self._return_to(before)
+            raise
+        return taken
+
+    def _booked(self, elements: list[Any]) -> list[Any]:
+        kept = []
+        for x in elements:
+            if type(x) is not Tried:
+                kept.append(x)
+                continue
+            for event in x.events:
+                self._book(x.index, event)
+            if not x.is_left_out and (x.element is not None or self._keeps_nones):
+                kept.append(x.element)
+        return kept
+
+    def _skip(self) -> None:
+        try:
+            elements = self._source._take(1)
+        except Exception:
+            self._source._skip()
+            return
+        for x in elements:
+            for event in x.events if type(x) is Tried else ():
+                self._book(x.index, event, judges=False)
+        self._rows = ((0, -1),) * len(self._stages)
+
+    def _book(self, index: int, event: Event, *, judges: bool = True) -> None:
+        slot = self._slots[event.number]
+        tolerance = self._stages[slot]
+        total = self._totals[slot] + event.num
+        num_in_row, last = self._rows[slot]
+        row = (num_in_row if last in (index, index - 1) else 0) + event.num, index
+        fresh = tuple([Passed(index, [event.at, event.num], fault) for fault in event.faults])
+        recent = (self._recent[slot] if row[0] > event.num else self._recent[slot][-_NUM_RECENT:]) + fresh
+        if judges and index >= self._again[slot].until:
+            limits = tolerance.limits if self._ctx.lender is None else tolerance.limits.replaced(max_rate=None, max_total=None)
+            error = limits.excess(total, self._tried(slot, index + 1), row[0], [passed.fault for passed in recent])
+            if error is not None:
+                raise error
+            if index > self._written and self._ctx.lender is None:
+                tolerance.write(event.faults)
+        self._totals = _with(self._totals, slot, total)
+        self._rows = _with(self._rows, slot, row)
+        self._recent = _with(self._recent, slot, recent)
+        self._logs[slot].add(index, [event.at, event.num])
+        if self._ctx.lender is None and slot == len(self._stages) - 1:
+            self._written = max(self._written, index)
+
+    def _tried(self, slot: int, stop: int) -> int:
+        return stop if self._is_even else num_drawn(self._ds, self._ds.stages[slot], stop)
+
+    def get_state(self) -> Any:
+        state = self._source.get_state()
+        index = state["next_index"]
+        if not self._is_even:
+            state["tried"] = [self._tried(slot, index) for slot in range(len(self._stages))]
+        state["faults"] = [self._counts(slot, index) for slot in range(len(self._stages))]
+        return state
+
+    def _counts(self, slot: int, index: int) -> Faults:
+        counts: dict[str, Any] = {"total": self._totals[slot]}
+        until, log = self._again[slot].until, self._logs[slot]
+        if index < until:
+            over = log.between(index, until)
+            total = counts["total"] + sum([entry[2] for entry in over])
+            counts["passed"] = {"until": until, "tried": self._tried(slot, until), "total": total, "over": copied(over)}
+        return Faults(counts, self._stages[slot].limits, self._recent[slot], log)
+
+    def _restore(self, state: Any) -> None:
+        num = len(self._stages)
+        found = state_field(state, "faults", self)
+        if not isinstance(found, list) or len(found) != num:
+            raise self._wrong(found)
+        parsed = [Again.parse(faults, self) for faults in found]
+        known: dict[int, dict[tuple[str, int], int]] = {}
+        for tolerance, (_, again) in zip(self._stages, parsed, strict=True):
+            for index, entries in again.over.items():
+                for entry in entries:
+                    if [type(x) for x in entry] != [int, int]:
+                        raise self._wrong(found)
+                    known.setdefault(index, {})[tolerance.limits.number, entry[0]] = entry[1]
+        here = self._ds.known
+        old = here.until, here.by_index
+        here.until, here.by_index = max([again.until for _, again in parsed]), known
+        try:
+            self._source.set_state({key: value for key, value in state.items() if key not in ("faults", "tried")})
+            index = next_index_of(self._source)
+            if not self._is_even and state_field(state, "tried", self) != [self._tried(slot, index) for slot in range(num)]:
+                raise StateMismatchError(f"tried in the state of {self} must follow from next_index, got {shown(state['tried'])}")
+        except BaseException:
+            here.until, here.by_index = old
+            raise
+        self._totals = tuple([total for total, _ in parsed])
+        self._rows, self._recent = ((0, -1),) * num, ((),) * num
+        self._again = [again for _, again in parsed]
+        self._logs = [FaultLog() for _ in range(num)]
+        for log, again in zip(self._logs, self._again, strict=True):
+            for index, entries in again.over.items():
+                for entry in entries:
+                    log.add(index, entry)
+
+    def _wrong(self, found: Any) -> Exception:
+        return StateMismatchError(
+            f"faults in the state of {self} must be a list of the counts of {len(self._stages)} steps, got {shown(found)}"
+        )
+
+    def _mark(self) -> Any:
+        return self._source._mark(), self._totals, self._rows, self._recent
+
+    def _return_to(self, mark: Any) -> None:
+        source, self._totals, self._rows, self._recent = mark
+        self._source._return_to(source)
+        for log, again in zip(self._logs, self._again, strict=True):
+            log.cut(max(again.until, next_index_of(self._source)))
+
+    def _get_next_index(self) -> int:
+        return next_index_of(self._source)
+
+    def _set_next_index(self, index: int) -> None:
+        move_to_index(self._source, index)
+
+    def _kept_knowledge(self) -> Callable[[], None]:
+        known, again, logs = self._ds.known, self._again, self._logs
+        until, by_index = known.until, known.by_index
+
+        def put_back() -> None:
+            self._again, self._logs = again, logs
+            known.until, known.by_index = until, by_index
+
+        return put_back
+
+
+def _with(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:i], value, *values[i + 1 :])
+
+
+def num_drawn(ds: Any, stage: Any, num: int) -> int:
+    """How many elements of ``stage``, upstream of ``ds``, its first ``num`` elements are made of."""
+    if ds is stage:
+        return num
+    parents = [(i, parent) for i, parent in enumerate(ds.parents) if stage in tolerating(parent)]
+    return sum([num_drawn(parent, stage, ds._num_drawn(num, i)) for i, parent in parents])
+
+
+class TolerateIterDataset(IterDataset[T]):
+    """The parent's elements, but those that fail.
+
+    Order: the parent's. State: the parent's, how many were tried, and how many have failed. Cost: a ``try`` for a block.
+    """
+
+    _drops = True
+    _element_spec = spec_of_first_parent
+    _num_elements = some_of_them
+    _parameters: TolerateParameters
+
+    def __init__(
+        self,
+        parent: Any,
+        errors: Any,
+        max_rate: float | None,
+        max_total: int | None,
+        max_consecutive: int | None,
+        retries: int,
+        backoff_seconds: float,
+        then: str,
+        log: Any,
+    ) -> None:
+        super().__init__(parent)
+        given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
+        self._parameters = TolerateParameters(*given)
+        if self._parameters.then == "replace":
+            raise ValueError(
+                "then='replace' needs a MapDataset, which has elements at other indices: call tolerate before "
+                "to_iter_dataset(), or use then='skip'"
+            )
+        self._tolerance = self._parameters.tolerance_of(self)
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return TolerateDatasetIterator(iterate(self._parent), self._parameters, self._tolerance)
+
+
+class TolerateDatasetIterator(BlockIterator[T]):
+    _flow = "dropping"
+    _stays_on_error = True
+    _counts_faults = True
+
+    def __init__(self, parent: DatasetIterator[Any], parameters: Parameters, tolerance: Tolerance) -> None:
+        super().__init__(parent)
+        self._source = parent
+        self._parameters = parameters
+        self._tolerance = tolerance
+        self._tried = 0  # outputs of the parent
+        self._total = 0  # of them, that have failed
+        self._in_row = 0
+        self._recent: tuple[Passed, ...] = ()
+        self._log = FaultLog()
+        self._again = Again()
+        self._written = -1
+
+    def _take(self, n: int) -> list[Any]:
+        source, taken = self._source, []  # type: Any, list[Any]
+        if self._tried >= self._again.until and (n == 1 or not source._reads_once):
+            before = marked(source)
+            try:
+                elements: list[Any] = source._take(n)
+            except Exception as error:
+                if n == 1:
+                    return self._take_one(before, error)
+                if before is None:
+                    raise
+                return_to(source, before)
+            else:
+                self._tried += len(elements)
+                if elements:
+                    self._in_row = 0
+                return elements
+        while len(taken) < n:
+            element = self._take_one(marked(source))
+            if not element:
+                break
+            taken += element
+        return taken
+
+    def _passed(self, num: int) -> None:
+        self._tried += num
+        if num:
+            self._in_row = 0
+
+    def _take_one(self, before: Any, failed: Exception | None = None) -> list[Any]:
+        """The next element, where the parent is at ``before``; or has failed there, with that."""
+        start: Any = None
+        source, again = self._source, self._again
+        try:
+            while True:
+                if self._tried < again.until and self._tried in again.over:
+                    start = start or self._mark()
+                    put_back = source._kept_knowledge()
+                    source.set_state(keep_known(copied(again.over[self._tried][0][1]), source.get_state()))
+                    put_back()
+                    self._count(None)
+                    before = marked(source)
+                    continue
+                element, error = self._attempt(before, failed)
+                if error is None:
+                    self._passed(len(element))
+                    return element
+                start = start or (before, *self._mark()[1:])
+                if self._tried < again.until:
+                    failed_again(error, self)
+                    raise error
+                self._judge(error)
+                if before is None:
+                    raise error
+                if not source._pass_failed():
+                    return_to(source, before)
+                    source._skip()
+                self._count(error)
+                before, failed = marked(source), None
+        except BaseException:
+            if start is not None:
+                self._return_to(start)
+            raise
+
+    def _attempt(self, before: Any, failed: Exception | None) -> tuple[Any, Exception | None]:
+        has_failed = failed is not None
+
+        def take() -> list[Any]:
+            nonlocal has_failed
+            if has_failed:
+                return_to(self._source, before)
+            has_failed = True
+            return self._source._take(1)
+
+        try:
+            return self._tolerance.attempt(take, failed)
+        except BaseException:
+            return_to(self._source, before)
+            raise
+
+    def _judge(self, error: Exception) -> None:
+        fault = Fault.of(error, self._source)
+        limits = self._tolerance.limits
+        if self._ctx.lender is not None:
+            limits = limits.replaced(max_rate=None, max_total=None)
+        last = [*[passed.fault for passed in self._recent], fault]
+        excess = limits.excess(self._total + 1, self._tried + 1, self._in_row + 1, last)
+        if excess is not None:
+            raise excess from error
+
+    def _count(self, error: Exception | None) -> None:
+        """Counts that the parent is behind what has failed."""
+        after = self._source.get_state()
+        if error is not None:
+            fault = Fault.of(error, self._source)
+            recent = self._recent if self._in_row else self._recent[-_NUM_RECENT + 1 :]
+            self._recent = (*recent, Passed(self._tried, [0, after], fault))
+            if self._ctx.lender is None and self._tried > self._written:
+                self._written = self._tried
+                self._tolerance.write([fault])
+        self._log.add(self._tried, [0, after])
+        self._tried, self._total, self._in_row = self._tried + 1, self._total + 1, self._in_row + 1
+
+    def get_state(self) -> Any:
+        counts: dict[str, Any] = {"total": self._total}
+        until = self._again.until
+        if self._tried < until:
+            over = self._log.between(self._tried, until)
+            counts["passed"] = {"until": until, "tried": until, "total": self._total + len(over), "over": copied(over)}
+        faults = Faults(counts, self._tolerance.limits, self._recent, self._log)
+        return {"parent": self._source.get_state(), "tried": self._tried, "faults": [faults]}
+
+    def _restore(self, state: Any) -> None:
+        tried, found = state_count(state, "tried", self), state_field(state, "faults", self)
+        total, again = Again.parse(found[0] if isinstance(found, list) and len(found) == 1 else found, self)
+        self._source.set_state(state_field(state, "parent", self))
+        self._tried, self._total, self._in_row, self._recent, self._again = tried, total, 0, (), again
+        self._log = FaultLog()
+        for place, entries in again.over.items():
+            for entry in entries:
+                self._log.add(place, entry)
+
+    def _mark(self) -> Any:
+        return marked(self._source), self._tried, self._total, self._in_row, self._recent
+
+    def _return_to(self, mark: Any) -> None:
+        source, self._tried, self._total, self._in_row, self._recent = mark
+        return_to(self._source, source)
+        self._log.cut(max(self._again.until, self._tried))
+
+    def _kept_knowledge(self) -> Callable[[], None]:
+        put_back_upstream, again, log = super()._kept_knowledge(), self._again, self._log
+
+        def put_back() -> None:
+            put_back_upstream()
+            self._again, self._log = again, log
+
+        return put_back
+
+    def _skip(self) -> None:
+        before = marked(self._source)
+        try:
+            num = len(self._source._take(1))
+        except Exception as error:
+            if not self._source._pass_failed():
+                return_to(self._source, before)
+                self._source._skip()
+            self._count(error)
+        else:
+            self._passed(num)
+        self._in_row = 0

@@ -1,0 +1,386 @@
+"""``tolerate``: streams are those of what does not fail, wherever they are computed and however often they are restored."""
+
+import io
+import itertools
+import json
+import os
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from list_model import FAILED, MapModel, failing_map_steps
+from list_model import build as build_map
+from local_workers import LocalWorkersIterDataset
+from refusing import assert_raises
+from stream_model import Endless, build, failing_trees, frozen, names, outcomes
+
+import gristmill
+from gristmill import DataLoader, FaultBudgetError, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions
+from gristmill.core.errors import StateMismatchError
+from gristmill.dataset.stages.bin_packing import FirstFitPackIterDataset
+from gristmill.dataset.stages.concat_then_split import ConcatThenSplitIterDataset
+from gristmill.dataset.stages.elastic import ElasticIterator
+from gristmill.samplers import IndexSampler
+from gristmill.transforms import Batch, Map, Tolerate
+
+ALL = {"max_rate": None, "max_consecutive": None}
+DIRECT = ReadOptions(num_threads=0)
+BROKEN = {5, 17, 900}
+LIMIT = 40
+some = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def break_some(x):
+    if x in BROKEN:
+        raise ValueError(f"record {x} is broken")
+    return x
+
+
+def thousand(**arguments):
+    return MapDataset.range(1000).map(break_some).tolerate(**{"max_rate": 0.01, **arguments})
+
+
+def through_json(state):
+    return json.loads(json.dumps(state))
+
+
+@some
+@given(failing_trees, st.integers(0, LIMIT), st.integers(1, 7))
+def test_random_streams_are_those_of_what_does_not_fail(tree, position, n):
+    assume(names(tree).isdisjoint(["user", "workers", "local_workers", "cache", "zip"]))  # which do not go past all failures
+    try:
+        expected = [x for x in itertools.islice(outcomes(tree), LIMIT) if x is not FAILED]
+    except Endless:
+        assume(False)
+    ds = build(tree).tolerate(**ALL)
+    it = iter(ds)
+    found = [frozen(x) for x in itertools.islice(it, len(expected))]
+    assert found == expected
+    start = min(position, len(expected))
+    first, again = iter(ds), iter(ds)
+    for _ in range(start):
+        next(first)
+    again.set_state(through_json(first.get_state()))
+    assert [again.faults().total, again.faults().tried] == [first.faults().total, first.faults().tried]
+    assert [frozen(x) for x in again._take(n)] == expected[start : start + n] or len(expected) == LIMIT
+    assert first.faults().total + start == first.faults().tried
+
+
+@some
+@given(st.integers(1, 12), failing_map_steps, st.lists(st.integers(-40, 40), min_size=1, max_size=9))
+def test_random_map_datasets(length, steps, indices):
+    model = MapModel(length, steps)
+    assume(0 < model.length < 200)
+    ds = build_map(model.steps)
+    skipping = ds.tolerate(**ALL)
+    expected = [None if model[i] is FAILED else model[i] for i in indices]
+    assert [skipping[i] for i in indices] == skipping._block(indices) == expected
+    size = len(ds)
+    replacing = ds.tolerate(max_rate=None, then="replace")
+    for i in indices:
+        others = [model[k] for k in range(i // size * size, i // size * size + size) if model[k] is not FAILED]
+        if model[i] is not FAILED:
+            assert replacing[i] == model[i]
+        elif others:
+            assert replacing[i] in others and replacing[i] == replacing._block([i, i])[1]
+
+
+def streams():
+    yield "map", thousand().to_iter_dataset(DIRECT)
+    yield "threads", thousand().shuffle(seed=1).to_iter_dataset(ReadOptions(num_threads=3, prefetch_buffer_size=7))
+    yield "replaced", thousand(then="replace").shuffle(seed=1).batch(10).to_iter_dataset()
+    yield "stream", MapDataset.range(1000).to_iter_dataset().map(break_some).filter(lambda x: x % 3).tolerate(max_rate=0.01)
+    yield "windows", thousand().to_iter_dataset().window_shuffle(32, seed=1).batch(7)
+    yield "component", MapDataset.mix([thousand(), MapDataset.range(1000, 2000)]).to_iter_dataset()
+
+
+@pytest.mark.parametrize(("name", "ds"), [*streams()], ids=lambda x: x if isinstance(x, str) else "")
+def test_streams_are_equal_whoever_computes_them(name, ds):
+    def trace(lanes):
+        with iter(lanes) as it:
+            elements = [frozen(x) for x in it]
+            return elements, it.faults().total, it.faults().tried, sorted(fault.record_key for fault in it.faults().last)
+
+    expected = trace(ds.mp_prefetch(MultiprocessingOptions(num_lanes=3)))
+    assert expected[1] == 3 and expected[3] == sorted(BROKEN) and expected[2] in (667, 668, 1000, 1001)
+    for num_workers in (1, 2, 3):
+        assert trace(LocalWorkersIterDataset(ds, num_workers, num_lanes=3)) == expected
+    assert trace(ds.multithread_prefetch(3, 4)) == expected
+    with iter(ds) as alone:
+        assert sum(1 for _ in alone) and [alone.faults().total, alone.faults().tried] == [3, min(expected[2], 1000)]
+    if name == "windows":
+        assert trace(ds.mp_prefetch(MultiprocessingOptions(num_workers=2, num_lanes=3))) == expected
+
+
+def test_hosts_share_what_does_not_fail():
+    ds = thousand(then="replace").shuffle(seed=1).to_iter_dataset()
+    alone = iter(ds.global_batch(12, num_lanes=4))
+    hosts = [iter(ds.global_batch(12, num_lanes=4, shard_options=ShardOptions(i, 2))) for i in range(2)]
+    for batch, *parts in zip(alone, *hosts, strict=True):
+        assert np.concatenate(parts).tolist() == batch.tolist()
+    assert sum(it.faults().total for it in hosts) == alone.faults().total == 3
+    replaced = thousand(then="replace")
+    shards = [ElasticIterator(replaced, 10, ShardOptions(i, 2)) for i in range(2)]
+    elements = np.sort(np.concatenate([np.concatenate(list(it)) for it in shards]))
+    assert elements.tolist() == sorted([replaced[i] for i in range(1000)])
+
+
+class Coin:
+    """A function that fails by chance."""
+
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+        self.chance = 0.0
+        self.failing = set()
+
+    def __call__(self, x):
+        if x in self.failing or self.random.random() < self.chance:
+            raise OSError(f"{x} could not be read")
+        return x
+
+
+N = 150
+
+
+def numbers_in(x):
+    if isinstance(x, dict):  # a packed row, whose sequences are all alike and of one length
+        return [int(v) for v, segment in zip(x["x"], x["x_segment_ids"], strict=True) if segment]
+    return [y for part in x for y in numbers_in(part)] if isinstance(x, list | tuple | np.ndarray) else [int(x)]
+
+
+def restored_streams(coin):
+    ds = MapDataset.range(N).map(coin).tolerate(OSError, **ALL)
+    stream, direct = ds.to_iter_dataset(), ds.to_iter_dataset(DIRECT)
+    filtered = MapDataset.range(N).to_iter_dataset(DIRECT).map(coin).filter(lambda x: coin(x) >= 0).tolerate(**ALL)
+    lanes = MultiprocessingOptions(num_lanes=3)
+    return {
+        "map": (direct, 1),
+        "threads": (stream, 1),
+        "stream": (filtered, 1),
+        "windows": (direct.window_shuffle(16, seed=1), 1),
+        "windows_of_windows": (filtered.map(coin).tolerate(**ALL).window_shuffle(5, seed=1).window_shuffle(7, seed=2), 1),
+        "batches": (filtered.batch(4).rebatch(3), 1),
+        "bins": (FirstFitPackIterDataset(stream.map(threes), length_struct={"x": 10}, num_packing_bins=4), 3),
+        "rows": (ConcatThenSplitIterDataset(stream.map(threes), length_struct={"x": 10}), 3),
+        "lanes": (direct.window_shuffle(8, seed=1).mp_prefetch(lanes), 1),
+        "behind_lanes": (filtered.map(coin).tolerate(**ALL).mp_prefetch(lanes).window_shuffle(8, seed=1), 1),
+    }
+
+
+def threes(x):
+    return {"x": np.full(3, x)}
+
+
+@pytest.mark.parametrize("seed", [0, *[pytest.param(i, marks=pytest.mark.slow) for i in range(1, 6)]])
+@pytest.mark.parametrize("name", restored_streams(Coin(0)))
+def test_after_any_number_of_restarts_every_record_came_once_or_was_passed_over(name, seed):
+    """A window, a bin or a batch that is filled again has what it had, or ``next`` says that it cannot."""
+    coin = Coin(f"{name}{seed}")
+    ds, num_each = restored_streams(coin)[name]
+    it, found, num_restarts = iter(ds), [], 0
+    coin.chance = 0.06
+    while True:
+        if coin.random.random() < 0.2:
+            state, counts = through_json(it.get_state()), it.faults()
+            it = iter(ds)
+            it.set_state(state)
+            assert through_json(it.get_state()) == state
+            assert (it.faults().total, it.faults().tried) == (counts.total, counts.tried)
+            num_restarts += 1
+        try:
+            found += numbers_in(next(it))
+        except StopIteration:
+            break
+        except OSError as error:  # it did not fail when the state was taken
+            assert any("does not pass over it" in note for note in error.__notes__)
+            it.set_state(it.get_state())
+    assert num_restarts > 3 and set(map(found.count, found)) == {num_each}
+    total = it.faults().total
+    assert total + len(set(found)) == N and (total > 0 or "stream" not in name)
+
+
+def test_what_was_passed_over_is_passed_over_again_and_nothing_else():
+    coin = Coin(0)
+    ds = MapDataset.range(8).map(coin).tolerate(**ALL).to_iter_dataset(DIRECT).window_shuffle(8, seed=1)
+    coin.failing = {2}
+    it = iter(ds)
+    first, state, rest = next(it), through_json(it.get_state()), [*it]
+    assert sorted([first, *rest]) == [0, 1, 3, 4, 5, 6, 7] and it.faults().total == 1
+    ((key, stage, error),) = it.faults().last
+    assert key == 2 and "Coin" in stage and error == "OSError: 2 could not be read"
+    again = iter(ds)
+    again.set_state(state)
+    coin.failing = {0}
+    with pytest.raises(OSError, match="0 could not be read") as caught:
+        next(again)
+    assert "does not pass over it" in "".join(caught.value.__notes__)
+    coin.failing = set()
+    assert [*again] == rest and again.faults().total == 1
+
+
+def delivered(it):
+    num = 0
+    with pytest.raises(FaultBudgetError) as caught:
+        for _ in it:
+            num += 1
+    return num, caught.value
+
+
+@pytest.mark.parametrize("limit", [{"max_total": 2, "max_rate": None}, {"max_rate": 2.5e-3}])
+def test_a_budget_is_exceeded_at_the_same_place(limit):
+    ds = thousand(**limit).to_iter_dataset()
+    alone = iter(ds)
+    num, error = delivered(alone)
+    assert num == 898 and [fault.record_key for fault in error.last] == [5, 17, 900] and "record 900 is broken" in str(error)
+    state = alone.get_state()
+    assert_raises(FaultBudgetError, "3 of 901", next, alone)
+    assert alone.get_state() == state and alone.faults().total == 2
+    alone.skip_failed()
+    assert len([*alone]) == 99 and alone.faults().total == 3
+    behind = iter(MapDataset.range(1000).to_iter_dataset().map(break_some).tolerate(**limit))
+    assert delivered(behind)[0] == 898
+    lanes = [iter(ds.mp_prefetch(MultiprocessingOptions(num_lanes=4)))]
+    lanes += [iter(LocalWorkersIterDataset(ds, num, num_lanes=4)) for num in (1, 2, 4)]
+    places = []
+    for it in lanes:
+        places.append(delivered(it)[0])
+        state = it.get_state()
+        assert_raises(FaultBudgetError, "3 of", next, it)
+        assert it.get_state() == state
+        it.skip_failed()
+        assert sum(1 for _ in it) == 996 - places[-1]
+    assert len(set(places)) == 1
+    # Counts go on after a restart.
+    it = iter(ds)
+    for _ in range(500):
+        next(it)
+    restored = iter(ds)
+    restored.set_state(through_json(it.get_state()))
+    assert delivered(restored)[0] == 398
+
+
+def test_too_many_in_a_row():
+    ds = MapDataset.range(100).map(lambda x: 1 // (x < 40 or x > 60)).tolerate(max_rate=None, max_consecutive=20)
+    assert delivered(iter(ds.to_iter_dataset()))[0] == 40
+    assert (
+        delivered(
+            iter(MapDataset.range(100).map(lambda x: 1 // (x < 3)).to_iter_dataset().tolerate(max_rate=None, max_consecutive=96))
+        )[0]
+        == 3
+    )
+    assert_raises(
+        FaultBudgetError,
+        "max_consecutive=1",
+        MapDataset.range(9).map(lambda x: x // 0).tolerate(max_consecutive=1, then="replace").__getitem__,
+        0,
+    )
+
+
+@pytest.mark.parametrize("error", [NameError, MemoryError, SyntaxError, StateMismatchError, KeyboardInterrupt, TypeError])
+def test_errors_of_the_program_are_never_tolerated(error):
+    def fail(x):
+        if x == 3:
+            raise error("no element's fault")
+        return x
+
+    kinds = (Exception,) if error is not TypeError else (ValueError,)
+    for ds in (
+        MapDataset.range(5).map(fail).tolerate(kinds).to_iter_dataset(),
+        MapDataset.range(5).to_iter_dataset().map(fail).tolerate(kinds),
+    ):
+        it = iter(ds)
+        assert [next(it) for _ in range(3)] == [0, 1, 2]
+        assert_raises(error, "no element's fault", next, it)
+
+
+def die_at_three(x):
+    if x == 3:
+        os._exit(7)
+    return x
+
+
+def test_a_worker_that_dies_is_no_fault():
+    with (
+        iter(
+            MapDataset.range(6).map(die_at_three).tolerate(**ALL).to_iter_dataset().mp_prefetch(MultiprocessingOptions(1))
+        ) as it,
+        pytest.raises(RuntimeError, match="terminated unexpectedly"),
+    ):
+        list(it)
+
+
+def test_retries_cost_nothing_if_they_succeed_and_the_log_has_a_line_for_each_fault(tmp_path):
+    attempts = []
+
+    def flaky(x):
+        attempts.append(x)
+        if x == 2 or (x == 4 and attempts.count(4) < 3):
+            raise OSError("slow")
+        return x
+
+    log = tmp_path / "faults.jsonl"
+    it = iter(
+        MapDataset.range(6)
+        .map(flaky)
+        .tolerate(OSError, max_rate=None, retries=2, backoff_seconds=0, log=log)
+        .to_iter_dataset(DIRECT)
+    )
+    assert [*it] == [0, 1, 3, 4, 5] and it.faults().total == 1 and attempts.count(2) == 3
+    (line,) = map(json.loads, log.read_text().splitlines())
+    assert line["record_key"] == 2 and line["error"] == "OSError: slow" and "flaky" in line["stage"]
+    file = io.StringIO()
+    it = iter(LocalWorkersIterDataset(thousand(log=file).to_iter_dataset(), 2, num_lanes=4))
+    assert len([*it]) == 997 and sorted([json.loads(line)["record_key"] for line in file.getvalue().splitlines()]) == sorted(
+        BROKEN
+    )
+
+
+class Break(Map):
+    def map(self, element):
+        return break_some(element)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_lanes": 3}])
+def test_data_loaders(options):
+    sampler = IndexSampler(num_records=1000, num_epochs=1)
+    loader = DataLoader(
+        data_source=range(1000), sampler=sampler, operations=[Break(), Tolerate(max_rate=0.01), Batch(10)], **options
+    )
+    it = iter(loader)
+    first = [next(it).tolist() for _ in range(20)]
+    restored = iter(loader)
+    restored.set_state(it.get_state())
+    rest = [x.tolist() for x in restored]
+    assert sorted(itertools.chain(*first, *rest)) == sorted({*range(1000)} - BROKEN)
+    assert restored.faults().total == 3 and restored.faults().tried == 1000 and restored.faults().last[0].record_key == 900
+
+
+def test_a_replacement_is_of_the_same_component():
+    ds = MapDataset.mix([MapDataset.range(1000), MapDataset.range(1000, 1050)], [0.95, 0.05]).map(
+        lambda x: x if x not in BROKEN and x % 50 else 1 // 0
+    )
+    replaced = ds.tolerate(then="replace")
+    parts = MapDataset.mix([MapDataset.source([0] * 1000), MapDataset.source([1] * 50)], [0.95, 0.05])
+    assert [int(replaced[i] >= 1000) for i in range(len(ds))] == [parts[i] for i in range(len(ds))]
+    assert replaced.seed(3)[0] == replaced[0] != ds.seed(3).tolerate(then="replace")[0] != None  # noqa: E711
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"errors": KeyboardInterrupt}, TypeError, "errors must be a subclass of Exception"),
+        ({"max_rate": 2}, ValueError, r"max_rate must be in \[0, 1\], got 2"),
+        ({"max_rate": "1"}, TypeError, "max_rate must be a number"),
+        ({"max_total": -1}, ValueError, "max_total must be a non-negative integer, got -1"),
+        ({"retries": 0.5}, TypeError, "retries must be an integer"),
+        ({"backoff_seconds": -1}, ValueError, "backoff_seconds must be"),
+        ({"then": "stop"}, ValueError, "then must be 'skip' or 'replace', got 'stop'"),
+        ({"log": 3}, TypeError, "log must be a path"),
+    ],
+)
+def test_wrong_arguments(arguments, error, match):
+    assert_raises(error, match, lambda: MapDataset.range(3).tolerate(**arguments))
+    assert_raises(ValueError, "needs a MapDataset", lambda: MapDataset.range(3).to_iter_dataset().tolerate(then="replace"))
+    assert gristmill.FaultBudgetError is FaultBudgetError
