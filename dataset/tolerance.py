@@ -13,6 +13,7 @@ Guarantees:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -395,6 +396,18 @@ class Running(threading.local):
 
 
 running = Running()  # of this thread
+
+
+@contextlib.contextmanager
+def passed_over() -> Iterator[list[Event]]:
+    """What comes up in this context, which whoever wants to know it outside of this gets, too."""
+    outer, running.events = running.events, []
+    try:
+        yield running.events
+    finally:
+        events, running.events = running.events, outer
+        if outer is not None:
+            outer += events
 
 
 class LaneBudgets:

@@ -153,6 +153,10 @@ class MapDataset(
         """Of which dataset, and where, each element at ``indices`` is one, changed or not; ``None`` if there is none such."""
         return (self._parents[0], indices) if type(self)._origins is _same_index else None
 
+    def _made_of(self, index: int) -> Iterable[Part | RecordKey]:
+        """As ``_origins``, for ``explain``, where functions may be run that decide it."""
+        return self._origins(index)
+
     def _num_drawn(self, num: int, parent: int) -> int:
         """How many elements of a parent, by its number, the first ``num`` elements are made of."""
         return num

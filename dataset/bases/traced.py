@@ -7,13 +7,15 @@ somebody asks for the element. A stage tells its twin by ``_traced(tracing)``.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from gristmill.core.value import Value
-from gristmill.dataset.bases.node import DatasetNode, default_seed, is_of_library, parents_of
+from gristmill.dataset.bases.node import DatasetNode, ancestors, default_seed, is_of_library, parents_of
 from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.tolerance import passed_over
 
 
 class Piece(Value):
@@ -122,6 +124,20 @@ class Tracing:
         self.assumes = False  # that some function leaves out nothing
         self.faults: list[Piece] = []  # records that were passed over
 
+    def note_faults(self, rows: Rows) -> None:
+        """Notes that these records were passed over."""
+        self.faults += [piece for row in rows for piece in row if piece not in self.faults]
+
+    @contextlib.contextmanager
+    def noting_faults(self, ds: Any) -> Iterator[None]:
+        """Notes what the steps up to ``ds`` pass over in this context."""
+        with passed_over() as events:
+            yield
+        steps = {node._tolerance.limits.number: node for node in ancestors(ds) if node._tolerance is not None}
+        for event in events:
+            for index in steps[event.number]._failing(event.index, event.num):
+                self.note_faults(rows_at(parents_of(steps[event.number])[0], index)[0])
+
     def of(self, ds: Any) -> Any:
         """The twin of a stream; of a map dataset that of the stream that it is iterated as.
 
@@ -167,7 +183,7 @@ def _rows(ds: Any, index: int, piece: Piece) -> tuple[Rows, bool]:
     """``piece`` has what is known of the element at ``index`` so far."""
     if not is_of_library(ds):
         return [(_own_record(ds, index, piece),)], False
-    origins: list[Part | RecordKey] = list(ds._origins(index))
+    origins: list[Part | RecordKey] = list(ds._made_of(index))
     if not origins:
         raise refuse_to_trace(ds)
     makes_batches = ds._makes_batches

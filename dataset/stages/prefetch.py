@@ -57,6 +57,7 @@ class PrefetchIterDataset(IterDataset[T]):
             raise TypeError(f"read_options must be a ReadOptions, got {read_options!r:.200}")
         self._parameters = PrefetchParameters(read_options, bool(allow_nones))
         self._drops = not allow_nones
+        self._tolerates = bool(tolerances(parent))
 
     def _num_elements(self) -> Length:
         length = num_elements(self._parent)
@@ -81,7 +82,7 @@ class PrefetchIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         parent = self._parents[0]
-        if tolerances(parent):
+        if self._tolerates:
             from gristmill.dataset.stages.tolerate import tried
 
             return tried(parent, self._parameters)
@@ -96,7 +97,9 @@ class TracedMapDataset(BlockMapDataset[Any]):
     def __init__(self, parent: Any, tracing: Tracing, with_nones: bool) -> None:
         super().__init__(parent)
         part = deciding_part(parent)
-        self._deciding = part if not with_nones and dropping_steps(part) else None  # says where there are elements
+        self._tracing = tracing
+        # What says where there are elements, and which.
+        self._deciding = part if tolerances(part) or (not with_nones and dropping_steps(part)) else None
         if not with_nones and any([node._may_leave_out for node in ancestors(parent)]):
             if tracing.is_exact:
                 self._deciding = parent
@@ -115,12 +118,13 @@ class TracedMapDataset(BlockMapDataset[Any]):
 
     def _traced_at(self, index: int) -> Traced | None:
         ds, deciding = self._parent, self._deciding
-        rows, is_batch = rows_at(ds, index)
         if deciding is None:
-            return Traced(lambda: ds[index], rows, is_batch)
-        value = deciding[index]
-        if value is None:
+            return Traced(lambda: ds[index], *rows_at(ds, index))
+        with self._tracing.noting_faults(deciding):
+            value = deciding[index]
+        if value is None and dropping_steps(ds):
             return None
+        rows, is_batch = rows_at(ds, index)
         return Traced(lambda: value if deciding is ds else ds[index], rows, is_batch)
 
 

@@ -12,7 +12,9 @@ The guarantees, besides those of ``tolerance``:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.errors import StateMismatchError, as_int, as_seconds
@@ -28,6 +30,7 @@ from gristmill.dataset.bases.node import DatasetNode, ancestors, is_of_library, 
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.bases.traced import Traced, Tracing
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator, PrefetchParameters
 from gristmill.dataset.states.values import copied
@@ -160,6 +163,23 @@ class TolerateMapDataset(BlockMapDataset[T]):
         if num_failed and events is not None:
             events.append(Event(*key, num_failed, tuple(faults)))
         return element
+
+    def _made_of(self, index: int) -> Iterable[Part]:
+        if not self._tolerance.replaces:
+            return self._origins(index)
+        events: list[Event] = []
+        outer, running.events = running.events, events
+        try:
+            self._one(index)
+        finally:
+            running.events = outer
+        key = self._tolerance.limits.number, index
+        num = sum([event.num for event in events if event[:2] == key])
+        return [Part(self._parent, next(itertools.islice(self._candidates(index), num, None)))]
+
+    def _failing(self, index: int, num: int) -> Iterable[int]:
+        """Where the ``num`` elements were that were passed over for the one at ``index``."""
+        return itertools.islice(self._candidates(index), num)
 
     def _check_replacements(self, num_failed: int, faults: list[Fault]) -> None:
         limits = self._tolerance.limits
@@ -544,8 +564,20 @@ class TolerateIterDataset(IterDataset[T]):
             )
         self._tolerance = self._parameters.tolerance_of(self)
 
+    def _traced(self, tracing: Tracing) -> Any:
+        return tracing.over(self, _parents=(tracing.of(self._parent).map(partial(_tried, tracing)),))
+
     def __iter__(self) -> DatasetIterator[T]:
         return TolerateDatasetIterator(iterate(self._parent), self._parameters, self._tolerance)
+
+
+def _tried(tracing: Tracing, x: Traced) -> Traced:
+    try:
+        x.value  # noqa: B018  (it may fail)
+    except Exception:
+        tracing.note_faults(x.rows)
+        raise
+    return x
 
 
 class TolerateDatasetIterator(BlockIterator[T]):
