@@ -597,6 +597,7 @@ class TolerateDatasetIterator(BlockIterator[T]):
         self._log = FaultLog()
         self._again = Again()
         self._written = -1
+        self._has_raised = False  # the last attempt ended here
 
     def _take(self, n: int) -> list[Any]:
         source, taken = self._source, []  # type: Any, list[Any]
@@ -660,7 +661,11 @@ class TolerateDatasetIterator(BlockIterator[T]):
         except BaseException:
             if start is not None:
                 self._return_to(start)
+            self._has_raised = True
             raise
+
+    def _pass_failed(self) -> bool:
+        return not self._has_raised  # else a step behind this one has failed, with what it had from here
 
     def _attempt(self, before: Any, failed: Exception | None) -> tuple[Any, Exception | None]:
         has_failed = failed is not None
@@ -725,6 +730,7 @@ class TolerateDatasetIterator(BlockIterator[T]):
 
     def _return_to(self, mark: Any) -> None:
         source, self._tried, self._total, self._in_row, self._recent = mark
+        self._has_raised = False
         return_to(self._source, source)
         self._log.cut(max(self._again.until, self._tried))
 
