@@ -135,7 +135,7 @@ class Tracing:
             yield
         steps = {node._tolerance.limits.number: node for node in ancestors(ds) if node._tolerance is not None}
         for event in events:
-            for index in steps[event.number]._failing(event.index, event.num):
+            for index in steps[event.number]._failing(event.at, event.num):
                 self.note_faults(rows_at(parents_of(steps[event.number])[0], index)[0])
 
     def of(self, ds: Any) -> Any:

@@ -22,7 +22,7 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, state_at
 from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, same_index
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
@@ -375,6 +375,8 @@ class TriedDatasetIterator(PassingIterator[Any]):
         start = self._source._mark()
         elements = self._source._take(n)
         if not self._ds.known.has_more:
+            if elements:
+                self._last = start, self._totals
             return elements
         before = start, self._totals, self._rows, self._recent
         taken: list[Any] = []
@@ -388,7 +390,23 @@ class TriedDatasetIterator(PassingIterator[Any]):
             if n == 1:
                 self._return_to(before)
             raise
+        if taken:
+            self._last = before[:2]
         return taken
+
+    def _before_last(self) -> Any:
+        return None if self._last is None else self._state_at(self._last)
+
+    def _state_at(self, mark: Any) -> Any:
+        start, totals, *_ = mark
+        state = state_at(self._source, start)
+        return {**self._numbers(state), "faults": [{"total": total} for total in totals]}
+
+    def _numbers(self, state: Any) -> Any:
+        """``state``, with how many elements each step has tried up to there, if that is no other number."""
+        if not self._is_even:
+            state["tried"] = [self._tried(slot, state["next_index"]) for slot in range(len(self._stages))]
+        return state
 
     def _booked(self, elements: list[Any]) -> list[Any]:
         kept = []
@@ -439,10 +457,8 @@ class TriedDatasetIterator(PassingIterator[Any]):
         return stop if self._is_even else num_drawn(self._ds, self._ds.stages[slot], stop)
 
     def get_state(self) -> Any:
-        state = self._source.get_state()
+        state = self._numbers(self._source.get_state())
         index = state["next_index"]
-        if not self._is_even:
-            state["tried"] = [self._tried(slot, index) for slot in range(len(self._stages))]
         state["faults"] = [self._counts(slot, index) for slot in range(len(self._stages))]
         return state
 
@@ -601,13 +617,15 @@ class TolerateDatasetIterator(BlockIterator[T]):
 
     def _take(self, n: int) -> list[Any]:
         source, taken = self._source, []  # type: Any, list[Any]
+        began = before, _, _ = marked(source), self._tried, self._total
         if self._tried >= self._again.until and (n == 1 or not source._reads_once):
-            before = marked(source)
             try:
                 elements: list[Any] = source._take(n)
             except Exception as error:
                 if n == 1:
-                    return self._take_one(before, error)
+                    taken = self._take_one(before, error)
+                    self._last = began if taken else self._last
+                    return taken
                 if before is None:
                     raise
                 return_to(source, before)
@@ -615,13 +633,23 @@ class TolerateDatasetIterator(BlockIterator[T]):
                 self._tried += len(elements)
                 if elements:
                     self._in_row = 0
+                    self._last = began
                 return elements
         while len(taken) < n:
             element = self._take_one(marked(source))
             if not element:
                 break
             taken += element
+        if taken:
+            self._last = began
         return taken
+
+    def _before_last(self) -> Any:
+        return None if self._last is None else self._state_at(self._last)
+
+    def _state_at(self, mark: Any) -> Any:
+        before, tried, total, *_ = mark
+        return {"parent": state_at(self._source, before), "tried": tried, "faults": [{"total": total}]}
 
     def _passed(self, num: int) -> None:
         self._tried += num
