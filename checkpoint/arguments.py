@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -28,7 +29,9 @@ class CheckpointRestore(ocp.args.CheckpointArgs):
     """Restores an iterator in place: ``manager.restore(step, args=CheckpointRestore(iterator))``.
 
     Args:
-        item: an iterator of an equal pipeline.
+        item: an iterator of an equal pipeline; of mixtures with names, weights and components may be other.
+        drop: names of components whose positions are to be forgotten, as a mixture does not have them any more.
     """
 
     item: Any
+    drop: Collection[str] = ()

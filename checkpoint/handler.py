@@ -9,6 +9,7 @@ from typing import Any
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.states.files import read_checkpoint, write_checkpoint
+from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.telling.description import describe
 
 
@@ -30,13 +31,16 @@ class CheckpointHandler:
     def restore(self, directory: Any, item: Any = None, args: Any = None) -> Any:
         """Sets ``item`` (or ``args.item``) to the position in ``directory``, starts its read-ahead and returns it.
 
+        Of components of mixtures that ``args.drop`` names, and that the mixtures do not have any more, positions are forgotten.
+
         Raises:
             ValueError: there is no file of this process, or it belongs to another pipeline; the iterator is unchanged.
         """
         iterator = _iterator(item, args)
         if isinstance(iterator, DatasetIterator):
             text = read_checkpoint(directory, _describe(iterator), iterator._merged_state)
-            iterator.set_state(state_from_text(text, iterator))
+            state, drop = state_from_text(text, iterator), as_names(getattr(args, "drop", ()))
+            iterator.set_state(without_components(state, drop) if drop else state)
         else:
             iterator.set_state(read_checkpoint(directory, _describe(iterator)).encode())
         iterator.start_prefetch()

@@ -33,6 +33,7 @@ from gristmill.dataset.bases.next_index import check_no_gaps, may_have_gaps, mov
 from gristmill.dataset.bases.node import ancestors, tolerances
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.states.mixtures import drawn_until, has_mixtures
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, states_by_index
 from gristmill.dataset.telling.failures import tell
@@ -322,6 +323,8 @@ class _PaddedLane(_Lane):
         elements, num = super().take(size)
         if elements:
             last = elements[-1:]
+            if has_mixtures(before):
+                before = drawn_until(before, snapshot(self.iterator), is_last=num < size)
             self._before, self._num, self._last = before, num, copy.deepcopy(last) if self._keeps_copies else last
         last = self._last or []
         padding = [copy.deepcopy(last[0]) if self._keeps_copies else last[0] for _ in range(num, size) if last]

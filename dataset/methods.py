@@ -165,20 +165,26 @@ class MapDatasetMeta(_DatasetMeta):
 
         return concatenate(datasets)
 
-    def mix(cls, datasets: Sequence[MapDataset[Any]], weights: Sequence[float] | None = None) -> MapDataset[Any]:
+    def mix(cls, datasets: Any, weights: Any = None, *, by: Any = "elements", stop: str = "first") -> MapDataset[Any]:
         """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a fixed pattern.
 
         Each component is read in its own order. The mixture ends before it would need more than an epoch of a component; at
         indices past its end it goes on with their next epochs. Proportions are exact to about 1 % of the smallest weight:
-        weights are scaled so that the smallest is 100, and truncated to integers.
+        weights are scaled so that the smallest is 100, and truncated to integers. A ``Schedule`` is exact: every prefix is within
+        one element of the integral of the weights.
 
         Args:
-            datasets: a sequence of map datasets, none of them empty.
-            weights: a positive number for each; equal by default.
+            datasets: a sequence of map datasets, none of them empty, or a mapping of names to such; components of a mapping
+                stand in the order of their sorted names.
+            weights: a positive number for each, in the same form, or a ``Schedule``; equal by default.
+            by: ``"elements"``; for lengths, mix streams.
+            stop: ``"first"`` ends with the first component that is exhausted; ``"all"`` leaves that out and goes on with the
+                others, until all are; ``"never"`` goes on with the next epoch of each, at its own pace.
 
         Raises:
-            TypeError: ``datasets`` is not a sequence of map datasets.
-            ValueError: there are no datasets, one is empty, or the weights are not one positive finite number for each.
+            TypeError: ``datasets`` is neither.
+            ValueError: there are no datasets, one is empty, the weights are not one positive finite number for each, or another
+                argument is none of these.
 
         Example:
             >>> list(MapDataset.mix([MapDataset.range(4), MapDataset.range(10, 18)], weights=[1, 2]))
@@ -186,7 +192,7 @@ class MapDatasetMeta(_DatasetMeta):
         """
         from gristmill.dataset.stages.mix import mix
 
-        return mix(datasets, weights)
+        return mix(datasets, weights, by, stop)
 
     def select_from_datasets(
         cls, datasets: Sequence[MapDataset[Any]], selection_map: DatasetSelectionMap | Sequence[tuple[int, int]]
@@ -698,29 +704,37 @@ class MapPartMethods(Generic[T_co]):
 class IterDatasetMeta(_DatasetMeta):
     """The factories of ``IterDataset``: methods of the class, not of its instances."""
 
-    def mix(cls, datasets: Any, weights: Any = None) -> IterDataset[Any]:
+    def mix(cls, datasets: Any, weights: Any = None, *, by: Any = "elements", stop: Any = "first") -> IterDataset[Any]:
         """Returns a dataset that draws from ``datasets`` in turn, as often as ``weights`` say, in a fixed pattern.
 
         Ends for good when the dataset whose turn it is has no element left. Proportions are exact to about 1 % of the smallest
-        weight (see ``MapDataset.mix``). With mappings the components stand in the order of their sorted keys, and states hold
-        their positions by key: components may be added or removed, and weights may change, between saving and restoring.
+        weight (see ``MapDataset.mix``), and exact with a ``Schedule`` or ``by``. With mappings the components stand in the
+        order of their sorted keys, and states hold their positions by key: components may be added, weights may change, and
+        components may be removed that are dropped by name (``it.set_state(state, drop={"name"})``), between saving and
+        restoring. What steps behind hold comes again as it was; what is drawn after that is drawn as it is now.
 
         Args:
             datasets: a sequence of datasets, or a mapping of names to datasets.
-            weights: a positive number for each, in the same form; equal by default.
+            weights: a positive number for each, in the same form, or a ``Schedule``; equal by default.
+            by: ``"elements"``, or a function that gives the length of an element, an integer (tokens, say): next is the component
+                whose lengths so far are furthest behind its share of all, so that the shares of lengths are those of the weights,
+                within one longest element for each component. Ties go to the first component.
+            stop: ``"first"`` as above; ``"all"``: a component that has ended is left out, and the others go on with their
+                weights, until all have; ``"never"``: each begins anew when it has ended, reshuffled.
 
         Raises:
-            TypeError: ``datasets`` is neither, or has something else in it.
-            ValueError: there are no datasets, or the weights are not one positive finite number for each.
+            TypeError: ``datasets`` is neither, or has something else in it; ``by`` is no function.
+            ValueError: there are no datasets, the weights are not one positive finite number for each, or ``stop`` is none of
+                these. When iterating: an epoch without elements, with ``stop="never"``.
 
         Example:
             >>> ds = IterDataset.mix([MapDataset.range(5).to_iter_dataset(), MapDataset.range(7, 10).to_iter_dataset()])
             >>> list(ds)
             [0, 7, 1, 8, 2, 9, 3]
         """
-        from gristmill.dataset.stages.mix import MixedIterDataset
+        from gristmill.dataset.stages.mix_stream import MixedIterDataset
 
-        return MixedIterDataset(datasets, weights)
+        return MixedIterDataset(datasets, weights, by, stop)
 
 
 class MapBucketMethods(Generic[T_co]):

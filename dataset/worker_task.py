@@ -12,7 +12,7 @@ from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.context import IteratorContext, Numbers
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, snapshot
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.dataset.slicing import numbers_of, slice_pipeline
 from gristmill.dataset.stages.prefetch import PrefetchDatasetIterator
@@ -31,6 +31,7 @@ class PipelineTask:
     init_fn: Callable[[int, int], Any] | None
     sequential_slice: bool
     num_lanes: int
+    is_taken_again: bool = False  # by a step of the consumer's
 
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
         if self.init_fn is not None:
@@ -113,6 +114,8 @@ class PipelineProducer:
         if it is None or state is None:
             lane.close()
             it = lane.iterator = iterate(lane.ds)
+            if self._task.is_taken_again:
+                are_taken_again([it])
             it._ctx.belong_to(number, self._task.num_lanes, self._ctx)
             share_threads(it, num_lanes)
             if self._allocate is not None:

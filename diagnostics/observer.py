@@ -22,7 +22,8 @@ from typing import Any
 from gristmill.core.config import config
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import parents_of, upstream_for_observers
-from gristmill.dataset.bases.observing import Instrument, Method, let_observe, opens_pipelines, work_ahead
+from gristmill.dataset.bases.observing import Instrument, Method, drawn_from, let_observe, opens_pipelines, work_ahead
+from gristmill.dataset.tally import sum_of_counts
 from gristmill.dataset.watching import observe_as, observed_as, unobserve
 from gristmill.diagnostics.annotations import annotated
 from gristmill.diagnostics.metrics.measuring import measured
@@ -141,6 +142,15 @@ class Observer:
     def alive(self) -> Iterable[DatasetIterator[Any]]:
         """The iterators that are observed and still there."""
         return [it for it in [ref() for ref in self._adopted] if it is not None]
+
+    def components(self) -> dict[int, dict[str, dict[str, int]]]:
+        """What was drawn of each component of mixtures of streams, by the number of their probe."""
+        found: dict[int, dict[str, dict[str, int]]] = {}
+        for it in self.alive():
+            probe, drawn = self.probe_of(it), drawn_from(it)
+            if probe is not None and drawn is not None:
+                found[probe.number] = sum_of_counts(found.get(probe.number, {}), drawn)
+        return found
 
     def _adopt_component(self, opener: Probe, it: DatasetIterator[Any]) -> None:
         """Observes the output of a pipeline that the stage of ``opener`` has opened."""

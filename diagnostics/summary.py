@@ -44,6 +44,8 @@ class StageSummary:
         num_threads: that may compute its elements ahead, of a prefetching stage; else ``None``.
         thread_wait_ns: how long others waited for a stage that computes ahead because all threads of the pipeline were busy.
         memory_wait_ns: the same, because elements ahead took all the memory that they may.
+        components: of a mixture of streams in this process: what was drawn of each component (``elements``, ``lengths``,
+            ``epochs``).
     """
 
     id: int
@@ -67,6 +69,7 @@ class StageSummary:
     num_threads: int | None = None
     thread_wait_ns: int = 0
     memory_wait_ns: int = 0
+    components: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def mean_processing_time_ns(self) -> float:
@@ -355,6 +358,7 @@ def _summary(
     ratios = _ratios(records, observer.root.number, transport)
     depths = {probe.number: probe.depth() for probe in observer.probes if probe.category == "prefetch"}
     threads = {probe.number: probe.num_threads for probe in observer.probes}
+    components = observer.components()
     nodes = {}
     for number, id_ in order.items():
         record = records[number]
@@ -382,6 +386,7 @@ def _summary(
             threads.get(number),
             record.thread_wait,
             record.memory_wait,
+            components.get(number, {}),
         )
     output = observer.output
     return ExecutionSummary(nodes, output.last - output.first if output.first is not None else 0, output.waited)

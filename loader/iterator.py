@@ -93,9 +93,8 @@ class DataLoaderIterator(Iterator[Any]):
             self._frame = self._text_around_position()
         before, after = self._frame
         last_worker, num_read = self._position()
-        last_seen = ",\n".join(
-            [f'        "{w}": {self._first_index(w) + (num - 1) * self._step}' for w, num in enumerate(num_read)]
-        )
+        numbers = [self._first_index(w) + (num - 1) * self._step for w, num in enumerate(num_read)]
+        last_seen = ",\n".join([f'        "{w}": {number}' for w, number in enumerate(numbers)])
         return f"{before}{last_seen}{_BETWEEN}{last_worker}{after}".encode()
 
     @property
@@ -206,8 +205,12 @@ class DataLoaderIterator(Iterator[Any]):
         return self._iterator.faults()
 
     def skip_failed(self) -> None:
-        """Moves past the output whose ``next`` failed: the element, or the whole batch. If none did, that is a ``ValueError``."""
+        """Moves past the output whose ``next`` failed: the element, or the whole batch. A ``ValueError`` if it did not fail."""
         self._iterator.skip_failed()
+
+    def counts(self) -> Any:
+        """Returns what was drawn of each component of a mixture that the loader reads (see ``DatasetIterator.counts``)."""
+        return self._iterator.counts()
 
     def _get_next_index(self) -> int:
         return get_next_index(self._iterator)

@@ -53,6 +53,15 @@ class Lookahead:
         return copied(self._states[self.position]) if self.position < len(self._elements) else self.state
 
     @property
+    def is_at_end(self) -> bool:
+        """Whether no element is known to follow."""
+        return self.position >= len(self._elements)
+
+    def drawn(self) -> Any:
+        """The state after the next element, or, if none is known, before it."""
+        return self.state if self.is_at_end else copied(self._states[self.position])
+
+    @property
     def num_passed(self) -> int:
         """Elements that were passed, failing ones too, since ``restart_count``."""
         return self._num_before + self.position

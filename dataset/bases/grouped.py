@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gristmill.dataset.bases.iterator import (
@@ -14,6 +16,7 @@ from gristmill.dataset.bases.iterator import (
     snapshot,
     state_to_refill,
 )
+from gristmill.dataset.states.mixtures import drawn_until, has_mixtures
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied
 
@@ -51,10 +54,23 @@ class GroupedIterator(BlockIterator[T], Generic[T, S]):
     _flow = "stateful"
     _is_costly_to_restore = True
     _refills = True
+    _has_mixtures: bool | None = None  # whether states of the parent have those of mixtures; ``None``: that was not looked at
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:
         super().__init__(parent)
         self._source = parent
+
+    def _until(self, before: Any, after: Callable[[], Any], *, is_last: bool = False) -> Any:
+        """``before``, the parent's state before a group, such that mixtures draw the group as they have drawn it.
+
+        Args:
+            before: the state.
+            after: gives the state behind what was drawn of the group; not called without need.
+            is_last: whether the group ends because the parent has ended.
+        """
+        if self._has_mixtures is None:
+            self._has_mixtures = has_mixtures(before)
+        return drawn_until(before, after(), is_last=is_last) if self._has_mixtures else before
 
     @abc.abstractmethod
     def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
@@ -78,8 +94,9 @@ class GroupedIterator(BlockIterator[T], Generic[T, S]):
     def _go_to(self, at: Position[S]) -> None:
         with refilling(self, self._held(at)):
             self._source.set_state(copied(at.parent))
-        if self._counts_faults:  # of which a text does not say whose they are
-            at = at._replace(parent=self._source.get_state())
+        # A text does not say whose faults they are; weights may be others than those of the state.
+        if self._counts_faults or has_mixtures(at.parent):
+            at = at._replace(parent=copied(snapshot(self._source)))
         self._begin(at)
 
 
@@ -145,7 +162,7 @@ class SizedGroupsIterator(GroupedIterator[T, S]):
         left, is_last = made
         # In this order, so that an interrupt in between finds a state that is not that of what is in memory, or none there.
         self._num_taken = delivered
-        self._start, self._has_ended = start, is_last
+        self._start, self._has_ended = self._until(start, partial(snapshot, self._source), is_last=is_last), is_last
         self._left = left
         return bool(left) or not is_last
 

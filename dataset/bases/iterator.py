@@ -12,7 +12,7 @@ here, once. The guarantees:
 from __future__ import annotations
 
 import abc
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gristmill.core.cached import cached
@@ -25,6 +25,7 @@ from gristmill.dataset.bases.node import Node, as_parents
 from gristmill.dataset.bases.observing import Observable, Wrap, divert_next, running_upstream
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.tolerating import Tolerating
+from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import deliver, instead_of_stop, tell
 from gristmill.dataset.telling.tracebacks import filter_traceback
@@ -107,6 +108,14 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     @abc.abstractmethod
     def set_state(self, state: Any) -> None:
         """Continues from ``state``, backwards or forwards, also after the end or an error."""
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Returns what the state says of components of the mixture upstream, the nearest one, by name: how many ``"elements"``
+        were drawn, their ``"lengths"`` together, the ``"epochs"`` before this one. What a step holds counts when it has come.
+        """
+        from gristmill.dataset.telling.counts import counts_of
+
+        return counts_of(self)
 
     def start_prefetch(self) -> None:
         """Begins work in the background, where the pipeline has any, without waiting for it. May be called again."""
@@ -375,9 +384,18 @@ class BlockIterator(DatasetIterator[T_co]):
             "hold a lock around next(), or let the pipeline use threads: to_iter_dataset(ReadOptions(...)), multithread_prefetch"
         )
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Any, *, drop: Collection[str] = ()) -> None:
+        """Continues from ``state``, backwards or forwards, also after the end or an error.
+
+        Args:
+            state: from ``get_state`` of an iterator of an equal pipeline; of mixtures with names, weights and components may be
+                other.
+            drop: names of components of mixtures whose positions are to be forgotten, as the mixture does not have them any more.
+        """
         if self._is_in_next:
             raise self._unusable()
+        if drop:
+            state = without_components(state, as_names(drop))
         before = marked(self)
         try:
             self._restore(state)

@@ -69,6 +69,10 @@ class Observable:
         """How elements are computed ahead, of a stage that is there for that (whose ``_work_category`` is ``"prefetch"``)."""
         return None
 
+    def _drawn(self) -> dict[str, dict[str, int]] | None:
+        """What it has drawn so far of each component, of a mixture; asked by any thread."""
+        return None
+
     def _worker_processes(self) -> Sequence[Any]:
         """The worker processes that compute its elements at the moment."""
         return ()
@@ -108,6 +112,11 @@ def let_observe(
 def work_ahead(it: Observable) -> WorkAhead | None:
     """How an iterator computes elements ahead, if it is there for that."""
     return it._work_ahead()
+
+
+def drawn_from(it: Observable) -> dict[str, dict[str, int]] | None:
+    """What a mixture of streams has drawn of each component so far; ``None`` of others."""
+    return it._drawn()
 
 
 def shared_budget(it: Any) -> Budget | None:

@@ -115,7 +115,8 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
                 found = self._pack(memory, at)
                 if found is None:
                     return None
-                at = found
+                # The element after the group is drawn, too: that it does not fit has closed the group.
+                at = found._replace(parent=self._until(found.parent, memory.ahead.drawn, is_last=memory.ahead.is_at_end))
             assert memory.group is not None
             if at.num_taken < len(memory.group):
                 return at, memory.group
@@ -187,5 +188,6 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
         except Exception:
             number = memory.ahead.num_passed
             memory.ahead.skip()
-            self._at = self._at._replace(skipped=(*self._at.skipped, number))
+            parent = self._until(self._at.parent, memory.ahead.drawn)
+            self._at = self._at._replace(parent=parent, skipped=(*self._at.skipped, number))
             self._memory = memory

@@ -23,7 +23,7 @@ from gristmill.core.state import state_count
 from gristmill.dataset.bases.context import collected_options
 from gristmill.dataset.bases.cycle import After, CycleIterator, Failure, Member
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, is_of_blocks, iterate, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, is_of_blocks, iterate, snapshot
 from gristmill.dataset.bases.length import Exact, num_elements
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
 from gristmill.dataset.bases.node import ancestors, tolerances
@@ -117,6 +117,8 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         ctx = self._ctx
         own = ctx.numbers  # this may itself be the share of a worker
         iterators = [iterate(share) for share in [self._share(i) for i in range(self._count)]]
+        if self._is_taken_again:
+            are_taken_again(iterators)
         for i, it in enumerate(iterators):
             it._ctx.belong_to(own.index + i * own.count, self._count * own.count, ctx)
         return iterators

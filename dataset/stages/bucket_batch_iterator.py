@@ -12,8 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.core.state import shown, state_count, state_field
 from gristmill.dataset.ahead.lookahead import Lookahead
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, snapshot, state_to_refill
 from gristmill.dataset.bases.parameters import Parameters, function, silent
+from gristmill.dataset.states.mixtures import drawn_until, has_mixtures
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, given
 from gristmill.dataset.telling.failures import tell
@@ -103,6 +104,7 @@ class _Memory:
     """
 
     def __init__(self, parent: DatasetIterator[Any], at: _At, num_buckets: int) -> None:
+        self._parent = parent
         self.ahead = Lookahead(parent)
         self.buckets: list[list[_Held]] = [[] for _ in range(num_buckets)]
         self.full: int | None = None  # the bucket that is to be given out next
@@ -127,7 +129,10 @@ class _Memory:
             return _At(self.ahead.state, num_long=self.num_long)
         oldest, *_, state = first
         numbers = sorted([held[0] - oldest for bucket in self.buckets for held in bucket])
-        return _At(state(oldest), self.ahead.num_passed - oldest, tuple(numbers), self.num_long)
+        before = state_to_refill(self._parent, state(oldest), lambda: self.ahead.state)
+        if has_mixtures(before):
+            before = drawn_until(before, self.ahead.state)
+        return _At(before, self.ahead.num_passed - oldest, tuple(numbers), self.num_long)
 
 
 class BucketBatchDatasetIterator(BlockIterator[T]):
@@ -282,6 +287,8 @@ class BucketBatchDatasetIterator(BlockIterator[T]):
         at = _At(given(parent), num_read, tuple(held), num_long)
         with refilling(self, f"{len(held)} elements" if held else None):
             self._source.set_state(copied(at.parent))
+        if self._counts_faults or has_mixtures(at.parent):  # a text does not say whose faults they are, nor the weights of now
+            at = at._replace(parent=copied(snapshot(self._source)))
         self._begin(at)
 
     def _allocate_with(self, allocate: Allocate) -> None:

@@ -23,7 +23,7 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import ComponentContext, IteratorContext
 from gristmill.dataset.bases.cycle import After, CycleIterator, Failure, Member
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, skip_one, snapshot
+from gristmill.dataset.bases.iterator import DatasetIterator, are_taken_again, iterate, skip_one, snapshot
 from gristmill.dataset.bases.length import Length, Unknown, added, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.next_index import may_have_gaps, move_to_index, next_index_of
@@ -374,6 +374,8 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
         return self._members[index]
 
     def _add(self, index: int, it: DatasetIterator[Any]) -> None:
+        if self._is_taken_again:
+            are_taken_again([it])
         self._members[index] = _OpenDataset(it)
         self._lacks_states |= self._members[index].initial_state is None
         self._unstarted.append(it)

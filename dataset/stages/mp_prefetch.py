@@ -214,7 +214,7 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
     def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Luggage:
         """What workers load."""
         options = self._ctx.options
-        task = PipelineTask(self._ds, options, self._init_fn, self._sequential_slice, self._count)
+        task = PipelineTask(self._ds, options, self._init_fn, self._sequential_slice, self._count, self._is_taken_again)
         try:
             return Luggage(task, {**settings, "min_shared_bytes": options.min_shm_size}, environment)
         except Exception as error:

@@ -18,6 +18,7 @@ from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
+from gristmill.dataset.states.mixtures import drawn_until, has_mixtures
 from gristmill.dataset.states.refilling import refilling
 from gristmill.dataset.states.values import copied, is_same
 from gristmill.dataset.telling.failures import tell
@@ -118,6 +119,7 @@ class RebatchDatasetIterator(BlockIterator[T]):
     # The parent is always right behind the batch in memory, or at the batch that is to be cut.
     _flow = "stateful"
     _refills = True
+    _has_mixtures: bool | None = None  # whether states of the parent have those of mixtures; ``None``: that was not looked at
 
     def __init__(self, parent: DatasetIterator[Any], parameters: RebatchParameters) -> None:
         super().__init__(parent)
@@ -163,7 +165,10 @@ class RebatchDatasetIterator(BlockIterator[T]):
         try:
             elements = self._source._take(1)
             after = copied(snapshot(self._source))
-            batch = self._checked(elements[0], before, after) if elements else None
+            if self._has_mixtures is None:
+                self._has_mixtures = has_mixtures(before)
+            start = drawn_until(before, after) if self._has_mixtures else before
+            batch = self._checked(elements[0], start, after) if elements else None
         except BaseException:
             go_to(self._source, before)
             raise

@@ -98,6 +98,10 @@ TIME = Family("counter", "gristmill_stage_time_ns", "Time spent in a stage, in a
 RESTARTS = Family("counter", "gristmill_worker_restarts", "Worker processes that took the place of others.", _STAGE)
 WAIT_RATIO = Family("gauge", "gristmill_stage_wait_ratio", "A stage's share of the time that the consumer waited.", _STAGE)
 QUEUE_DEPTH = Family("gauge", "gristmill_queue_depth", "Elements that a prefetching stage has ready.", _STAGE)
+_COMPONENT = (*_STAGE, "component")
+DRAWN = Family("gauge", "gristmill_component_elements", "Elements that a mixture has drawn of a component.", _COMPONENT)
+LENGTHS = Family("gauge", "gristmill_component_lengths", "Their lengths together, as the mixture measures them.", _COMPONENT)
+EPOCHS = Family("gauge", "gristmill_component_epochs", "How often a component of a mixture has begun anew.", _COMPONENT)
 BUDGET_WAIT = Family(
     "counter",
     "gristmill_budget_wait_ns",
@@ -110,7 +114,22 @@ BUDGET_USED = Family(
 BUDGET = Family("gauge", "gristmill_budget", "The most threads, and bytes, that there may be of these.", (*_PIPELINE, "resource"))
 
 _BUDGET = (BUDGET_WAIT, BUDGET_USED, BUDGET)
-FAMILIES = (NEXT, READY, READ, BYTES, LOADER, NAMED_NEXT, ELEMENTS, TIME, RESTARTS, WAIT_RATIO, QUEUE_DEPTH, *_BUDGET)
+_COMPONENTS = (DRAWN, LENGTHS, EPOCHS)
+FAMILIES = (
+    NEXT,
+    READY,
+    READ,
+    BYTES,
+    LOADER,
+    NAMED_NEXT,
+    ELEMENTS,
+    TIME,
+    RESTARTS,
+    WAIT_RATIO,
+    QUEUE_DEPTH,
+    *_BUDGET,
+    *_COMPONENTS,
+)
 
 Key = tuple[Family, tuple[str, ...]]  # a metric and the values of its labels
 
@@ -186,6 +205,9 @@ class Metrics:
             if node.thread_wait_ns or node.memory_wait_ns:
                 now[BUDGET_WAIT, (*key, "threads")] = [node.thread_wait_ns]
                 now[BUDGET_WAIT, (*key, "memory")] = [node.memory_wait_ns]
+            for component, counts in node.components.items():
+                for family, entry in ((DRAWN, "elements"), (LENGTHS, "lengths"), (EPOCHS, "epochs")):
+                    gauges[family, (*key, component)] = counts[entry]
             if node.buffered is not None:
                 gauges[QUEUE_DEPTH, key] = gauges.get((QUEUE_DEPTH, key), 0) + node.buffered
         if budgets := snapshot.summary.budgets:

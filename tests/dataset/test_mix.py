@@ -77,7 +77,7 @@ STREAM = numbers(3)
 TWO = named(a=3, b=3)
 MAKES = (MapDataset.mix, MapDataset.concatenate, select)
 MIXES = (lambda w: MapDataset.mix([THREE] * 2, w), lambda w: mixture(STREAM, STREAM, weights=w))
-NO_LISTS = ({"a": THREE}, {THREE}, iter([THREE]), THREE, None, 3, "ab")
+NO_LISTS = ({THREE}, iter([THREE]), THREE, None, 3, "ab")
 NO_MAP_DATASETS = ([THREE, 5], [THREE, [1, 2]], [THREE, STREAM], (THREE, None))
 EMPTIES = r"datasets\[1\], MapMapDataset.*datasets\[3\], RangeMapDataset.*leave it out"
 ENDLESS = r"datasets\[1\], RepeatMapDataset.*endless: slice it"

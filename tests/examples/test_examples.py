@@ -369,3 +369,12 @@ def test_the_number_of_hosts_changes(tmp_path):
     for name in ("undisturbed", "changing"):
         logs = {line for log in (tmp_path / name).glob("log-*.txt") for line in log.read_text().splitlines()}
         assert {line.split()[0] for line in logs} == {*steps((1, 24))} and len(logs) == 25  # all hosts, and runs, say the same
+
+
+@pytest.mark.slow
+def test_the_mixture_changes(tmp_path):
+    output = run_example("change_mixture.py", "--out", tmp_path)
+    texts = dict(re.findall(r"(code|comments|docs) +(\d+) texts", output))
+    assert (
+        sum(map(int, texts.values())) > 400 and min(map(int, texts.values())) > 100 and ", 0 of them not exactly once" in output
+    )

@@ -48,6 +48,10 @@ def break_threes(x: int) -> int:
     return x
 
 
+def remainder(x: int) -> int:
+    return x % 3
+
+
 def not_multiple_of_three(x: Any) -> bool:
     return x % 3 != 0
 

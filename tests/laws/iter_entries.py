@@ -18,6 +18,7 @@ from entry import (
     is_big,
     not_multiple_of_three,
     pair,
+    remainder,
     repeated,
     unless_none,
 )
@@ -29,6 +30,7 @@ from gristmill.core.options import DatasetOptions, MultiprocessingOptions, ReadO
 from gristmill.core.record import Record, RecordMetadata
 from gristmill.core.sharding import ShardOptions
 from gristmill.dataset import IterDataset, MapDataset
+from gristmill.dataset.schedules import Schedule
 from gristmill.dataset.stages.bin_packing import BestFitPackIterDataset, FirstFitPackIterDataset
 from gristmill.dataset.stages.concat_then_split import BOSHandling, ConcatThenSplitIterDataset
 from gristmill.dataset.stages.elastic import ElasticIterator
@@ -363,6 +365,26 @@ _ROWS: list[tuple[Any, ...]] = [
         "iter_mix_weighted",
         lambda: IterDataset.mix({"b": numbers(), "a": filtered(n=30).map(add_ten)}, {"b": 2.5, "a": 1}),
         [11, 0, 1, 12, 2, 3, 4, 14, 5, 6, 15, 7, 8, 9, 17, 10],
+    ),
+    (
+        "iter_mix_schedule",
+        lambda: IterDataset.mix([filtered(n=9), numbers()], Schedule({0: [1, 0], 3: [1, 2]})),
+        [1, 2, 4, 0, 5, 1, 2, 7, 3, 4, 8, 5, 6],
+    ),
+    (
+        "iter_mix_by_length",
+        lambda: IterDataset.mix([filtered(n=12), numbers()], [1, 2], by=remainder),
+        [1, 0, 1, 2, 2, 3, 4, 5, 4, 6, 7, 8, 5, 9, 10],
+    ),
+    (
+        "iter_mix_until_all",
+        lambda: IterDataset.mix([filtered(n=12), numbers()], Schedule.linear({0: [1, 0], 8: [0, 1]}), stop="all"),
+        [1, 2, 4, 0, 1, 2, 5, 3, 4, 5, 6, 7, 8, 9, 10],
+    ),
+    (
+        "iter_mix_never",
+        lambda: IterDataset.mix([MapDataset.range(3).shuffle(seed=1), numbers()], stop="never").limit(14),
+        [1, 0, 2, 1, 0, 2, 0, 3, 2, 4, 1, 5, 2, 6],
     ),
     ("iter_mix_of_map", lambda: IterDataset.mix([MapDataset.range(3)]), [0, 1, 2]),
     (

@@ -24,6 +24,7 @@ from gristmill.core.record import Record
 from gristmill.core.sharding import NoSharding, ShardOptions
 from gristmill.dataset import MapDataset
 from gristmill.dataset.bases.context import Numbers
+from gristmill.dataset.schedules import Schedule
 from gristmill.dataset.stages.runs import RunsMapDataset
 from gristmill.dataset.stages.tolerate import TriedMapDataset
 from gristmill.loader.records import SampledMapDataset
@@ -260,6 +261,19 @@ _ROWS: list[tuple[Any, ...]] = [
         lambda: _mix([_range(1000 * j, 1000 * j + 1000) for j in range(4)], weights=[1, 7, 600, 99.99]),
         drawn_from_many,
         1179,
+    ),
+    (
+        "mix_schedule",
+        lambda: _mix([_range(10), _range(10, 20)], Schedule({0: [1, 0], 3: [1, 2]})),
+        lambda i: [0, 1, 2, 10, 3, 11, 12, 4, 13, 14, 5, 15, 16, 6, 17, 18, 7, 19][i],
+        18,
+        False,
+    ),
+    (
+        "mix_until_all",
+        lambda: _mix([_range(3), _range(10, 20)], stop="all"),
+        lambda i: [0, 10, 1, 11, 2, 12, 13, 14, 15, 16, 17, 18, 19][i % 13],
+        13,
     ),
     ("mix_one", lambda: _mix([tens().map(add_ten)], [3]), lambda i: ten(i) + 10, 10),
     ("concatenate", lambda: MapDataset.concatenate([_range(4), _range(0), _range(10, 15).shuffle(seed=1)]), concatenated, 9),

@@ -1,0 +1,254 @@
+"""Which component of a mixture comes at which position: patterns of integer weights, as Grain's, and schedules."""
+
+from __future__ import annotations
+
+import abc
+import sys
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from gristmill.core.indices import Indices
+from gristmill.core.state import plain_counts, shown
+from gristmill.dataset.schedules import Schedule
+from gristmill.dataset.selection import BlockSelectionMap, Selected, SelectionWithProportionsMap, select_singly
+
+
+class Plan(abc.ABC):
+    """Which of ``names`` comes at every position: a pure function of it.
+
+    Args:
+        names: of the components.
+        end: the position from which on nobody comes, if there is one.
+    """
+
+    def __init__(self, names: Sequence[str], end: int | None = None) -> None:
+        self.names = tuple(names)
+        self.end = end
+
+    @abc.abstractmethod
+    def described(self) -> dict[str, Any]:
+        """What ``plan_of`` makes it of, JSON-able."""
+
+    @abc.abstractmethod
+    def at(self, position: int) -> tuple[int, int]:
+        """Which one comes at ``position``, and how often it came before."""
+
+    @abc.abstractmethod
+    def select(self, positions: range) -> Selected:
+        """The same for consecutive positions."""
+
+    @abc.abstractmethod
+    def counts(self, position: int) -> list[int]:
+        """How often each one came before ``position``."""
+
+    def counts_by_name(self, position: int) -> dict[str, int]:
+        """The same by name."""
+        return dict(zip(self.names, self.counts(position), strict=True))
+
+    @abc.abstractmethod
+    def weights(self, position: int) -> list[int]:
+        """Integer weights of the element at ``position``, whose sum is ``whole`` everywhere."""
+
+    @property
+    @abc.abstractmethod
+    def whole(self) -> int:
+        """The sum of the weights."""
+
+    @abc.abstractmethod
+    def only(self, names: Sequence[str]) -> Plan:
+        """The plan of some of the components."""
+
+
+class PatternPlan(Plan):
+    """The pattern of Grain's mixtures.
+
+    Args:
+        names: of the components.
+        proportions: a positive integer for each.
+    """
+
+    def __init__(self, names: Sequence[str], proportions: Sequence[int]) -> None:
+        super().__init__(names, None if names else 0)
+        self.proportions = tuple(proportions)
+        self._selection = SelectionWithProportionsMap(proportions or (1,), sys.maxsize)
+
+    def described(self) -> dict[str, Any]:
+        return dict(zip(self.names, self.proportions, strict=True))
+
+    def at(self, position: int) -> tuple[int, int]:
+        return self._selection[position]
+
+    def select(self, positions: range) -> Selected:
+        return self._selection.select(positions)
+
+    def counts(self, position: int) -> list[int]:
+        return self._selection.nums_before(position)
+
+    def weights(self, position: int) -> list[int]:
+        return [*self.proportions]
+
+    @property
+    def whole(self) -> int:
+        return sum(self.proportions)
+
+    def only(self, names: Sequence[str]) -> Plan:
+        given = self.described()
+        return PatternPlan(names, [given[name] for name in names])
+
+
+class SchedulePlan(Plan):
+    """That of a schedule.
+
+    Args:
+        names: of the components; what the schedule does not name is never drawn from.
+        schedule: has their weights.
+    """
+
+    def __init__(self, names: Sequence[str], schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.selection = schedule.selection(names)
+        super().__init__(names, self.selection.end)
+
+    def described(self) -> dict[str, Any]:
+        return self.schedule.described()
+
+    def at(self, position: int) -> tuple[int, int]:
+        return self.selection[position]
+
+    def select(self, positions: range) -> Selected:
+        return shares_of(*self.selection.run(positions.start, len(positions)))
+
+    def counts(self, position: int) -> list[int]:
+        return self.selection.counts(position)
+
+    def weights(self, position: int) -> list[int]:
+        return self.selection.weights(position)
+
+    @property
+    def whole(self) -> int:
+        return self.selection.whole
+
+    def only(self, names: Sequence[str]) -> Plan:
+        return SchedulePlan(names, self.schedule)
+
+
+def shares_of(components: Sequence[int], inner: Sequence[int]) -> Selected:
+    """What to read of which components, where element ``inner[i]`` of ``components[i]`` is wanted."""
+    shares: dict[int, list[int]] = {}
+    places = []
+    for component, index in zip(components, inner, strict=True):
+        share = shares.setdefault(component, [])
+        places.append(len(share))
+        share.append(index)
+    starts = dict(zip(shares, accumulate(map(len, shares.values()), initial=0), strict=False))
+    return list(shares.items()), [starts[component] + place for component, place in zip(components, places, strict=True)]
+
+
+def plan_of(description: Any) -> Plan:
+    """The plan that was ``described``. Raises ``ValueError`` or ``TypeError`` for what is none."""
+    if not isinstance(description, Mapping) or not description:
+        raise ValueError(f"weights must be a mapping, got {shown(description)}")
+    counts = plain_counts([*description.values()])
+    if counts is not None and all(counts):
+        return PatternPlan([str(name) for name in description], counts)
+    schedule = Schedule.of_description(description)
+    return SchedulePlan(schedule.names, schedule)
+
+
+class _Phase(NamedTuple):
+    """Positions of a mixture from ``start`` on, in which the same components are left.
+
+    Args:
+        start: the first position.
+        plan: of those that are left.
+        members: their numbers among all.
+        offsets: how many elements of each came before, beyond what the plan says.
+    """
+
+    start: int
+    plan: Plan
+    members: list[int]
+    offsets: list[int]
+
+    def counts(self, position: int) -> list[int]:
+        return [count + offset for count, offset in zip(self.plan.counts(position), self.offsets, strict=True)]
+
+
+class PlannedSelectionMap(BlockSelectionMap):
+    """Element ``n`` comes from the component that a plan says, until one of them has ended, or all, or for ever.
+
+    Args:
+        plan: says which component is next.
+        lengths: of the components.
+        stop: ``"first"``, ``"all"`` or ``"never"``.
+    """
+
+    def __init__(self, plan: Plan, lengths: Sequence[int], stop: str) -> None:
+        self._plan, self._stop = plan, stop
+        self._phases = [_Phase(0, plan, [*range(len(lengths))], [0] * len(lengths))]
+        self._length = sys.maxsize if plan.end is None else plan.end
+        self._epoch = [0] * len(lengths)  # elements of each component in an epoch
+        while stop != "never":
+            phase = self._phases[-1]
+            self._length, ended = _end_of(phase, lengths)
+            for i, count in zip(phase.members, phase.counts(self._length), strict=True):
+                self._epoch[i] = count
+            members = [i for i in phase.members if i != ended]
+            if stop == "first" or ended is None or not members:
+                break
+            left = plan.only([plan.names[i] for i in members])
+            offsets = [self._epoch[i] - count for i, count in zip(members, left.counts(self._length), strict=True)]
+            self._phases.append(_Phase(self._length, left, members, offsets))
+
+    def over_lengths(self, lengths: Sequence[int]) -> tuple[list[int], BlockSelectionMap]:
+        kept = [j for j, length in enumerate(lengths) if length]
+        plan = self._plan.only([self._plan.names[j] for j in kept])
+        return kept, PlannedSelectionMap(plan, [lengths[j] for j in kept], self._stop)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"PlannedSelectionMap(weights={self._plan.described()}, stop={self._stop!r}, length={self._length})"
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        epoch = 0
+        if index < 0 or (index >= self._length and self._stop == "all"):
+            if self._stop == "never":
+                raise IndexError(f"a mixture that never stops has no element at {index}: its indices begin at 0")
+            epoch, index = divmod(index, self._length)
+        phase = self._phases[bisect_right(self._phases, index, key=lambda phase: phase.start) - 1]
+        place, count = phase.plan.at(index)
+        component = phase.members[place]
+        return component, count + phase.offsets[place] + epoch * self._epoch[component]
+
+    def select(self, indices: Indices) -> Selected:
+        if not isinstance(indices, range) or indices.step != 1 or indices.start < 0 or indices.stop > self._length:
+            return select_singly(self, indices)
+        components: list[int] = []
+        inner: list[int] = []
+        for phase, stop in zip(self._phases, [*[phase.start for phase in self._phases[1:]], self._length], strict=True):
+            part = range(max(indices.start, phase.start), min(indices.stop, stop))
+            for place, count in map(phase.plan.at, part) if part else ():
+                components.append(phase.members[place])
+                inner.append(count + phase.offsets[place])
+        return shares_of(components, inner)
+
+    def _of_array(self, indices: Any) -> Any:
+        raise AssertionError("select asks for one index after the other")
+
+
+def _end_of(phase: _Phase, lengths: Sequence[int]) -> tuple[int, int | None]:
+    """The position at which the turn of a component comes in vain, and which one that is; ``None``: there are no more turns."""
+    low = phase.start
+    high = min(sys.maxsize, low + sum([lengths[i] for i in phase.members]) + 1)
+    if phase.plan.end is not None:
+        high = max(low, min(high, phase.plan.end))
+    while low < high:  # the greatest position before which nothing is needed that is not there
+        middle = (low + high + 1) // 2
+        fits = all([count <= lengths[i] for i, count in zip(phase.members, phase.counts(middle), strict=True)])
+        low, high = (middle, high) if fits else (low, middle - 1)
+    is_end = low == sys.maxsize or (phase.plan.end is not None and low >= phase.plan.end)
+    return low, None if is_end else phase.members[phase.plan.at(low)[0]]

@@ -1,0 +1,458 @@
+"""``Schedule``: weights of a mixture that change with the position in its output; and which component is next under them.
+
+The law: at every prefix of ``n`` elements each component has been drawn from more than ``W_i(n) - 1`` and fewer than ``W_i(n) +
+1`` times, where ``W_i(n)`` is the integral of its share of the weights up to ``n``, in exact arithmetic.
+
+How that is met. Unit ``j`` of a component is due in a window of positions: it may come when ``W_i > j - 1`` (its release) and
+must have come when ``W_i >= j`` (its deadline). As the integrals of all components add up to ``n``, no interval of positions
+has more windows inside than positions; so by Hall's theorem there is an order that meets all, and the order by deadlines (ties:
+the first component) is one: at every position comes the unit that was released and has the earliest deadline.
+
+How it is random access. At a position ``n`` a component has ``floor(W_i(n))`` units, or one more: then it is ahead. Of those that
+might be, in the order of their deadlines, let ``late(t)`` be how many after the ``j``-th were released up to ``t``, and
+``g(t)`` how many units were released up to ``t`` beyond ``t``. The units up to the ``j``-th in that order are served before all
+others, so what is left of them is the largest surplus of any stretch up to ``n`` (Lindley's formula): of the first ``j``, as
+many are ahead as
+
+    R(n) + min(0, min over t of g(t) - late(t)),   R(n) = n - sum of floor(W_i(n)).
+
+``g`` is never negative, and at least 1 where only one of the late ones was released; so only ``t`` since the second oldest
+release matter: no more than the window of a rare component.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from gristmill.core.errors import as_int
+from gristmill.core.state import shown
+
+_SMALLEST = Fraction(1, 1_000_000)  # share of a component that is drawn from
+_BLOCK = 1024  # positions whose components are kept together
+_MAX_BLOCKS = 256
+_PIECE = 1 << 14  # positions that are looked at together
+_MAX_SETTLING = 1 << 16  # positions after which those that are never drawn from again have been given what they get
+_SAFE = 1 << 62
+
+
+class Schedule:
+    """Weights of the components of a mixture by the position in its output, for the ``weights`` of ``mix``.
+
+    A step lasts until the next one; weights are shares of their sum, and may be 0. ``Schedule.linear`` goes from point to point
+    in straight lines instead; before the first and after the last point weights are constant.
+
+    Law: at every prefix of a mixture, the number of elements of each component differs from the integral of its share by less
+    than 1.
+
+    Args:
+        steps: positions, from 0 on, to the weights from there on: a mapping of names to numbers, in the form of the datasets of
+            the mixture (or sequences of numbers). A name that is missing has the weight 0.
+
+    Raises:
+        TypeError: ``steps`` is not such a mapping.
+        ValueError: there is no step at 0, or a step has only zeros, a negative weight, or one that is not 0 and below a millionth
+            of the sum.
+
+    Example:
+        >>> from gristmill.dataset import MapDataset
+        >>> web, code = MapDataset.range(100), MapDataset.range(1000, 1100)
+        >>> schedule = Schedule({0: {"web": 1, "code": 0}, 4: {"web": 1, "code": 2}})
+        >>> list(MapDataset.mix({"web": web, "code": code}, schedule))[:10]
+        [0, 1, 2, 3, 1000, 1001, 4, 1002, 1003, 5]
+    """
+
+    _kind = "steps"
+
+    def __init__(self, steps: Mapping[int, Mapping[str, float] | Sequence[float]]) -> None:
+        if not isinstance(steps, Mapping) or not steps:
+            raise TypeError(f"a schedule must be a mapping of positions to weights, {{0: ...}} at least, got {shown(steps)}")
+        points = {as_int("a position of a schedule", position, minimum=0): step for position, step in steps.items()}
+        if 0 not in points:
+            raise ValueError(f"a schedule must have weights at position 0, got {sorted(points)[:10]}")
+        self._points = {position: _as_weights(position, points[position]) for position in sorted(points)}
+        self._names = tuple(sorted({name for weights in self._points.values() for name in weights}))
+
+    @classmethod
+    def linear(cls, points: Mapping[int, Mapping[str, float] | Sequence[float]]) -> Schedule:
+        """Returns a schedule whose shares go from point to point in straight lines, and stay as they are after the last one.
+
+        Args:
+            points: as for ``Schedule``.
+
+        Example:
+            >>> Schedule.linear({0: {"web": 1, "code": 0}, 50_000: {"web": 1, "code": 1}})
+            Schedule.linear({0: {'web': 1, 'code': 0}, 50000: {'web': 1, 'code': 1}})
+        """
+        schedule = cls(points)
+        schedule._kind = "linear"
+        return schedule
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the components, sorted."""
+        return self._names
+
+    def __repr__(self) -> str:
+        name = "Schedule" if self._kind == "steps" else "Schedule.linear"
+        return f"{name}({{{', '.join(f'{position}: {_plain(weights)}' for position, weights in self._points.items())}}})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schedule) and self.described() == other.described()
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def described(self) -> dict[str, Any]:
+        """What ``of_description`` makes it of, JSON-able."""
+        return {self._kind: {str(position): _plain(weights) for position, weights in self._points.items()}}
+
+    @classmethod
+    def of_description(cls, description: Any) -> Schedule:
+        """The schedule that was ``described``. Raises ``ValueError`` or ``TypeError`` for what is none."""
+        if not isinstance(description, Mapping) or len(description) != 1 or next(iter(description)) not in ("steps", "linear"):
+            raise ValueError(f"the description of a schedule must have steps or linear, got {shown(description)}")
+        ((kind, points),) = description.items()
+        steps = {int(position): {n: Fraction(str(w)) for n, w in weights.items()} for position, weights in points.items()}
+        return cls(steps) if kind == "steps" else cls.linear(steps)  # type: ignore[arg-type]
+
+    def selection(self, names: Sequence[str]) -> ScheduledSelection:
+        """Which of ``names`` is next at every position; the others are left out. It ends where none of them has a weight."""
+        rows = {position: [weights.get(name, Fraction(0)) for name in names] for position, weights in self._points.items()}
+        drawn_from = [position for position, row in rows.items() if any(row)]
+        is_linear, last = self._kind == "linear", max(drawn_from, default=-1)
+        end = next((position for position, row in rows.items() if not any(row) and (not is_linear or position > last)), None)
+        shares = []
+        for position, row in rows.items():
+            if not any(row):  # what lies between points with weights is as the nearest of them
+                nearest = [p for p in drawn_from if p > position][:1] or drawn_from[-1:]
+                row = rows[nearest[0]] if nearest else [Fraction(1)] * len(names)
+            total = sum(row)
+            shares.append([weight / total for weight in row])
+        return ScheduledSelection([*rows], shares, is_linear=is_linear, end=0 if not drawn_from else end)
+
+
+def _as_weights(position: int, weights: Any) -> dict[str, Fraction]:
+    """Exact weights by name. A float means what it is written as: 0.7 is 7/10."""
+    if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str | bytes):
+        weights = {str(i): weight for i, weight in enumerate(weights)}
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights of a schedule must be a mapping of names to numbers, got {shown(weights)} at {position}")
+    found: dict[str, Fraction] = {}
+    for name, weight in weights.items():
+        try:
+            exact = weight if isinstance(weight, Fraction) else Fraction(str(weight))
+        except (ValueError, ZeroDivisionError):
+            exact = Fraction(-1)
+        if exact < 0 or isinstance(weight, str | bytes):
+            raise ValueError(
+                f"weights of a schedule must be finite numbers, 0 or more, got {shown(weight)} for {name!r} at {position}"
+            )
+        found[str(name)] = exact
+    total = sum(found.values())
+    if not total:
+        raise ValueError(f"a schedule must have a weight above 0 at every position, got {shown(weights)} at {position}")
+    for name, weight in found.items():
+        if 0 < weight < _SMALLEST * total:
+            raise ValueError(
+                f"weights of a schedule must be 0, or at least a millionth of their sum, got {shown(weights)} at {position}: "
+                f"leave out {name!r}"
+            )
+    return found
+
+
+def _plain(weights: Mapping[str, Fraction]) -> dict[str, Any]:
+    """Weights as numbers that JSON has, where these are exact."""
+    return {name: _plain_number(weight) for name, weight in weights.items()}
+
+
+def _plain_number(weight: Fraction) -> Any:
+    if weight.denominator == 1:
+        return int(weight)
+    return float(weight) if Fraction(str(float(weight))) == weight else str(weight)
+
+
+class _Segment:
+    """Positions from ``start`` on, in which every integral is a polynomial: ``(base + slope * x + bend * x * x) / whole``.
+
+    Args:
+        start: the position where ``x`` is 0.
+        base: of each component.
+        slope: the same.
+        bend: the same; 0 but in linear schedules.
+    """
+
+    def __init__(self, start: int, base: list[int], slope: list[int], bend: list[int]) -> None:
+        self.start = start
+        self.base = base
+        self.slope = slope
+        self.bend = bend
+
+    def at(self, i: int, x: int) -> int:
+        return self.base[i] + (self.slope[i] + self.bend[i] * x) * x
+
+    def first(self, i: int, target: int, length: int | None) -> int | None:
+        """The least ``x``, up to ``length``, at which component ``i`` has reached ``target``."""
+        if not self.bend[i]:
+            missing = target - self.base[i]
+            if missing > 0 and not self.slope[i]:
+                return None
+            x = max(0, -(-missing // self.slope[i])) if missing > 0 else 0
+            return x if length is None or x <= length else None
+        assert length is not None
+        if self.at(i, length) < target:
+            return None
+        low, high = 0, length
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.at(i, middle) >= target else (middle + 1, high)
+        return low
+
+
+class ScheduledSelection:
+    """Which component is next at every position, and how often each was before.
+
+    Args:
+        starts: positions at which shares are given, the first one 0.
+        shares: of each component there; they add up to 1.
+        is_linear: whether they change in straight lines in between.
+        end: the position from which on nobody is to be drawn from, if there is one.
+    """
+
+    def __init__(
+        self, starts: Sequence[int], shares: Sequence[Sequence[Fraction]], *, is_linear: bool, end: int | None = None
+    ) -> None:
+        lengths = [stop - start for start, stop in pairwise(starts)]
+        self._num = len(shares[0])
+        denominators = [share.denominator for row in shares for share in row]
+        self._whole = math.lcm(*denominators) * (math.lcm(*[2 * n for n in lengths]) if is_linear else 1)
+        numerators = [[int(share * self._whole) for share in row] for row in shares]
+        self._starts = list(starts)
+        self._segments: list[_Segment] = []
+        base = [0] * self._num
+        for s, start in enumerate(starts):
+            slope, bend = numerators[s], [0] * self._num
+            is_last = s == len(lengths)
+            if is_linear and not is_last:
+                bend = [(b - a) // (2 * lengths[s]) for a, b in zip(slope, numerators[s + 1], strict=True)]
+            segment = _Segment(start, base, slope, bend)
+            self._segments.append(segment)
+            if not is_last:
+                base = [segment.at(i, lengths[s]) for i in range(self._num)]
+        self._blocks: dict[int, tuple[list[int], list[int]]] = {}
+        self._missed = -1
+        self._settled: list[int] | None = None
+        last = self._segments[-1]
+        self._gone = [i for i in range(self._num) if not last.slope[i]]  # those that are never drawn from again
+        self.end = end
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_blocks": {}}
+
+    @property
+    def whole(self) -> int:
+        """What the numerators of weights are parts of."""
+        return self._whole
+
+    def weights(self, position: int) -> list[int]:
+        """Numerators of the shares of the element at ``position``."""
+        segment = self._segments[bisect_right(self._starts, position) - 1]
+        x = position - segment.start
+        return [slope + 2 * bend * x for slope, bend in zip(segment.slope, segment.bend, strict=True)]
+
+    def integral(self, position: int) -> list[int]:
+        """Numerators of the integrals of the shares up to ``position``."""
+        segment = self._segments[bisect_right(self._starts, position) - 1]
+        return [segment.at(i, position - segment.start) for i in range(self._num)]
+
+    def counts(self, position: int) -> list[int]:
+        """How often each component comes before ``position``."""
+        return self._counts(position)
+
+    def __getitem__(self, position: int) -> tuple[int, int]:
+        """The component at ``position`` and how often it came before."""
+        number, offset = divmod(position, _BLOCK)
+        block = self._blocks.get(number)
+        if block is None:
+            if self._missed != number:
+                self._missed = number
+                counts = self._counts(position)
+                component = self._next(position, counts)
+                return component, counts[component]
+            block = self._block(number)
+        return block[0][offset], block[1][offset]
+
+    def run(self, start: int, num: int) -> tuple[list[int], list[int]]:
+        """The components at ``num`` positions from ``start`` on, and how often each came before."""
+        components: list[int] = []
+        inner: list[int] = []
+        while len(components) < num:
+            number, offset = divmod(start + len(components), _BLOCK)
+            found = self._block(number)
+            stop = min(_BLOCK, offset + num - len(components))
+            components += found[0][offset:stop]
+            inner += found[1][offset:stop]
+        return components, inner
+
+    def _block(self, number: int) -> tuple[list[int], list[int]]:
+        found = self._blocks.get(number)
+        if found is None:
+            found = self._served(number * _BLOCK, _BLOCK)
+            if len(self._blocks) >= _MAX_BLOCKS:
+                self._blocks = {}
+            self._blocks[number] = found
+        return found
+
+    def _served(self, start: int, num: int) -> tuple[list[int], list[int]]:
+        """What comes at ``num`` positions: at each the unit that was released and has the earliest deadline."""
+        counts = self._counts(start)
+        last = start + num + 1
+        waiting: list[tuple[int, int]] = []
+        for i in self._drawn_from(start):
+            release = self._first(i, counts[i] * self._whole + 1)
+            if release is not None and release <= last:
+                waiting.append((release, i))
+        heapq.heapify(waiting)
+        due: list[tuple[float, int]] = []
+        components, inner = [], []
+        for position in range(start + 1, start + num + 1):
+            while waiting and waiting[0][0] <= position:
+                _, i = heapq.heappop(waiting)
+                heapq.heappush(due, (self._deadline(i, counts[i]), i))
+            _, i = heapq.heappop(due)
+            components.append(i)
+            inner.append(counts[i])
+            counts[i] += 1
+            release = self._first(i, counts[i] * self._whole + 1)
+            if release is not None and release <= last:
+                heapq.heappush(waiting, (release, i))
+        return components, inner
+
+    def _next(self, position: int, counts: list[int]) -> int:
+        """The component at ``position``, where ``counts`` have come."""
+        integral = self.integral(position + 1)
+        due = [(self._deadline(i, counts[i]), i) for i in self._drawn_from(position) if integral[i] > counts[i] * self._whole]
+        return min(due)[1]
+
+    def _drawn_from(self, position: int) -> list[int]:
+        """Components that may come at ``position`` or later."""
+        if self._is_settled(position):
+            return [i for i in range(self._num) if i not in self._gone]
+        return [*range(self._num)]
+
+    def _is_settled(self, position: int) -> bool:
+        return bool(self._gone) and position > self._segments[-1].start + self._settling
+
+    @property
+    def _settling(self) -> int:
+        """How many positions after the last step that takes, at most; windows that began before it do not matter then."""
+        last = self._segments[-1]
+        period = self._whole // math.gcd(self._whole, *last.slope)
+        return min(period, _MAX_SETTLING) + self._longest
+
+    @property
+    def _longest(self) -> int:
+        """The length of the longest window after the last step."""
+        return self._whole // min([slope for slope in self._segments[-1].slope if slope], default=self._whole) + 2
+
+    def _deadline(self, i: int, count: int) -> float:
+        found = self._first(i, (count + 1) * self._whole)
+        return math.inf if found is None else found
+
+    def _first(self, i: int, target: int) -> int | None:
+        """The first position at which the integral of component ``i`` is ``target`` or more."""
+        segments = self._segments
+        low, high = 0, len(segments)  # the last segment that begins below the target
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if segments[middle].base[i] < target else (low, middle)
+        length = self._starts[low + 1] - self._starts[low] if low + 1 < len(segments) else None
+        x = segments[low].first(i, target, length)
+        return None if x is None else segments[low].start + x
+
+    def _counts(self, position: int) -> list[int]:
+        """See the head of the module."""
+        whole, integral = self._whole, self.integral(position)
+        counts = [number // whole for number in integral]
+        members, since, given = (
+            [*range(self._num)],
+            0,
+            position,
+        )  # since when windows matter, and how many units were given to them
+        if self._is_settled(position):
+            settled = self._settled_counts()
+            since = self._segments[-1].start + self._settling - self._longest
+            for i in self._gone:
+                counts[i] = settled[i]
+                given -= settled[i]
+            members = [i for i in members if i not in self._gone]
+        num_ahead = given - sum([counts[i] for i in members])
+        units = sorted([(self._deadline(i, counts[i]), i) for i in members if integral[i] > counts[i] * whole])
+        if not units or num_ahead <= 0:
+            return counts
+        releases = [self._first(i, counts[i] * whole + 1) or 0 for _, i in units]
+        first = max(since, min(releases)) if since else sorted(releases)[1]  # one alone is never ahead
+        lows = [0] * len(units)
+        offset = position - given
+        for start in range(first, position + 1, _PIECE):
+            stop = min(start + _PIECE, position + 1)
+            surplus = self._surplus(members, start, stop, offset)
+            self._lower(lows, releases, surplus, start)
+        before = 0
+        for (_, i), low in zip(units, lows, strict=True):
+            ahead = num_ahead + low
+            counts[i] += ahead - before
+            before = ahead
+        return counts
+
+    @staticmethod
+    def _lower(lows: list[int], releases: list[int], surplus: Any, start: int) -> None:
+        """Lowers ``lows[j]`` to the least of ``surplus - late``."""
+        times = np.arange(start, start + len(surplus))
+        released = np.searchsorted(np.sort(releases), times, side="right")
+        kept = np.flatnonzero(surplus < released)
+        if not len(kept):
+            return
+        late = (np.asarray(releases)[:, None] <= times[kept]).astype(np.int64)  # [unit, time]
+        late = late.sum(0) - np.cumsum(late, 0)  # of the units after each
+        least = (surplus[kept] - late).min(1)
+        for j, low in enumerate(least.tolist()):
+            lows[j] = min(lows[j], low)
+
+    def _surplus(self, members: Sequence[int], start: int, stop: int, offset: int) -> Any:
+        """How many units of ``members`` were released beyond one for each position, at the positions of a range."""
+        found = np.arange(-start, -stop, -1) + offset
+        s = bisect_right(self._starts, start) - 1
+        at = start
+        while at < stop:
+            segment = self._segments[s]
+            end = min(stop, self._starts[s + 1]) if s + 1 < len(self._starts) else stop
+            found[at - start : end - start] += self._released(segment, members, at - segment.start, end - at)
+            at, s = end, s + 1
+        return found
+
+    def _released(self, segment: _Segment, members: Sequence[int], x: int, num: int) -> Any:
+        """Units of ``members`` that were released, at ``num`` positions from ``x`` on in a segment."""
+        whole = self._whole
+        base = [segment.at(i, x) for i in members]
+        slope = [segment.slope[i] + 2 * segment.bend[i] * x for i in members]
+        bend = [segment.bend[i] for i in members]
+        dtype: Any = np.int64 if whole * (num + 2) < _SAFE else object
+        y = np.arange(num).astype(dtype)
+        columns = [np.array([n if i else n % whole for n in part], dtype)[:, None] for i, part in enumerate((base, slope, bend))]
+        numbers = columns[0] + (columns[1] + columns[2] * y) * y
+        released = -(-numbers // whole)
+        return released.sum(0).astype(np.int64) + sum([n // whole for n in base])
+
+    def _settled_counts(self) -> list[int]:
+        """The counts when those that are never drawn from again have what they get."""
+        if self._settled is None:
+            self._settled = self._counts(self._segments[-1].start + self._settling)
+        return self._settled

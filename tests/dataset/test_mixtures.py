@@ -1,0 +1,328 @@
+"""Mixtures by schedules and by length, until all have ended or never, and mixtures that are changed between two runs."""
+
+import itertools
+import json
+import math
+import os
+import random
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from refusing import assert_raises
+
+import gristmill
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, Schedule
+from gristmill.checkpoint import CheckpointHandler
+from gristmill.core.errors import StateMismatchError
+from gristmill.experimental import BestFitPackIterDataset, ConcatThenSplitIterDataset, FirstFitPackIterDataset
+
+SEED = int(os.environ.get("GRISTMILL_TEST_SEED", "0"))
+DIRECT = ReadOptions(num_threads=0)
+
+
+def draw_schedule(rng, most=6):
+    """A schedule, and what it is made of."""
+    names = "abcdefgh"[: rng.randint(1, most)]
+    positions = sorted({0, *[rng.randint(1, 90) for _ in range(rng.randint(0, 4))]})
+    is_linear, steps = rng.random() < 0.4, {}
+    for position in positions:
+        choices = [0, 1, rng.randint(1, 9), Fraction(rng.randint(1, 99), 100), round(rng.uniform(0.001, 3), 3)]
+        weights = {name: rng.choice(choices) for name in names}
+        weights[rng.choice(names)] = rng.randint(1, 5)
+        steps[position] = weights
+    return (Schedule.linear if is_linear else Schedule)(steps), steps, is_linear, names
+
+
+def integrals(steps, is_linear, names, n):
+    """The integral of each share up to every position, in exact arithmetic, from the definition alone."""
+    positions = [*steps]
+    exact = {p: {name: Fraction(str(w)) for name, w in steps[p].items()} for p in positions}
+    shares = {p: {name: weights[name] / sum(weights.values()) for name in names} for p, weights in exact.items()}
+    total = dict.fromkeys(names, Fraction(0))
+    for t in range(n):
+        yield dict(total)
+        here = max(p for p in positions if p <= t)
+        later = next((p for p in positions if p > t), None)
+        for name in names:
+            share = shares[here][name]
+            if is_linear and later is not None:  # the mean over [t, t + 1]
+                share += (shares[later][name] - share) * (Fraction(2 * (t - here) + 1, 2) / (later - here))
+            total[name] += share
+
+
+def check_schedule(seed, n):
+    rng = random.Random(seed)
+    schedule, steps, is_linear, names = draw_schedule(rng)
+    selection = schedule.selection(names)
+    single = Schedule.of_description(json.loads(json.dumps(schedule.described()))).selection(names)  # without what is kept
+    components, inner = selection.run(0, n)
+    counts = [0] * len(names)
+    for position, integral in enumerate(integrals(steps, is_linear, names, n)):
+        assert all(abs(count - w) < 1 for count, w in zip(counts, integral.values(), strict=True)), (schedule, position)
+        if rng.random() < 0.05:
+            assert single.counts(position) == counts and single._next(position, counts) == components[position]
+        assert inner[position] == counts[components[position]]
+        counts[components[position]] += 1
+
+
+def test_every_prefix_of_a_schedule_is_within_one_of_the_integral():
+    for i in range(250):
+        check_schedule(SEED + i, 140)
+
+
+@pytest.mark.slow
+def test_every_prefix_of_many_schedules_is_within_one_of_the_integral():
+    for i in range(100_000 if os.environ.get("GRISTMILL_TEST_LONG") else 3_000):
+        check_schedule(SEED + 1000 + i, 120)
+
+
+@pytest.mark.parametrize(("num", "make"), [*itertools.product((1, 2, 3, 4, 100), (Schedule, Schedule.linear))])
+def test_random_access_far_from_the_beginning(num, make):
+    rng = random.Random(num)
+    steps = {p: [rng.randint(1, 9) if p < 50_000 or i % 3 else 0 for i in range(num)] for p in (0, 10_007, 50_000)}
+    steps[50_000][-1] = 7
+    selection = make(steps).selection([str(i) for i in range(num)])
+    for start in (9_990, 49_990, 60_000, 10**9, 10**12):
+        counts = selection.counts(start)
+        assert sum(counts) == start
+        for position in range(start, start + 40):
+            component, before = selection[position]
+            assert before == counts[component]
+            counts[component] += 1
+            integral = selection.integral(position + 1)
+            assert all(abs(c * selection.whole - w) < selection.whole for c, w in zip(counts, integral, strict=True))
+        assert selection.counts(start + 40) == counts
+        assert selection.run(start, 5)[0] == [selection[start + i][0] for i in range(5)]
+    parts = [MapDataset.range(10**7).repeat() for _ in range(num)]
+    ds = MapDataset.mix(parts, make(steps))
+    component, before = selection[10**9]
+    assert ds[10**9] == before % 10**7
+
+
+def lists(name, num, epochs=1):
+    """Elements that say where they come from, of 1 to 3 tokens."""
+    first = 1000 * ("abcd".index(name) + 1)
+    return MapDataset.range(first, first + num).map(lambda x: {"x": np.full(x % 3 + 1, x)}).to_iter_dataset(DIRECT)
+
+
+def num_tokens(element):
+    return len(element["x"])
+
+
+def mixture(weights, num=60, **options):
+    names = weights.names if isinstance(weights, Schedule) else weights
+    return IterDataset.mix({name: lists(name, num) for name in names}, weights, **options)
+
+
+def flat(element):
+    if isinstance(element, dict):
+        return flat(element["x"][element["x_segment_ids"] > 0]) if "x_segment_ids" in element else flat(element["x"])
+    return [x for part in element for x in flat(part)] if isinstance(element, list) else np.atleast_1d(element).tolist()
+
+
+@pytest.mark.parametrize(
+    "weights", [{"a": 1, "b": 2}, {"a": 0.7, "b": 0.2, "c": 0.1}, Schedule({0: {"a": 1, "b": 3}, 20: {"a": 4, "b": 1}})]
+)
+def test_by_length_the_component_that_is_furthest_behind_is_next(weights):
+    it = iter(mixture(weights, num=400, by=num_tokens))
+    names = weights.names if isinstance(weights, Schedule) else [*weights]
+    steps = weights._points if isinstance(weights, Schedule) else {0: {n: Fraction(str(w)) for n, w in weights.items()}}
+    lengths, targets = dict.fromkeys(names, 0), dict.fromkeys(names, Fraction(0))
+    for position in range(200):
+        element = next(it)
+        name = "abcd"[element["x"][0] // 1000 - 1]
+        assert name == max(names, key=lambda n: targets[n] - lengths[n])  # the first one of those that are equal
+        now = steps[max(p for p in steps if p <= position)]
+        lengths[name] += len(element["x"])
+        for n in names:
+            targets[n] += Fraction(now[n]) / sum(now.values()) * len(element["x"])
+        assert all(abs(targets[n] - lengths[n]) <= 3 * len(names) for n in names)
+        if position % 50 == 7:
+            other = iter(mixture(weights, num=400, by=num_tokens))
+            other.set_state(json.loads(json.dumps(it.get_state())))
+            assert other.counts() == it.counts() and it.counts()["a"]["lengths"] == lengths["a"]
+            it = other
+
+
+def test_until_all_have_ended_and_never():
+    parts = {"a": MapDataset.range(3), "b": MapDataset.range(10, 20), "c": MapDataset.range(100, 105)}
+    for weights in (None, {"a": 1, "b": 2, "c": 1}, Schedule({0: {"a": 1, "b": 1}, 4: {"a": 1, "b": 1, "c": 3}})):
+        ds, stream = MapDataset.mix(parts, weights, stop="all"), IterDataset.mix(parts, weights, stop="all")
+        assert list(ds) == list(stream) == [ds[i] for i in range(18)] == ds._block(range(18))
+        assert sorted(ds) == sorted(itertools.chain(*parts.values())) == sorted(ds[i] for i in range(18, 36))
+        ds, stream = [cls.mix(parts, weights, stop="never") for cls in (MapDataset, IterDataset)]
+        it = iter(stream)
+        assert [next(it) for _ in range(60)] == [ds[i] for i in range(60)] and len(ds) > 10**18
+        counts = Counter(["abc"[(x >= 10) + (x >= 100)] for x in [ds[i] for i in range(60)]])
+        # A component begins anew when it is asked for more.
+        lengths = {name: len(part) for name, part in parts.items()}
+        assert it.counts() == {n: {"elements": k, "lengths": k, "epochs": (k - 1) // lengths[n]} for n, k in counts.items()}
+        again = iter(stream)
+        again.set_state(json.loads(json.dumps(it.get_state())))
+        assert again.counts() == it.counts() and [next(again) for _ in range(30)] == [next(it) for _ in range(30)]
+    shuffled = IterDataset.mix([MapDataset.range(50).shuffle(seed=1).to_iter_dataset()], stop="never")
+    epochs = np.array(list(shuffled.limit(150))).reshape(3, 50)
+    assert all(sorted(epoch) == [*range(50)] for epoch in epochs) and len({tuple(epoch) for epoch in epochs.tolist()}) == 3
+    # What cannot be weighed.
+    empty = {"a": MapDataset.range(3).filter(lambda x: x > 5).to_iter_dataset(), "b": MapDataset.range(2)}
+    assert list(IterDataset.mix(empty, stop="all")) == [0, 1]
+    assert_raises(ValueError, "no elements", list, IterDataset.mix(empty, stop="never"))
+    ends = Schedule({0: {"a": 1, "b": 0}, 5: {"a": 0, "b": 1}})
+    for make in (MapDataset.mix, IterDataset.mix):
+        assert len(list(make({"a": MapDataset.range(9), "b": MapDataset.range(3)}, ends, stop="all"))) == 8
+        assert list(make({"a": MapDataset.range(2), "b": MapDataset.range(3)}, Schedule({0: {"a": 1}}), stop="all")) == [0, 1]
+
+
+STEPS = {
+    "first_fit": lambda ds: FirstFitPackIterDataset(ds, length_struct={"x": 6}, num_packing_bins=8),
+    "best_fit": lambda ds: BestFitPackIterDataset(ds, length_struct={"x": 5}, num_packing_bins=3),
+    "concat_then_split": lambda ds: ConcatThenSplitIterDataset(ds, length_struct={"x": 4}),
+    "window_shuffle": lambda ds: ds.window_shuffle(10, seed=1),
+    "rebatch": lambda ds: ds.map(lambda x: x["x"][0]).batch(5).rebatch(3),
+    "batch": lambda ds: ds.map(lambda x: x["x"][0]).batch(3).thread_prefetch(2),
+    "flat_map": lambda ds: ds.flat_map(lambda x: x["x"].tolist()),
+    "windows in bins": lambda ds: FirstFitPackIterDataset(
+        ds.window_shuffle(7, seed=1), length_struct={"x": 6}, num_packing_bins=8
+    ),
+    "thread, bins, thread": lambda ds: STEPS["first_fit"](ds.thread_prefetch(5)).batch(2, batch_fn=list).thread_prefetch(3),
+    "lanes, bins": lambda ds: STEPS["first_fit"](ds.mp_prefetch(MultiprocessingOptions(0, num_lanes=3))),
+    "bins, lanes": lambda ds: STEPS["best_fit"](ds).mp_prefetch(MultiprocessingOptions(0, num_lanes=2)),
+}
+AFTER = Schedule({0: {"a": 1, "b": 1}, 30: {"a": 1, "b": 3, "c": 1}})
+CHANGES = {
+    "weights": ({"a": 1, "b": 2}, {"a": 3, "b": 1}),
+    "added": ({"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 2}),
+    "schedules": (Schedule({0: {"a": 1, "b": 1}, 13: {"a": 1, "b": 3}}), AFTER),
+    "removed": ({"a": 1, "b": 2, "c": 1}, Schedule({0: {"a": 1, "b": 1, "c": 0}})),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_changed_mixture_gives_every_token_once(step):
+    """At every output, with another change every time, and sometimes a second change, of a state that nothing was read from."""
+    kinds = [({"stop": "all"}, {}), ({"stop": "all", "by": num_tokens}, {})]
+    is_of_tokens = step not in ("rebatch", "batch")
+    for num, (change, (options, _)) in enumerate(itertools.islice(itertools.cycle(itertools.product(CHANGES, kinds)), 19)):
+        before, after = CHANGES[change]
+        it = iter(STEPS[step](mixture(before, **options)))
+        delivered = [x for element in itertools.islice(it, num) for x in flat(element)]
+        for weights in (after, after, Schedule({0: {"a": 1, "b": 5, "c": 1}}))[: 1 + num % 3]:
+            state = json.loads(json.dumps(it.get_state()))
+            it.close()
+            it = iter(STEPS[step](mixture(weights, **options)))
+            it.set_state(state)
+            if num % 2:
+                delivered += flat(next(it, []))
+        delivered += [x for element in it for x in flat(element)]
+        found = Counter(delivered)
+        expected = {x: x % 3 + 1 if is_of_tokens else 1 for first in (1000, 2000) for x in range(first, first + 60)}
+        assert {x: n for x, n in found.items() if x < 3000} == expected, (num, change, options)
+        assert all(n == (x % 3 + 1 if is_of_tokens else 1) for x, n in found.items())
+
+
+def squeeze(x):
+    return {"x": np.full(x % 3 + 1, x)}
+
+
+def workers(weights, *, is_before):
+    parts = {n: MapDataset.range(1000 * i, 1000 * i + 120).map(squeeze) for i, n in enumerate(weights, 1)}
+    ds = IterDataset.mix({n: part.to_iter_dataset() for n, part in parts.items()}, weights, stop="all")
+    options = MultiprocessingOptions(num_workers=2, num_lanes=4)
+    packed = FirstFitPackIterDataset(ds if is_before else ds.mp_prefetch(options), length_struct={"x": 6}, num_packing_bins=8)
+    return iter(packed.mp_prefetch(options) if is_before else packed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_changed_mixture_in_worker_processes(is_before):
+    with workers({"a": 1, "b": 2}, is_before=is_before) as it:
+        delivered = [x for _ in range(11) for x in flat(next(it))]
+        state = json.loads(json.dumps(it.get_state()))
+    with workers({"a": 5, "b": 1, "c": 2}, is_before=is_before) as it:
+        it.set_state(state)
+        delivered += [x for element in it for x in flat(element)]
+    assert Counter(delivered) == {x: x % 3 + 1 for first in (1000, 2000, 3000) for x in range(first, first + 120)}
+
+
+def test_new_weights_act_from_the_next_element_drawn_and_counts_are_exact():
+    it = iter(mixture({"a": 1, "b": 1}).window_shuffle(8, seed=2))
+    names = ["abcd"[next(it)["x"][0] // 1000 - 1] for _ in range(11)]
+    state = it.get_state()
+    other = iter(mixture({"c": 1, "a": 1, "b": 1}).window_shuffle(8, seed=2))
+    other.set_state(state)
+    names += ["abcd"[next(other)["x"][0] // 1000 - 1] for _ in range(17)]
+    assert "c" not in names[:16] and Counter(names[16:24]) == {"a": 2, "b": 3, "c": 3}
+    counted = {name: row["elements"] for name, row in other.counts().items()}
+    assert counted == {name: names[:24].count(name) for name in "abc"}  # of the window that is being delivered nothing
+
+
+def test_what_is_gone_is_dropped_by_name(tmp_path):
+    it = iter(mixture({"a": 1, "b": 1, "c": 2}))
+    for _ in range(6):
+        next(it)
+    state, left = it.get_state(), mixture({"a": 1, "b": 1})
+    assert_raises(StateMismatchError, r"does not have, \['c'\].*drop=\{'c'\}", iter(left).set_state, state)
+    assert_raises(TypeError, "a set of names", iter(left).set_state, state, drop="c")
+    other = iter(left)
+    other.set_state(state, drop={"c"})
+    other.set_state(other.get_state(), drop={"c"})  # as a program that is started again does
+    following = [1000 * i + state["parents"][name]["next_index"] for i, name in enumerate("ab", 1)]
+    assert sorted([next(other)["x"][0] for _ in range(2)]) == following
+    handler = CheckpointHandler()
+    handler.save(tmp_path, it)
+    assert_raises(StateMismatchError, "CheckpointRestore", handler.restore, tmp_path, iter(left))
+    arguments = gristmill.checkpoint.CheckpointRestore(iter(left), drop={"c"})
+    assert handler.restore(tmp_path, args=arguments).counts().keys() == {"a", "b"}
+    # What a step holds of it cannot be drawn again; it is held until that has come.
+    packed = iter(STEPS["first_fit"](mixture({"a": 1, "b": 1, "c": 2})))
+    next(packed)
+    other = iter(STEPS["first_fit"](left))
+    assert_raises(StateMismatchError, "weight 0", other.set_state, packed.get_state(), drop={"c"})
+    kept = iter(STEPS["first_fit"](mixture(Schedule({0: {"a": 1, "b": 1, "c": 0}}))))
+    kept.set_state(packed.get_state())
+    while True:
+        next(kept)
+        try:
+            other.set_state(kept.get_state(), drop={"c"})
+            break
+        except StateMismatchError:
+            pass
+    following = flat(next(other))
+    assert following == flat(next(kept)) and max(following) < 3000
+
+
+def test_counts_are_in_reports_and_metrics():
+    it = iter(mixture({"a": 1, "b": 2}, by=num_tokens).batch(3, batch_fn=list))
+    with gristmill.observe(it) as observed:
+        for _ in range(4):
+            next(it)
+        (node,) = [node for node in observed.summary().values() if node.components]
+    assert node.components == it.counts() and sum(row["elements"] for row in node.components.values()) == 12
+
+
+def test_wrong_schedules_and_arguments():
+    parts = {"a": MapDataset.range(3), "b": MapDataset.range(3)}
+    wrong = [
+        (3, TypeError, "mapping of positions"),
+        ({}, TypeError, "mapping of positions"),
+        ({1: {"a": 1}}, ValueError, "position 0"),
+    ]
+    wrong += [({0: {"a": w}}, ValueError, "finite numbers, 0 or more") for w in (-1, math.nan, math.inf, "1", None)]
+    wrong += [
+        ({0: {"a": 0}}, ValueError, "above 0"),
+        ({0: {"a": 1, "b": 1e-9}}, ValueError, "millionth"),
+        ({0: 3}, TypeError, "names"),
+    ]
+    for steps, error, match in wrong:
+        assert_raises(error, match, Schedule, steps)
+    for make in (MapDataset.mix, IterDataset.mix):
+        assert_raises(ValueError, "'c'", make, parts, Schedule({0: {"a": 1, "c": 1}}))
+        assert_raises(ValueError, "stop must be", make, parts, stop="last")
+    assert_raises(ValueError, "Mix streams", MapDataset.mix, parts, by=len)
+    assert_raises(TypeError, "by must be", IterDataset.mix, parts, by=3)
+    assert_raises(TypeError, "length of an element", next, iter(IterDataset.mix(parts, by=str)))
+    assert_raises(IndexError, "never stops", MapDataset.mix(parts, stop="never").__getitem__, -1)
+    assert_raises(ValueError, "no IterDataset.mix", iter(MapDataset.range(3)).counts)
+    assert eval(repr(Schedule({0: {"a": 0.7, "b": 1}}))) == Schedule({0: {"b": 1, "a": Fraction(7, 10)}})
