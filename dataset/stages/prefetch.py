@@ -97,7 +97,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
     def __init__(self, parent: Any, tracing: Tracing, with_nones: bool) -> None:
         super().__init__(parent)
         part = deciding_part(parent)
-        self._tracing = tracing
+        self._tracing, self._with_nones = tracing, with_nones
         # What says where there are elements, and which.
         self._deciding = part if tolerances(part) or (not with_nones and dropping_steps(part)) else None
         if not with_nones and any([node._may_leave_out for node in ancestors(parent)]):
@@ -122,7 +122,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
             return Traced(lambda: ds[index], *rows_at(ds, index))
         with self._tracing.noting_faults(deciding):
             value = deciding[index]
-        if value is None and dropping_steps(ds):
+        if value is None and not self._with_nones:
             return None
         rows, is_batch = rows_at(ds, index)
         return Traced(lambda: value if deciding is ds else ds[index], rows, is_batch)
