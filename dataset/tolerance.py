@@ -27,7 +27,7 @@ from gristmill.core.errors import FaultBudgetError, SourceEnded, StateMismatchEr
 from gristmill.core.state import plain_counts, plain_int, shown
 from gristmill.core.value import Value
 from gristmill.dataset.bases.feed import OneByOne
-from gristmill.dataset.states.values import copied
+from gristmill.dataset.states.values import copied, given
 from gristmill.dataset.telling.failures import is_of_no_element, note_at
 
 NEVER = (NameError, SyntaxError, MemoryError, StateMismatchError, SourceEnded, FaultBudgetError)
@@ -353,16 +353,16 @@ class Again:
         passed = faults.get("passed")
         if passed is None:
             return total, cls()
-        given = passed if isinstance(passed, Mapping) else {}
-        known, listed = plain_counts([given.get(key) for key in ("until", "tried", "total")]), given.get("over")
+        parts = passed if isinstance(passed, Mapping) else {}
+        known, listed = plain_counts([parts.get(key) for key in ("until", "tried", "total")]), parts.get("over")
         over: dict[int, list[list[Any]]] = {}
         if known is None or not isinstance(listed, list):
             known, listed = [0], [None]  # which is refused
         for entry in listed:
-            place = plain_int(entry[0]) if isinstance(entry, list) and entry else None
-            if place is None:
+            numbers = plain_counts(entry[:2]) if isinstance(entry, list) and len(entry) == 3 else None
+            if numbers is None:
                 raise StateMismatchError(f"passed in the state of {owner} must say what was passed over, got {shown(passed)}")
-            over.setdefault(place, []).append(copied(entry[1:]))
+            over.setdefault(numbers[0], []).append([numbers[1], given(entry[2])])
         return total, cls(known[0], over)
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from gristmill.core.errors import StateMismatchError, as_int, as_seconds
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.seeds import RngPool
-from gristmill.core.state import shown, state_count, state_field
+from gristmill.core.state import plain_counts, shown, state_count, state_field
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to, state_at
 from gristmill.dataset.bases.length import some_of_them
@@ -476,6 +476,9 @@ class TriedDatasetIterator(PassingIterator[Any]):
         found = state_field(state, "faults", self)
         if not isinstance(found, list) or len(found) != num:
             raise self._wrong(found)
+        tried = state.get("tried", [])
+        if not isinstance(tried, list) or plain_counts(tried) is None:
+            raise StateMismatchError(f"tried in the state of {self} must be a list of non-negative integers, got {shown(tried)}")
         parsed = [Again.parse(faults, self) for faults in found]
         known: dict[int, dict[tuple[str, int], int]] = {}
         for tolerance, (_, again) in zip(self._stages, parsed, strict=True):
@@ -746,6 +749,9 @@ class TolerateDatasetIterator(BlockIterator[T]):
     def _restore(self, state: Any) -> None:
         tried, found = state_count(state, "tried", self), state_field(state, "faults", self)
         total, again = Again.parse(found[0] if isinstance(found, list) and len(found) == 1 else found, self)
+        for entries in again.over.values():
+            for _, after in entries:
+                self._source.set_state(copied(after))  # which refuses what is none
         self._source.set_state(state_field(state, "parent", self))
         self._tried, self._total, self._in_row, self._recent, self._again = tried, total, 0, (), again
         self._log = FaultLog()
