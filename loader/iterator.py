@@ -36,9 +36,8 @@ _KEYS = ("version", "last_seen_indices", "last_worker_index", *_ORIGIN)
 class DataLoaderIterator(Iterator[Any]):
     """Iterates over the elements of a ``DataLoader``; saves and restores its position in a few bytes.
 
-    When ``next`` raises, nothing is lost: the state still says "after the last delivered element". The following ``next``
-    tries the same one again; with worker processes it raises the same error, until the state is set. Used by one thread at a
-    time. A context manager: leaving it closes the iterator.
+    When ``next`` raises, nothing is lost: the state still says "after the last delivered element". The following ``next`` tries
+    it again; with worker processes it raises the same error until the state is set. Used by one thread; as a context, it closes.
 
     Args:
         data_loader: the loader.

@@ -56,17 +56,13 @@ class Member:
 M = TypeVar("M", bound=Member)
 
 
-class CycleIterator(BlockIterator[T], Generic[T, M]):
-    """One element of each member of a cycle in turn. One that has ended leaves its slot vacant, for the next one if there is any.
+class CyclePosition(BlockIterator[T]):
+    """The base of those: where one is in its cycle, as the state says it.
 
-    A stage writes ``_fetch``, ``_skip_failed``, ``get_state`` and ``_restore``, and ``_refill`` if there may be more members than
-    slots.
+    Args:
+        num_members: how many members there are.
+        cycle_length: of how many the elements are taken in turn.
     """
-
-    _flow = "stateful"
-    _stays_on_error = True
-    _is_costly_to_restore = True
-    _budgets: Any = None  # who judges what members have passed over
 
     def __init__(self, num_members: int, cycle_length: int) -> None:
         super().__init__()
@@ -82,10 +78,87 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
         self._future_states: Mapping[int, Any] = {}  # of members that will be put into slots
         # Where a member is in place of ``_after``, and how many of its elements from there on an old state calls delivered.
         self._undropped: Mapping[int, tuple[After, int]] = {}
-        # What is being done, by the number of the member.
-        self._members: dict[int, M] = {}
         # Before the last output: whose turn it was, and where that one was; or the position.
         self._last_turn: Any = None
+
+    def _is_vacant(self, slot: int) -> bool:
+        """Whether there is no member in ``slot`` that may have more elements. What is ready may have to be delivered still."""
+        return self._after[slot] is None or self._indices[slot] in self._ended
+
+    def _say_exhausted(self, slot: int, flag: int) -> None:
+        self._exhausted = (*self._exhausted[:slot], flag, *self._exhausted[slot + 1 :])
+
+    def _pass_on(self) -> None:
+        self._slot = (self._slot + 1) % self._cycle_length
+
+    def _put(self, slot: int, index: int, after: After | None) -> None:
+        """Puts member ``index``, the next one, into ``slot``; with ``None`` it is left out, so that the slot stays vacant."""
+        if self._after[slot] is not None:
+            self._ended -= {self._indices[slot]}
+        self._indices = (*self._indices[:slot], index, *self._indices[slot + 1 :])
+        self._after[slot] = after
+        self._say_exhausted(slot, int(after is None))
+        if index in self._future_states:
+            self._future_states = {i: state for i, state in self._future_states.items() if i != index}
+        self._num_opened = index + 1
+
+    def _position(self) -> Any:
+        slots = self._indices, [*self._after], self._exhausted
+        return self._slot, self._num_opened, slots, self._ended, self._future_states, self._undropped
+
+    def _set_position(self, position: Any) -> None:
+        self._slot, self._num_opened, slots, self._ended, self._future_states, self._undropped = position
+        self._indices, self._after[:], self._exhausted = slots
+
+    def _mark(self) -> Any:
+        return self._position()
+
+    def _state_at(self, mark: Any) -> Any:
+        now = self._position()
+        try:
+            self._set_position(mark)
+            return self._state_here()
+        finally:
+            self._set_position(now)
+
+    def _state_here(self) -> Any:
+        """The state, without a step ahead."""
+        return self.get_state()
+
+    def _before_last(self) -> Any:
+        if self._last_turn is None:
+            return None
+        place = self._last_turn
+        if len(place) == 2:
+            slot, after = place
+            _, num, (indices, now, exhausted), *rest = self._position()
+            place = slot, num, (indices, [*now[:slot], after, *now[slot + 1 :]], exhausted), *rest
+        return copied(self._state_at(place))
+
+    def _forget_last(self) -> None:
+        self._last_turn = None
+
+    def _cycle_state(self, states: list[Any]) -> CycleState:
+        """The position as it is saved, with the state of each slot."""
+        return CycleState(self._slot, self._num_opened, self._indices, states, self._exhausted, self._future_states)
+
+
+class CycleIterator(CyclePosition[T], Generic[T, M]):
+    """One element of each member of a cycle in turn. One that has ended leaves its slot vacant, for the next one if there is any.
+
+    A stage writes ``_fetch``, ``_skip_failed``, ``get_state`` and ``_restore``, and ``_refill`` if there may be more members than
+    slots.
+    """
+
+    _flow = "stateful"
+    _stays_on_error = True
+    _is_costly_to_restore = True
+    _budgets: Any = None  # who judges what members have passed over
+
+    def __init__(self, num_members: int, cycle_length: int) -> None:
+        super().__init__(num_members, cycle_length)
+        # What is being done, by the number of the member.
+        self._members: dict[int, M] = {}
 
     @abc.abstractmethod
     def _fetch(self, slot: int, num: int) -> None:
@@ -245,63 +318,6 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
             if index in self._members:  # else it is computed again
                 self._members[index].ready.appendleft(fetched)
 
-    def _is_vacant(self, slot: int) -> bool:
-        """Whether there is no member in ``slot`` that may have more elements. What is ready may have to be delivered still."""
-        return self._after[slot] is None or self._indices[slot] in self._ended
-
-    def _say_exhausted(self, slot: int, flag: int) -> None:
-        self._exhausted = (*self._exhausted[:slot], flag, *self._exhausted[slot + 1 :])
-
-    def _pass_on(self) -> None:
-        self._slot = (self._slot + 1) % self._cycle_length
-
-    def _put(self, slot: int, index: int, after: After | None) -> None:
-        """Puts member ``index``, the next one, into ``slot``; with ``None`` it is left out, so that the slot stays vacant."""
-        if self._after[slot] is not None:
-            self._ended -= {self._indices[slot]}
-        self._indices = (*self._indices[:slot], index, *self._indices[slot + 1 :])
-        self._after[slot] = after
-        self._say_exhausted(slot, int(after is None))
-        if index in self._future_states:
-            self._future_states = {i: state for i, state in self._future_states.items() if i != index}
-        self._num_opened = index + 1
-
-    def _position(self) -> Any:
-        slots = self._indices, [*self._after], self._exhausted
-        return self._slot, self._num_opened, slots, self._ended, self._future_states, self._undropped
-
-    def _set_position(self, position: Any) -> None:
-        self._slot, self._num_opened, slots, self._ended, self._future_states, self._undropped = position
-        self._indices, self._after[:], self._exhausted = slots
-
-    def _mark(self) -> Any:
-        return self._position()
-
-    def _state_at(self, mark: Any) -> Any:
-        now = self._position()
-        try:
-            self._set_position(mark)
-            return self._state_here()
-        finally:
-            self._set_position(now)
-
-    def _state_here(self) -> Any:
-        """The state, without a step ahead."""
-        return self.get_state()
-
-    def _before_last(self) -> Any:
-        if self._last_turn is None:
-            return None
-        place = self._last_turn
-        if len(place) == 2:
-            slot, after = place
-            _, num, (indices, now, exhausted), *rest = self._position()
-            place = slot, num, (indices, [*now[:slot], after, *now[slot + 1 :]], exhausted), *rest
-        return copied(self._state_at(place))
-
-    def _forget_last(self) -> None:
-        self._last_turn = None
-
     def _return_to(self, mark: Any) -> None:
         if mark != self._position():  # else what is ready stays so, and so does an error
             self._forget()
@@ -311,10 +327,6 @@ class CycleIterator(BlockIterator[T], Generic[T, M]):
     def _forget(self) -> None:
         """Drops all members, which will be made again where the position says; of none it is known that it has ended."""
         self._members, self._ended = {}, frozenset()
-
-    def _cycle_state(self, states: list[Any]) -> CycleState:
-        """The position as it is saved, with the state of each slot."""
-        return CycleState(self._slot, self._num_opened, self._indices, states, self._exhausted, self._future_states)
 
     def _go_to(self, cycle: CycleState) -> None:
         self._forget()

@@ -109,14 +109,6 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     def set_state(self, state: Any) -> None:
         """Continues from ``state``, backwards or forwards, also after the end or an error."""
 
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Returns what the state says of components of the mixture upstream, the nearest one, by name: how many ``"elements"``
-        were drawn, their ``"lengths"`` together, the ``"epochs"`` before this one. What a step holds counts when it has come.
-        """
-        from gristmill.dataset.telling.counts import counts_of
-
-        return counts_of(self)
-
     def start_prefetch(self) -> None:
         """Begins work in the background, where the pipeline has any, without waiting for it. May be called again."""
         for parent in self._parents:

@@ -1,4 +1,4 @@
-"""What iterators have to do with faults that ``tolerate`` passes over."""
+"""What iterators tell of what went through them: faults that ``tolerate`` passed over, elements of components."""
 
 from __future__ import annotations
 
@@ -32,6 +32,14 @@ class Tolerating:
             ([2, 1], 1, 1)
         """
         return counted(self.get_state())
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Returns what the state says of components of the mixture upstream, the nearest one, by name: how many ``"elements"``
+        were drawn, their ``"lengths"`` together, the ``"epochs"`` before this one. What a step holds counts when it has come.
+        """
+        from gristmill.dataset.telling.counts import counts_of
+
+        return counts_of(self)
 
     def _kept_knowledge(self) -> Callable[[], None]:
         """What puts back all that is known here and upstream of elements that are taken again, after a move between them."""

@@ -114,7 +114,43 @@ def _manner(by: Any, stop: str) -> list[str]:
     return [f"by={transform_name(by)}"] * (by is not None) + [f"stop={stop!r}"] * (stop != "first")
 
 
-class MixedDatasetIterator(BlockIterator[T]):
+class _CountedIterator(BlockIterator[T]):
+    """Knows what was drawn of each component of a mixture."""
+
+    _names: list[str] | None
+    _plan: Plan
+    _own: dict[str, Any]
+    _is_plain: bool
+    _whole: int
+    _index: int
+    _has_ended: bool
+    _tally: Tally | None
+
+    def _nothing(self) -> Tally:
+        return Tally.nothing(len(self._parents), self._whole)
+
+    def _tally_in(self, state: Mapping[str, Any], index: int) -> Tally | None:  # ``None``: it follows from the index
+        if "counts" in state or not (self._is_plain or self._names):
+            return Tally.read(state, self._plan.names, self._whole, self)
+        weights = state.get(OWN, self._own if self._is_plain else None)
+        if self._is_plain and weights == self._own:
+            return None
+        # Of states that do not say their weights nothing is known.
+        elements = {} if weights is None else plan_of(weights).counts_by_name(index - state_flag(state, "stop", self))
+        return self._nothing().added({i: elements.get(name, 0) for i, name in enumerate(self._plan.names)})
+
+    def _counts_in(self, state: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+        """What was drawn of each component up to a state of this iterator, or of one like it."""
+        return self._numbers(self._tally_in(state, state["index"]), state["index"] - bool(state["stop"]))
+
+    def _drawn(self) -> dict[str, dict[str, int]]:
+        return self._numbers(self._tally, self._index - self._has_ended)
+
+    def _numbers(self, tally: Tally | None, index: int) -> dict[str, dict[str, int]]:
+        return (tally or Tally.of_elements(self._plan.counts(index))).by_name(self._plan.names)
+
+
+class MixedDatasetIterator(_CountedIterator[T]):
     _flow = "stateful"
     _is_expected = False  # the parents read ahead
     _was_asked = False
@@ -155,9 +191,6 @@ class MixedDatasetIterator(BlockIterator[T]):
     @property
     def _components(self) -> dict[str, DatasetIterator[Any]] | None:
         return None if self._names is None else dict(zip(self._names, self._parents, strict=True))
-
-    def _nothing(self) -> Tally:
-        return Tally.nothing(len(self._parents), self._whole)
 
     def _take(self, n: int) -> list[Any]:
         if not self._is_expected:
@@ -303,6 +336,9 @@ class MixedDatasetIterator(BlockIterator[T]):
     def _return_to(self, mark: Any) -> None:
         go_to(self, mark) if self._stop == "never" else super()._return_to(mark)
 
+    def _state_at(self, mark: Any) -> Any:
+        return mark if self._stop == "never" else super()._state_at(mark)
+
     def get_state(self) -> Any:
         states: Any = [parent.get_state() for parent in self._parents]
         if self._names is not None:
@@ -335,26 +371,6 @@ class MixedDatasetIterator(BlockIterator[T]):
             parent.set_state(iterate(self._datasets[i]).get_state() if parent_state is _NEW else parent_state)
         self._index, self._has_ended, self._pieces, self._tally = index, has_ended, pieces, tally
         self._is_expected = self._was_asked = False
-
-    def _tally_in(self, state: Mapping[str, Any], index: int) -> Tally | None:  # ``None``: it follows from the index
-        if "counts" in state or not (self._is_plain or self._names):
-            return Tally.read(state, self._plan.names, self._whole, self)
-        weights = state.get(OWN, self._own if self._is_plain else None)
-        if self._is_plain and weights == self._own:
-            return None
-        # Of states that do not say their weights nothing is known.
-        elements = {} if weights is None else plan_of(weights).counts_by_name(index - state_flag(state, "stop", self))
-        return self._nothing().added({i: elements.get(name, 0) for i, name in enumerate(self._plan.names)})
-
-    def _counts_in(self, state: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-        """What was drawn of each component up to a state of this iterator, or of one like it."""
-        return self._numbers(self._tally_in(state, state["index"]), state["index"] - bool(state["stop"]))
-
-    def _drawn(self) -> dict[str, dict[str, int]]:
-        return self._numbers(self._tally, self._index - self._has_ended)
-
-    def _numbers(self, tally: Tally | None, index: int) -> dict[str, dict[str, int]]:
-        return (tally or Tally.of_elements(self._plan.counts(index))).by_name(self._plan.names)
 
     def _get_next_index(self) -> int:
         self._check_index()

@@ -162,7 +162,7 @@ def test_datasets_as_sources():
         assert list(of(ds, 7)) == [0, 10, 20, 30, 40, 0, 10]
     it = of(BareMap(3), 3)
     assert parsed(it)["data_source"] == "BareMap(length=3)" and list(it) == [0, 1, 2]
-    steps = ds.seed(3).shuffle().map(Mapped(len)).random_map(lambda x, rng: x).map(functools.partial(add, 3))[1:].repeat(2)
+    steps = ds.seed(3).shuffle().map(Mapped(len)).random_map(lambda x, rng: x).map(functools.partial(add, 3)).repeat(2)[1:]
     text = of(steps, 5).get_state().decode()  # which another process must write as well
     assert " at 0x" not in text and len(text) < 1500
     sources = [ds, ds[1:], ds.shuffle(seed=1), ds.shuffle(seed=2), ds.repeat(2), ds.batch(2), ds.slice([1, 2]), ds.slice([2, 1])]
