@@ -75,6 +75,7 @@ def test_batches_are_those_of_a_model_of_windows(seed):
         assert sorted(keys_in(LocalWorkersIterDataset(ds.to_iter_dataset(DIRECT), 2))) == sorted(found)
 
 
+@pytest.mark.slow
 def test_few_shapes_little_padding_and_every_record_once_for_any_number_of_hosts():
     source = Records(log_normal(16_000))
     ds = MapDataset.source(source).seed(3).shuffle()

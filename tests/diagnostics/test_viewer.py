@@ -312,6 +312,7 @@ def test_the_command_prints_the_address_and_ends_silently(tmp_path, capsys):
         assert (process.wait(20), process.stderr.read(), process.stdout.read()) == (0, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_pages_in_a_browser():
     with Browser() as browser, gm.view(RICH.batch(4), decoder=decode, name=NASTY) as viewer, gm.view(FAILING) as other:
