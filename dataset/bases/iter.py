@@ -125,7 +125,7 @@ def _noting_dataset(iterate: Callable[[Any], Any]) -> Any:
     @functools.wraps(iterate)
     def noting(self: Any) -> Any:
         it = iterate(self)
-        if isinstance(it, DatasetIterator):
+        if hasattr(it, "_definition"):  # as a DatasetIterator has: quicker to ask
             it._definition = self
         return it
 

@@ -245,7 +245,7 @@ class BlockMapDataset(MapDataset[T]):
         return super()._over(replaced)
 
     def __len__(self) -> int:
-        return len(self._parent)
+        return len(self._parents[0])
 
     def __getitem__(self, index: Any) -> Any:
         if type(index) is not int:
