@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.feed import Feed, failed_at_last, failed_in_stream
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, state_at, stream_of
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, marked, return_to, skip_one, snapshot, state_at, stream_of
 from gristmill.dataset.bases.length import some_of_them
 from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elements
 from gristmill.dataset.bases.node import spec_of_first_parent
@@ -94,15 +94,28 @@ class FilterDatasetIterator(PassingIterator[T]):
         self._fn = self._function = fn
         self._parameters = parameters
         self._guard = FilterGuard(self)
+        self._failed: tuple[int, bool] | None = None  # what ``_take(1)`` failed with: rejected before, whether upstream
+        self._failed_from: tuple[Any, int, bool] | None = None  # and the state from which it did
 
     def _take(self, n: int) -> list[Any]:
         kept: list[Any] = []
+        num_rejected = 0  # if ``n`` is 1
         while len(kept) < n:
-            elements = self._source._take(n - len(kept))
+            try:
+                elements = self._source._take(n - len(kept))
+            except Exception:
+                self._failed = (num_rejected, True) if n == 1 else None
+                raise
             if not elements:
                 break
-            keep = self._decisions(elements)
+            try:
+                keep = self._decisions(elements)
+            except Exception:
+                self._failed = (num_rejected, False) if n == 1 else None
+                raise
+            self._observe(keep)
             kept += [x for x, k in zip(elements, keep, strict=True) if k]
+            num_rejected += 1
         return kept
 
     def _mark(self) -> Any:
@@ -111,18 +124,26 @@ class FilterDatasetIterator(PassingIterator[T]):
     def _return_to(self, mark: Any) -> None:
         source, self._guard.counts = mark
         self._source._return_to(source)
+        self._failed_from = None if self._failed is None else (snapshot(self._source), *self._failed)
+        self._failed = None
 
     def _state_at(self, mark: Any) -> Any:
         return state_at(self._source, mark[0])
 
     def _decisions(self, elements: list[Any]) -> list[bool]:
-        """Which of ``elements`` are kept, counted."""
+        """Which of ``elements`` are kept."""
         fn = self._fn
         try:
-            keep = [bool(fn(x)) for x in elements]
-            self._guard.observe(keep, self._ctx.options)
-            return keep
+            return [bool(fn(x)) for x in elements]
         except Exception as error:
+            tell_at_last(error, self, self._source)
+            raise
+
+    def _observe(self, keep: list[bool]) -> None:
+        try:
+            self._guard.observe(keep, self._ctx.options)
+        except Exception as error:
+            self._failed = None  # it was no element
             tell_at_last(error, self, self._source)
             raise
 
@@ -140,7 +161,17 @@ class FilterDatasetIterator(PassingIterator[T]):
         self._guard.observe([True] * num_kept, self._ctx.options)
 
     def _skip(self) -> None:
-        # The output that failed lies behind elements that were rejected properly.
+        # The output that failed lies behind elements that were rejected properly, which is not asked again where it is known:
+        # what has failed by chance may be rejected now.
+        if self._failed_from is not None and self._failed_from[0] == snapshot(self._source):
+            _, num_rejected, is_upstream = self._failed_from
+            for _ in range(num_rejected):
+                skip_one(self._source)
+            if is_upstream:
+                self._source._skip()
+            else:
+                skip_one(self._source)
+            return
         while True:
             before = marked(self._source)
             try:

@@ -79,6 +79,32 @@ def test_where_none_is_an_element_only_the_failed_one_is_skipped():
         assert list(it) == [3, 4]
 
 
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("where", ["source", "map", "filter", "filters"])
+def test_of_what_a_filter_rejects_only_the_element_that_failed_is_skipped(where, num_threads):
+    for failing in range(10):
+        broken = {failing}
+
+        def check(x, broken=broken):
+            return 1 // (x not in broken) and x
+
+        root = MapDataset.range(10)
+        stream = (root.map(check) if where == "source" else root).to_iter_dataset(ReadOptions(num_threads, 4))
+        stream = stream.map(check) if where == "map" else stream
+        stream = stream.filter((lambda x, check=check: check(x) % 2) if where.startswith("filter") else lambda x: x % 2)
+        it, found = iter(stream.filter(lambda x: x != 9) if where == "filters" else stream), []
+        while it.get_state() != {"next_index": 10}:
+            try:
+                found.append(next(it))
+            except StopIteration:
+                break
+            except ZeroDivisionError:
+                broken.clear()
+                it.skip_failed()
+                assert it.get_state() == {"next_index": failing + 1}
+        assert not broken and found == [x for x in range(1, 10, 2) if x != failing and (x != 9 or where != "filters")]
+
+
 STRICT = DatasetOptions(filter_raise_threshold_ratio=0.5)
 LENIENT = DatasetOptions(filter_raise_threshold_ratio=None, filter_warn_threshold_ratio=None)
 NUMBERS = MapDataset.range(4000).to_iter_dataset()
