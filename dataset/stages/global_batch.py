@@ -263,6 +263,11 @@ class GlobalBatchIterDataset(IterDataset[T]):
                 f"what to pad with: {error}. Say what elements look like (see get_element_spec), or use fewer lanes"
             ) from error
 
+    def _over(self, replaced: Callable[[Any], Any]) -> Any:
+        new: Any = super()._over(replaced)
+        _check_roots(new._parent, self._parameters.num_lanes)  # what takes the parent's place may be none that has shares
+        return new
+
     def _divided(self, division: Division) -> Any:
         raise ValueError(
             f"{self} cannot be shared out among {division.num_workers} workers, since its lanes are: give "

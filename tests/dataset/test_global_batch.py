@@ -349,6 +349,8 @@ def test_arguments():
     assert_raises(ValueError, "agree must be given .*FilterIterDataset", filtered.global_batch, 4, **two)
     assert_raises(ValueError, "give workers=MultiprocessingOptions", ds.mp_prefetch(workers).global_batch, 4)
     assert_raises(ValueError, "cannot be shared out among 2 workers", ds.global_batch(4).mp_prefetch, workers)
+    in_order = partial(ds.global_batch(4, num_lanes=2).map(len).mp_prefetch, workers, order="stream")
+    assert_raises(ValueError, "StreamOrderIterDataset.* cannot be shared out among 2 workers", in_order)
     for call in (partial(global_batch, [1], 4), partial(dataset_length, [1])):
         assert_raises(TypeError, "ds must be a MapDataset, IterDataset or DataLoader", call)
     for end, agreed in (("drop", 3), ("pad", 1), ("pad", 3), ("drop", 1.5)):
