@@ -416,11 +416,15 @@ class LaneBudgets:
     Args:
         tolerances: of the steps upstream.
         states: gives the state of every lane after what was delivered.
+        told: is told of the step's name, and how many of its faults are passed.
     """
 
-    def __init__(self, tolerances: Iterable[Tolerance], states: Callable[[], Iterable[Any]]) -> None:
+    def __init__(
+        self, tolerances: Iterable[Tolerance], states: Callable[[], Iterable[Any]], told: Callable[[str, int], None]
+    ) -> None:
         self._tolerances = {tolerance.limits.number: tolerance for tolerance in tolerances}
         self._states = states
+        self._told = told
         self._seen: dict[int, Any] = {}  # of every lane, what its counts were read from
         self._counts: dict[tuple[Any, ...], tuple[str, int, int]] = {}  # number of the step, total, tried; by lane and path
         self._logs: dict[tuple[Any, ...], FaultLog] = {}
@@ -499,3 +503,4 @@ class LaneBudgets:
         if num > 0:
             self._written[key] = tally.faults.total
             self._tolerances[key[-1]].write([passed.fault for passed in tally.faults.recent[-num:]])
+            self._told(tally.faults.limits.name, num)

@@ -93,6 +93,13 @@ def observed_by(it: Any) -> Any:
     return observed_as(it)[0]
 
 
+def tell_of_faults(it: Any, step: str, num: int) -> None:
+    """Tells the observer of an iterator, if there is one, that this has passed over ``num`` more faults of a step."""
+    observer = observed_by(it)
+    if observer is not None:
+        observer.add_faults(step, num)
+
+
 def unobserve(it: Any) -> None:
     """Nobody observes an iterator any more, nor is told of what joins its pipeline."""
     del it._observed

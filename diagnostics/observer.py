@@ -45,6 +45,7 @@ class Observer:
         self.output = Output(self._attend, self._end)
         self.max_events = 0  # see ``record``
         self.groups: dict[int, WorkerGroup] = {}  # the workers of a stage, by its number
+        self.faults: dict[str, int] = {}  # that were passed over, by the names of the steps
         self.measures = False  # see ``measuring``; to be set before anything joins
         self.name: str | None = None  # in metrics
         self.on_use: list[Callable[[Observer], None]] = []  # called at the first use of an iterator
@@ -142,6 +143,11 @@ class Observer:
     def alive(self) -> Iterable[DatasetIterator[Any]]:
         """The iterators that are observed and still there."""
         return [it for it in [ref() for ref in self._adopted] if it is not None]
+
+    def add_faults(self, step: str, num: int) -> None:
+        """Counts elements that a step that tolerates faults, in this process or workers, has passed over."""
+        with self._lock:
+            self.faults[step] = self.faults.get(step, 0) + num
 
     def components(self) -> dict[int, dict[str, dict[str, int]]]:
         """What was drawn of each component of mixtures of streams, by the number of their probe."""

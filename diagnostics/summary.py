@@ -91,12 +91,15 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         elapsed_ns: time since the first ``next``, of which
         waited_ns: the consumer has waited so long.
         budgets: what is in use of the threads and the memory for what is computed ahead, in each process that does so.
+        faults: how many elements each step that tolerates them has passed over since it is observed, by its name; only those
+            that have.
     """
 
     nodes: dict[int, StageSummary]
     elapsed_ns: int = 0
     waited_ns: int = 0
     budgets: tuple[BudgetUse, ...] = ()
+    faults: dict[str, int] = field(default_factory=dict)
 
     def __getitem__(self, key: int) -> StageSummary:
         return self.nodes[key]
@@ -127,11 +130,18 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         """What is in use of the threads and the memory for what is computed ahead, and who waited for them; may be empty."""
         return ahead_text(self)
 
+    @property
+    def passed_over(self) -> str:
+        """How many faults were passed over, and by which steps; empty without any."""
+        parts = ", ".join([f"{num:,} by {step}" for step, num in self.faults.items()])
+        return f"faults passed over: {parts}" if parts else ""
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
         nodes = {str(key): {**asdict(node), "inputs": list(node.inputs)} for key, node in self.nodes.items()}
         budgets = [asdict(budget) for budget in self.budgets]
-        return {"nodes": nodes, "elapsed_ns": self.elapsed_ns, "waited_ns": self.waited_ns, "budgets": budgets}
+        times = {"elapsed_ns": self.elapsed_ns, "waited_ns": self.waited_ns}
+        return {"nodes": nodes, **times, "budgets": budgets, "faults": self.faults}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
@@ -139,7 +149,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     def __str__(self) -> str:
         bottleneck = self.bottleneck
         rows = [_row(node, node is bottleneck) for node in sorted(self.nodes.values(), key=lambda node: -node.wait_time_ratio)]
-        return "\n".join([aligned(_HEADINGS, rows), *filter(None, [self.read_ahead])])
+        return "\n".join([aligned(_HEADINGS, rows), *filter(None, [self.read_ahead, self.passed_over])])
 
 
 _HEADINGS = (
@@ -325,7 +335,7 @@ def take_snapshot(observer: Any) -> Snapshot:
         )
         for lane, offset in timelines
     ]
-    summary = replace(_summary(observer, records, order, places, transport), budgets=tuple(budgets))
+    summary = replace(_summary(observer, records, order, places, transport), budgets=tuple(budgets), faults={**observer.faults})
     loads = [replace(load, stage=order[load.stage]) for load in loads if load.stage in order]
     marks = [(output.first or 0, 0), *output.marks]
     return Snapshot(summary, output.elements, delays, threads, loads, marks)

@@ -23,6 +23,7 @@ from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.states.values import CycleState, Fetched, copied
 from gristmill.dataset.tolerance import LaneBudgets
+from gristmill.dataset.watching import tell_of_faults
 
 T = TypeVar("T")
 
@@ -294,7 +295,7 @@ class CycleIterator(CyclePosition[T], Generic[T, M]):
 
     def judge_by(self, tolerances: Sequence[Any]) -> None:
         """Judges what is delivered by what steps upstream tolerate; by nothing: somebody else does."""
-        self._budgets = LaneBudgets(tolerances, self._states) if tolerances else None
+        self._budgets = LaneBudgets(tolerances, self._states, partial(tell_of_faults, self)) if tolerances else None
         if tolerances:
             self._counts_faults = True
             vars(self)["_take_ready"] = list  # nothing is, before it is judged

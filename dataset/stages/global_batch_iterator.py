@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from gristmill.dataset.states.lanes import LanesState, Position, merge_states
 from gristmill.dataset.states.values import CycleState
 from gristmill.dataset.telling.failures import tell
 from gristmill.dataset.tolerance import LaneBudgets
-from gristmill.dataset.watching import watch_if_tracked
+from gristmill.dataset.watching import tell_of_faults, watch_if_tracked
 from gristmill.transforms.batching import Allocate, BufferPool
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
         self._ahead: tuple[tuple[list[Part], Any], ...] = ()  # steps that are not delivered, and the parent's states after them
         self._state: Any = None  # the parent's where this is; ``None``: it is there
         found = tolerances(ds)
-        self._budgets = LaneBudgets(found, lambda: [self.get_state()]) if found else None
+        self._budgets = LaneBudgets(found, lambda: [self.get_state()], partial(tell_of_faults, self)) if found else None
         if isinstance(rows, RoundRobinIterator):
             rows.judge_by([])
         watch_if_tracked(self, collected_options(ds))

@@ -47,6 +47,7 @@ from gristmill.dataset.tolerance import (
     keep_known,
     running,
 )
+from gristmill.dataset.watching import tell_of_faults
 
 T = TypeVar("T")
 
@@ -446,6 +447,7 @@ class TriedDatasetIterator(PassingIterator[Any]):
                 raise error
             if index > self._written and self._ctx.lender is None:
                 tolerance.write(event.faults)
+                tell_of_faults(self, tolerance.limits.name, event.num)
         self._totals = _with(self._totals, slot, total)
         self._rows = _with(self._rows, slot, row)
         self._recent = _with(self._recent, slot, recent)
@@ -734,6 +736,7 @@ class TolerateDatasetIterator(BlockIterator[T]):
             if self._ctx.lender is None and self._tried > self._written:
                 self._written = self._tried
                 self._tolerance.write([fault])
+                tell_of_faults(self, self._tolerance.limits.name, 1)
         self._log.add(self._tried, [0, after])
         self._tried, self._total, self._in_row = self._tried + 1, self._total + 1, self._in_row + 1
 

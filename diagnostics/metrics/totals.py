@@ -95,6 +95,7 @@ NAMED_NEXT = Family(
 )
 ELEMENTS = Family("counter", "gristmill_stage_elements", "Elements that a stage has produced.", _STAGE)
 TIME = Family("counter", "gristmill_stage_time_ns", "Time spent in a stage, in all threads and workers.", _STAGE)
+FAULTS = Family("counter", "gristmill_faults", "Elements that a step that tolerates faults has passed over.", _STAGE)
 RESTARTS = Family("counter", "gristmill_worker_restarts", "Worker processes that took the place of others.", _STAGE)
 WAIT_RATIO = Family("gauge", "gristmill_stage_wait_ratio", "A stage's share of the time that the consumer waited.", _STAGE)
 QUEUE_DEPTH = Family("gauge", "gristmill_queue_depth", "Elements that a prefetching stage has ready.", _STAGE)
@@ -124,6 +125,7 @@ FAMILIES = (
     NAMED_NEXT,
     ELEMENTS,
     TIME,
+    FAULTS,
     RESTARTS,
     WAIT_RATIO,
     QUEUE_DEPTH,
@@ -210,6 +212,8 @@ class Metrics:
                     gauges[family, (*key, component)] = counts[entry]
             if node.buffered is not None:
                 gauges[QUEUE_DEPTH, key] = gauges.get((QUEUE_DEPTH, key), 0) + node.buffered
+        for step, num in snapshot.summary.faults.items():
+            now[FAULTS, (name, step[:_MAX_TEXT])] = [num]
         if budgets := snapshot.summary.budgets:
             gauges[BUDGET_USED, (name, "threads")] = sum([x.num_threads for x in budgets])
             gauges[BUDGET_USED, (name, "memory")] = sum([x.num_bytes for x in budgets])

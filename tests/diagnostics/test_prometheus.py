@@ -33,6 +33,7 @@ BYTES = "grain_python_data_sources_bytes_read_total"
 LOADER = "grain_python_data_loader_iterator_get_next"
 ELEMENTS = "gristmill_stage_elements_total"
 OWN_NEXT = "gristmill_next_duration_ns"
+FAULTS = "gristmill_faults_total"
 RESTARTS = "gristmill_worker_restarts_total"
 GAUGES = ("gristmill_stage_wait_ratio", "gristmill_queue_depth", "gristmill_budget", "gristmill_budget_used")
 GAUGES += tuple([f"gristmill_component_{what}" for what in ("elements", "lengths", "epochs")])
@@ -120,7 +121,7 @@ def test_what_is_shown_is_what_has_happened(port):
         assert [*shown] == [*limits, float("inf")] and [*counts] == sorted(counts) and counts[-1] == count
     assert dict(line.split()[2:] for line in text.splitlines() if line.startswith("# TYPE")) == {
         **dict.fromkeys([NEXT, READY, READ, LOADER, OWN_NEXT], "histogram"),
-        **dict.fromkeys([BYTES, ELEMENTS, "gristmill_stage_time_ns_total", RESTARTS, BUDGET_WAIT], "counter"),
+        **dict.fromkeys([BYTES, ELEMENTS, "gristmill_stage_time_ns_total", FAULTS, RESTARTS, BUDGET_WAIT], "counter"),
         **dict.fromkeys(GAUGES, "gauge"),
     }
     assert f'{BYTES}{{source="{SLOW}"}} ' in text and f'{READ}_bucket{{le="+Inf",source="{SLOW}"}} ' in text
@@ -226,6 +227,35 @@ def test_sources(registry):
     assert list(grain.MapDataset.source(elements).to_iter_dataset()) == elements
     values = scraped(registry)
     assert (values[f"{NEXT}_count",], values[BYTES, "list"]) == (16 + 20, 0)
+
+
+def fails_at(*numbers):
+    def fail(x):
+        if x in numbers:
+            raise ValueError(x)
+        return x
+
+    return fail
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_faults_are_counted_when_they_are_passed_and_stay_when_the_pipeline_is_gone(registry, workers):
+    steps = grain.MapDataset.range(60).map(fails_at(3, 17)).tolerate(max_rate=0.1).to_iter_dataset()
+    ds = steps.map(fails_at(50)).tolerate(max_total=9, max_rate=None).mp_prefetch(grain.MultiprocessingOptions(workers))
+    by_index, of_stream = "TolerateMapDataset(max_rate=0.1, then=skip)", "TolerateIterDataset(max_rate=None, then=skip)"
+    it = iter(ds)
+    with grain.diagnostics.observe(it) as view:
+        start, first = it.get_state(), [next(it) for _ in range(10)]
+        assert view.summary().faults == {by_index: 1} and 3 not in first
+        it.set_state(start)
+        assert len(list(it)) == 57 and it.faults().total == 3
+    line = f"faults passed over: 2 by {by_index}, 1 by {of_stream}"
+    for text in (str(view.summary()), view.summary()._repr_html_(), view.report()):
+        assert line in text
+    assert view.summary().to_dict()["faults"] == {by_index: 2, of_stream: 1}
+    del it, view
+    values = scraped(registry)
+    assert (sum(of(values, FAULTS)), sum(of(scraped(registry), FAULTS))) == (3, 3)
 
 
 def test_starting_again_moves_it_and_stopping_leaves_nothing(caplog):
