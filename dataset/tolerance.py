@@ -502,5 +502,6 @@ class LaneBudgets:
         self._note(key, tally)
         if num > 0:
             self._written[key] = tally.faults.total
-            self._tolerances[key[-1]].write([passed.fault for passed in tally.faults.recent[-num:]])
-            self._told(tally.faults.limits.name, num)
+            tolerance = self._tolerances[key[-1]]
+            tolerance.write([passed.fault for passed in tally.faults.recent[-num:]])
+            self._told(tolerance.limits.name, num)
