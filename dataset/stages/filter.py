@@ -108,12 +108,7 @@ class FilterDatasetIterator(PassingIterator[T]):
                 raise
             if not elements:
                 break
-            try:
-                keep = self._decisions(elements)
-            except Exception:
-                self._failed = (num_rejected, False) if n == 1 else None
-                raise
-            self._observe(keep)
+            keep = self._decisions(elements, num_rejected if n == 1 else None)
             kept += [x for x, k in zip(elements, keep, strict=True) if k]
             num_rejected += 1
         return kept
@@ -130,20 +125,15 @@ class FilterDatasetIterator(PassingIterator[T]):
     def _state_at(self, mark: Any) -> Any:
         return state_at(self._source, mark[0])
 
-    def _decisions(self, elements: list[Any]) -> list[bool]:
-        """Which of ``elements`` are kept."""
-        fn = self._fn
+    def _decisions(self, elements: list[Any], num_rejected: int | None) -> list[bool]:
+        """Which of ``elements`` are kept, counted."""
+        fn, keep = self._fn, None
         try:
-            return [bool(fn(x)) for x in elements]
-        except Exception as error:
-            tell_at_last(error, self, self._source)
-            raise
-
-    def _observe(self, keep: list[bool]) -> None:
-        try:
+            keep = [bool(fn(x)) for x in elements]
             self._guard.observe(keep, self._ctx.options)
+            return keep
         except Exception as error:
-            self._failed = None  # it was no element
+            self._failed = (num_rejected, False) if keep is None and num_rejected is not None else None
             tell_at_last(error, self, self._source)
             raise
 
