@@ -33,6 +33,7 @@ class Lookahead:
         self._states: Sequence[Any] = ()  # after each
         self._before: Any = None  # the state before them
         self._num_before = 0  # elements that were passed before the block
+        self._state_at: Callable[[int], Any] | None = None  # see ``states``
         self._failure: BaseException | None = None  # what follows them
 
     @property
@@ -44,8 +45,10 @@ class Lookahead:
 
     def states(self) -> Callable[[int], Any]:
         """What gives, whenever it is asked, the ``state`` at a ``num_passed`` within the block that ``block`` gave last."""
-        states, before, first = self._states, self._before, self._num_before
-        return lambda number: copied(states[number - first - 1] if number > first else before)
+        if self._state_at is None:
+            states, before, first = self._states, self._before, self._num_before
+            self._state_at = lambda number: copied(states[number - first - 1] if number > first else before)
+        return self._state_at
 
     @property
     def state_behind(self) -> Any:
@@ -68,7 +71,7 @@ class Lookahead:
 
     def restart_count(self, num_passed: int = 0) -> None:
         """Lets ``num_passed`` be that."""
-        self._num_before = num_passed - self.position
+        self._num_before, self._state_at = num_passed - self.position, None
 
     def block(self) -> list[Any]:
         """The next elements, which remain the next ones until ``position`` passes them; none only at the end.
@@ -88,7 +91,7 @@ class Lookahead:
         if isinstance(failure, StopIteration):
             if self._it._counts_faults:  # there may be some before the end
                 self._num_before, self.position, self._before = self.num_passed, 0, copied(snapshot(self._it))
-                self._elements, self._states = [], ()
+                self._elements, self._states, self._state_at = [], (), None
             return []
         assert failure is not None
         self.has_failed = True
@@ -113,7 +116,7 @@ class Lookahead:
         """Goes on where the iterator is, which is in ``state``."""
         self._num_before, self.position = self.num_passed, 0
         self._before, self._blocks, self._failure = state, StatedBlocks(self._it), None
-        self._elements, self._states = [], ()
+        self._elements, self._states, self._state_at = [], (), None
         self._each = self._blocks.each(_BLOCK_SIZE)
 
     def _next(self) -> list[Any]:
@@ -135,4 +138,4 @@ class Lookahead:
     def _begin_block(self, elements: list[Any], states: Sequence[Any]) -> None:
         self._before = self.state
         self._num_before, self.position = self.num_passed, 0
-        self._elements, self._states = elements, states
+        self._elements, self._states, self._state_at = elements, states, None
