@@ -36,6 +36,7 @@ def test_with_the_oldest_orbax():
     assert len(files) >= 3
     # That Orbax leaves event loops and their sockets to the garbage collector.
     options = ["-q", "-p", "no:cacheprovider", "-W", "ignore:unclosed:ResourceWarning"]
+    options += ["-W", "ignore::pytest.PytestUnraisableExceptionWarning"]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [PYTHON, "-m", "pytest", *options, *files]
