@@ -317,15 +317,21 @@ def keep_known(state: Any, now: Any) -> Any:
 def counted(state: Any) -> FaultCounts:
     """What a state says."""
     totals: dict[str, list[int]] = {}
-    recent: dict[Fault, None] = {}
+    recent: list[Passed] = []
     for _, faults, _, tried in tallies(state):
         sums = totals.setdefault("" if faults.limits is None else faults.limits.number, [0, 0])
         sums[0] += faults.total
         sums[1] += tried
-        recent |= dict.fromkeys([passed.fault for passed in faults.recent if passed.fault is not None])
+        recent += faults.recent
     rate = max([total / max(_MIN_TRIED, tried) for total, tried in totals.values()], default=0.0)
     total, tried = [sum([sums[i] for sums in totals.values()]) for i in (0, 1)]
-    return FaultCounts(total, rate, tried, tuple(recent)[-_NUM_LAST:])
+    return FaultCounts(total, rate, tried, latest(recent))
+
+
+def latest(recent: Iterable[Passed]) -> tuple[Fault, ...]:
+    """The last faults of several lanes, which are about as far as each other."""
+    found = sorted(recent, key=lambda passed: passed.place)
+    return tuple(dict.fromkeys([passed.fault for passed in found if passed.fault is not None]))[-_NUM_LAST:]
 
 
 class Again:
@@ -467,17 +473,17 @@ class LaneBudgets:
 
     def _judge_all(self) -> FaultBudgetError | None:
         sums: dict[str, list[int]] = {}
-        last: dict[str, list[Fault]] = {}
+        recent: dict[str, list[Passed]] = {}
         for lane, state in enumerate(self._states()):
             for key, (_, faults, _, tried) in self._of_lane(lane, state):
                 number = key[-1]
                 total = sums.setdefault(number, [0, 0])
                 total[0] += faults.total
                 total[1] += tried
-                last.setdefault(number, []).extend([passed.fault for passed in faults.recent])
+                recent.setdefault(number, []).extend(faults.recent)
         for number, (total_faults, tried) in sums.items():
             limits = self._tolerances[number].limits.replaced(max_consecutive=None)
-            error = limits.excess(total_faults, tried, 0, last[number])
+            error = limits.excess(total_faults, tried, 0, latest(recent[number]))
             if error is not None:
                 return error
         return None

@@ -201,6 +201,15 @@ def test_after_any_number_of_restarts_every_record_came_once_or_was_passed_over(
     assert total + len(set(found)) == N and (total > 0 or "stream" not in name)
 
 
+def test_the_last_faults_of_lanes_are_the_last_that_were_passed():
+    coin = Coin(0)
+    coin.failing = {*range(0, 400, 5)}
+    ds = MapDataset.range(400).map(coin).tolerate(**ALL).to_iter_dataset(DIRECT)
+    it = iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=4)))
+    found = {fault.record_key for _ in it for fault in it.faults().last}
+    assert found == coin.failing and [fault.record_key for fault in it.faults().last] == [*range(300, 400, 5)]
+
+
 def test_what_was_passed_over_is_passed_over_again_and_nothing_else():
     coin = Coin(0)
     ds = MapDataset.range(8).map(coin).tolerate(**ALL).to_iter_dataset(DIRECT).window_shuffle(8, seed=1)
