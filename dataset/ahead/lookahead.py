@@ -51,11 +51,6 @@ class Lookahead:
         return self._state_at
 
     @property
-    def state_behind(self) -> Any:
-        """The state after the next element, if that has been looked at; else before it."""
-        return copied(self._states[self.position]) if self.position < len(self._elements) else self.state
-
-    @property
     def is_at_end(self) -> bool:
         """Whether no element is known to follow."""
         return self.position >= len(self._elements)

@@ -164,7 +164,7 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
 
     def _state_ahead(self) -> Any:
         """The parent's state after what decides the group: also an element that did not fit."""
-        return self._at.parent if self._memory is None else self._memory.ahead.state_behind
+        return self._at.parent if self._memory is None else self._memory.ahead.drawn()
 
     def _restore(self, state: Any) -> None:
         at = self._position_in(state)
