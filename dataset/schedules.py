@@ -120,8 +120,8 @@ class Schedule:
         if not isinstance(description, Mapping) or len(description) != 1 or next(iter(description)) not in ("steps", "linear"):
             raise ValueError(f"the description of a schedule must have steps or linear, got {shown(description)}")
         ((kind, points),) = description.items()
-        steps = {int(position): {n: Fraction(str(w)) for n, w in weights.items()} for position, weights in points.items()}
-        return cls(steps) if kind == "steps" else cls.linear(steps)  # type: ignore[arg-type]
+        steps: Any = {int(position): {n: Fraction(str(w)) for n, w in weights.items()} for position, weights in points.items()}
+        return cls(steps) if kind == "steps" else cls.linear(steps)
 
     def selection(self, names: Sequence[str]) -> ScheduledSelection:
         """Which of ``names`` is next at every position; the others are left out. It ends where none of them has a weight."""

@@ -68,6 +68,7 @@ class IterDataset(
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
         if "__iter__" in vars(cls):
+            # For explain. In the class itself, as ``iter(ds)`` looks there; mypy allows no method to be replaced.
             cls.__iter__ = _noting_dataset(cls.__iter__)  # type: ignore[method-assign]
 
     def __init__(self, parents: Any | Iterable[Any] = ()) -> None:

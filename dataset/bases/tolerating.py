@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,8 +16,9 @@ class Tolerating:
 
     _parents: tuple[Any, ...] = ()
 
+    @abc.abstractmethod
     def get_state(self) -> Any:
-        raise NotImplementedError
+        """The position, in which the counts are."""
 
     def faults(self) -> FaultCounts:
         """What ``tolerate`` has passed over up to here, in this run and those that it continues.
