@@ -4,8 +4,9 @@
     python examples/train_digits.py                      # goes on from the last checkpoint; --workers 2: a run with processes
 
 A small convolutional network learns from the loader of `digits_loader.py`; Orbax saves it together with the loader's iterator.
-`log.txt` gets a line for every step (number, loss, digest of the batch) and a last one with the accuracy on held-out scans and a
-digest of the parameters. `train_digits_story.py` shows that a run that was stopped ends with the same bits.
+`log.txt` gets a line for every step (number, loss, digest of the batch) and a last one with the accuracy on held-out scans, a
+digest of the parameters, and how many records could not be read. `train_digits_story.py` shows that a run that was stopped
+ends with the same bits and counts.
 """
 
 import argparse
@@ -87,8 +88,9 @@ def train(run: Path, args: argparse.Namespace, interrupt_at: int | None = None) 
         held_out = grain.sources.ArrayRecordDataSource(sorted(records.glob("test-*")))
         test = next(iter(grain.load(held_out, num_epochs=1, transformations=[Decode()], batch_size=len(held_out))))
         accuracy = np.mean(np.argmax(predict(model["params"], test["image"]), axis=1) == test["label"])
-        log.write(f"final {accuracy} {digest(model['params'])}\n")
-        print(f"{run.name}: held-out accuracy {accuracy:.1%}")
+        faults = batches.faults()
+        log.write(f"final {accuracy} {digest(model['params'])} {faults.total}\n")
+        print(f"{run.name}: held-out accuracy {accuracy:.1%}, {faults.total} of {faults.tried} records passed over")
 
 
 def make_parser(description: str | None) -> argparse.ArgumentParser:

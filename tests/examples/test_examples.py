@@ -65,6 +65,9 @@ def test_training_digits_tells_the_whole_story(tmp_path: Path, workers: int, num
     assert re.search(r"resuming after step \d+" if workers else "resuming after step (80|160)", output)  # 160 may be on its way
     assert SAME in output
     assert accuracy_in(output) > (0 if workers else 95)
+    passed_over = re.findall(r"(\d+) of (\d+) records passed over", output)
+    assert passed_over == 2 * [passed_over[0]]  # the counts are in the checkpoint
+    assert int(passed_over[0][0]) in (num_steps * 64 // 1437, num_steps * 64 // 1437 + 1)
     assert len(set(re.findall(r"final parameters (\w+)", output))) == 1
     assert len(steps_in(tmp_path / f"seed0-batch64-workers{workers}/uninterrupted/log.txt")) == num_steps + 1
     for picture in ["loss.png", "digits.png"]:
@@ -114,7 +117,8 @@ def test_training_digits_alone_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_a_loader_of_digits_goes_on_at_a_position(tmp_path: Path) -> None:
     output = run_example("digits_loader.py", "--out", tmp_path)
     assert "1437 records of 65 bytes in 4 files" in output
-    assert "the second batch, and that of a new loader at its position: bit-identical" in output
+    assert re.search(r"in an epoch 1 record is passed over: .*cannot read record 39 of .*train-00002-of-00004", output)
+    assert "the next batch, and that of a new loader at its position: bit-identical" in output
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
 
 
