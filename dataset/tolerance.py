@@ -31,7 +31,7 @@ from gristmill.dataset.states.values import copied, given
 from gristmill.dataset.telling.failures import is_of_no_element, note_at
 
 NEVER = (NameError, SyntaxError, MemoryError, StateMismatchError, SourceEnded, FaultBudgetError)
-_NUM_LAST = 20
+NUM_LAST = 20
 _MIN_TRIED = 1000  # of which a rate is
 _MAX_LOGGED = 100_000  # places that are kept, far more than any window has
 _MAX_TEXT = 300  # characters
@@ -102,7 +102,7 @@ class Limits(Value):
             reason = f"they are more than max_rate={self.max_rate:g} of {max(_MIN_TRIED, tried)}"
         else:
             return None
-        faults = tuple(last)[-_NUM_LAST:]
+        faults = tuple(last)[-NUM_LAST:]
         lines = [f"record key {x.record_key}, {x.stage}: {x.error}" for x in faults]
         return FaultBudgetError(
             f"{self.name}: {total} of {tried} elements failed, and {reason}. Look at the records, allow more, or go past this "
@@ -331,7 +331,7 @@ def counted(state: Any) -> FaultCounts:
 def latest(recent: Iterable[Passed]) -> tuple[Fault, ...]:
     """The last faults of several lanes, which are about as far as each other."""
     found = sorted(recent, key=lambda passed: passed.place)
-    return tuple(dict.fromkeys([passed.fault for passed in found if passed.fault is not None]))[-_NUM_LAST:]
+    return tuple(dict.fromkeys([passed.fault for passed in found if passed.fault is not None]))[-NUM_LAST:]
 
 
 class Again:

@@ -83,7 +83,7 @@ class PrefetchIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         parent = self._parents[0]
         if self._tolerates:
-            from gristmill.dataset.stages.tolerate import tried
+            from gristmill.dataset.stages.tried import tried
 
             return tried(parent, self._parameters)
         return PrefetchDatasetIterator(parent, self._parameters)

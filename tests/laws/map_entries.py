@@ -26,7 +26,7 @@ from gristmill.dataset import MapDataset
 from gristmill.dataset.bases.context import Numbers
 from gristmill.dataset.schedules import Schedule
 from gristmill.dataset.stages.runs import RunsMapDataset
-from gristmill.dataset.stages.tolerate import TriedMapDataset
+from gristmill.dataset.stages.tried import TriedMapDataset
 from gristmill.loader.records import SampledMapDataset
 from gristmill.samplers import IndexSampler
 
