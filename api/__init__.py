@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gristmill.dataset.bases.length import dataset_length as dataset_length
     from gristmill.dataset.schedules import Schedule as Schedule
     from gristmill.dataset.stages.global_batch import global_batch as global_batch
+    from gristmill.dataset.stages.hugging_face import HuggingFaceIterDataset as HuggingFaceIterDataset
     from gristmill.diagnostics import diagnose as diagnose
     from gristmill.diagnostics import observe as observe
     from gristmill.diagnostics import start_telemetry as start_telemetry
@@ -44,6 +45,13 @@ if TYPE_CHECKING:
     from gristmill.python import *  # noqa: F403  (every name of the legacy surface is reachable from here too)
     from gristmill.samplers import IterableSampler as IterableSampler
     from gristmill.sharding import even_split as even_split
+    from gristmill.sources import BagDataSource as BagDataSource
+    from gristmill.sources import HuggingFaceSource as HuggingFaceSource
+    from gristmill.sources import JsonlSource as JsonlSource
+    from gristmill.sources import ParquetSource as ParquetSource
+    from gristmill.sources import TarSource as TarSource
+    from gristmill.sources import TokenSource as TokenSource
+    from gristmill.sources import cached as cached
     from gristmill.transforms import MapWithIndex as MapWithIndex
     from gristmill.transforms.length_buckets import bucket_boundaries as bucket_boundaries
 
@@ -66,25 +74,33 @@ _MODULES = frozenset(
 )
 # The names that belong here; all others are the legacy surface's.
 _NAMES = {
+    "BagDataSource": "gristmill.sources",
     "DataLoader": "gristmill.loader",
     "DataLoaderIterator": "gristmill.loader",
     "DatasetIterator": "gristmill.dataset",
     "FaultBudgetError": "gristmill.core.errors",
+    "HuggingFaceIterDataset": "gristmill.dataset.stages.hugging_face",
+    "HuggingFaceSource": "gristmill.sources",
     "IterDataset": "gristmill.dataset",
     "IterableSampler": "gristmill.samplers",
+    "JsonlSource": "gristmill.sources",
+    "Ledger": "gristmill.diagnostics.provenance",
     "MapDataset": "gristmill.dataset",
     "MultiprocessingOptions": "gristmill.core.options",
+    "ParquetSource": "gristmill.sources",
     "RayOptions": "gristmill.core.ray_options",
     "ReadOptions": "gristmill.core.options",
     "Record": "gristmill.core.record",
     "RecordMetadata": "gristmill.core.record",
     "Schedule": "gristmill.dataset.schedules",
+    "TarSource": "gristmill.sources",
+    "TokenSource": "gristmill.sources",
     "__version__": "gristmill.core.version",
     "__version_info__": "gristmill.core.version",
     "bucket_boundaries": "gristmill.transforms.length_buckets",
+    "cached": "gristmill.sources",
     "config": "gristmill.core.config",
     "dataset_length": "gristmill.dataset.bases.length",
-    "Ledger": "gristmill.diagnostics.provenance",
     "diagnose": "gristmill.diagnostics",
     "explain": "gristmill.diagnostics.provenance",
     "global_batch": "gristmill.dataset.stages.global_batch",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from gristmill.sources.base import RandomAccessDataSource
@@ -12,31 +13,57 @@ from gristmill.sources.range import RangeDataSource
 
 if TYPE_CHECKING:
     from gristmill.sources.array_record import ArrayRecordDataSource
+    from gristmill.sources.bag import BagDataSource
+    from gristmill.sources.hugging_face import HuggingFaceSource
     from gristmill.sources.in_memory import SharedMemoryDataSource
     from gristmill.sources.in_memory import SharedMemoryDataSource as InMemoryDataSource
+    from gristmill.sources.json_lines import JsonlSource
+    from gristmill.sources.parquet_table import ParquetSource
+    from gristmill.sources.storage.cached import cached
+    from gristmill.sources.storage.errors import ChangedFileError, DamagedFileError
+    from gristmill.sources.tar import TarSource
+    from gristmill.sources.tokens import TokenSource
 
 __all__ = [
     "ArrayRecordDataSource",
+    "BagDataSource",
+    "ChangedFileError",
+    "DamagedFileError",
+    "HuggingFaceSource",
     "InMemoryDataSource",
+    "JsonlSource",
+    "ParquetSource",
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",
+    "TarSource",
+    "TokenSource",
+    "cached",
 ]
+
+# Imported when first used: most programs need one of them, and each brings modules along.
+_MODULES = {
+    "ArrayRecordDataSource": "array_record",
+    "BagDataSource": "bag",
+    "ChangedFileError": "storage.errors",
+    "DamagedFileError": "storage.errors",
+    "HuggingFaceSource": "hugging_face",
+    "JsonlSource": "json_lines",
+    "ParquetSource": "parquet_table",
+    "SharedMemoryDataSource": "in_memory",
+    "TarSource": "tar",
+    "TokenSource": "tokens",
+    "cached": "storage.cached",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ArrayRecordDataSource":
-        from gristmill.sources.array_record import ArrayRecordDataSource
-
-        globals()[name] = ArrayRecordDataSource
-        return ArrayRecordDataSource
-    # Importing multiprocessing.shared_memory takes as long as half of NumPy; most programs do not need it.
-    if name in ("SharedMemoryDataSource", "InMemoryDataSource"):
-        from gristmill.sources.in_memory import SharedMemoryDataSource
-
-        globals().update(SharedMemoryDataSource=SharedMemoryDataSource, InMemoryDataSource=SharedMemoryDataSource)
-        return SharedMemoryDataSource
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    known_as = "SharedMemoryDataSource" if name == "InMemoryDataSource" else name
+    if known_as not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[known_as]}"), known_as)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
