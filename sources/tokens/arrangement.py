@@ -86,7 +86,9 @@ class Arrangement:
         if self.index is not None:
             self._refuse(("seed", "num_samples", "split", "part"), "without index, which has the order already")
         elif self.seed is None:
-            raise ValueError("seed must be given with order='megatron': Megatron's --seed, which is 1234 if it is not given there")
+            raise ValueError(
+                "seed must be given with order='megatron': Megatron's --seed, which is 1234 if it is not given there"
+            )
         if self.part is not None and self.split is None:
             raise ValueError("split must be given with part: the weights of train, valid and test, such as '969,30,1'")
 
@@ -97,7 +99,9 @@ class Arrangement:
 
     def __str__(self) -> str:
         """What changes the elements, for a ``repr``; where the files lie is not in it."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("format", "dtype", "index")}
+        values = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("format", "dtype", "index")
+        }
         given = [f"{name}={value!r}" for name, value in values.items() if value is not None and value is not False]
         return ", ".join([self.format, *given, *["stored index"] * (self.index is not None)])
 

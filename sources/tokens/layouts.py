@@ -47,15 +47,17 @@ class Documents:
 
     def ranges(self, keys: Sequence[int]) -> list[list[Range]]:
         places: list[tuple[MegatronIndex, int]] = []
-        counts = []
+        ends = []  # of each document's sequences among all
         for key in keys:
             part = bisect_right(self._starts, key) - 1
             index, document = self._indexes[part], key - self._starts[part]
-            members = (document,) if index.has_one_sequence_each else index.sequences_of(document)
-            places += [(index, sequence) for sequence in members]
-            counts.append(len(members))
-        found = iter(spans(self._files, places))
-        return [list(itertools.islice(found, count)) for count in counts]
+            if index.has_one_sequence_each:
+                places.append((index, document))
+            else:
+                places += [(index, sequence) for sequence in index.sequences_of(document)]
+            ends.append(len(places))
+        found = spans(self._files, places)
+        return [found[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 class Windows:
@@ -132,8 +134,8 @@ class Samples:
         index: the data set.
         window: how many tokens a sample has.
         tables: ``document_index``, ``sample_index`` and ``shuffle_index`` as ``GPTDataset`` calls them. Element ``i`` is sample
-            ``s = shuffle_index[i]``. It begins in document ``document_index[p]`` at token ``t``, where ``(p, t) = sample_index[s]``,
-            and its last token is the one at which sample ``s + 1`` begins.
+            ``s = shuffle_index[i]``; it begins at token ``t`` of document ``document_index[p]``, ``p, t = sample_index[s]``.
+            Its last token is the one at which sample ``s + 1`` begins.
     """
 
     def __init__(self, files: Files, index: MegatronIndex, window: int, tables: Tables) -> None:

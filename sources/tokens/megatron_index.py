@@ -1,9 +1,9 @@
 """The index of a Megatron data set: a file ``.idx`` that says where in the file ``.bin`` beside it each sequence lies.
 
 Its layout, little-endian: the magic ``MMIDIDX\\0\\0``, the version 1 (8 bytes), the code of the dtype (1 byte), the number of
-sequences ``n`` and the number ``m`` of entries in the list of documents (8 bytes each); then ``n`` lengths in tokens (int32), ``n``
-places in bytes (int64), and ``m`` numbers of sequences (int64): document ``d`` has the sequences from entry ``d`` to below entry
-``d + 1``. Data sets for language models have one sequence for each document.
+sequences ``n`` and the number ``m`` of entries in the list of documents (8 bytes each); then ``n`` lengths in tokens (int32),
+``n`` places in bytes (int64), and ``m`` numbers of sequences (int64): document ``d`` has the sequences from entry ``d`` to below
+entry ``d + 1``. Data sets for language models have one sequence for each document.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gristmill.sources.tokens.tables import Range
 
 _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
+_LENGTH, _POINTER, _PAIR = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<qq")
 _DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _CHUNK = 1 << 20  # lengths read together
 _WRITE_AGAIN = "Copy both files again, or write the data set again"
@@ -43,8 +44,10 @@ class MegatronIndex:
         self._path, self._size = files.paths[index], files.sizes[index]
         self.num_bytes = files.sizes[data]
         self.dtype, self.num_sequences, self._num_entries = self._read_header()
+        self._itemsize = self.dtype.itemsize
         self._pointers = _HEADER.size + 4 * self.num_sequences
         self._documents = self._pointers + 8 * self.num_sequences
+        self.has_one_sequence_each = self._num_entries - 1 == self.num_sequences  # document d is sequence d
         self._check_size()
         self._check_documents()
         self.end = self.spans([self.num_sequences - 1])[0][2] if self.num_sequences else 0
@@ -74,8 +77,8 @@ class MegatronIndex:
     def _check_documents(self) -> None:
         first, last = self._documents, self._documents + 8 * (self._num_entries - 1)
         if self._num_entries:
-            begin, end = map(_integer, self._files.read([(self._index, place, place + 8) for place in (first, last)]))
-            if (begin, end) == (0, self.num_sequences):
+            begin, end = self._files.read([(self._index, place, place + 8) for place in (first, last)])
+            if _PAIR.unpack(begin + end) == (0, self.num_sequences):
                 return
         raise self._damaged(first, f"its documents are not those of its {self.num_sequences} sequences")
 
@@ -86,11 +89,6 @@ class MegatronIndex:
     def num_documents(self) -> int:
         return self._num_entries - 1
 
-    @property
-    def has_one_sequence_each(self) -> bool:
-        """Whether document ``d`` is sequence ``d``."""
-        return self.num_documents == self.num_sequences
-
     def check_is_gapless(self) -> None:
         """Checks what windows over the file of tokens rely on, as far as can be told without reading the whole index.
 
@@ -99,16 +97,17 @@ class MegatronIndex:
         """
         begin = self.spans([0])[0][1] if self.num_sequences else 0
         if begin or self.end != self.num_bytes:
+            where = f"{self._files.paths[self.data]}, which has {self.num_bytes}"
             raise self._damaged(
                 self._pointers,
-                f"its sequences lie in the bytes from {begin} to {self.end} of {self._files.paths[self.data]}, which has {self.num_bytes}",
+                f"its sequences lie in the bytes from {begin} to {self.end} of {where}",
                 "Take the index that was written with these tokens; one that picks some of them is read with documents=True",
             )
 
-    def entry(self, sequence: int) -> tuple[Range, Range]:
+    def entry(self, sequence: int) -> list[Range]:
         """Where the length and the place of a sequence are."""
-        length, pointer = _HEADER.size + 4 * sequence, self._pointers + 8 * sequence
-        return (self._index, length, length + 4), (self._index, pointer, pointer + 8)
+        length, pointer, number = _HEADER.size + 4 * sequence, self._pointers + 8 * sequence, self._index
+        return [(number, length, length + 4), (number, pointer, pointer + 8)]
 
     def span(self, sequence: int, length: bytes, pointer: bytes) -> Range:
         """Where the tokens of a sequence are, from its entry.
@@ -116,8 +115,8 @@ class MegatronIndex:
         Raises:
             DamagedFileError: not within the file of tokens.
         """
-        num_tokens, start = int.from_bytes(length, "little", signed=True), int.from_bytes(pointer, "little", signed=True)
-        stop = start + num_tokens * self.dtype.itemsize
+        (num_tokens,), (start,) = _LENGTH.unpack(length), _POINTER.unpack(pointer)
+        stop = start + num_tokens * self._itemsize
         if start < 0 or num_tokens < 0 or stop > self.num_bytes:
             where = f"{self._files.paths[self.data]}, which has {self.num_bytes} bytes"
             what = f"sequence {sequence} has {num_tokens} tokens from byte {start} on of {where}"
@@ -132,7 +131,7 @@ class MegatronIndex:
         """The sequences of a document."""
         place = self._documents + 8 * document
         (pair,) = self._files.read([(self._index, place, place + 16)])
-        start, stop = _integer(pair[:8]), _integer(pair[8:])
+        start, stop = _PAIR.unpack(pair)
         if not 0 <= start <= stop <= self.num_sequences:
             raise self._damaged(place, f"document {document} has the sequences from {start} to {stop} of {self.num_sequences}")
         return range(start, stop)
@@ -159,9 +158,8 @@ class MegatronIndex:
 
 def spans(files: Files, places: Sequence[tuple[MegatronIndex, int]]) -> list[Range]:
     """Where the tokens of sequences are, each of an index; looked up together."""
-    pieces = iter(files.read([place for index, sequence in places for place in index.entry(sequence)]))
-    return [index.span(sequence, next(pieces), next(pieces)) for index, sequence in places]
-
-
-def _integer(piece: bytes) -> int:
-    return int.from_bytes(piece, "little", signed=True)
+    entries: list[Range] = []
+    for index, sequence in places:
+        entries += index.entry(sequence)
+    pieces = files.read(entries)
+    return [index.span(sequence, pieces[2 * i], pieces[2 * i + 1]) for i, (index, sequence) in enumerate(places)]

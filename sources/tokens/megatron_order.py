@@ -49,7 +49,7 @@ class SampleOrder(NamedTuple):
         is_separate = num_last < int(_SEPARATE_BELOW * self._samples_of(1))
         return self.num_epochs - is_separate
 
-    def tables(self, index: MegatronIndex) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[Any]]:
+    def tables(self, index: MegatronIndex) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[Any]]:
         """``document_index`` [epochs * documents], ``sample_index`` [samples + 1, 2] and ``shuffle_index`` [samples]."""
         rng = np.random.RandomState(self.seed)
         num_together = self._num_together()
@@ -68,14 +68,14 @@ class SampleOrder(NamedTuple):
         rng.shuffle(documents)
         return documents
 
-    def _sample_index(self, documents: NDArray[np.int32], index: MegatronIndex) -> NDArray[np.int64]:
+    def _sample_index(self, documents: NDArray[np.int32], index: MegatronIndex) -> NDArray[Any]:
         lengths = index.lengths(self.sequences.start, self.sequences.stop)[documents - self.sequences.start]
         ends = np.cumsum(lengths, dtype=np.int64)  # [epochs * documents], in tokens
         starts = np.arange(self.length + 1, dtype=np.int64) * self.num_inputs
         places = np.searchsorted(ends, starts, side="right")
         found = np.stack([places, starts - ends[places] + lengths[places]], axis=1)
         found[0] = 0  # also where the first document is empty
-        return found
+        return found.astype(np.int32 if len(documents) < 2**31 else np.int64)  # offsets fit: lengths are int32
 
 
 def needed_epochs(num_tokens: int, num_inputs: int, num_samples: int | None) -> int:

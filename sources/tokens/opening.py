@@ -125,7 +125,8 @@ def _raw_tokens(files: Files, number: int, head: bytes, dtype: np.dtype[Any] | N
         raise damaged(path, 0, "it begins as a NumPy file does", "Say format='npy'")
     if dtype is None:
         raise ValueError(
-            f"dtype must be given: {path} does not say what type its tokens have. nanoGPT's train.bin and val.bin have numpy.uint16"
+            f"dtype must be given: {path} does not say what type its tokens have. nanoGPT's train.bin and val.bin have "
+            "numpy.uint16"
         )
     return plain_array(files, number, dtype)
 
@@ -170,8 +171,8 @@ def _samples(files: Files, indexes: Sequence[MegatronIndex], wanted: Arrangement
     assert wanted.window is not None
     if len(indexes) > 1:
         raise ValueError(
-            f"paths must name one data set with order='megatron', got {len(indexes)}: make a source of each, and mix the datasets "
-            "with grain.MapDataset.mix"
+            f"paths must name one data set with order='megatron', got {len(indexes)}: make a source of each, and mix the "
+            "datasets with grain.MapDataset.mix"
         )
     (index,) = indexes
     if wanted.index is not None:

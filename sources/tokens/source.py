@@ -16,7 +16,6 @@ from gristmill.core.errors import KeyRangeError
 from gristmill.sources.storage.files import is_url
 from gristmill.sources.tokens.arrangement import Arrangement
 from gristmill.sources.tokens.opening import open_tokens
-from gristmill.sources.tokens.tables import Range
 
 
 class TokenSource:
@@ -29,41 +28,42 @@ class TokenSource:
       begin. Where an index has as many documents as sequences, each sequence is one.
     * **Windows** of ``window = L + 1`` tokens: element ``i`` has the tokens from ``i * L`` to ``i * L + L`` of all files, as they
       follow one another. The last token of a window is the first of the next: each token is a label once, and an input once
-      (``window[:-1]`` and ``window[1:]``). Less than ``L`` tokens at the end are not used.
-    * **Windows in Megatron's order**, ``order="megatron"``: element ``i`` has the tokens that ``GPTDataset`` of Megatron Core gives
-      for ``i``: documents shuffled over all epochs, cut into samples of ``L + 1`` tokens that overlap by one, and these shuffled.
-      A document is a sequence of the index.
+      (``window[1:]`` and ``window[:-1]``). Fewer than ``L`` tokens at the end are not used.
+    * **Windows in Megatron's order**, ``order="megatron"``: element ``i`` has the tokens that ``GPTDataset`` of Megatron Core
+      gives for ``i``: documents shuffled over all epochs, cut into samples of ``L + 1`` tokens that overlap by one, and these
+      shuffled. A document is a sequence of the index.
     * **Windows in OLMo's order**, ``order="olmo"``: chunks of ``window`` tokens that do not overlap; none crosses from a file to
       the next, and what is left at the end of a file is not used. With ``seed`` they are shuffled as OLMo does.
 
-    A source has one file for tokens and, from Megatron, one for the index open in each process that reads (up to 128 of many),
-    and memory for neither. Orders that are not stored need memory: 4 bytes for each window, and Megatron's 20 and 4 for each
-    document of each epoch; each process that reads computes them anew at its first read.
+    A process that reads has its files open, at most 128 of them, and nothing of them in memory. Orders that are not stored are
+    computed by each process at its first read, and kept: 4 bytes for each chunk of OLMo's; for Megatron's 12 bytes for each
+    sample and 4 for each document of each epoch, and about three times as much meanwhile.
 
     Args:
-        paths: files, or patterns as ``list_files`` takes them; for Megatron prefixes, or either file of a pair.
-        format: ``"megatron"`` (``.bin`` and ``.idx``), ``"npy"`` (NumPy files with one axis; OLMo's files, which are called so and
+        paths: files or patterns: ``*`` and ``?`` stand for what is there, ``{a,b}`` and ``{00..31}`` for all of these. For
+            Megatron prefixes, or either file of a pair.
+        format: ``"megatron"`` (``.bin`` and ``.idx``), ``"npy"`` (NumPy files with one axis; and OLMo's, which are called so and
             have no header), or ``"raw"`` (nothing but tokens, as nanoGPT's; or a header of llm.c before them).
         dtype: of the tokens. Needed where files do not tell: raw tokens, and OLMo's files. Otherwise what they must tell.
         documents: whether elements are documents.
         window: elements are windows of so many tokens, at least 2 (1 with ``order="olmo"``).
         order: ``None``, ``"megatron"`` or ``"olmo"``, as above.
-        seed: with ``order="megatron"``, Megatron's ``--seed``; with ``order="olmo"``, OLMo's seed plus the number of the epoch, from
-            0 on, and ``None`` leaves chunks in order.
-        num_samples: with ``order="megatron"``, how many samples are asked for: training steps times the global batch. There are as
-            many as whole epochs have, so maybe more. ``None`` is one epoch.
+        seed: with ``order="megatron"``, Megatron's ``--seed``; with ``order="olmo"``, OLMo's seed plus the number of the epoch,
+            counted from 0, and ``None`` leaves chunks in order.
+        num_samples: with ``order="megatron"``, how many samples are asked for: training steps times the global batch. There are
+            as many as whole epochs have, so maybe more. ``None`` is one epoch.
         split: with ``order="megatron"``, its ``--split``, such as ``"969,30,1"``. ``None`` takes all documents.
         part: which part of ``split``: ``"train"`` (the default), ``"valid"`` or ``"test"``.
         index: an order that is stored: with ``order="megatron"`` the common beginning of the paths of ``-document_index.npy``,
-            ``-sample_index.npy`` and ``-shuffle_index.npy`` in Megatron's cache; with ``order="olmo"`` its ``global_indices.npy``. It
-            is read as it is needed.
+            ``-sample_index.npy`` and ``-shuffle_index.npy`` in Megatron's cache; with ``order="olmo"`` its
+            ``global_indices.npy``. It is read as it is needed.
         filesystem: an fsspec file system to read all files through. URLs do not need it.
 
     Raises:
         TypeError, ValueError: an argument is wrong, does not go with another, or files are of different dtypes.
         OSError: a file is missing or cannot be read; reads raise it, too.
-        DamagedFileError: a file is cut short, foreign, or does not fit its index: names file, byte and remedy. What needs reading
-            the whole index to be found is found by the read that meets it.
+        DamagedFileError: a file is cut short, foreign, or does not fit its index: names file, byte and remedy. What only reading
+            a whole index could find is raised by the read that meets it.
         ChangedFileError: raised by reads: a file is not what it was when the source was made.
 
     Example:
@@ -162,9 +162,7 @@ class TokenSource:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
 
     def __repr__(self) -> str:

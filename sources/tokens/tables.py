@@ -126,5 +126,7 @@ def plain_array(files: Files, number: int, dtype: np.dtype[Any], start: int = 0)
         raise damaged(path, size, "the file is empty", "Write it again, or leave it out")
     if (size - start) % dtype.itemsize:
         whole = size - (size - start) % dtype.itemsize
-        raise damaged(path, whole, f"it ends within a value of {dtype}", f"{_COPY_AGAIN}, or give the dtype that it was written with")
+        raise damaged(
+            path, whole, f"it ends within a value of {dtype}", f"{_COPY_AGAIN}, or give the dtype that it was written with"
+        )
     return StoredArray(start, (size - start) // dtype.itemsize, dtype)

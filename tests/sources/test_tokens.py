@@ -1,0 +1,502 @@
+import hashlib
+import os
+import pickle
+import struct
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from refusing import assert_raises
+from token_files import megatron_samples, megatron_tables, save_tables, write_llm_c, write_megatron, write_npy, write_raw
+
+import gristmill as grain
+from gristmill.core.errors import KeyRangeError
+from gristmill.sources import ChangedFileError, DamagedFileError, TokenSource
+from gristmill.testing import assert_source_conforms
+
+LENGTHS = [5 * i % 11 for i in range(20)]  # two are 0
+TOKENS = np.arange(sum(LENGTHS), dtype=np.uint16)
+DOCUMENTS = np.split(TOKENS, np.cumsum(LENGTHS)[:-1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokens")
+    write_megatron(folder / "all", DOCUMENTS)
+    write_megatron(folder / "first", DOCUMENTS[:7])
+    write_megatron(folder / "second", DOCUMENTS[7:])
+    write_megatron(folder / "wide", DOCUMENTS, "int32")
+    write_megatron(folder / "split", DOCUMENTS, document_ends=[2, 2, 9, 20])
+    write_raw(folder / "raw.bin", TOKENS)
+    write_raw(folder / "olmo.npy", TOKENS[:50])
+    write_npy(folder / "numpy.npy", TOKENS[50:])
+    tables, _ = megatron_tables(LENGTHS, range(20), 8, seed=3, num_samples=30)
+    save_tables(folder / "cache-GPTDataset-train", tables)
+    np.array([3, 0, 3], np.uint32).tofile(folder / "global_indices.npy")
+    return folder
+
+
+SOURCES = {
+    "documents": (["all"], {}),
+    "documents of files": (["second.idx", "first.bin"], {}),
+    "documents of sequences": (["split"], {"documents": True}),
+    "windows": (["raw.bin"], {"format": "raw", "dtype": "uint16", "window": 9}),
+    "windows over files": (["olmo.npy", "numpy.npy"], {"format": "npy", "dtype": "uint16", "window": 21}),
+    "chunks": (["olmo.npy", "numpy.npy"], {"format": "npy", "dtype": "uint16", "window": 12, "order": "olmo"}),
+    "chunks, shuffled": (["raw.bin"], {"format": "raw", "dtype": "uint16", "window": 12, "order": "olmo", "seed": 5}),
+    "chunks, stored": (
+        ["raw.bin"],
+        {"format": "raw", "dtype": "u2", "window": 12, "order": "olmo", "index": "global_indices.npy"},
+    ),
+    "samples": (["wide"], {"window": 9, "order": "megatron", "seed": 1234, "num_samples": 35}),
+    "samples, stored": (["all"], {"window": 9, "order": "megatron", "index": "cache-GPTDataset-train"}),
+}
+
+
+def make(folder, kind):
+    names, options = SOURCES[kind]
+    if "index" in options:
+        options = options | {"index": folder / options["index"]}
+    return TokenSource([folder / name for name in names], **options)
+
+
+def as_lists(source):
+    return [element.tolist() for element in source]
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_sources_of_tokens_conform_and_elements_are_writable(folder, kind, tmp_path):
+    source = make(folder, kind)
+    assert_source_conforms(source, in_worker=kind == "samples")
+    dtype = np.int32 if kind == "samples" else np.uint16
+    for element in source.__getitems__(range(len(source))):
+        assert element.dtype == dtype and element.ndim == 1 and element.flags.writeable and element.flags.owndata
+    assert [len(element) for element in source] == list(getattr(source, "lengths", map(len, source)))
+    window = SOURCES[kind][1].get("window")
+    assert (source.element_spec.shape, source.element_spec.dtype) == ((window,), dtype)
+    for key in (-1, len(source), 2**70):
+        assert_raises(
+            KeyRangeError, rf"record key must be in \[0, {len(source)}\) .*TokenSource.*got {key}", source.__getitem__, key
+        )
+        assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, key, 1.0])
+    assert_raises(TypeError, None, source.__getitems__, [0, 1.0, -1])
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in folder.iterdir():
+        (moved / path.name).write_bytes(path.read_bytes())
+    assert repr(make(moved, kind)) == repr(source)
+    assert len({repr(make(folder, other)) for other in SOURCES}) == len(SOURCES)
+
+
+def test_elements_of_every_kind(folder):
+    lists = [document.tolist() for document in DOCUMENTS]
+    assert as_lists(make(folder, "documents")) == lists
+    assert as_lists(make(folder, "documents of files")) == lists[7:] + lists[:7]
+    ends = [0, 2, 2, 9, 20]
+    joined = [[*chain.from_iterable(lists[start:end])] for start, end in pairwise(ends)]
+    assert as_lists(make(folder, "documents of sequences")) == joined
+    tokens = TOKENS.tolist()
+    windows = [tokens[start : start + 9] for start in range(0, len(tokens) - 8, 8)]
+    assert as_lists(make(folder, "windows")) == windows
+    for names in (["all"], ["first", "second"]):  # from wherever documents are
+        assert as_lists(TokenSource([folder / name for name in names], window=9)) == windows
+    assert as_lists(make(folder, "windows over files")) == [
+        tokens[start : start + 21] for start in range(0, len(tokens) - 20, 20)
+    ]
+    chunks = [part[i : i + 12] for part in (tokens[:50], tokens[50:]) for i in range(0, len(part) - 11, 12)]
+    assert as_lists(make(folder, "chunks")) == chunks
+    chunks = [tokens[i : i + 12] for i in range(0, len(tokens) - 11, 12)]
+    order = [1, 4, 2, 3, 7, 5, 6, 0]  # made by OLMo 0.6.0: of 8 elements, with the seed 3 in epoch 2
+    assert as_lists(make(folder, "chunks, shuffled")) == [chunks[i] for i in order]
+    assert as_lists(make(folder, "chunks, stored")) == [chunks[3], chunks[0], chunks[3]]
+    tables, _ = megatron_tables(LENGTHS, range(20), 8, seed=3, num_samples=30)
+    assert as_lists(make(folder, "samples, stored")) == megatron_samples(lists, tables, 8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_windows_are_those_of_the_tokens_one_after_the_other(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("model")
+    lengths = data.draw(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=4))
+    window, dtype = data.draw(st.integers(2, 12)), data.draw(st.sampled_from(["uint8", "uint16", "int32"]))
+    tokens = iter(range(1000))
+    files = [[[next(tokens) % 251 for _ in range(length)] for length in lengths_of_one] for lengths_of_one in lengths]
+    flat = [[*chain.from_iterable(documents)] for documents in files]
+    whole = [*chain.from_iterable(flat)]
+    paths = {
+        "megatron": [write_megatron(folder / f"{i}", documents, dtype) for i, documents in enumerate(files)],
+        "npy": [write_npy(folder / f"{i}.npy", part, dtype) for i, part in enumerate(flat)],
+        "raw": [write_raw(folder / f"{i}.raw", part, dtype) for i, part in enumerate(flat) if part],
+    }
+    expected = [whole[start : start + window] for start in range(0, len(whole) - window + 1, window - 1)]
+    chunks = [part[start : start + window] for part in flat for start in range(0, len(part) - window + 1, window)]
+    for format, names in paths.items():
+        given_dtype = dtype if format == "raw" else None
+        for order, elements in ((None, expected), ("olmo", chunks)):
+            if elements:
+                source = TokenSource(names, format, dtype=given_dtype, window=window, order=order)
+                keys = data.draw(st.lists(st.integers(0, len(elements) - 1), max_size=9))
+                assert as_lists(source) == elements
+                assert [element.tolist() for element in source.__getitems__(keys)] == [elements[key] for key in keys]
+            elif names:
+                message = f"window must be at most the number of tokens, got {window}, and there are"
+                assert_raises(ValueError, message, TokenSource, names, format, dtype=given_dtype, window=window, order=order)
+    assert as_lists(TokenSource(paths["megatron"])) == [*chain.from_iterable(files)]
+
+
+# Made by GPTDataset of Megatron Core 0.11.0 and 0.16.1, which agree: of these documents, with the seed 1234 and samples of 8 + 1.
+VECTORS = [
+    ({}, 12, [29, 30, 19, 20, 21, 22, 23, 24, 25], "a8f7b550debcf73b"),
+    ({"num_samples": 25}, 25, [76, 77, 78, 79, 80, 81, 82, 19, 20], "7b46f93f85e26a3c"),
+    ({"num_samples": 35}, 38, [68, 69, 94, 95, 96, 97, 98, 99, 100], "9807062474e17590"),
+    ({"num_samples": 30, "split": "70,20,10"}, 34, [12, 13, 14, 55, 56, 57, 58, 59, 48], "0f1639e089013991"),
+    ({"num_samples": 30, "split": "70,20,10", "part": "valid"}, 32, [89, 90, 91, 92, 93, 83, 84, 85, 74], "17102e9c3e627d55"),
+]
+
+
+@pytest.mark.parametrize(("options", "length", "first", "digest"), VECTORS)
+def test_samples_are_those_of_megatron_core(folder, options, length, first, digest):
+    source = TokenSource(folder / "all", window=9, order="megatron", seed=1234, **options)
+    samples = np.concatenate(source.__getitems__(range(length))).astype("<i8")
+    assert (len(source), source[0].tolist()) == (length, first)
+    assert hashlib.sha256(samples.tobytes()).hexdigest()[:16] == digest
+
+
+def test_samples_are_those_that_a_loop_finds_also_where_the_last_epoch_is_shuffled_by_itself(tmp_path):
+    rng = np.random.default_rng(0)
+    separate = []
+    for trial in range(40):
+        lengths = (rng.integers(0, 12, rng.integers(1, 15)) * rng.integers(0, 2, 1 + trial % 2).max()).tolist()
+        sequences = [rng.integers(0, 60_000, length).tolist() for length in [*lengths, 7]]
+        num_inputs, seed = int(rng.integers(1, 20)), int(rng.integers(0, 2**32))
+        num_samples = int(rng.integers(1, 5 * sum(map(len, sequences)) // num_inputs + 3))
+        lengths = [len(sequence) for sequence in sequences]
+        tables, is_separate = megatron_tables(lengths, range(len(lengths)), num_inputs, seed, num_samples)
+        separate.append(is_separate)
+        path = write_megatron(tmp_path / f"{trial}", sequences)
+        arguments = {"window": num_inputs + 1, "order": "megatron"}
+        expected = megatron_samples(sequences, tables, num_inputs)
+        source = TokenSource(path, seed=seed, num_samples=num_samples, **arguments)
+        assert len(source) >= num_samples and as_lists(source) == expected
+        assert as_lists(TokenSource(path, index=save_tables(tmp_path / f"{trial}-train", tables), **arguments)) == expected
+    assert 5 < sum(separate) < 35
+
+
+def test_headers_of_llm_c_and_numpy_and_olmos_files_without_one(tmp_path):
+    tokens = list(range(100, 140))
+    expected = [tokens[0:20], tokens[19:39]]
+    for dtype, header in (("uint16", {}), ("uint32", {"magic": 20240801, "version": 7, "dtype": "uint32"})):
+        source = TokenSource(write_llm_c(tmp_path / "data.bin", tokens, **header), "raw", window=20)
+        assert as_lists(source) == expected and source[0].dtype == dtype
+    for dtype in ("uint16", "uint32", ">i4", "int64"):
+        with_header, without = write_npy(tmp_path / "a.npy", tokens, dtype), write_raw(tmp_path / "b.npy", tokens, dtype)
+        for path, given_dtype in ((with_header, None), (with_header, dtype), (without, dtype)):
+            source = TokenSource(path, "npy", dtype=given_dtype, window=20)
+            assert as_lists(source) == expected and source[0].dtype == dtype
+    assert_raises(ValueError, "b.npy has no header of NumPy's. OLMo's files have none", TokenSource, without, "npy", window=2)
+    assert_raises(ValueError, "nanoGPT's train.bin and val.bin have numpy.uint16", TokenSource, without, "raw", window=2)
+    two = [write_npy(tmp_path / "2.npy", tokens), write_npy(tmp_path / "4.npy", tokens, "uint32")]
+    assert_raises(ValueError, "of one dtype: .*2.npy has uint16 and .*4.npy has uint32", TokenSource, two, "npy", window=2)
+    assert_raises(ValueError, "that of the files, uint16, as .*2.npy", TokenSource, two[0], "npy", dtype="int16", window=2)
+
+
+def test_patterns_prefixes_and_pairs(folder):
+    for paths in (folder / "first", str(folder / "fir*"), [folder / "first.idx"], folder / "f*.bin"):
+        assert as_lists(TokenSource(paths)) == [document.tolist() for document in DOCUMENTS[:7]]
+    assert TokenSource([folder / "{second,first}"]).paths == [str(folder / f"{name}.bin") for name in ("second", "first")]
+    assert len(TokenSource([folder / "first", folder / "first"])) == 14
+    pair = [folder / "first.bin", folder / "first.idx"]
+    assert_raises(ValueError, "name a pair of files once: .*first.idx", TokenSource, pair)
+    assert_raises(FileNotFoundError, r"there is no file '.*none.bin'", TokenSource, folder / "none")
+    assert_raises(FileNotFoundError, r"raw.idx", TokenSource, folder / "raw.bin")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"format": "bin"}, ValueError, "format must be one of 'megatron', 'npy', 'raw', got 'bin'"),
+        ({"order": "random"}, ValueError, "order must be one of 'megatron', 'olmo', None, got 'random'"),
+        ({"part": ["train"]}, ValueError, "part must be one of"),
+        ({"dtype": "words"}, TypeError, "dtype must be a NumPy dtype such as numpy.uint16, got 'words'"),
+        ({"dtype": float}, ValueError, "dtype must be of integers, got float64"),
+        ({"documents": 1}, TypeError, "documents must be True, or window be given, got documents=1"),
+        ({"documents": True, "window": 9}, ValueError, "must not both be given"),
+        ({"documents": False}, ValueError, "window must be given if documents are not"),
+        ({"format": "raw", "dtype": "u2"}, ValueError, "window must be given: format='raw' does not say where documents begin"),
+        ({"format": "npy", "documents": True}, ValueError, "format='npy' does not say where documents begin"),
+        ({"window": 1}, ValueError, "window must be at least 2, got 1"),
+        ({"window": 0, "order": "olmo"}, ValueError, "window must be a positive integer, got 0"),
+        ({"window": 2.0}, TypeError, "window must be an integer"),
+        ({"order": "olmo"}, ValueError, "window must be given with order='olmo'"),
+        ({"window": 9, "order": "megatron"}, ValueError, "seed must be given with order='megatron'"),
+        ({"window": 9, "order": "megatron", "seed": 2**32}, ValueError, r"seed must be an integer in \[0, 4294967295\]"),
+        ({"window": 9, "order": "megatron", "seed": 1, "num_samples": 0}, ValueError, "num_samples must be a positive integer"),
+        ({"window": 9, "order": "megatron", "seed": 1, "part": "test"}, ValueError, "split must be given with part"),
+        ({"window": 9, "order": "megatron", "seed": 1, "split": [9, 1]}, TypeError, "split must be a text such as '969,30,1'"),
+        ({"window": 9, "order": "megatron", "seed": 1, "split": "1,1,1,1"}, ValueError, "weights of train, valid and test"),
+        ({"window": 9, "order": "megatron", "seed": 1, "split": "9,1", "part": "test"}, ValueError, "leaves none of 20"),
+        ({"window": 9, "order": "megatron", "seed": 1, "index": "x"}, ValueError, "seed may be given without index"),
+        ({"window": 9, "order": "megatron", "index": 3}, TypeError, "index must be a path, got 3"),
+        ({"window": 200, "order": "megatron", "seed": 1}, ValueError, "at most the number of tokens, got 200, and there are 103"),
+        ({"window": 9, "order": "megatron", "seed": 1, "format": "raw"}, ValueError, "must be with format='megatron'"),
+        ({"window": 9, "order": "olmo", "split": "9,1"}, ValueError, "split may be given for order='megatron' only"),
+        ({"window": 9, "seed": 1}, ValueError, "seed may be given with order='megatron' or order='olmo'; otherwise shuffle"),
+    ],
+)
+def test_wrong_arguments(folder, options, error, message):
+    assert_raises(error, message, TokenSource, folder / "all", **options)
+
+
+def test_megatron_mixes_data_sets_and_does_not_join_them(folder):
+    paths = [folder / "first", folder / "second"]
+    assert_raises(ValueError, "got 2: make a source of each, and mix", TokenSource, paths, window=9, order="megatron", seed=1)
+
+
+def changed_bytes(path, place, value):
+    data = bytearray(Path(path).read_bytes())
+    data[place : place + len(value)] = value
+    Path(path).write_bytes(data)
+
+
+def cut(path, num_bytes):
+    os.truncate(path, Path(path).stat().st_size - num_bytes)
+
+
+HEADER, POINTERS, ENDS = 34, 34 + 4 * 20, 34 + 12 * 20
+WINDOWS = {"window": 9}
+STORED = {"window": 9, "order": "megatron", "index": True}
+OF_MEGATRON = [
+    ("idx", lambda path: Path(path).write_bytes(b""), {}, 0, "does not begin as an index of Megatron's"),
+    ("idx", lambda path: changed_bytes(path, 0, b"TNTIDX\0\0"), {}, 0, "Name the prefix of a pair"),
+    ("idx", lambda path: Path(path).write_bytes(Path(path).read_bytes()[:20]), {}, 20, "it ends within its header"),
+    ("idx", lambda path: changed_bytes(path, 9, b"\2"), {}, 9, "it has the version 2"),
+    ("idx", lambda path: changed_bytes(path, 17, b"\7"), {}, 17, r"type 7, and known are 1 \(uint8\)"),
+    ("idx", lambda path: cut(path, 3), {}, ENDS + 21 * 8 - 3, "its header says that it has 442 bytes, but it has 439"),
+    ("idx", lambda path: changed_bytes(path, 18, b"\xff" * 7), {}, 442, "but it has 442"),
+    ("idx", lambda path: Path(path).write_bytes(Path(path).read_bytes() + bytes(20)), {}, 442, "a mode for each sequence"),
+    ("idx", lambda path: changed_bytes(path, ENDS + 20 * 8, b"\x13"), {}, ENDS, "are not those of its 20 sequences"),
+    (
+        "bin",
+        lambda path: cut(path, 1),
+        {},
+        POINTERS + 19 * 8,
+        r"sequence 19 has 7 tokens from byte 192 on of .*x.bin, which has 205",
+    ),
+    (
+        "idx",
+        lambda path: changed_bytes(path, POINTERS + 5 * 8, b"\xff" * 8),
+        {},
+        POINTERS + 40,
+        "sequence 5 has 3 tokens from byte -1",
+    ),
+    ("idx", lambda path: changed_bytes(path, HEADER + 20, b"\xff" * 4), {}, POINTERS + 40, "sequence 5 has -1 tokens"),
+    ("idx", lambda path: changed_bytes(path, HEADER + 20, b"\xff\0\0\0"), {}, POINTERS + 40, "sequence 5 has 255 tokens"),
+    (
+        "bin",
+        lambda path: Path(path).write_bytes(Path(path).read_bytes() + b"ab"),
+        WINDOWS,
+        POINTERS,
+        "from 0 to 206 of .* has 208",
+    ),
+    (
+        "idx",
+        lambda path: changed_bytes(path, HEADER + 20, b"\xff" * 4),
+        STORED | {"index": None, "seed": 1},
+        HEADER + 20,
+        "5 has -1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("suffix", "damage", "options", "offset", "message"), OF_MEGATRON)
+def test_damaged_pairs_are_an_error_that_names_file_and_byte(tmp_path, suffix, damage, options, offset, message):
+    prefix = write_megatron(tmp_path / "x", DOCUMENTS)
+    damage(f"{prefix}.{suffix}")
+
+    def read():
+        source = TokenSource(prefix, **options)
+        good = source.__getitems__([0, 1, 2, 3])
+        assert as_lists(good) == [document.tolist() for document in DOCUMENTS[:4]]
+        assert_raises(KeyRangeError, None, source.__getitems__, [0, 99, 5])  # the first that fails
+        source.__getitems__([0, 5, 99])
+
+    assert_raises(DamagedFileError, rf"x.idx is damaged at byte {offset}: .*{message}", read)
+
+
+OF_TOKENS = [
+    (b"", {"format": "raw", "dtype": "u2"}, 0, "the file is empty"),
+    (b"", {"format": "npy", "dtype": "u2"}, 0, "the file is empty"),
+    (bytes(11), {"format": "raw", "dtype": "u2"}, 10, "it ends within a value of uint16"),
+    (bytes(11), {"format": "npy", "dtype": "u4"}, 8, "it ends within a value of uint32"),
+    (b"\x93NUMPY\1\0v\0", {"format": "raw", "dtype": "u2"}, 0, "Say format='npy'"),
+    (b"\x93NUMPY\1\0v\0", {"format": "npy", "dtype": "u2"}, 0, "the header of the NumPy file cannot be read"),
+    (b"\x93NUMPY\3\0v\0", {"format": "npy", "dtype": "u2"}, 0, "the header of the NumPy file cannot be read"),
+    (struct.pack("<iii", 20240520, 1, 9) + bytes(1012 + 16), {"format": "raw"}, 1040, "has 9 tokens, so 1042 bytes"),
+    (struct.pack("<iii", 20240520, 1, -9) + bytes(1012), {"format": "raw"}, 1006, "has -9 tokens"),
+]
+
+
+@pytest.mark.parametrize(("content", "options", "offset", "message"), OF_TOKENS)
+def test_damaged_files_of_tokens_are_an_error_that_names_file_and_byte(tmp_path, content, options, offset, message):
+    (tmp_path / "x").write_bytes(content)
+    assert_raises(
+        DamagedFileError, rf"x is damaged at byte {offset}: .*{message}", TokenSource, tmp_path / "x", window=3, **options
+    )
+
+
+def test_arrays_that_are_no_tokens_and_files_of_other_sizes_than_their_headers_say(tmp_path):
+    for array in (np.zeros((3, 4), np.uint16), np.zeros(5, np.float32), np.uint16(3), np.zeros(2, bool)):
+        np.save(tmp_path / "x.npy", array)
+        wanted = r"x.npy is damaged at byte 0: it has an array of .* of integers with one axis is needed. Save array.ravel\(\)"
+        assert_raises(DamagedFileError, wanted, TokenSource, tmp_path / "x.npy", "npy", window=2)
+    path = write_npy(tmp_path / "y.npy", TOKENS)
+    cut(path, 2)
+    assert_raises(
+        DamagedFileError, "y.npy is damaged at byte 332: .*334 bytes, but it has 332", TokenSource, path, "npy", window=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "rows", "value", "file", "message"),
+    [
+        (2, 4, 99, "shuffle", "element 4 is sample 99, but there are 38"),
+        (1, 3, (50, 0), "sample", r"sample [23] has (the documents from 50 to \d+ of 60|\d+ tokens, not 9)"),
+        (1, 3, (-1, 0), "sample", "has the documents from .* of 60"),
+        (1, 3, (0, -5), "sample", "sample [23] has "),
+        (0, slice(None), 20, "document", "document 20 is named, but the data set has 20"),
+        (0, slice(None), 1, "sample", r"sample \d+ has -?\d+ tokens, not 9"),
+    ],
+)
+def test_a_stored_order_that_is_damaged_is_noticed(folder, tmp_path, number, rows, value, file, message):
+    tables, _ = megatron_tables(LENGTHS, range(20), 8, seed=3, num_samples=35)
+    tables[number][rows] = value
+    source = TokenSource(folder / "all", window=9, order="megatron", index=save_tables(tmp_path / "t", tables))
+    for read in (as_lists, lambda source: source.__getitems__(range(len(source)))):
+        assert_raises(DamagedFileError, rf"t-{file}_index.npy is damaged at byte \d+: .*{message}", read, source)
+
+
+def test_a_stored_order_of_something_else_is_noticed(folder, tmp_path):
+    def samples(index, window=9):
+        return TokenSource(folder / "all", window=window, order="megatron", index=index)
+
+    other = samples(folder / "cache-GPTDataset-train", window=8)
+    assert_raises(DamagedFileError, "9 tokens, not 8. Name the index that was made of", as_lists, other)
+    assert_raises(FileNotFoundError, "none-document_index.npy", samples, tmp_path / "none")
+    tables, _ = megatron_tables(LENGTHS, range(20), 8, seed=3, num_samples=35)
+    prefix = save_tables(tmp_path / "t", tables)
+    np.save(f"{prefix}-shuffle_index.npy", tables[2][:-1])
+    assert_raises(
+        DamagedFileError, "an order of 37 samples, but .*t-sample_index.npy has 38", samples, f"{prefix}-sample_index.npy"
+    )
+    np.save(f"{prefix}-sample_index.npy", tables[1].ravel())
+    assert_raises(DamagedFileError, r"integers of shape \(n, 2\) in C order is needed", samples, prefix)
+    np.array([3, 99], np.uint32).tofile(f"{prefix}-document_index.npy")
+    assert_raises(
+        DamagedFileError, "t-document_index.npy is damaged at byte 0: it does not begin as a NumPy file", samples, prefix
+    )
+    chunks = TokenSource(folder / "all", window=9, order="olmo", index=f"{prefix}-document_index.npy")
+    message = "t-document_index.npy is damaged at byte 4: element 1 is window 99, but the files have 11"
+    assert_raises(DamagedFileError, message, as_lists, chunks)
+
+
+def test_files_that_change_are_noticed(tmp_path):
+    path = write_raw(tmp_path / "x.bin", TOKENS)
+    source = TokenSource(path, "raw", dtype=np.uint16, window=9)
+    assert source[0].tolist() == list(range(9))
+    changed_bytes(path, 0, b"ab")
+    assert_raises(ChangedFileError, "x.bin has changed since this source was made", source.__getitem__, 0)
+    cut(path, 2)
+    assert_raises(ChangedFileError, "it had 206 bytes and has 204", pickle.loads(pickle.dumps(source)).__getitem__, 0)
+
+
+def num_open(folder):
+    return sum(str(link.resolve()).startswith(str(folder)) for link in Path("/proc/self/fd").iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed on Linux only")
+@pytest.mark.parametrize("kind", SOURCES)
+def test_files_are_open_from_the_first_read_on_and_pickles_are_small(folder, kind):
+    before = num_open(folder)
+    with make(folder, kind) as source:
+        assert num_open(folder) == before
+        fresh, first = cloudpickle.dumps(source), source[0]
+        assert num_open(folder) > before
+        assert cloudpickle.dumps(source) == fresh and len(fresh) < 2500
+        copy = pickle.loads(pickle.dumps(source))
+        assert copy[0].tolist() == first.tolist() and repr(copy) == repr(source) and len(copy) == len(source)
+        copy.close()
+        assert source[0].tolist() == first.tolist()
+    assert num_open(folder) == before
+
+
+@pytest.mark.parametrize("kind", ["samples", "chunks, shuffled", "windows over files"])
+def test_threads_that_begin_together_read_the_same(folder, kind):
+    expected = as_lists(make(folder, kind))
+    for _ in range(3):
+        source, start = make(folder, kind), threading.Barrier(16)
+
+        def read(seed, source=source, start=start):
+            keys = np.random.default_rng(seed).integers(0, len(expected), 200).tolist()
+            start.wait(timeout=60)
+            for i, key in enumerate(keys):
+                if seed == 0 and i % 50 == 0:
+                    source.close()
+                assert source[key].tolist() == expected[key]
+            return [element.tolist() for element in source.__getitems__(keys)] == [expected[key] for key in keys]
+
+        with ThreadPoolExecutor(16) as pool:
+            assert all(pool.map(read, range(16)))
+
+
+def test_a_pipeline_over_windows_resumes_and_batches_by_lengths_read_none_of_the_tokens(folder):
+    ds = grain.MapDataset.source(make(folder, "windows")).shuffle(seed=1).repeat(3).batch(4).to_iter_dataset()
+    it = iter(ds)
+    batches = [next(it).tolist() for _ in range(3)]
+    state = it.get_state()
+    rest = [batch.tolist() for batch in it]
+    again = iter(ds)
+    again.set_state(state)
+    assert [batch.tolist() for batch in again] == rest and len(batches + rest) == 9
+    documents = grain.MapDataset.source(make(folder, "documents")).shuffle(seed=0)
+    found = documents.bucket_batch(None, [5, 10], batch_sizes=[2, 2], with_lengths=True)
+    rows = [row[:length].tolist() for i in range(len(found)) for row, length in zip(*found[i], strict=True) if length]
+    assert sorted(rows) == sorted(document.tolist() for document in DOCUMENTS if len(document))
+    with pytest.raises(AttributeError, match="documents of several sequences, and tells no lengths"):
+        _ = make(folder, "documents of sequences").lengths
+
+
+def test_an_index_of_ten_to_the_eight_documents_is_not_loaded(tmp_path):
+    num, step = 10**8, 7
+    with (tmp_path / "x.idx").open("wb") as index:  # a file with holes: of a few documents the entries are written
+        index.write(struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, num, num + 1))
+        index.truncate(34 + 12 * num + 8 * (num + 1))
+        index.seek(34 + 20 * num)
+        index.write(struct.pack("<q", num))
+        places = [0, 12_345_678, num // 2, num - 1]
+        for place in places:
+            index.seek(34 + 4 * place)
+            index.write(struct.pack("<i", step))
+            index.seek(34 + 4 * num + 8 * place)
+            index.write(struct.pack("<q", 2 * step * place))
+    with (tmp_path / "x.bin").open("wb") as data:
+        data.truncate(2 * step * num)
+        for place in places:
+            data.seek(2 * step * place)
+            data.write(struct.pack("<H", place % 65_521))
+    tracemalloc.start()
+    try:
+        source = TokenSource(tmp_path / "x")
+        assert [int(document[0]) for document in source.__getitems__(places)] == [place % 65_521 for place in places]
+        windows = grain.MapDataset.source(TokenSource(tmp_path / "x", window=step + 1)).shuffle(seed=0)
+        assert (len(source), len(windows), windows[5].shape) == (num, num - 1, (step + 1,))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert source.lengths[places].tolist() == [step] * len(places)
