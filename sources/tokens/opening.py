@@ -22,7 +22,10 @@ from gristmill.sources.tokens.tables import ArrayTable, FileTable, StoredArray, 
 _SAMPLE_TABLES = ("document_index", "sample_index", "shuffle_index")
 _HEADER = struct.Struct("<iii")
 _HEADER_BYTES = 1024  # 256 int32, of which three are used: magic, version, number of tokens
-_HEADERS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}  # of llm.c: for GPT-2's tokens and for Llama 3's
+_HEADERS: dict[tuple[int, int], np.dtype[Any]] = {
+    (20240520, 1): np.dtype("<u2"),
+    (20240801, 7): np.dtype("<u4"),
+}  # of llm.c: for GPT-2's tokens and for Llama 3's
 
 
 class Opened(NamedTuple):
@@ -86,7 +89,7 @@ def _data_of_pairs(paths: Any) -> Any:
 def _data_of_pair(path: Any) -> Any:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         return path  # refused by list_files
-    name: str = os.fspath(path)  # type: ignore[assignment]
+    name: str = os.fspath(path)
     return f"{name.removesuffix('.idx').removesuffix('.bin')}.bin"
 
 

@@ -74,7 +74,7 @@ class TokenSource:
         >>> [window.tolist() for window in source]
         [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]
         >>> source
-        TokenSource(raw, window=5, uint16, 1 file, 20 bytes, 2d1fdbbf)
+        TokenSource(raw, window=5, uint16, 1 file, 20 bytes, 5e86a305)
     """
 
     def __init__(
