@@ -22,10 +22,8 @@ from gristmill.sources.tokens.tables import ArrayTable, FileTable, StoredArray, 
 _SAMPLE_TABLES = ("document_index", "sample_index", "shuffle_index")
 _HEADER = struct.Struct("<iii")
 _HEADER_BYTES = 1024  # 256 int32, of which three are used: magic, version, number of tokens
-_HEADERS: dict[tuple[int, int], np.dtype[Any]] = {
-    (20240520, 1): np.dtype("<u2"),
-    (20240801, 7): np.dtype("<u4"),
-}  # of llm.c: for GPT-2's tokens and for Llama 3's
+# Of llm.c: magic and version that stand for GPT-2's tokens, and for Llama 3's.
+_HEADERS: dict[tuple[int, int], np.dtype[Any]] = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
 
 
 class Opened(NamedTuple):
