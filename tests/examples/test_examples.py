@@ -122,6 +122,15 @@ def test_a_loader_of_digits_goes_on_at_a_position(tmp_path: Path) -> None:
     assert (tmp_path / "digits.png").read_bytes().startswith(PNG)
 
 
+def test_tokens_of_two_formats_are_the_same_and_a_run_goes_on_with_the_other(tmp_path: Path) -> None:
+    output = run_example("tokens_from_files.py", "--out", tmp_path)
+    num_documents, num_tokens, num_windows = map(int, re.findall(r"(\d+) documents, (\d+) tokens, (\d+) windows", output)[0])
+    assert num_documents > 100 and num_windows == (num_tokens - 1) // 64
+    assert output.count("the same") == 2 and "labels are inputs moved by one: True" in output
+    assert re.search(r"[1-9]\d+ batches after the state, resumed: bit-identical", output)
+    assert {path.name for path in tmp_path.iterdir()} == {"train.bin", "train-megatron.bin", "train-megatron.idx", "state.json"}
+
+
 def test_tfds_data_sets_are_read_without_tensorflow(tmp_path: Path) -> None:
     output = run_example("tfds_source.py", "--out", tmp_path)
     assert "ArrayRecordDataSource(name=digit_scans, split='train', decoders=None)" in output
