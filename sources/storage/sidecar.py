@@ -1,0 +1,475 @@
+"""Sidecars: arrays that are noted beside a data file, ``<file>.gmidx``, and read by ranges.
+
+A sidecar begins with 20 bytes (magic, version, size and CRC-32 of the header) and the header, a JSON text that is padded to a
+multiple of 64 bytes: the kind of the data, their size, SHA-1 of their first and last 16 KiB, and for each array its type, where
+it begins after the header, and its length. The arrays follow, little-endian, each from a multiple of 64 bytes on.
+
+What holds when several threads and processes open sidecars of the same files at once:
+
+1. What has the name of a sidecar is whole: it is written under another name, synced to disk and renamed.
+2. Each is made by one process. Who makes it has locked ``<sidecar>.lock``. Whoever finds it locked turns to the next file and
+   looks again later, so processes that begin together divide the files among them.
+3. The kernel frees the lock of a process that dies. The next one finds nothing under the sidecar's name, and makes it.
+4. Nothing else stays. A lock file is removed by whoever holds the lock; a lock on a file that has been removed counts for nothing.
+   What a dead process has left half-written is removed by the next that makes the sidecar.
+5. Where a file system has no locks, several may make the same sidecar; the last to rename wins, and all have made the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import hashlib
+import json
+import logging
+import os
+import struct
+import sys
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gristmill.sources.storage.errors import changed, damaged
+from gristmill.sources.storage.files import Files, is_url
+
+Scan = Callable[[Files, int, Callable[[int], None]], Mapping[str, np.ndarray]]
+"""Reads a file once, from front to back: ``scan(files, number, progress)``; ``progress(num_bytes)`` says how far it has come."""
+
+_MAGIC = b"\x89GMIDX\r\n"
+_VERSION = 1
+_PREFIX = struct.Struct("<8sIII")  # magic, version, size of the header, its CRC-32
+_ALIGNMENT = 64
+_EDGE_BYTES = 1 << 14  # of the data's head and tail that are compared
+_GUESSED_BYTES = 4096  # most headers are shorter
+_GAP_ITEMS = 512  # items that lie no further apart are read at once
+_NUM_THREADS = 8
+_WAIT_SECONDS = 0.05  # until locks of other processes are tried again
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+_log = logging.getLogger("gristmill")
+
+
+class _Edges(NamedTuple):
+    """What tells data from others without reading all of them."""
+
+    size: int
+    head: str
+    tail: str
+
+    def difference(self, other: _Edges) -> str | None:
+        """In which way data that were this have become ``other``; ``None`` if they are the same."""
+        if self.size != other.size:
+            return f"it had {self.size} bytes and has {other.size}"
+        if self.head != other.head:
+            return f"its first {min(self.size, _EDGE_BYTES)} bytes are others"
+        return None if self.tail == other.tail else f"its last {min(self.size, _EDGE_BYTES)} bytes are others"
+
+
+class _Array(NamedTuple):
+    dtype: str
+    start: int  # in the sidecar
+    length: int
+
+
+class _Header(NamedTuple):
+    kind: str
+    data: _Edges
+    arrays: dict[str, _Array]
+    digest: str
+
+
+class _Unfit(Exception):
+    """Why a sidecar cannot be used and has to be made anew."""
+
+
+class Sidecar:
+    """Named arrays noted beside a data file, read by ranges, never loaded whole.
+
+    When a process first reads it, it compares the data with the sidecar, and the sidecar with the one that the source was made with.
+    Pickles hold the names of the files. All methods may be called by several threads at once.
+
+    Args:
+        files: the sidecars of a source.
+        number: which of them.
+        data: the data files of the source.
+        data_number: which of them this is the sidecar of.
+        digest: what the header was when the source was made.
+    """
+
+    def __init__(self, files: Files, number: int, data: Files, data_number: int, digest: str) -> None:
+        self._files, self._number = files, number
+        self._data, self._data_number = data, data_number
+        self._digest = digest
+        self._opened: tuple[int, dict[str, _Array]] | None = None
+
+    def length(self, name: str) -> int:
+        """The number of items of an array."""
+        return self._array(name).length
+
+    def read(self, name: str, start: int, stop: int) -> np.ndarray:
+        """The items ``start`` to ``stop - 1`` of an array, as a new one: one read.
+
+        Raises:
+            ChangedFileError: the sidecar or the data are not what they were.
+            OSError: one of them cannot be read.
+        """
+        array = self._array(name)
+        assert 0 <= start <= stop <= array.length, (name, start, stop, array.length)
+        items = np.empty(stop - start, array.dtype)
+        if stop > start:
+            self._files.read_into(self._number, array.start + start * items.itemsize, items.view(np.uint8).data)
+        return items
+
+    def read_many(self, name: str, starts: Sequence[int] | np.ndarray, count: int = 1) -> np.ndarray:
+        """The items ``start`` to ``start + count - 1`` of an array for each of ``starts``.
+
+        Returns:
+            An array of shape (number of starts, ``count``). Items that lie close together are read at once. Raises: as ``read``.
+        """
+        starts = np.asarray(starts, np.int64)
+        items = np.empty((len(starts), count), self._array(name).dtype)
+        if not len(starts):
+            return items
+        order = np.argsort(starts, kind="stable")
+        ascending = starts[order]
+        first = np.flatnonzero(np.diff(ascending, prepend=ascending[0] - 2 * _GAP_ITEMS) > _GAP_ITEMS)  # of each run of starts
+        for here, end in zip(first.tolist(), [*first[1:].tolist(), len(starts)], strict=True):
+            low = int(ascending[here])
+            found = self.read(name, low, int(ascending[end - 1]) + count)
+            items[order[here:end]] = found[(ascending[here:end] - low)[:, None] + np.arange(count)]
+        return items
+
+    def _array(self, name: str) -> _Array:
+        opened = self._opened
+        if opened is None or opened[0] != os.getpid():
+            opened = self._opened = os.getpid(), self._checked_arrays()
+        return opened[1][name]
+
+    def _checked_arrays(self) -> dict[str, _Array]:
+        path = self._data.paths[self._data_number]
+        try:
+            header = _read_header(self._files, self._number)
+        except _Unfit as why:
+            raise changed(path, f"its index {self._files.paths[self._number]} {why}") from None
+        difference = header.data.difference(_edges(self._data, self._data_number))
+        if difference is not None:
+            raise changed(path, difference)
+        if header.digest != self._digest:
+            raise changed(path, f"its index {self._files.paths[self._number]} is another")
+        return header.arrays
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_opened": None}
+
+
+def open_sidecars(
+    files: Files, kind: str, scan: Scan, *, index_dir: str | os.PathLike[str] | None = None, filesystem: Any = None
+) -> list[Sidecar]:
+    """The sidecars of all ``files``, in their order; those that are missing or do not fit are made first.
+
+    A sidecar is looked for in ``index_dir``, if there is one, and beside its file. It is made in ``index_dir``, else beside the
+    file. Meanwhile a progress bar is shown, if tqdm is installed and standard error is a terminal.
+
+    Args:
+        files: the data.
+        kind: what the data are and what is noted about them. Data have sidecars of one kind only, beside them.
+        scan: makes the arrays, little-endian and of one dimension. Several threads call it at once, for different files.
+        index_dir: a folder for sidecars of files whose own folder cannot be written; it is made if it does not exist.
+        filesystem: the fsspec file system that ``files`` were made with.
+
+    Raises:
+        DamagedFileError: something that is not a sidecar of this kind has the name of one; or whatever ``scan`` finds.
+        OSError: a file cannot be read, or a sidecar cannot be written.
+        ValueError: a remote file has no sidecar beside it and ``index_dir`` is not given.
+    """
+    folder = None if index_dir is None else Path(index_dir).absolute()
+    places = _Opening(files, kind, scan, folder, filesystem).all()
+    remote = Files([place.path for place in places if place.is_remote], filesystem)
+    local = Files([place.path for place in places if not place.is_remote])
+    counts = {True: iter(range(len(remote))), False: iter(range(len(local)))}
+    return [
+        Sidecar(remote if place.is_remote else local, next(counts[place.is_remote]), files, number, place.digest)
+        for number, place in enumerate(places)
+    ]
+
+
+class _Place(NamedTuple):
+    """Where a sidecar is."""
+
+    path: str
+    is_remote: bool
+    digest: str
+
+
+class _Opening:
+    """One call of ``open_sidecars``."""
+
+    def __init__(self, files: Files, kind: str, scan: Scan, folder: Path | None, filesystem: Any) -> None:
+        self._files, self._kind, self._scan = files, kind, scan
+        self._folder, self._filesystem = folder, filesystem
+        self._stopped = threading.Event()
+
+    def all(self) -> list[_Place]:
+        found = self._in_threads(self._find, range(len(self._files)))
+        missing = [number for number, place in enumerate(found) if place is None]
+        if not missing:
+            return [place for place in found if place is not None]
+        if self._folder is not None:
+            with _writing(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+        with _Progress({number: self._files.sizes[number] for number in missing}) as self._progress:
+            while missing:
+                for number, place in zip(missing, self._in_threads(self._make, missing), strict=True):
+                    found[number] = place
+                missing = [number for number in missing if found[number] is None]
+                if missing:
+                    _log.debug("another process makes the index of %s", self._files.paths[missing[0]])
+                    self._stopped.wait(_WAIT_SECONDS)
+        return [place for place in found if place is not None]
+
+    def _in_threads(self, function: Callable[[int], _Place | None], numbers: Sequence[int]) -> list[_Place | None]:
+        """The results for all numbers, in their order. Raises the first error in this order, when all threads have ended."""
+        if len(numbers) == 1:
+            return [function(numbers[0])]
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(min(len(numbers), _NUM_THREADS) or 1) as pool:
+            try:
+                return [future.result() for future in [pool.submit(function, number) for number in numbers]]
+            except BaseException:
+                self._stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _is_remote(self, number: int) -> bool:
+        return self._filesystem is not None or is_url(self._files.paths[number])
+
+    def _own_place(self, number: int) -> Path:
+        """Where the sidecar is made. Files of the same name in other folders, and other kinds, have other names in ``index_dir``."""
+        path = self._files.paths[number]
+        if self._folder is None:
+            return Path(f"{path}.gmidx")
+        whole = path if self._is_remote(number) else Path(path).resolve()
+        digest = hashlib.sha1(f"{self._kind}\n{whole}".encode(), usedforsecurity=False).hexdigest()[:16]
+        return self._folder / f"{PurePosixPath(path).name[:200]}-{digest}.gmidx"
+
+    def _find(self, number: int) -> _Place | None:
+        """A sidecar that fits, if there is one."""
+        beside = f"{self._files.paths[number]}.gmidx"
+        candidates = [(beside, self._is_remote(number))]
+        if self._folder is not None:
+            candidates.insert(0, (str(self._own_place(number)), False))
+        for path, is_remote in candidates:
+            try:
+                return self._fitting(path, is_remote, number)
+            except FileNotFoundError:
+                pass
+            except _Unfit as why:
+                _log.warning("%s is not used, an index is made anew: %s", path, why)
+        if self._folder is None and self._is_remote(number):
+            raise ValueError(
+                f"index_dir must be given: {self._files.paths[number]} has no index beside it that fits, and none can be written "
+                "there; name a folder on this machine for it"
+            )
+        return None
+
+    def _fitting(self, path: str, is_remote: bool, number: int) -> _Place:
+        """The sidecar at ``path``. Raises FileNotFoundError, _Unfit, and DamagedFileError if nothing may be written there."""
+        header = _read_header(Files([path], self._filesystem if is_remote else None), 0)
+        if header.kind != self._kind:
+            if self._folder is not None:
+                raise _Unfit(f"it is of the kind {header.kind!r}, not {self._kind!r}")
+            what = f"it is an index of the kind {header.kind!r}, not {self._kind!r}"
+            raise damaged(path, 0, what, "Delete it, or give a folder as index_dir")
+        difference = header.data.difference(_edges(self._files, number))
+        if difference is not None:
+            raise _Unfit(f"{self._files.paths[number]} is not what it was: {difference}")
+        return _Place(path, is_remote, header.digest)
+
+    def _make(self, number: int) -> _Place | None:
+        """The sidecar, made by this process or another; ``None`` while another process makes it."""
+        path = self._own_place(number)
+        with _locked(path) as is_mine:
+            if not is_mine:
+                return None
+            with contextlib.suppress(FileNotFoundError, _Unfit):  # unless another process has made it
+                return self._fitting(str(path), False, number)
+
+            def progress(num_bytes: int) -> None:
+                if self._stopped.is_set():
+                    raise InterruptedError(f"{self._files.paths[number]} has no index: that of another file could not be made")
+                self._progress.tell(number, num_bytes)
+
+            edges = _edges(self._files, number)
+            arrays = self._scan(self._files, number, progress)
+            progress(self._files.sizes[number])
+            return _Place(str(path), False, _write(path, self._kind, edges, arrays))
+
+
+def _edges(files: Files, number: int) -> _Edges:
+    size = files.sizes[number]
+    head, tail = files.read([(number, 0, min(size, _EDGE_BYTES)), (number, max(0, size - _EDGE_BYTES), size)])
+    return _Edges(size, *[hashlib.sha1(edge, usedforsecurity=False).hexdigest() for edge in (head, tail)])
+
+
+def _read_header(files: Files, number: int) -> _Header:
+    """The header of a sidecar.
+
+    Raises:
+        _Unfit: it is a sidecar, but not a whole one of this version.
+        DamagedFileError: it is something else, which nobody may write over.
+        OSError: there is no such file, or it cannot be read.
+    """
+    path, size = files.paths[number], files.sizes[number]
+    (start,) = files.read([(number, 0, min(size, _GUESSED_BYTES))])
+    if not start.startswith(_MAGIC):
+        raise damaged(path, 0, "it is not an index of gristmill", "Delete it, or give a folder for indices as index_dir")
+    if len(start) < _PREFIX.size:
+        raise _Unfit("it is shorter than its header")
+    _, version, num_bytes, checksum = _PREFIX.unpack_from(start)
+    if version != _VERSION:
+        raise _Unfit(f"it is of version {version}, not {_VERSION}")
+    body = _PREFIX.size + num_bytes
+    if body > size:
+        raise _Unfit("it is shorter than its header")
+    if body > len(start):
+        (start,) = files.read([(number, 0, body)])
+    text = start[_PREFIX.size : body]
+    if zlib.crc32(text) != checksum:
+        raise _Unfit("its header has another checksum than it says")
+    fields = json.loads(text)
+    if body + fields["num_bytes"] != size:
+        raise _Unfit(f"it has {size} bytes, not {body + fields['num_bytes']}")
+    arrays = {name: _Array(dtype, body + start, length) for name, (dtype, start, length) in fields["arrays"].items()}
+    digest = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+    return _Header(fields["kind"], _Edges(*fields["data"]), arrays, digest)
+
+
+def _write(path: Path, kind: str, edges: _Edges, arrays: Mapping[str, np.ndarray]) -> str:
+    """Writes a sidecar. Returns the digest of its header."""
+    table: dict[str, tuple[str, int, int]] = {}
+    num_bytes = 0
+    for name, array in arrays.items():
+        assert array.ndim == 1 and array.dtype.newbyteorder("<") == array.dtype, name
+        table[name] = (array.dtype.str, num_bytes, len(array))
+        num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    fields = {"kind": kind, "data": edges, "arrays": table, "num_bytes": num_bytes}
+    text = json.dumps(fields).encode()
+    text += b" " * (-(_PREFIX.size + len(text)) % _ALIGNMENT)
+    with _writing(path), _renamed(path) as file:
+        file.write(_PREFIX.pack(_MAGIC, _VERSION, len(text), zlib.crc32(text)) + text)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).view(np.uint8).data)
+            file.write(bytes(-array.nbytes % _ALIGNMENT))
+    return hashlib.sha1(text, usedforsecurity=False).hexdigest()
+
+
+@contextlib.contextmanager
+def _renamed(path: Path) -> Iterator[Any]:
+    """A file to write to, which is at ``path`` once it is whole and on disk, or nowhere."""
+    start = f"{path.name}.{os.uname().nodename}-"
+    for left in path.parent.glob(f"{glob.escape(start)}*.part"):
+        with contextlib.suppress(ValueError, OSError):
+            try:
+                os.kill(int(left.name.removeprefix(start).partition("-")[0]), 0)
+            except ProcessLookupError:  # who wrote it has died
+                left.unlink()
+    part = path.with_name(f"{start}{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):  # not every file system syncs folders
+        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Explains why an index cannot be written at ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _READ_ONLY:
+            text = "the folder cannot be written; give a folder that can as index_dir"
+        elif error.errno in _FULL:
+            text = "there is no space left, or no more may be used; make room, or give a folder with room as index_dir"
+        else:
+            raise
+        raise type(error)(error.errno, f"cannot write the index {path}: {os.strerror(error.errno)}: {text}") from error
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether this is, of all threads and processes, the one that may make the sidecar at ``path``."""
+    name = path.with_name(f"{path.name}.lock")
+    with _writing(path):
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        is_mine = _try_lock(descriptor, name)
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                name.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int, name: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    try:
+        return os.path.samestat(os.fstat(descriptor), name.stat())
+    except FileNotFoundError:  # removed by who had the lock, before it was ours
+        return False
+
+
+class _Progress:
+    """A bar for the bytes of several files, which several threads read. ``sizes`` are by the numbers of the files."""
+
+    def __init__(self, sizes: Mapping[int, int]) -> None:
+        self._done = dict.fromkeys(sizes, 0)
+        self._lock = threading.Lock()
+        self._bar: Any = None
+        if sys.stderr is not None and sys.stderr.isatty():
+            with contextlib.suppress(ImportError):
+                from tqdm import tqdm
+
+                files = f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}"
+                self._bar = tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"indexing {files}", delay=0.5)
+
+    def tell(self, number: int, num_bytes: int) -> None:
+        """That many bytes of file ``number`` have been read."""
+        if self._bar is not None:
+            with self._lock:
+                self._bar.update(num_bytes - self._done[number])
+                self._done[number] = num_bytes
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
