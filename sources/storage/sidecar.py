@@ -10,8 +10,8 @@ What holds when several threads and processes open sidecars of the same files at
 2. Each is made by one process. Who makes it has locked ``<sidecar>.lock``. Whoever finds it locked turns to the next file and
    looks again later, so processes that begin together divide the files among them.
 3. The kernel frees the lock of a process that dies. The next one finds nothing under the sidecar's name, and makes it.
-4. Nothing else stays. A lock file is removed by whoever holds the lock; a lock on a file that has been removed counts for nothing.
-   What a dead process has left half-written is removed by the next that makes the sidecar.
+4. Nothing else stays. Whoever holds the lock removes the lock file; a lock on a file that has been removed counts for nothing.
+   What a dead process has left is removed by the next that makes the sidecar.
 5. Where a file system has no locks, several may make the same sidecar; the last to rename wins, and all have made the same.
 """
 
@@ -93,7 +93,7 @@ class _Unfit(Exception):
 class Sidecar:
     """Named arrays noted beside a data file, read by ranges, never loaded whole.
 
-    When a process first reads it, it compares the data with the sidecar, and the sidecar with the one that the source was made with.
+    When a process first reads it, it sees whether the data are what the sidecar is of, and whether that is still the same.
     Pickles hold the names of the files. All methods may be called by several threads at once.
 
     Args:
@@ -110,9 +110,18 @@ class Sidecar:
         self._digest = digest
         self._opened: tuple[int, dict[str, _Array]] | None = None
 
+    @property
+    def path(self) -> str:
+        """The file that the arrays are in."""
+        return self._files.paths[self._number]
+
+    def names(self) -> list[str]:
+        """The names of the arrays."""
+        return [*self._arrays()]
+
     def length(self, name: str) -> int:
         """The number of items of an array."""
-        return self._array(name).length
+        return self._arrays()[name].length
 
     def read(self, name: str, start: int, stop: int) -> np.ndarray:
         """The items ``start`` to ``stop - 1`` of an array, as a new one: one read.
@@ -121,7 +130,7 @@ class Sidecar:
             ChangedFileError: the sidecar or the data are not what they were.
             OSError: one of them cannot be read.
         """
-        array = self._array(name)
+        array = self._arrays()[name]
         assert 0 <= start <= stop <= array.length, (name, start, stop, array.length)
         items = np.empty(stop - start, array.dtype)
         if stop > start:
@@ -134,8 +143,10 @@ class Sidecar:
         Returns:
             An array of shape (number of starts, ``count``). Items that lie close together are read at once. Raises: as ``read``.
         """
+        if len(starts) == 1:
+            return self.read(name, int(starts[0]), int(starts[0]) + count)[np.newaxis]
         starts = np.asarray(starts, np.int64)
-        items = np.empty((len(starts), count), self._array(name).dtype)
+        items = np.empty((len(starts), count), self._arrays()[name].dtype)
         if not len(starts):
             return items
         order = np.argsort(starts, kind="stable")
@@ -147,11 +158,15 @@ class Sidecar:
             items[order[here:end]] = found[(ascending[here:end] - low)[:, None] + np.arange(count)]
         return items
 
-    def _array(self, name: str) -> _Array:
+    def close(self) -> None:
+        """Closes the file. The next read opens it again."""
+        self._files.close()
+
+    def _arrays(self) -> dict[str, _Array]:
         opened = self._opened
         if opened is None or opened[0] != os.getpid():
             opened = self._opened = os.getpid(), self._checked_arrays()
-        return opened[1][name]
+        return opened[1]
 
     def _checked_arrays(self) -> dict[str, _Array]:
         path = self._data.paths[self._data_number]
@@ -253,7 +268,7 @@ class _Opening:
         return self._filesystem is not None or is_url(self._files.paths[number])
 
     def _own_place(self, number: int) -> Path:
-        """Where the sidecar is made. Files of the same name in other folders, and other kinds, have other names in ``index_dir``."""
+        """Where the sidecar is made: in ``index_dir`` by a name that no other path and no other kind has there."""
         path = self._files.paths[number]
         if self._folder is None:
             return Path(f"{path}.gmidx")

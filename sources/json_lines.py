@@ -1,0 +1,252 @@
+"""Lines of JSON (https://jsonlines.org), read in any order."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from types import TracebackType
+from typing import Any, NamedTuple, Self, SupportsIndex
+
+import numpy as np
+
+from gristmill.core.errors import KeyRangeError, add_note, as_int
+from gristmill.core.naming import transform_name
+from gristmill.sources.storage.errors import changed, damaged
+from gristmill.sources.storage.files import Files, list_files
+from gristmill.sources.storage.frames import OFFSET_BITS, Frames
+from gristmill.sources.storage.lines import BLANK, BYTE_ORDER_MARK, scan_lines
+from gristmill.sources.storage.sidecar import open_sidecars
+
+_OFFSETS = (1 << OFFSET_BITS) - 1
+_NEWLINE = 10
+
+
+class _Line(NamedTuple):
+    """A record: the numbers of its file and in it, where it and what follows it begin, and how many bytes in front of it are read.
+
+    These show that a line still begins there: 1, but 0 at the start of a file or of a part of a compressed one.
+    """
+
+    number: int
+    index: int
+    start: int
+    stop: int
+    num_lead: int
+
+
+class JsonlSource:
+    """What the lines of JSON files say, one record a line; keys count through the files in the order of ``patterns``.
+
+    A record is what ``json.loads`` makes of a line, ``source[key]`` always of the same one. Lines end with ``\\n`` or ``\\r\\n``;
+    the last of a file may lack it. Lines of whitespace alone are no records, and a byte order mark in front of the first is not
+    part of it.
+
+    Where the lines begin is noted once, in an index beside each file, ``<file>.gmidx`` (8 bytes a record), by the first process
+    that needs it. A record costs two reads then, whatever the size of the file, and nothing is held in memory.
+
+    Files that begin like gzip or zstd are decompressed (zstd needs the extra ``zstd``). They have to consist of parts that can be
+    decompressed alone: what ``bgzip`` writes, zstd's seekable format, or any files joined by ``cat``. A record costs the
+    decompression of its part, unless it is one of those that were used last.
+
+    Args:
+        patterns: a path or URL, or a sequence of them, with ``*``, ``**``, ``?``, ``[abc]`` and ``{000..127}``.
+        parse: what makes a record of a line (``bytes``, without its end), such as ``orjson.loads`` or ``bytes``. By default
+            ``json.loads`` of the text, which must be UTF-8.
+        index_dir: a folder for indices, for files in folders that cannot be written and for files that are not on this machine.
+        cache_bytes: how much decompressed text a process keeps; without effect on files that are not compressed.
+        filesystem: an fsspec file system to read the files through.
+
+    Raises:
+        FileNotFoundError: a file does not exist, or nothing matches a pattern.
+        DamagedFileError: a file is not text, or compressed and damaged.
+        ValueError: a compressed file has a part of more than 64 MiB, or an index is needed that can be written nowhere.
+        OSError: an index cannot be written; the text says what to do.
+        ImportError: a package is missing.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> path = Path(tempfile.mkdtemp(), "pets.jsonl")
+        >>> path.write_text('{"name": "Ada"}\\n{"name": "Bo"}\\n')
+        31
+        >>> source = JsonlSource(path)
+        >>> len(source), source[1]
+        (2, {'name': 'Bo'})
+    """
+
+    def __init__(
+        self,
+        patterns: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        parse: Callable[[bytes], Any] | None = None,
+        index_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 1 << 26,
+        filesystem: Any = None,
+    ) -> None:
+        if parse is not None and not callable(parse):
+            raise TypeError(f"parse must be a function of a line of bytes, or None, got {parse!r:.200}")
+        cache_bytes = as_int("cache_bytes", cache_bytes, minimum=0)
+        self._parse = parse
+        self._files = Files(list_files("patterns", patterns, filesystem), filesystem)
+        self._sidecars = open_sidecars(self._files, "json lines", scan_lines, index_dir=index_dir, filesystem=filesystem)
+        self._frames = Frames(self._files, self._sidecars, cache_bytes)
+        self._is_compressed = ["frames" in sidecar.names() for sidecar in self._sidecars]
+        self._stops = [self._stop(number) for number in range(len(self._files))]
+        self._ends = list(accumulate(sidecar.length("records") - 1 for sidecar in self._sidecars))
+
+    @property
+    def paths(self) -> list[str]:
+        """The names of the files, in their order."""
+        return list(self._files.paths)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of bytes of each record's line in the text, with its end (and blank lines that follow it): ``int64``.
+
+        They are computed from the indices, 8 bytes for each record, each time.
+        """
+        return np.concatenate([self._lengths(number) for number in range(len(self._files))])
+
+    def _lengths(self, number: int) -> np.ndarray:
+        sidecar = self._sidecars[number]
+        starts = sidecar.read("records", 0, sidecar.length("records"))
+        if self._is_compressed[number]:
+            texts = sidecar.read("texts", 0, sidecar.length("texts"))
+            starts = texts[starts >> np.uint64(OFFSET_BITS)] + (starts & np.uint64(_OFFSETS))
+        return np.diff(starts.astype(np.int64))
+
+    def _stop(self, number: int) -> int:
+        """Where the text of a file ends."""
+        if self._is_compressed[number]:
+            return self._sidecars[number].length("frames") // 2 << OFFSET_BITS
+        return self._files.sizes[number]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, key: SupportsIndex, /) -> Any:
+        """The record at the key.
+
+        Raises:
+            KeyRangeError: the key is negative or not below ``len(self)``.
+            DamagedFileError: the line is not valid; the text says where it is.
+            ChangedFileError: the file is not the one that the index was made of.
+            OSError: the file cannot be read.
+        """
+        return self._records([key])[0]
+
+    def __getitems__(self, keys: Sequence[SupportsIndex]) -> list[Any]:
+        """The records at the keys, in this order; the same as, and faster than, reading them one by one.
+
+        Raises: as ``source[key]`` for the first key that has no record.
+        """
+        try:
+            return self._records(keys)
+        except Exception:
+            return [self[key] for key in keys]  # the error of the first key that has one
+
+    def __iter__(self) -> Iterator[Any]:
+        for key in range(len(self)):
+            yield self[key]
+
+    def _records(self, keys: Sequence[SupportsIndex]) -> list[Any]:
+        lines = self._lines([self._locate(key) for key in keys])
+        return [self._record(line, text) for line, text in zip(lines, self._texts(lines), strict=True)]
+
+    def _locate(self, key: SupportsIndex) -> tuple[int, int]:
+        """The number of a record's file, and the record's number there."""
+        index = operator.index(key)
+        if not 0 <= index < len(self):
+            raise KeyRangeError(f"record key must be in [0, {len(self)}), the number of records, got {index}")
+        number = bisect_right(self._ends, index)
+        return number, index - (self._ends[number - 1] if number else 0)
+
+    def _lines(self, located: Sequence[tuple[int, int]]) -> list[_Line]:
+        by_file: dict[int, list[int]] = {}
+        for place, (number, _) in enumerate(located):
+            by_file.setdefault(number, []).append(place)
+        lines: dict[int, _Line] = {}
+        for number, places in by_file.items():
+            sidecar, is_compressed, end = self._sidecars[number], self._is_compressed[number], self._stops[number]
+            found = sidecar.read_many("records", [located[place][1] for place in places], 2).tolist()
+            for place, (start, stop) in zip(places, found, strict=True):
+                if not start < stop <= end:
+                    what = f"record {located[place][1]} is noted as from {start} to {stop} of {end}"
+                    raise damaged(sidecar.path, 0, what, "Delete it: it is made anew")
+                has_lead = start & _OFFSETS > 0 if is_compressed else start > 0
+                lines[place] = _Line(number, located[place][1], start, stop, int(has_lead))
+        return [lines[place] for place in range(len(located))]
+
+    def _texts(self, lines: Sequence[_Line]) -> list[bytes]:
+        """What the lines' files hold from a byte in front of each (``num_lead``) to where the next begins."""
+        texts = [b""] * len(lines)
+        for is_compressed, reader in ((False, self._files), (True, self._frames)):
+            places = [place for place, line in enumerate(lines) if self._is_compressed[line.number] == is_compressed]
+            if places:
+                read = reader.read(
+                    [(line.number, line.start - line.num_lead, line.stop) for line in map(lines.__getitem__, places)]
+                )
+                for place, text in zip(places, read, strict=True):
+                    texts[place] = text
+        return texts
+
+    def _record(self, line: _Line, text: bytes) -> Any:
+        end = text.find(b"\n", line.num_lead)
+        begins = not line.num_lead or text[0] == _NEWLINE or (line.index == 0 and text[0] == BYTE_ORDER_MARK[-1])
+        ends = text[-1] == _NEWLINE or line.stop == self._stops[line.number]
+        if not begins or not ends or (end >= 0 and end + 1 < len(text) and text[end + 1 :].strip(BLANK)):
+            raise changed(self._files.paths[line.number], f"its record {line.index} is no line any more ({self._told(line)})")
+        content = text[line.num_lead : end if end >= 0 else None].removesuffix(b"\r")
+        if self._parse is None:
+            return self._parsed(content, line)
+        try:
+            return self._parse(content)
+        except Exception as error:
+            add_note(error, f"in record {line.index} of {self._files.paths[line.number]}, {self._told(line)}")
+            raise
+
+    def _parsed(self, content: bytes, line: _Line) -> Any:
+        try:
+            return json.loads(str(content, "utf-8"))
+        except (ValueError, RecursionError) as error:
+            offset = 0
+            if isinstance(error, UnicodeDecodeError):
+                offset = error.start
+            elif isinstance(error, json.JSONDecodeError):
+                offset = len(error.doc[: error.pos].encode())
+            what = f"record {line.index} of the file, {self._told(line)}, is not valid JSON ({error}): {content[:40]!r}"
+            first = self._part(line) if self._is_compressed[line.number] else line.start + offset
+            remedy = "Repair the line, or leave out what fails with tolerate()"
+            raise damaged(self._files.paths[line.number], first, what, remedy) from error
+
+    def _told(self, line: _Line) -> str:
+        """Where a record begins, in words."""
+        if not self._is_compressed[line.number]:
+            return f"from byte {line.start} on"
+        return f"from byte {line.start & _OFFSETS} on of the text of the part that begins at byte {self._part(line)}"
+
+    def _part(self, line: _Line) -> int:
+        """The first byte of the part of a compressed file that a line begins in."""
+        first = 2 * (line.start >> OFFSET_BITS)
+        return int(self._sidecars[line.number].read("frames", first, first + 1)[0])
+
+    def close(self) -> None:
+        """Closes all files. The next read opens them again."""
+        self._files.close()
+        self._frames.forget()
+        for sidecar in self._sidecars:
+            sidecar.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        parse = "" if self._parse is None else f", parse={transform_name(self._parse)}"
+        return f"JsonlSource({self._files.described()}{parse})"

@@ -1,0 +1,146 @@
+"""Where the lines of text files begin, noted in one pass."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from gristmill.sources.storage.errors import damaged
+from gristmill.sources.storage.files import Files
+from gristmill.sources.storage.frames import OFFSET_BITS, compression_of, frames_of
+
+BLANK = b" \t\r\n"  # what JSON calls whitespace
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_READ_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 18  # fits in a processor's cache, where lines are looked for
+_IS_BLANK = np.zeros(256, bool)
+_IS_BLANK[list(BLANK)] = True
+_NEWLINE = 10
+
+
+def scan_lines(files: Files, number: int, progress: Callable[[int], None]) -> Mapping[str, np.ndarray]:
+    """Where the lines of a file begin that are not blank.
+
+    Returns:
+        ``records``: where each begins, and where the text ends; bytes, or places if the file is compressed (see ``frames.py``).
+        Then also ``frames``, for each its first byte and the byte after it, and ``texts``, how many bytes of text are in front of
+        each, and in all.
+
+    Raises:
+        DamagedFileError: a compressed file is, or the file is not text.
+        ValueError: it cannot be read from anywhere.
+    """
+    with LineStarts() as lines:
+        if compression_of(files, number) is None:
+            _scan_plain(files, number, progress, lines)
+            return {"records": lines.noted()}
+        return _scan_compressed(files, number, progress, lines)
+
+
+def _scan_compressed(files: Files, number: int, progress: Callable[[int], None], lines: LineStarts) -> Mapping[str, np.ndarray]:
+    bounds: list[int] = []
+    texts = [0]
+    for frame in frames_of(files, number):
+        if not bounds:
+            _check_text(files.paths[number], frame.text[:4096])
+        bounds += frame.start, frame.stop
+        texts.append(texts[-1] + len(frame.text))
+        lines.add(np.frombuffer(frame.text, np.uint8))
+        progress(frame.stop)
+    records = lines.noted()
+    starts = np.array(texts, "<u8")
+    for low in range(0, len(records), 1 << 20):  # in place: there may be many
+        part = records[low : low + (1 << 20)]
+        frame_numbers = np.searchsorted(starts, part, "right").astype("<u8") - np.uint64(1)
+        part[:] = (frame_numbers << np.uint64(OFFSET_BITS)) | (part - starts[frame_numbers])
+    return {"records": records, "frames": np.array(bounds, "<u8"), "texts": starts}
+
+
+def _scan_plain(files: Files, number: int, progress: Callable[[int], None], lines: LineStarts) -> None:
+    size = files.sizes[number]
+    buffer = np.empty(min(size, _READ_BYTES), np.uint8)
+    for start in range(0, size, _READ_BYTES):
+        piece = buffer[: min(_READ_BYTES, size - start)]
+        files.read_into(number, start, piece.data)
+        if not start:
+            _check_text(files.paths[number], piece[:4096].tobytes())
+        lines.add(piece)
+        progress(start + len(piece))
+
+
+def _check_text(path: str, head: bytes) -> None:
+    zero = head.find(b"\0")
+    if zero >= 0:
+        what = "there is a zero byte, so it is not text in UTF-8"
+        raise damaged(path, zero, what, "Leave out files of other formats, and write UTF-16 as UTF-8")
+
+
+class LineStarts:
+    """Finds where lines begin that are not blank, in a text that comes in pieces.
+
+    Example:
+        >>> with LineStarts() as lines:
+        ...     lines.add(np.frombuffer(b"1\\n\\n  \\n22\\n3", np.uint8))
+        ...     lines.noted().tolist()
+        [0, 6, 9, 10]
+    """
+
+    def __init__(self) -> None:
+        self._head = np.empty(0, np.uint8)  # all that has come, while it is too short for a byte order mark
+        self._position = 0
+        self._pending: int | None = 0  # where the line begins of which only blanks have come
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 (8 bytes a line may be more than there is memory)
+
+    def add(self, piece: np.ndarray) -> None:
+        """The text goes on with these bytes (``uint8``)."""
+        if self._position == 0:
+            piece = np.concatenate([self._head, piece]) if len(self._head) else piece
+            if len(piece) < len(BYTE_ORDER_MARK):
+                self._head = piece.copy()
+                return
+            if piece[: len(BYTE_ORDER_MARK)].tobytes() == BYTE_ORDER_MARK:
+                self._position = self._pending = len(BYTE_ORDER_MARK)
+                piece = piece[len(BYTE_ORDER_MARK) :]
+        for start in range(0, len(piece), _PIECE_BYTES):
+            self._add(piece[start : start + _PIECE_BYTES])
+
+    def noted(self) -> np.ndarray:
+        """Where the lines begin and, as the last item, where the text ends; once all has come."""
+        if self._position == 0:
+            self._add(self._head)
+        self._file.write(np.array([self._position], "<u8").data)
+        self._file.flush()
+        return np.memmap(self._file, "<u8", "r+")
+
+    def _add(self, piece: np.ndarray) -> None:
+        base, self._position = self._position, self._position + len(piece)
+        newlines = np.flatnonzero(piece == _NEWLINE)
+        if self._pending is not None:
+            if piece[: newlines[0] if len(newlines) else None].tobytes().strip(BLANK):
+                self._file.write(np.array([self._pending], "<u8").data)
+            elif not len(newlines):
+                return
+            self._pending = None
+        if not len(newlines):
+            return
+        starts = newlines + 1
+        if starts[-1] == len(piece):
+            self._pending = self._position
+            starts = starts[:-1]
+        first_bytes = piece[starts]
+        is_record = ~_IS_BLANK[first_bytes]
+        for i in np.flatnonzero(~is_record & (first_bytes != _NEWLINE)).tolist():  # lines that begin with a blank
+            is_last = i + 1 == len(newlines)
+            if piece[starts[i] : None if is_last else newlines[i + 1]].tobytes().strip(BLANK):
+                is_record[i] = True
+            elif is_last:
+                self._pending = base + int(starts[i])
+        self._file.write((starts[is_record] + base).astype("<u8").data)
+
+    def __enter__(self) -> LineStarts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()

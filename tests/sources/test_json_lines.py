@@ -1,0 +1,328 @@
+"""Lines of JSON: the records that a naive reader finds, in any order, from files that are compressed or not; and damage."""
+
+import gzip
+import itertools
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+from refusing import assert_raises
+
+import gristmill as grain
+from gristmill.core.errors import KeyRangeError
+from gristmill.sources import ChangedFileError, DamagedFileError, JsonlSource
+from gristmill.sources.storage import frames, lines
+from gristmill.testing import assert_source_conforms
+
+zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
+MARK = "\N{BYTE ORDER MARK}".encode()
+
+
+def random_value(rng, depth=0):
+    kind = rng.randrange(6 if depth < 2 else 4)
+    if kind == 4:
+        return [random_value(rng, depth + 1) for _ in range(rng.randrange(4))]
+    if kind == 5:
+        return {f"k{i}": random_value(rng, depth + 1) for i in range(rng.randrange(4))}
+    return [rng.randrange(-99, 10**12), rng.random(), None, "".join(rng.choices("aé漢🎉\\\" \t\n\u2028\x85", k=rng.randrange(30)))][kind]
+
+
+def random_text(rng, num_lines):
+    """Lines of all kinds; the last one sometimes without an end."""
+    text = MARK if rng.random() < 0.3 else b""
+    for _ in range(num_lines):
+        blanks = "".join(rng.choices(" \t\r", k=rng.choice([0, 0, 0, 1, 5])))
+        line = "" if rng.random() < 0.2 else json.dumps(random_value(rng), ensure_ascii=rng.random() < 0.5)
+        text += (blanks + line + rng.choice(["", "", " "]) + rng.choice(["\n", "\r\n"])).encode()
+    return text.rstrip(b"\r\n") if rng.random() < 0.3 else text
+
+
+def naive(text):
+    return [json.loads(line) for line in text.removeprefix(MARK).split(b"\n") if line.strip()]
+
+
+def parts(rng, text):
+    """The text in parts of random sizes, some of them empty."""
+    cuts = sorted(rng.choices(range(len(text) + 1), k=rng.choice([0, 1, 5, 40])))
+    return [text[start:stop] for start, stop in itertools.pairwise([0, *cuts, len(text)])]
+
+
+def plain(rng, text):
+    return text
+
+
+def gzipped(rng, text):
+    return b"".join([gzip.compress(part, rng.randrange(10)) for part in parts(rng, text)]) + bytes(rng.choice([0, 512]))
+
+
+def with_zstd(rng, text):
+    file = b""
+    for part in parts(rng, text):
+        options = {"write_checksum": rng.random() < 0.5, "write_content_size": rng.random() < 0.5}
+        if rng.random() < 0.5:
+            file += zstandard.ZstdCompressor(**options).compress(part)
+        else:  # without the size in front
+            compressor = zstandard.ZstdCompressor(**options).compressobj()
+            file += compressor.compress(part) + compressor.flush()
+        if rng.random() < 0.3:
+            file += bytes([0x50 + rng.randrange(16)]) + b"\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"other"
+    return file
+
+
+@pytest.fixture
+def small_reads(monkeypatch):
+    """Everything that is done in parts is done in small ones."""
+    monkeypatch.setattr(lines, "_READ_BYTES", 37)
+    monkeypatch.setattr(lines, "_PIECE_BYTES", 11)
+    monkeypatch.setattr(frames, "_READ_BYTES", 64)
+    monkeypatch.setattr(frames, "_PIECE_BYTES", 7)
+    monkeypatch.setattr(frames, "_GROUP_BYTES", 50)
+
+
+@pytest.mark.parametrize("compress", [plain, gzipped, with_zstd])
+@pytest.mark.parametrize("reads", ["whole", "small_reads"])
+def test_records_are_those_of_a_naive_reader(tmp_path, request, reads, compress):
+    if reads == "small_reads":
+        request.getfixturevalue(reads)
+    for seed in range(25):
+        rng = random.Random(f"{seed} {compress.__name__}")
+        texts = [random_text(rng, rng.choice([0, 1, 2, 30])) for _ in range(rng.choice([1, 3]))]
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        for i, text in enumerate(texts):
+            (folder / f"{i}.jsonl").write_bytes(compress(rng, text))
+        expected = [record for text in texts for record in naive(text)]
+        source = JsonlSource(folder / "*.jsonl", cache_bytes=rng.choice([0, 100, 10**6]))
+        assert len(source) == len(expected) and list(source) == expected
+        assert len(source.lengths) == len(expected) and (source.lengths > 0).all() and source.lengths.dtype == np.int64
+        again = pickle.loads(cloudpickle.dumps(source))
+        for _ in range(3):
+            keys = rng.choices(range(len(expected)), k=rng.randrange(60)) if expected else []
+            assert again.__getitems__(keys) == [expected[key] for key in keys]
+
+
+def test_lengths_are_those_of_the_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'1\n"two"\r\n\n  \n[3]')
+    member = gzip.compress
+    (tmp_path / "b.gz").write_bytes(member(b'{"a"') + member(b': 1}\n2\n"') + member(b"") + member(b'end"\n'))
+    source = JsonlSource([tmp_path / "a.jsonl", tmp_path / "b.gz"])
+    assert list(source) == [1, "two", [3], {"a": 1}, 2, "end"]
+    assert source.lengths.tolist() == [2, 11, 3, 9, 2, 6]
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """Three files, the last two compressed."""
+    rng = random.Random(0)
+    for i, compress in enumerate([plain, gzipped, with_zstd]):
+        text = b"".join([json.dumps({"id": 100 * i + j, "text": "é" * rng.randrange(50)}).encode() + b"\n" for j in range(100)])
+        (tmp_path / f"shard-{i}.jsonl").write_bytes(compress(rng, text))
+    return str(tmp_path / "shard-{0..2}.jsonl")
+
+
+def test_conforms_in_threads_and_workers(shards):
+    source = JsonlSource(shards)
+    assert_source_conforms(source, max_records=40, in_worker=True)
+    assert len(cloudpickle.dumps(source)) < 3000
+    assert [source[np.int64(100)]["id"], source[True]["id"]] == [100, 1]
+    for key in (-1, 300, 10**20):
+        assert_raises(KeyRangeError, r"record key must be in \[0, 300\)", source.__getitem__, key)
+        assert_raises(KeyRangeError, r"record key must be in \[0, 300\)", source.__getitems__, [1, key, 2])
+    with source:
+        assert source[250]["id"] == 250
+    assert source[250]["id"] == 250
+    ds = grain.MapDataset.source(source).shuffle(seed=1).map(lambda x: x["id"]).to_iter_dataset()
+    assert sorted(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))) == list(range(300))
+
+
+def test_sixteen_threads_share_a_source(shards):
+    source = JsonlSource(shards, cache_bytes=500)
+    start = threading.Barrier(16)
+
+    def read(seed):
+        rng = random.Random(seed)
+        start.wait()
+        for _ in range(30):
+            keys = rng.choices(range(300), k=8)
+            if seed == 0:
+                source.close()
+            assert [record["id"] for record in source.__getitems__(keys)] == keys
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(read, range(16)))
+
+
+def test_repr_tells_the_data_wherever_they_lie(shards, tmp_path):
+    text = repr(JsonlSource(shards))
+    assert text.startswith("JsonlSource(3 files, ")
+    for i in range(3):
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        shutil.copy(tmp_path / f"shard-{i}.jsonl", tmp_path / "elsewhere")
+    assert repr(JsonlSource(tmp_path / "elsewhere" / "shard-?.jsonl")) == text
+    assert repr(JsonlSource(shards, parse=len)) == text[:-1] + ", parse=len)"
+
+
+def test_parse_gets_lines_without_their_ends_and_its_errors_say_where(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b" 1 \r\n\n{x}\n3")
+    source = JsonlSource(path, parse=bytes)
+    assert list(source) == source.__getitems__(range(3)) == [b" 1 ", b"{x}", b"3"]
+    with pytest.raises(ZeroDivisionError) as raised:
+        JsonlSource(path, parse=lambda line: 1 // (len(line) - 1))[2]
+    assert raised.value.__notes__ == [f"in record 2 of {path}, from byte 10 on"]
+
+
+LINES = b'{"a": 1}\n{"b": "\xc3\xa9"}\n[1, 2]\n'
+DAMAGE = {
+    "no JSON": (LINES + b"{oops}\n", 3, rf"at byte {len(LINES) + 1}: record 3 of the file, from byte {len(LINES)} on"),
+    "cut off": (LINES + b'{"a": 1', 3, rf"at byte {len(LINES) + 7}: record 3"),
+    "two values": (LINES + b"{} {}\n", 3, rf"at byte {len(LINES) + 3}: .*Extra data"),
+    "Latin-1": (LINES + b'"caf\xe9"\n', 3, rf"at byte {len(LINES) + 4}: .*utf-8"),
+    "zeros at the end": (LINES * 200 + bytes(5000), 600, rf"at byte {200 * len(LINES)}: "),
+    "too deep": (LINES + b"[" * 10**6, 3, rf"at byte {len(LINES)}: .*recursion"),
+    "a mark in the middle": (LINES + MARK + b"1\n", 3, rf"at byte {len(LINES)}: .*BOM"),
+    "in a part": (gzip.compress(LINES) + gzip.compress(b"3\n{oops}\n"), 4, r"from byte 2 on of the text of the part that begins at byte "),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_line_is_an_error_that_says_where(tmp_path, name):
+    data, key, match = DAMAGE[name]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    source = JsonlSource(path)
+    assert len(source) == key + 1 and source.__getitems__([2, 0]) == [[1, 2], {"a": 1}]  # the others are as they were
+    for read in (lambda: source[key], lambda: source.__getitems__([0, key, 99])):
+        with pytest.raises(DamagedFileError, match=match) as raised:
+            read()
+        assert str(path) in str(raised.value) and "Repair the line" in str(raised.value)
+
+
+ZSTD = zstandard.ZstdCompressor(write_checksum=True).compress(LINES)
+FOREIGN = {
+    "UTF-16": (LINES.decode().encode("utf-16"), DamagedFileError, "at byte 3: there is a zero byte"),
+    "binary in gzip": (gzip.compress(b"\x7fELF\0"), DamagedFileError, "at byte 4: there is a zero byte"),
+    "bzip2": (b"BZh9" + bytes(9), ValueError, "is a bzip2 file"),
+    "gzip cut off": (gzip.compress(LINES) * 2, None, None),
+    "gzip cut": ((gzip.compress(LINES) * 2)[:-9], DamagedFileError, f"at byte {len(gzip.compress(LINES))}: the gzip member .* cut off"),
+    "gzip bits": (gzip.compress(LINES)[:-8] + bytes(8), DamagedFileError, "at byte 0: the gzip member .* cannot be decoded"),
+    "gzip and more": (gzip.compress(LINES) + b"hello", DamagedFileError, "after a gzip member comes something else"),
+    "zstd cut": (ZSTD * 2 + ZSTD[:-1], DamagedFileError, f"at byte {2 * len(ZSTD)}: the zstd frame .* cut off"),
+    "zstd head": (ZSTD[:5], DamagedFileError, "at byte 0: the zstd frame .* cut off"),
+    "zstd bits": (ZSTD[:-1] + bytes([ZSTD[-1] ^ 1]), DamagedFileError, "at byte 0: the zstd frame .* cannot be decoded"),
+    "zstd and more": (ZSTD + b"hello", DamagedFileError, f"at byte {len(ZSTD)}: a zstd frame should begin here"),
+    "zstd skippable cut": (ZSTD + b"\x50\x2a\x4d\x18\xff\0\0\0abc", DamagedFileError, f"at byte {len(ZSTD)}: the skippable zstd frame"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_another_format_or_a_damaged_one_is_refused_at_once(tmp_path, name):
+    data, error, match = FOREIGN[name]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    if error is None:
+        assert len(JsonlSource(path)) == 6
+        return
+    with pytest.raises(error, match=match) as raised:
+        JsonlSource(path)
+    assert str(path) in str(raised.value)
+    assert os.listdir(tmp_path) == ["a.jsonl"]  # no index, no lock
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor(write_content_size=False).compress, zstandard.compress])
+def test_a_part_that_is_too_large_is_refused_with_what_to_do(tmp_path, monkeypatch, compress):
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
+    path = tmp_path / "a.jsonl.z"
+    small, large = [json.dumps("x" * n).encode() + b"\n" for n in (900, 1000)]
+    path.write_bytes(compress(small) + compress(large))
+    assert_raises(ValueError, rf"begins at byte {len(compress(small))} holds more than .*\| split -C 1M", JsonlSource, path)
+    path.write_bytes(compress(small) * 2)
+    assert list(JsonlSource(path)) == ["x" * 900] * 2
+
+
+@pytest.mark.parametrize("command", ["gzip", "zstd"])
+def test_what_the_error_says_makes_a_file_of_small_parts(tmp_path, command):
+    if not all(map(shutil.which, (command, "split"))):
+        pytest.skip(f"{command} and split are not installed")
+    records = [{"id": i, "text": random.Random(i).randbytes(3000).hex()} for i in range(500)]
+    old, new = tmp_path / "old", tmp_path / "new"
+    text = b"".join([json.dumps(record).encode() + b"\n" for record in records])
+    subprocess.run(f"{command} -c > {old}", shell=True, input=text, check=True)
+    subprocess.run(f"{command} -dc {old} | split -C 1M --filter={command} - > {new}", shell=True, check=True)
+    source = JsonlSource(new)
+    assert list(source) == records
+    sidecar = Path(f"{new}.gmidx").read_bytes()
+    assert json.loads(sidecar[20 : 20 + int.from_bytes(sidecar[12:16], "little")])["arrays"]["frames"][2] == 2 * 3
+
+
+def test_data_that_change_under_a_source_are_noticed(tmp_path):
+    path = tmp_path / "a.jsonl"
+    rng = random.Random(0)
+    text = b"".join([json.dumps(rng.randbytes(10).hex()).encode() + b"\n" for _ in range(5000)])
+    path.write_bytes(text)
+    copies = [pickle.loads(cloudpickle.dumps(JsonlSource(path))) for _ in range(4)]
+    assert copies[0][2500]
+    middle = len(text) // 2
+    path.write_bytes(text[:middle] + b"\n" + text[middle + 1 :])  # of the same size, the same at both ends
+    assert_raises(ChangedFileError, "was written to while it was read", copies[0].__getitem__, 1)
+    changed = [key for key in range(5000) if not _reads(copies[1], key)]
+    assert changed == [middle // 23]
+    assert_raises(ChangedFileError, "its record .* is no line any more", copies[1].__getitem__, middle // 23)
+    path.write_bytes(b"x" + text[1:])
+    assert_raises(ChangedFileError, "its first 16384 bytes are others", copies[2].__getitem__, 1)
+    path.write_bytes(text + b"1\n")
+    assert_raises(ChangedFileError, f"it had {len(text)} bytes and has {len(text) + 2}", copies[3].__getitem__, 1)
+    assert len(JsonlSource(path)) == 5001  # the index is made anew
+
+
+def _reads(source, key):
+    try:
+        return isinstance(source[key], str)
+    except ChangedFileError:
+        return False
+
+
+def test_an_index_with_wrong_numbers_is_noticed(tmp_path):
+    path, index = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gmidx"
+    path.write_bytes(LINES)
+    JsonlSource(path)
+    whole = index.read_bytes()
+    for number, match in [(2**63, "is noted as from"), (0, "is noted as from"), (10, "is no line any more")]:
+        index.write_bytes(whole[:-56] + number.to_bytes(8, "little") + whole[-48:])
+        source = JsonlSource(path)
+        assert_raises(DamagedFileError, match, source.__getitem__, 0)
+
+
+def test_arguments(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    path = tmp_path / "a.jsonl"
+    assert_raises(TypeError, "parse must be a function", JsonlSource, path, parse="json")
+    assert_raises(ValueError, "cache_bytes must be a non-negative integer, got -1", JsonlSource, path, cache_bytes=-1)
+    assert_raises(FileNotFoundError, "patterns: there is no file", JsonlSource, tmp_path / "b*.jsonl")
+    assert JsonlSource([str(path), path]).paths == [str(path)] * 2
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    assert len(JsonlSource(tmp_path / "empty.jsonl")) == 0
+    assert JsonlSource(tmp_path / "empty.jsonl").lengths.tolist() == []
+
+
+def test_bgzip_blocks_are_parts(tmp_path):
+    """As ``bgzip`` writes them: with their size in an extra field, and an empty one at the end."""
+
+    def block(text):
+        compressor = zlib.compressobj(wbits=-15)
+        body = compressor.compress(text) + compressor.flush()
+        head = b"\x1f\x8b\x08\x04\0\0\0\0\0\xff\x06\0BC\x02\0" + (len(body) + 25).to_bytes(2, "little")
+        return head + body + zlib.crc32(text).to_bytes(4, "little") + len(text).to_bytes(4, "little")
+
+    (tmp_path / "a.jsonl.gz").write_bytes(block(LINES[:12]) + block(LINES[12:]) + block(b""))
+    assert list(JsonlSource(tmp_path / "a.jsonl.gz")) == naive(LINES)
