@@ -19,14 +19,14 @@ from gristmill.sources.storage.errors import changed, damaged
 from gristmill.sources.storage.files import Files, list_files
 from gristmill.sources.storage.frames import OFFSET_BITS, Frames
 from gristmill.sources.storage.lines import BLANK, BYTE_ORDER_MARK, scan_lines
-from gristmill.sources.storage.sidecar import open_sidecars
+from gristmill.sources.storage.sidecar import open_sidecars, without_sidecars
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
 _NEWLINE = 10
 
 
 class _Line(NamedTuple):
-    """A record: the numbers of its file and in it, where it and what follows it begin, and how many bytes in front of it are read.
+    """A record: the numbers of its file and in it, where it and what follows begin, and how many bytes in front of it are read.
 
     These show that a line still begins there: 1, but 0 at the start of a file or of a part of a compressed one.
     """
@@ -57,7 +57,7 @@ class JsonlSource:
         parse: what makes a record of a line (``bytes``, without its end), such as ``orjson.loads`` or ``bytes``. By default
             ``json.loads`` of the text, which must be UTF-8.
         index_dir: a folder for indices, for files in folders that cannot be written and for files that are not on this machine.
-        cache_bytes: how much decompressed text a process keeps; without effect on files that are not compressed.
+        max_bytes: how much decompressed text a process keeps; without effect on files that are not compressed.
         filesystem: an fsspec file system to read the files through.
 
     Raises:
@@ -84,16 +84,16 @@ class JsonlSource:
         *,
         parse: Callable[[bytes], Any] | None = None,
         index_dir: str | os.PathLike[str] | None = None,
-        cache_bytes: int = 1 << 26,
+        max_bytes: int = 1 << 26,
         filesystem: Any = None,
     ) -> None:
         if parse is not None and not callable(parse):
             raise TypeError(f"parse must be a function of a line of bytes, or None, got {parse!r:.200}")
-        cache_bytes = as_int("cache_bytes", cache_bytes, minimum=0)
+        max_bytes = as_int("max_bytes", max_bytes, minimum=0)
         self._parse = parse
-        self._files = Files(list_files("patterns", patterns, filesystem), filesystem)
+        self._files = Files(without_sidecars(list_files("patterns", patterns, filesystem)), filesystem)
         self._sidecars = open_sidecars(self._files, "json lines", scan_lines, index_dir=index_dir, filesystem=filesystem)
-        self._frames = Frames(self._files, self._sidecars, cache_bytes)
+        self._frames = Frames(self._files, self._sidecars, max_bytes)
         self._is_compressed = ["frames" in sidecar.names() for sidecar in self._sidecars]
         self._stops = [self._stop(number) for number in range(len(self._files))]
         self._ends = list(accumulate(sidecar.length("records") - 1 for sidecar in self._sidecars))

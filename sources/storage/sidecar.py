@@ -25,6 +25,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import struct
 import sys
 import threading
@@ -50,6 +51,7 @@ _GUESSED_BYTES = 4096  # most headers are shorter
 _GAP_ITEMS = 512  # items that lie no further apart are read at once
 _NUM_THREADS = 8
 _WAIT_SECONDS = 0.05  # until locks of other processes are tried again
+_QUICK_SECONDS = 0.5  # what takes no longer shows no progress
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -269,29 +271,30 @@ class _Opening:
 
     def _own_place(self, number: int) -> Path:
         """Where the sidecar is made: in ``index_dir`` by a name that no other path and no other kind has there."""
-        path = self._files.paths[number]
+        path, _ = _without_query(self._files.paths[number])
         if self._folder is None:
             return Path(f"{path}.gmidx")
         whole = path if self._is_remote(number) else Path(path).resolve()
         digest = hashlib.sha1(f"{self._kind}\n{whole}".encode(), usedforsecurity=False).hexdigest()[:16]
-        return self._folder / f"{PurePosixPath(path).name[:200]}-{digest}.gmidx"
+        return self._folder / f"{PurePosixPath(path).name[:100]}-{digest}.gmidx"
 
     def _find(self, number: int) -> _Place | None:
         """A sidecar that fits, if there is one."""
-        beside = f"{self._files.paths[number]}.gmidx"
-        candidates = [(beside, self._is_remote(number))]
+        name, query = _without_query(self._files.paths[number])
+        candidates = [(f"{name}.gmidx{query}", self._is_remote(number))]
         if self._folder is not None:
             candidates.insert(0, (str(self._own_place(number)), False))
         for path, is_remote in candidates:
             try:
                 return self._fitting(path, is_remote, number)
-            except FileNotFoundError:
-                pass
+            except OSError as error:  # some object stores refuse what is not there
+                if not isinstance(error, FileNotFoundError) and not (is_remote and self._folder is not None):
+                    raise
             except _Unfit as why:
                 _log.warning("%s is not used, an index is made anew: %s", path, why)
         if self._folder is None and self._is_remote(number):
             raise ValueError(
-                f"index_dir must be given: {self._files.paths[number]} has no index beside it that fits, and none can be written "
+                f"index_dir must be given: {name} has no index beside it that fits, and none can be written "
                 "there; name a folder on this machine for it"
             )
         return None
@@ -327,6 +330,22 @@ class _Opening:
             arrays = self._scan(self._files, number, progress)
             progress(self._files.sizes[number])
             return _Place(str(path), False, _write(path, self._kind, edges, arrays))
+
+
+def without_sidecars(paths: Sequence[str]) -> list[str]:
+    """The paths of data: patterns such as ``data/*`` match sidecars, too, and what is there while they are made.
+
+    Example:
+        >>> without_sidecars(["a.jsonl", "a.jsonl.gmidx", "b.jsonl"])
+        ['a.jsonl', 'b.jsonl']
+    """
+    return [path for path in paths if not re.search(r"\.gmidx(\.lock|\..*\.part)?$", _without_query(path)[0])]
+
+
+def _without_query(path: str) -> tuple[str, str]:
+    """A path, and what follows it in the URL of a server: signatures, which are others every time."""
+    name, mark, query = path.partition("?") if path.startswith(("http://", "https://")) else (path, "", "")
+    return name, mark + query
 
 
 def _edges(files: Files, number: int) -> _Edges:
@@ -473,7 +492,9 @@ class _Progress:
                 from tqdm import tqdm
 
                 files = f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}"
-                self._bar = tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"indexing {files}", delay=0.5)
+                self._bar = tqdm(
+                    total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"indexing {files}", delay=_QUICK_SECONDS
+                )
 
     def tell(self, number: int, num_bytes: int) -> None:
         """That many bytes of file ``number`` have been read."""

@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import json
-import os
 import pickle
 import random
 import shutil
@@ -34,7 +33,12 @@ def random_value(rng, depth=0):
         return [random_value(rng, depth + 1) for _ in range(rng.randrange(4))]
     if kind == 5:
         return {f"k{i}": random_value(rng, depth + 1) for i in range(rng.randrange(4))}
-    return [rng.randrange(-99, 10**12), rng.random(), None, "".join(rng.choices("aé漢🎉\\\" \t\n\u2028\x85", k=rng.randrange(30)))][kind]
+    return [
+        rng.randrange(-99, 10**12),
+        rng.random(),
+        None,
+        "".join(rng.choices('aé漢🎉\\" \t\n\u2028\x85', k=rng.randrange(30))),
+    ][kind]
 
 
 def random_text(rng, num_lines):
@@ -94,7 +98,7 @@ def small_reads(monkeypatch):
 def test_records_are_those_of_a_naive_reader(tmp_path, request, reads, compress):
     if reads == "small_reads":
         request.getfixturevalue(reads)
-    for seed in range(25):
+    for seed in range(12):
         rng = random.Random(f"{seed} {compress.__name__}")
         texts = [random_text(rng, rng.choice([0, 1, 2, 30])) for _ in range(rng.choice([1, 3]))]
         folder = tmp_path / str(seed)
@@ -102,9 +106,10 @@ def test_records_are_those_of_a_naive_reader(tmp_path, request, reads, compress)
         for i, text in enumerate(texts):
             (folder / f"{i}.jsonl").write_bytes(compress(rng, text))
         expected = [record for text in texts for record in naive(text)]
-        source = JsonlSource(folder / "*.jsonl", cache_bytes=rng.choice([0, 100, 10**6]))
+        source = JsonlSource(folder / "*", max_bytes=rng.choice([0, 100, 10**6]))
         assert len(source) == len(expected) and list(source) == expected
         assert len(source.lengths) == len(expected) and (source.lengths > 0).all() and source.lengths.dtype == np.int64
+        assert repr(JsonlSource(folder / "*")) == repr(source)  # now that there are indices
         again = pickle.loads(cloudpickle.dumps(source))
         for _ in range(3):
             keys = rng.choices(range(len(expected)), k=rng.randrange(60)) if expected else []
@@ -146,7 +151,7 @@ def test_conforms_in_threads_and_workers(shards):
 
 
 def test_sixteen_threads_share_a_source(shards):
-    source = JsonlSource(shards, cache_bytes=500)
+    source = JsonlSource(shards, max_bytes=500)
     start = threading.Barrier(16)
 
     def read(seed):
@@ -191,7 +196,11 @@ DAMAGE = {
     "zeros at the end": (LINES * 200 + bytes(5000), 600, rf"at byte {200 * len(LINES)}: "),
     "too deep": (LINES + b"[" * 10**6, 3, rf"at byte {len(LINES)}: .*recursion"),
     "a mark in the middle": (LINES + MARK + b"1\n", 3, rf"at byte {len(LINES)}: .*BOM"),
-    "in a part": (gzip.compress(LINES) + gzip.compress(b"3\n{oops}\n"), 4, r"from byte 2 on of the text of the part that begins at byte "),
+    "in a part": (
+        gzip.compress(LINES) + gzip.compress(b"3\n{oops}\n"),
+        4,
+        r"from byte 2 on of the text of the part that begins at byte ",
+    ),
 }
 
 
@@ -214,14 +223,22 @@ FOREIGN = {
     "binary in gzip": (gzip.compress(b"\x7fELF\0"), DamagedFileError, "at byte 4: there is a zero byte"),
     "bzip2": (b"BZh9" + bytes(9), ValueError, "is a bzip2 file"),
     "gzip cut off": (gzip.compress(LINES) * 2, None, None),
-    "gzip cut": ((gzip.compress(LINES) * 2)[:-9], DamagedFileError, f"at byte {len(gzip.compress(LINES))}: the gzip member .* cut off"),
+    "gzip cut": (
+        (gzip.compress(LINES) * 2)[:-9],
+        DamagedFileError,
+        f"at byte {len(gzip.compress(LINES))}: the gzip member .* cut off",
+    ),
     "gzip bits": (gzip.compress(LINES)[:-8] + bytes(8), DamagedFileError, "at byte 0: the gzip member .* cannot be decoded"),
     "gzip and more": (gzip.compress(LINES) + b"hello", DamagedFileError, "after a gzip member comes something else"),
     "zstd cut": (ZSTD * 2 + ZSTD[:-1], DamagedFileError, f"at byte {2 * len(ZSTD)}: the zstd frame .* cut off"),
     "zstd head": (ZSTD[:5], DamagedFileError, "at byte 0: the zstd frame .* cut off"),
     "zstd bits": (ZSTD[:-1] + bytes([ZSTD[-1] ^ 1]), DamagedFileError, "at byte 0: the zstd frame .* cannot be decoded"),
     "zstd and more": (ZSTD + b"hello", DamagedFileError, f"at byte {len(ZSTD)}: a zstd frame should begin here"),
-    "zstd skippable cut": (ZSTD + b"\x50\x2a\x4d\x18\xff\0\0\0abc", DamagedFileError, f"at byte {len(ZSTD)}: the skippable zstd frame"),
+    "zstd skippable cut": (
+        ZSTD + b"\x50\x2a\x4d\x18\xff\0\0\0abc",
+        DamagedFileError,
+        f"at byte {len(ZSTD)}: the skippable zstd frame",
+    ),
 }
 
 
@@ -236,10 +253,12 @@ def test_a_file_of_another_format_or_a_damaged_one_is_refused_at_once(tmp_path, 
     with pytest.raises(error, match=match) as raised:
         JsonlSource(path)
     assert str(path) in str(raised.value)
-    assert os.listdir(tmp_path) == ["a.jsonl"]  # no index, no lock
+    assert list(tmp_path.iterdir()) == [path]  # no index, no lock
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor(write_content_size=False).compress, zstandard.compress])
+@pytest.mark.parametrize(
+    "compress", [gzip.compress, zstandard.ZstdCompressor(write_content_size=False).compress, zstandard.compress]
+)
 def test_a_part_that_is_too_large_is_refused_with_what_to_do(tmp_path, monkeypatch, compress):
     monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1000)
     path = tmp_path / "a.jsonl.z"
@@ -307,7 +326,7 @@ def test_arguments(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(LINES)
     path = tmp_path / "a.jsonl"
     assert_raises(TypeError, "parse must be a function", JsonlSource, path, parse="json")
-    assert_raises(ValueError, "cache_bytes must be a non-negative integer, got -1", JsonlSource, path, cache_bytes=-1)
+    assert_raises(ValueError, "max_bytes must be a non-negative integer, got -1", JsonlSource, path, max_bytes=-1)
     assert_raises(FileNotFoundError, "patterns: there is no file", JsonlSource, tmp_path / "b*.jsonl")
     assert JsonlSource([str(path), path]).paths == [str(path)] * 2
     (tmp_path / "empty.jsonl").write_bytes(b"")

@@ -1,0 +1,190 @@
+"""Arrays noted beside files: what is read, who makes them, and what is made anew or refused."""
+
+import json
+import logging
+import os
+import pickle
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from refusing import assert_raises
+from sidecar_processes import SCENES, data_files, names_in
+
+from gristmill.sources import ChangedFileError, DamagedFileError
+from gristmill.sources.storage.files import Files
+from gristmill.sources.storage.sidecar import open_sidecars, without_sidecars
+
+
+class Counted:
+    """A scan that counts how often it is called."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def __call__(self, files, number, progress):
+        self.numbers.append(number)
+        size = files.sizes[number]
+        progress(size)
+        return {
+            "squares": np.arange(size, dtype="<u8") ** 2,
+            "bytes": np.frombuffer(b"".join(files.read([(number, 0, size)])), "u1"),
+        }
+
+
+def test_arrays_are_read_as_they_were_noted(tmp_path):
+    rng = random.Random(0)
+    dtypes = ["<u8", "<u4", "u1", "<i2", "<f4"]
+    arrays = {
+        f"{kind}-{length}": np.random.default_rng(length).integers(0, 100, length).astype(kind)
+        for kind in dtypes
+        for length in (0, 1, 7, 5000)
+    }
+    (tmp_path / "data").write_bytes(b"x")
+    (sidecar,) = open_sidecars(Files([str(tmp_path / "data")]), "test", lambda *_: arrays)
+    sidecar = pickle.loads(pickle.dumps(sidecar))
+    assert sidecar.names() == [*arrays] and sidecar.path == str(tmp_path / "data.gmidx")
+    for name, array in arrays.items():
+        assert sidecar.length(name) == len(array)
+        for _ in range(10):
+            start, stop = sorted(rng.choices(range(len(array) + 1), k=2))
+            found = sidecar.read(name, start, stop)
+            assert found.dtype == array.dtype and found.tolist() == array[start:stop].tolist() and found.flags.writeable
+            count = rng.randrange(1, 4)
+            starts = rng.choices(range(len(array) - count + 1), k=rng.randrange(40)) if len(array) >= count else []
+            found = sidecar.read_many(name, starts, count)
+            assert found.dtype == array.dtype and found.tolist() == [array[start : start + count].tolist() for start in starts]
+    sidecar.close()
+    assert sidecar.read("u1-1", 0, 1) == arrays["u1-1"]
+
+
+def test_a_sidecar_is_made_once_by_many_threads(tmp_path):
+    files, scan = data_files(tmp_path / "data", 5), Counted()
+    start = threading.Barrier(8)
+
+    def work(_):
+        start.wait()
+        return [sidecar.length("squares") for sidecar in open_sidecars(files, "test", scan)]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(8))) == [[100] * 5] * 8
+    assert sorted(scan.numbers) == list(range(5))
+    open_sidecars(Files([files.paths[0]] * 2), "test", scan)  # the same file twice
+    assert len(scan.numbers) == 5 and len(names_in(tmp_path / "data")) == 10
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_processes(scene):
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # files are synced to disk many times
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        program = [sys.executable, str(Path(__file__).with_name("sidecar_processes.py")), scene, folder]
+        result = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, '"all is well"\n', ""), result.stderr
+
+
+def test_folders_for_indices(tmp_path):
+    scan = Counted()
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x").write_bytes(folder.encode() * 9)
+    files = Files([str(tmp_path / folder / "x") for folder in "ab"])
+    for _ in range(2):
+        sidecars = open_sidecars(files, "test", scan, index_dir=tmp_path / "new" / "indices")
+        assert [bytes(sidecar.read("bytes", 0, 9)) for sidecar in sidecars] == [b"a" * 9, b"b" * 9]
+        open_sidecars(files, "other", scan, index_dir=str(tmp_path / "new" / "indices"))
+    assert sorted(scan.numbers) == [0, 0, 1, 1] and len(names_in(tmp_path / "new" / "indices")) == 4
+    assert names_in(tmp_path / "a") == ["x"]
+    open_sidecars(files, "test", scan)
+    open_sidecars(files, "test", scan, index_dir=tmp_path / "newer")  # those beside the files are good
+    assert len(scan.numbers) == 6 and not (tmp_path / "newer").exists()
+    open_sidecars(files, "other", scan, index_dir=tmp_path / "newer")  # those are not
+    assert len(scan.numbers) == 8
+
+
+def header_of(data):
+    end = 20 + int.from_bytes(data[12:16], "little")
+    return json.loads(data[20:end]), end
+
+
+STALE = {
+    "data longer": (lambda data, index: (data + b"x", index), "it had 50000 bytes and has 50001"),
+    "data begin otherwise": (lambda data, index: (b"x" + data[1:], index), "its first 16384 bytes are others"),
+    "data end otherwise": (lambda data, index: (data[:-1] + b"x", index), "its last 16384 bytes are others"),
+    "another version": (lambda data, index: (data, index[:8] + b"\x02" + index[9:]), "it is of version 2, not 1"),
+    "a bit of the header": (lambda data, index: (data, index[:30] + bytes([index[30] ^ 1]) + index[31:]), "another checksum"),
+    "cut off in the arrays": (lambda data, index: (data, index[:-1]), r"it has \d+ bytes, not \d+"),
+    "longer": (lambda data, index: (data, index + b"x"), r"it has \d+ bytes, not \d+"),
+    "cut off in the header": (lambda data, index: (data, index[:50]), "shorter than its header"),
+    "cut off before the header": (lambda data, index: (data, index[:10]), "shorter than its header"),
+}
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_what_does_not_fit_is_made_anew_but_not_under_a_copy(tmp_path, caplog, name):
+    change, reason = STALE[name]
+    path, index = tmp_path / "data", tmp_path / "data.gmidx"
+    path.write_bytes(os.urandom(50_000))
+    scan = Counted()
+    (sidecar,) = open_sidecars(Files([str(path)]), "test", scan)
+    copy = pickle.loads(pickle.dumps(sidecar))  # as in a worker that begins later
+    data, noted = change(path.read_bytes(), index.read_bytes())
+    path.write_bytes(data)
+    index.write_bytes(noted)
+    assert_raises(ChangedFileError, f"{path}|{index}", copy.read, "squares", 0, 1)
+    with caplog.at_level(logging.WARNING):
+        (again,) = open_sidecars(Files([str(path)]), "test", scan)
+    assert scan.numbers == [0, 0] and again.length("squares") == len(data)
+    assert re.search(reason, caplog.text) and str(path) in caplog.text
+    header, _ = header_of(index.read_bytes())
+    assert header["kind"] == "test" and header["data"][0] == len(data)
+    assert names_in(tmp_path) == ["data", "data.gmidx"]
+
+
+def test_another_index_of_the_same_data_is_noticed(tmp_path):
+    files = data_files(tmp_path / "data", 1)
+    (sidecar,) = open_sidecars(files, "test", Counted())
+    copy = pickle.loads(pickle.dumps(sidecar))
+    (tmp_path / "data" / "data-0.gmidx").unlink()
+    assert_raises(FileNotFoundError, "data-0.gmidx", copy.length, "squares")
+    open_sidecars(files, "test", lambda *_: {"circles": np.arange(225, dtype="<u4")})
+    assert_raises(ChangedFileError, "data-0 has changed", copy.length, "squares")
+
+
+@pytest.mark.parametrize("content", [b"", b"notes of mine", b"\x89GMIDX"])
+def test_nothing_else_is_written_over(tmp_path, content):
+    files = data_files(tmp_path / "data", 1)
+    index = tmp_path / "data" / "data-0.gmidx"
+    index.write_bytes(content)
+    assert_raises(
+        DamagedFileError, "data-0.gmidx is damaged at byte 0: it is not an index", open_sidecars, files, "test", Counted()
+    )
+    assert index.read_bytes() == content
+    index.unlink()
+    open_sidecars(files, "tests", Counted())
+    assert_raises(DamagedFileError, "of the kind 'tests', not 'test'", open_sidecars, files, "test", Counted())
+
+
+def test_an_error_of_the_scan_leaves_nothing_and_is_that_of_the_first_file(tmp_path):
+    files = data_files(tmp_path / "data", 20)
+
+    def scan(files, number, progress):
+        if number in (7, 8, 13):
+            raise ZeroDivisionError(number)
+        return Counted()(files, number, progress)
+
+    for _ in range(3):
+        assert_raises(ZeroDivisionError, "^7$", open_sidecars, files, "test", scan)
+    assert not [*(tmp_path / "data").glob("*.lock"), *(tmp_path / "data").glob("*.part")]
+    assert [sidecar.length("squares") for sidecar in open_sidecars(files, "test", Counted())] == [100] * 20
+
+
+def test_sidecars_are_no_data():
+    paths = ["https://x/a.jsonl?b.gmidx", "https://x/a.gmidx?sign=1", "a.gmidx.lock", "a.gmidx.host-1-2.part", "a.gmidx.jsonl"]
+    assert without_sidecars(paths) == [paths[0], paths[-1]]
