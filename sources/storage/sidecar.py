@@ -11,7 +11,7 @@ What holds when several threads and processes open sidecars of the same files at
    looks again later, so processes that begin together divide the files among them.
 3. The kernel frees the lock of a process that dies. The next one finds nothing under the sidecar's name, and makes it.
 4. Nothing else stays. Whoever holds the lock removes the lock file; a lock on a file that has been removed counts for nothing.
-   What a dead process has left is removed by the next that makes the sidecar.
+   What a process has left half-written, and locked no more, is removed by the next that makes the sidecar.
 5. Where a file system has no locks, several may make the same sidecar; the last to rename wins, and all have made the same.
 """
 
@@ -147,17 +147,22 @@ class Sidecar:
         """
         if len(starts) == 1:
             return self.read(name, int(starts[0]), int(starts[0]) + count)[np.newaxis]
-        starts = np.asarray(starts, np.int64)
-        items = np.empty((len(starts), count), self._arrays()[name].dtype)
+        array = self._arrays()[name]
+        items = np.empty((len(starts), count), array.dtype)
         if not len(starts):
             return items
+        starts = np.asarray(starts, np.int64)
         order = np.argsort(starts, kind="stable")
-        ascending = starts[order]
-        first = np.flatnonzero(np.diff(ascending, prepend=ascending[0] - 2 * _GAP_ITEMS) > _GAP_ITEMS)  # of each run of starts
-        for here, end in zip(first.tolist(), [*first[1:].tolist(), len(starts)], strict=True):
-            low = int(ascending[here])
-            found = self.read(name, low, int(ascending[end - 1]) + count)
-            items[order[here:end]] = found[(ascending[here:end] - low)[:, None] + np.arange(count)]
+        starts = starts[order]
+        is_first = np.diff(starts, prepend=starts[0] - _GAP_ITEMS - 1) > _GAP_ITEMS  # of a run that is read at once
+        low = starts[is_first]
+        high = starts[np.flatnonzero(np.append(is_first[1:], True))] + count
+        assert low[0] >= 0 and high[-1] <= array.length, (name, low[0], high[-1], array.length)
+        bounds = (array.start + np.stack([low, high], 1) * items.itemsize).tolist()
+        runs = b"".join(self._files.read([(self._number, start, stop) for start, stop in bounds]))
+        shifts = np.cumsum(high - low) - high  # from an item's number in the array to that in the runs
+        places = starts + shifts[np.cumsum(is_first) - 1]
+        items[order] = np.frombuffer(runs, array.dtype)[places[:, np.newaxis] + np.arange(count)]
         return items
 
     def close(self) -> None:
@@ -411,18 +416,18 @@ def _renamed(path: Path) -> Iterator[Any]:
     """A file to write to, which is at ``path`` once it is whole and on disk, or nowhere."""
     start = f"{path.name}.{os.uname().nodename}-"
     for left in path.parent.glob(f"{glob.escape(start)}*.part"):
-        with contextlib.suppress(ValueError, OSError):
-            try:
-                os.kill(int(left.name.removeprefix(start).partition("-")[0]), 0)
-            except ProcessLookupError:  # who wrote it has died
-                left.unlink()
-    part = path.with_name(f"{start}{os.getpid()}-{threading.get_ident()}.part")
+        with contextlib.suppress(OSError), left.open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who wrote it has died, or it would have the lock
+            left.unlink()
+    part = path.with_name(f"{start}{os.urandom(8).hex()}.part")
     try:
         with part.open("wb") as file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+            part.replace(path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
