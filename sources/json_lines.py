@@ -32,7 +32,7 @@ class _Line(NamedTuple):
     """
 
     number: int
-    index: int
+    record: int
     start: int
     stop: int
     num_lead: int
@@ -196,17 +196,17 @@ class JsonlSource:
 
     def _record(self, line: _Line, text: bytes) -> Any:
         end = text.find(b"\n", line.num_lead)
-        begins = not line.num_lead or text[0] == _NEWLINE or (line.index == 0 and text[0] == BYTE_ORDER_MARK[-1])
+        begins = not line.num_lead or text[0] == _NEWLINE or (line.record == 0 and text[0] == BYTE_ORDER_MARK[-1])
         ends = text[-1] == _NEWLINE or line.stop == self._stops[line.number]
         if not begins or not ends or (end >= 0 and end + 1 < len(text) and text[end + 1 :].strip(BLANK)):
-            raise changed(self._files.paths[line.number], f"its record {line.index} is no line any more ({self._told(line)})")
+            raise changed(self._files.paths[line.number], f"its record {line.record} is no line any more ({self._told(line)})")
         content = text[line.num_lead : end if end >= 0 else None].removesuffix(b"\r")
         if self._parse is None:
             return self._parsed(content, line)
         try:
             return self._parse(content)
         except Exception as error:
-            add_note(error, f"in record {line.index} of {self._files.paths[line.number]}, {self._told(line)}")
+            add_note(error, f"in record {line.record} of {self._files.paths[line.number]}, {self._told(line)}")
             raise
 
     def _parsed(self, content: bytes, line: _Line) -> Any:
@@ -218,7 +218,7 @@ class JsonlSource:
                 offset = error.start
             elif isinstance(error, json.JSONDecodeError):
                 offset = len(error.doc[: error.pos].encode())
-            what = f"record {line.index} of the file, {self._told(line)}, is not valid JSON ({error}): {content[:40]!r}"
+            what = f"record {line.record} of the file, {self._told(line)}, is not valid JSON ({error}): {content[:40]!r}"
             first = self._part(line) if self._is_compressed[line.number] else line.start + offset
             remedy = "Repair the line, or leave out what fails with tolerate()"
             raise damaged(self._files.paths[line.number], first, what, remedy) from error

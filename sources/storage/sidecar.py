@@ -4,33 +4,22 @@ A sidecar begins with 20 bytes (magic, version, size and CRC-32 of the header) a
 multiple of 64 bytes: the kind of the data, their size, SHA-1 of their first and last 16 KiB, and for each array its type, where
 it begins after the header, and its length. The arrays follow, little-endian, each from a multiple of 64 bytes on.
 
-What holds when several threads and processes open sidecars of the same files at once:
-
-1. What has the name of a sidecar is whole: it is written under another name, synced to disk and renamed.
-2. Each is made by one process. Who makes it has locked ``<sidecar>.lock``. Whoever finds it locked turns to the next file and
-   looks again later, so processes that begin together divide the files among them.
-3. The kernel frees the lock of a process that dies. The next one finds nothing under the sidecar's name, and makes it.
-4. Nothing else stays. Whoever holds the lock removes the lock file; a lock on a file that has been removed counts for nothing.
-   What a process has left half-written, and locked no more, is removed by the next that makes the sidecar.
-5. Where a file system has no locks, several may make the same sidecar; the last to rename wins, and all have made the same.
+Sidecars are made once, by whoever needs them first: see the guarantees in ``once.py``. Those who find that one is being made turn
+to the next file and look again later, so processes that begin together divide the files among them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import glob
 import hashlib
 import json
 import logging
 import os
 import re
 import struct
-import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -38,6 +27,8 @@ import numpy as np
 
 from gristmill.sources.storage.errors import changed, damaged
 from gristmill.sources.storage.files import Files, is_url
+from gristmill.sources.storage.once import explained, locked, renamed
+from gristmill.sources.storage.progress import Progress
 
 Scan = Callable[[Files, int, Callable[[int], None]], Mapping[str, np.ndarray]]
 """Reads a file once, from front to back: ``scan(files, number, progress)``; ``progress(num_bytes)`` says how far it has come."""
@@ -51,10 +42,6 @@ _GUESSED_BYTES = 4096  # most headers are shorter
 _GAP_ITEMS = 512  # items that lie no further apart are read at once
 _NUM_THREADS = 8
 _WAIT_SECONDS = 0.05  # until locks of other processes are tried again
-_QUICK_SECONDS = 0.5  # what takes no longer shows no progress
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _log = logging.getLogger("gristmill")
 
@@ -245,9 +232,9 @@ class _Opening:
         if not missing:
             return [place for place in found if place is not None]
         if self._folder is not None:
-            with _writing(self._folder):
+            with explained(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
-        with _Progress({number: self._files.sizes[number] for number in missing}) as self._progress:
+        with Progress({number: self._files.sizes[number] for number in missing}) as self._progress:
             while missing:
                 for number, place in zip(missing, self._in_threads(self._make, missing), strict=True):
                     found[number] = place
@@ -320,7 +307,7 @@ class _Opening:
     def _make(self, number: int) -> _Place | None:
         """The sidecar, made by this process or another; ``None`` while another process makes it."""
         path = self._own_place(number)
-        with _locked(path) as is_mine:
+        with locked(path) as is_mine:
             if not is_mine:
                 return None
             with contextlib.suppress(FileNotFoundError, _Unfit):  # unless another process has made it
@@ -403,114 +390,9 @@ def _write(path: Path, kind: str, edges: _Edges, arrays: Mapping[str, np.ndarray
     fields = {"kind": kind, "data": edges, "arrays": table, "num_bytes": num_bytes}
     text = json.dumps(fields).encode()
     text += b" " * (-(_PREFIX.size + len(text)) % _ALIGNMENT)
-    with _writing(path), _renamed(path) as file:
+    with explained(path), renamed(path) as file:
         file.write(_PREFIX.pack(_MAGIC, _VERSION, len(text), zlib.crc32(text)) + text)
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).view(np.uint8).data)
             file.write(bytes(-array.nbytes % _ALIGNMENT))
     return hashlib.sha1(text, usedforsecurity=False).hexdigest()
-
-
-@contextlib.contextmanager
-def _renamed(path: Path) -> Iterator[Any]:
-    """A file to write to, which is at ``path`` once it is whole and on disk, or nowhere."""
-    start = f"{path.name}.{os.uname().nodename}-"
-    for left in path.parent.glob(f"{glob.escape(start)}*.part"):
-        with contextlib.suppress(OSError), left.open("rb+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who wrote it has died, or it would have the lock
-            left.unlink()
-    part = path.with_name(f"{start}{os.urandom(8).hex()}.part")
-    try:
-        with part.open("wb") as file:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    with contextlib.suppress(OSError):  # not every file system syncs folders
-        folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Explains why an index cannot be written at ``path``."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _READ_ONLY:
-            text = "the folder cannot be written; give a folder that can as index_dir"
-        elif error.errno in _FULL:
-            text = "there is no space left, or no more may be used; make room, or give a folder with room as index_dir"
-        else:
-            raise
-        raise type(error)(error.errno, f"cannot write the index {path}: {os.strerror(error.errno)}: {text}") from error
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[bool]:
-    """Whether this is, of all threads and processes, the one that may make the sidecar at ``path``."""
-    name = path.with_name(f"{path.name}.lock")
-    with _writing(path):
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        is_mine = _try_lock(descriptor, name)
-        try:
-            yield is_mine
-        finally:
-            if is_mine:
-                name.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int, name: Path) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-    try:
-        return os.path.samestat(os.fstat(descriptor), name.stat())
-    except FileNotFoundError:  # removed by who had the lock, before it was ours
-        return False
-
-
-class _Progress:
-    """A bar for the bytes of several files, which several threads read. ``sizes`` are by the numbers of the files."""
-
-    def __init__(self, sizes: Mapping[int, int]) -> None:
-        self._done = dict.fromkeys(sizes, 0)
-        self._lock = threading.Lock()
-        self._bar: Any = None
-        if sys.stderr is not None and sys.stderr.isatty():
-            with contextlib.suppress(ImportError):
-                from tqdm import tqdm
-
-                files = f"{len(sizes)} file{'' if len(sizes) == 1 else 's'}"
-                self._bar = tqdm(
-                    total=sum(sizes.values()), unit="B", unit_scale=True, desc=f"indexing {files}", delay=_QUICK_SECONDS
-                )
-
-    def tell(self, number: int, num_bytes: int) -> None:
-        """That many bytes of file ``number`` have been read."""
-        if self._bar is not None:
-            with self._lock:
-                self._bar.update(num_bytes - self._done[number])
-                self._done[number] = num_bytes
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()

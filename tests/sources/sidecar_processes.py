@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gristmill.sources.storage import sidecar
+from gristmill.sources.storage import progress, sidecar
 from gristmill.sources.storage.files import Files
 from gristmill.sources.storage.sidecar import open_sidecars
 
@@ -181,7 +181,7 @@ def refused(folder: Path) -> None:
 
 def shown(folder: Path) -> None:
     """A bar on a terminal, and nothing elsewhere."""
-    sidecar._QUICK_SECONDS = 0.0
+    progress.QUICK_SECONDS = 0.0
     files = data_files(folder / "silent", 3)
     read, write = os.pipe()
     assert status_of(forked(lambda: (os.dup2(write, 2), check(files)))) == 0
