@@ -14,7 +14,7 @@ from pathlib import Path
 import gristmill as grain
 
 SHARDS, RECORDS, LINES_IN_A_PART = 3, 400, 50
-WORDS = "good bad slow quick red green large small warm cold".split()
+WORDS = ["good", "bad", "slow", "quick", "red", "green", "large", "small", "warm", "cold"]
 
 
 def write_shards(folder: Path) -> None:
