@@ -12,7 +12,9 @@ from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import add_note, missing_package
 from gristmill.sources.arrow_files import open_input
+from gristmill.sources.arrow_values import as_numpy, depends_on_nulls, has_nulls, is_dictionary
 from gristmill.sources.parquet_footer import NullCounts, read_footer
+from gristmill.sources.storage.errors import DamagedFileError
 
 _BLOCK_BYTES = 1 << 20  # of uncompressed columns,
 _BLOCK_ROWS = 4096  # and rows, that are converted at a time
@@ -55,7 +57,7 @@ class ParquetRows:
             raise missing_package("pyarrow", "parquet", "ParquetIterDataset") from error
         self._pyarrow = pyarrow
         self._path = os.fspath(path)
-        with _explained(self._path):
+        with explained(self._path):
             names = self._open(**(read_kwargs or {}))
         unknown = set(columns or ()).difference(names)
         if unknown:
@@ -106,7 +108,7 @@ class ParquetRows:
         return metadata
 
     def _explained_group(self, group: int) -> contextlib.AbstractContextManager[None]:
-        return _explained(f"row group {self._groups[group]} of {self._path}")
+        return explained(f"row group {self._groups[group]} of {self._path}")
 
     def read(self, group: int, row: int) -> list[dict[str, Any]]:
         """Some rows of a row group from ``row`` on; none only at its end. Goes on at once where the last call ended.
@@ -173,42 +175,21 @@ class ParquetRows:
 
     def _check_no_nulls(self, batch: Any, names: Set[str]) -> None:
         for i, name in enumerate(batch.schema.names if names else ()):
-            if name in names and _has_nulls(batch.column(i)):
+            if name in names and has_nulls(batch.column(i)):
                 raise ValueError(f"column {name!r} has missing values, but its statistics say that it has none")
 
     def _as_numpy(self, table: Any) -> dict[str, Any]:
-        return {name: self._values(column) for name, column in zip(table.column_names, table.columns, strict=True)}
-
-    def _values(self, column: Any) -> Any:
-        # pyarrow looks up a missing value in the dictionary, too, and finds the last one.
-        return (column.cast(column.type.value_type) if self._is_dictionary(column.type) else column).to_numpy()
-
-    def _is_dictionary(self, arrow_type: Any) -> bool:
-        return bool(self._pyarrow.types.is_dictionary(arrow_type))
+        return {name: as_numpy(column) for name, column in zip(table.column_names, table.columns, strict=True)}
 
     def _type(self, name: str) -> Any:
         """The type of a column's values."""
         arrow_type = self._schema.field(self._schema.get_all_field_indices(name)[-1]).type
-        return arrow_type.value_type if self._is_dictionary(arrow_type) else arrow_type
-
-    def _depends_on_nulls(self, arrow_type: Any) -> bool:
-        """Whether missing values make others look different."""
-        types = self._pyarrow.types
-        return not (
-            types.is_floating(arrow_type)
-            or types.is_decimal(arrow_type)
-            or types.is_temporal(arrow_type)
-            or types.is_string(arrow_type)
-            or types.is_large_string(arrow_type)
-            or types.is_binary(arrow_type)
-            or types.is_large_binary(arrow_type)
-            or types.is_fixed_size_binary(arrow_type)
-        )
+        return arrow_type.value_type if is_dictionary(arrow_type) else arrow_type
 
     @cached
     def _sensitive(self) -> Set[str]:
         """The columns in which missing values make others look different."""
-        return {name for name in self._columns if self._depends_on_nulls(self._type(name))}
+        return {name for name in self._columns if depends_on_nulls(self._type(name))}
 
     @cached
     def _leaves(self) -> list[tuple[list[str], bool]]:
@@ -240,7 +221,7 @@ class ParquetRows:
         Raises:
             NotImplementedError: names a column of which that cannot be said.
         """
-        with _explained(self._path):
+        with explained(self._path):
             with_nulls: set[str] = set().union(*[self._columns_with_nulls(group) for group in self._groups])
         return {name: self._column_spec(name, name in with_nulls) for name in self._columns}
 
@@ -255,7 +236,7 @@ class ParquetRows:
         dtype = self._pyarrow.chunked_array([self._pyarrow.array([], value_type)]).to_numpy().dtype
         if dtype.hasobject:
             reason = "whose values are not NumPy numbers or dates"
-        elif has_nulls and self._depends_on_nulls(arrow_type):
+        elif has_nulls and depends_on_nulls(arrow_type):
             reason = "which may have missing values or empty lists, and these decide the dtype"
         else:
             return ShapeDtypeStruct(shape, dtype)
@@ -264,24 +245,31 @@ class ParquetRows:
         )
 
 
-def _has_nulls(array: Any) -> bool:
-    """Whether values are missing in an array of pyarrow, at any depth."""
-    if array.null_count:
-        return True
-    if hasattr(array, "storage"):  # an extension type
-        return _has_nulls(array.storage)
-    if hasattr(array, "keys"):  # a map, which has no flatten()
-        return _has_nulls(array.keys) or _has_nulls(array.items)
-    parts = array.flatten() if hasattr(array, "flatten") else []
-    return any([_has_nulls(part) for part in (parts if isinstance(parts, list) else [parts])])
+def checked_columns(columns: Any) -> list[str] | None:
+    """``columns`` as a list of names, or ``None`` for all.
+
+    Raises:
+        TypeError, ValueError: it is something else, or empty.
+    """
+    if columns is None:
+        return None
+    is_sequence = isinstance(columns, Sequence) and not isinstance(columns, str)
+    if not is_sequence or not all([isinstance(name, str) for name in columns]):
+        raise TypeError(f"columns must be a sequence of names, got {columns!r:.200}")
+    if not columns:
+        raise ValueError("columns must not be empty: name at least one, or leave it out to read all")
+    return list(columns)
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def explained(what: str) -> Iterator[None]:
+    """Errors of pyarrow become a ``DamagedFileError`` that names ``what``; those of the system only get a note."""
     from pyarrow import ArrowException
 
     try:
         yield
+    except DamagedFileError:
+        raise
     except (OSError, ValueError, ArrowException) as error:
         if isinstance(error, MemoryError):
             raise
@@ -290,4 +278,4 @@ def _explained(what: str) -> Iterator[None]:
                 add_note(error, f"{what} was to be read.")
             raise
         reason = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(f"{what} cannot be read as Parquet: {reason}. Write the file again, or leave it out") from error
+        raise DamagedFileError(f"{what} cannot be read as Parquet: {reason}. Write the file again, or leave it out") from error

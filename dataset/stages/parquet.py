@@ -13,7 +13,7 @@ from gristmill.core.state import state_count
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.parameters import aside
 from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, FilesParameters
-from gristmill.sources.parquet import ParquetRows
+from gristmill.sources.parquet import ParquetRows, checked_columns
 
 
 class ParquetParameters(FilesParameters):
@@ -71,13 +71,7 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
         **read_kwargs: Any,
     ) -> None:
         super().__init__(path)
-        if columns is not None:
-            is_sequence = isinstance(columns, Sequence) and not isinstance(columns, str)
-            if not is_sequence or not all([isinstance(name, str) for name in columns]):
-                raise TypeError(f"columns must be a sequence of names, got {columns!r:.200}")
-            columns = list(columns)
-            if not columns:
-                raise ValueError("columns must not be empty: name at least one, or leave it out to read all")
+        columns = checked_columns(columns)
         self._parameters = ParquetParameters(path, columns, read_kwargs)
         self._columns, self._read_kwargs = columns, read_kwargs
         self._slices: tuple[slice, ...] = ()  # of the row groups of a single file

@@ -1,0 +1,173 @@
+"""Values of Arrow columns as pyarrow gives them for NumPy.
+
+What a value is in NumPy may depend on the others of its column: integers are floats if one of them is missing.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# For the numbers of some rows, the values of a column there.
+Values = Callable[[Sequence[int]], Sequence[Any]]
+
+
+def is_dictionary(arrow_type: Any) -> bool:
+    """Whether values of the type are places in a list of values."""
+    from pyarrow import types
+
+    return bool(types.is_dictionary(arrow_type))
+
+
+def without_dictionary(column: Any) -> Any:
+    """``column`` with the values themselves."""
+    # pyarrow looks up a missing value in the dictionary, too, and finds the last one.
+    return column.cast(column.type.value_type) if is_dictionary(column.type) else column
+
+
+def as_numpy(column: Any) -> Any:
+    """The values of a ``pyarrow.ChunkedArray``: an array of NumPy."""
+    return without_dictionary(column).to_numpy()
+
+
+def _is_text(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    return bool(
+        types.is_string(arrow_type)
+        or types.is_large_string(arrow_type)
+        or types.is_binary(arrow_type)
+        or types.is_large_binary(arrow_type)
+        or types.is_fixed_size_binary(arrow_type)
+    )
+
+
+def depends_on_nulls(arrow_type: Any) -> bool:
+    """Whether missing values make others look different."""
+    from pyarrow import types
+
+    return not (
+        types.is_floating(arrow_type) or types.is_decimal(arrow_type) or types.is_temporal(arrow_type) or _is_text(arrow_type)
+    )
+
+
+def has_nulls(array: Any) -> bool:
+    """Whether values are missing in an array of pyarrow, at any depth."""
+    return bool(array.null_count) or any([has_nulls(part) for part in _parts(array)])
+
+
+def _parts(array: Any) -> list[Any]:
+    """What an array of a nested type is made of; nothing for others."""
+    if hasattr(array, "storage"):  # an extension type
+        return [array.storage]
+    if hasattr(array, "keys"):  # a map, which has no flatten()
+        return [array.keys, array.items]
+    parts = array.flatten() if hasattr(array, "flatten") else []
+    return parts if isinstance(parts, list) else [parts]
+
+
+class DecodedRows:
+    """Rows whose columns are decoded: ``rows(numbers)`` are those of the given numbers, as dictionaries.
+
+    The rows share no memory with it, so that what is made of them can be written to, and lives on alone. Any thread may read.
+
+    Args:
+        names: the names of the columns.
+        columns: a ``pyarrow.ChunkedArray`` for each.
+    """
+
+    def __init__(self, names: Sequence[str], columns: Sequence[Any]) -> None:
+        self._names = list(names)
+        columns = [_column(column) for column in columns]
+        self._columns = [column.values for column in columns]
+        self.num_bytes: int = sum([column.num_bytes for column in columns])
+
+    def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+        if not self._columns:
+            return [{} for _ in numbers]
+        columns = [values(numbers) for values in self._columns]
+        return [*map(dict, map(zip, itertools.repeat(self._names), zip(*columns, strict=True)))]
+
+
+class _Column(NamedTuple):
+    values: Values
+    num_bytes: int  # of memory, while it is kept
+
+
+def _column(column: Any) -> _Column:
+    from pyarrow import types
+
+    column = without_dictionary(column)
+    if column.num_chunks == 1:
+        column = column.chunk(0)  # quicker
+    arrow_type = column.type
+    if _is_text(arrow_type):
+        return _Column(lambda rows: [column[row].as_py() for row in rows], column.get_total_buffer_size())
+    chunks = column.chunks if hasattr(column, "chunks") else [column]
+    has_many_types = any([_changes_by_nulls(chunk) for chunk in chunks])
+    if has_many_types or (types.is_primitive(arrow_type) and not types.is_time(arrow_type)):
+        return _whole(column)
+    if len(chunks) == 1 and _is_list_of_numbers(arrow_type) and not has_nulls(column):
+        return _lists(column)
+    return _converted(column)
+
+
+def _changes_by_nulls(array: Any) -> bool:
+    """Whether missing values, at any depth, make others look different."""
+    if parts := _parts(array):
+        return any([_changes_by_nulls(part) for part in parts])
+    return bool(array.null_count) and depends_on_nulls(array.type)
+
+
+def _whole(column: Any) -> _Column:
+    """All values, converted at once."""
+    values = column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(zero_copy_only=False)
+    if values.dtype.hasobject:
+        num_bytes = values.nbytes + sum(map(_object_bytes, values)) + column.get_total_buffer_size()
+        return _Column(lambda rows: [copy.deepcopy(values[row]) for row in rows], num_bytes)
+    return _Column(lambda rows: [values[row] for row in rows], values.nbytes)
+
+
+def _object_bytes(value: Any) -> int:
+    parts: Any = ()
+    if isinstance(value, dict):
+        parts = value.values()
+    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
+        parts = value
+    return sys.getsizeof(value) + sum(map(_object_bytes, parts))
+
+
+def _is_list_of_numbers(arrow_type: Any) -> bool:
+    from pyarrow import types
+
+    is_list = types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type)
+    return is_list and bool(types.is_integer(arrow_type.value_type) or types.is_floating(arrow_type.value_type))
+
+
+def _lists(column: Any) -> _Column:
+    """Lists of numbers, of which none is missing."""
+    from pyarrow import types
+
+    if types.is_fixed_size_list(column.type):
+        values = column.flatten().to_numpy()
+        ends = np.arange(1 + len(column)) * column.type.list_size
+    else:
+        values, ends = column.values.to_numpy(), column.offsets.to_numpy()
+    return _Column(lambda rows: [values[ends[row] : ends[row + 1]].copy() for row in rows], column.get_total_buffer_size())
+
+
+def _converted(column: Any) -> _Column:
+    """Values that are made when they are asked for."""
+    import pyarrow
+
+    def values(rows: Sequence[int]) -> Sequence[Any]:
+        some = column.take(pyarrow.array(rows, pyarrow.int64()))
+        found: Sequence[Any] = as_numpy(some if hasattr(some, "chunks") else pyarrow.chunked_array([some]))
+        return found
+
+    return _Column(values, column.get_total_buffer_size())
