@@ -52,17 +52,11 @@ class KeptValues(Generic[K, V]):
         self._changed = threading.Condition()
         self._kept_bytes = 0
         self._made_bytes = 0  # of those that are being made
-        self._max_held_bytes = 0
 
     @property
     def num_bytes(self) -> int:
         """The bytes of the values that are kept."""
         return self._kept_bytes
-
-    @property
-    def max_num_bytes(self) -> int:
-        """The most bytes that were ever kept."""
-        return self._max_held_bytes
 
     def get(self, key: K, estimate: Callable[[], int], make: Callable[[], tuple[V, int]]) -> V:
         """The value of ``key``.
@@ -114,7 +108,6 @@ class KeptValues(Generic[K, V]):
             if entry.error is None:
                 self._make_room(entry.num_bytes)
                 self._kept_bytes += entry.num_bytes
-                self._max_held_bytes = max(self._max_held_bytes, self._kept_bytes)
             else:
                 self._entries.pop(key, None)
             entry.is_done = True

@@ -20,6 +20,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self, SupportsIndex
 
@@ -30,7 +31,7 @@ from gristmill.sources.arrow_values import DecodedRows, is_dictionary
 from gristmill.sources.kept import KeptValues
 from gristmill.sources.parquet import checked_columns, explained
 from gristmill.sources.parquet_footer import read_footer
-from gristmill.sources.storage.errors import DamagedFileError, changed
+from gristmill.sources.storage.errors import changed
 from gristmill.sources.storage.files import Files, is_url, list_files
 
 _FOOTER_BYTES = 64 << 20  # of parsed footers that a process keeps
@@ -62,8 +63,8 @@ class ParquetSource:
     ``lengths``: how long values are is known when they are decoded.
 
     Args:
-        paths: a path, a URL or a pattern, or a non-empty sequence of them (``*``, ``?``, ``[abc]``, ``{a,b}``, ``{00..15}``). With
-            ``filesystem``, paths in it, without patterns.
+        paths: a path, a URL or a pattern, or a non-empty sequence of them (``*``, ``?``, ``[abc]``, ``{a,b}``, ``{00..15}``).
+            With ``filesystem``, paths in it, without patterns.
         columns: the names of the columns to read; all by default. They must be of the same types in all files.
         max_bytes: how many bytes of decoded row groups each process keeps, and decodes at a time, at most. A row group that is
             larger is decoded and kept alone.
@@ -96,7 +97,7 @@ class ParquetSource:
         page_checksum_verification: bool = False,
     ) -> None:
         try:
-            import pyarrow.parquet
+            import pyarrow.parquet  # noqa: F401
         except ImportError as error:
             raise missing_package("pyarrow", "parquet", "ParquetSource") from error
         self._columns = checked_columns(columns)
@@ -104,6 +105,7 @@ class ParquetSource:
         self._filesystem = filesystem
         self._verifies = page_checksum_verification
         self._files = Files(list_files("paths", paths)) if filesystem is None else _without_sizes(paths)
+        self._checksums = array("L")  # of the footers
         self._start_closed()
         first = self._read_footer(0)
         schema = first.metadata.schema.to_arrow_schema()
@@ -154,7 +156,8 @@ class ParquetSource:
             more = f", and {len(differences) - _MAX_NAMES} more" if len(differences) > _MAX_NAMES else ""
             raise ValueError(
                 f"{self._files.paths[0]} and {self._files.paths[number]} have different columns: "
-                f"{', '.join(differences[:_MAX_NAMES])}{more}. Name columns that agree with columns=[...], or make a source of each"
+                f"{', '.join(differences[:_MAX_NAMES])}{more}. "
+                "Name columns that agree with columns=[...], or make a source of each file"
             )
 
     def __len__(self) -> int:
@@ -266,8 +269,6 @@ class ParquetSource:
     def _footer(self, number: int) -> _Footer:
         def read() -> tuple[_Footer, int]:
             footer = self._read_footer(number)
-            if footer.checksum != self._checksums[number]:
-                raise changed(self._files.paths[number], "its footer is another one")
             return footer, footer.metadata.serialized_size * _PARSED_RATIO
 
         return self._footers.get(number, lambda: 1, read)
@@ -280,6 +281,9 @@ class ParquetSource:
         with explained(path), contextlib.closing(self._open(number)) as opened:
             self._check_size(number, opened.size())
             footer = read_footer(opened)
+            checksum = zlib.crc32(footer)
+            if self._checksums and checksum != self._checksums[number]:
+                raise changed(path, "its footer is another one")
             if footer:  # is read once; pyarrow would read it again
                 content = b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1"
                 metadata = pyarrow.parquet.read_metadata(pyarrow.BufferReader(content))
@@ -291,7 +295,7 @@ class ParquetSource:
         ends = array("q", itertools.accumulate(num_rows) if num_rows else [0])
         self._statuses.setdefault(number, status)
         self._group_ends[number] = ends
-        return _Footer(metadata, zlib.crc32(footer), ends)
+        return _Footer(metadata, checksum, ends)
 
     def _open(self, number: int) -> Any:
         """The file, open: a ``pyarrow.NativeFile``."""
@@ -307,7 +311,7 @@ class ParquetSource:
         path = self._files.paths[number]
         if self._filesystem is not None or is_url(path):
             return None
-        status = os.stat(path)
+        status = Path(path).stat()
         return status.st_size, status.st_mtime_ns
 
     def _check_unchanged(self, number: int) -> None:

@@ -1,0 +1,370 @@
+import datetime
+import os
+import pickle
+import random
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from parquet_files import NOON, write, written
+from parquet_rows import exact, plain_rows
+from pyarrow import fs
+from refusing import assert_raises
+
+import gristmill as grain
+from gristmill.core.errors import KeyRangeError
+from gristmill.sources import ChangedFileError, DamagedFileError, ParquetSource
+from gristmill.sources.arrow_files import open_ranges
+from gristmill.sources.storage.files import Files
+from gristmill.testing import assert_source_conforms
+
+fsspec = pytest.importorskip("fsspec")
+local_files = pytest.importorskip("fsspec.implementations.local")
+# Types of which values are made in other ways than those of ``parquet_files``.
+MORE_TYPES = [
+    *((pa.list_(pa.int64()), [None, [1], [], [2, 3]]), (pa.large_list(pa.float32()), [[1.5], [], [2], [3, 4]])),
+    *((pa.list_(pa.list_(pa.int16())), [[[1], []], [[2, 3]], [], [[]]]), (pa.list_(pa.bool_()), [[True], None, [], [False]])),
+    *((pa.list_(pa.int8(), 2), [[1, 2], None, [3, 4], [5, 6]]), (pa.list_(pa.timestamp("ms")), [[NOON], None, [], [NOON, None]])),
+    *(
+        (
+            pa.struct([("x", pa.list_(pa.int32())), ("y", pa.bool_())]),
+            [{"x": [1], "y": True}, {"x": []}, None, {"x": None, "y": None}],
+        ),
+    ),
+    (pa.list_(pa.struct([("role", pa.string()), ("n", pa.int64())])), [[{"role": "a", "n": 1}], [{"role": None}], [], None]),
+    *((pa.float16(), [1.5, None, 2, 3]), (pa.large_binary(), [b"x", b"", None, b"\xff"]), (pa.time64("us"), [1, None, 2, 3])),
+    *((pa.decimal256(40, 3), [Decimal("1.500"), None, None, None]), (pa.uuid(), [b"0" * 16, None, b"1" * 16, b"2" * 16])),
+    *(
+        (pa.timestamp("ns"), [1, None, 2, 3]),
+        (pa.date64(), [datetime.date(2020, 1, 1), None, None, None]),
+    ),
+    (pa.list_(pa.dictionary(pa.int8(), pa.string())), [["a"], None, ["b", None], []]),
+    (pa.map_(pa.string(), pa.list_(pa.int8())), [[("a", [1])], [("b", None)], None, []]),
+]
+
+
+class Counting(local_files.LocalFileSystem):
+    """Local files, of which it is counted how often each is opened."""
+
+    protocol = "counting"
+    cachable = False
+
+    def __init__(self):
+        super().__init__()
+        self.opened = Counter()
+
+    def _open(self, path, *args, **kwargs):
+        self.opened[Path(path).name] += 1
+        return super()._open(path, *args, **kwargs)
+
+
+def streamed(*paths, **options):
+    return [exact(row) for path in paths for row in grain.experimental.ParquetIterDataset(path, **options)]
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Three files of 30, 0 and 20 rows in row groups of 7."""
+    ends = [30, 30, 50]
+    columns = [
+        {
+            "id": range(start, end),
+            "text": [f"row {i}" for i in range(start, end)],
+            "tags": [[i] * (i % 3) for i in range(start, end)],
+        }
+        for start, end in zip([0, *ends], ends, strict=False)
+    ]
+    schema = pa.schema({"id": pa.int64(), "text": pa.string(), "tags": pa.list_(pa.int32())})
+    found = [tmp_path / f"{number}.parquet" for number in range(3)]
+    for path, each in zip(found, columns, strict=True):
+        pq.write_table(pa.table(each, schema), path, row_group_size=7)
+    return found
+
+
+def more_written(path, rng):
+    for trial in range(30):
+        columns = {}
+        for number, (arrow_type, values) in enumerate(rng.sample(MORE_TYPES, 6) if trial else MORE_TYPES):
+            values = [value for value in values if value is not None or trial % 2] or [None]
+            columns[str(number)] = pa.array(rng.choices(values, k=40), arrow_type)
+        yield write(path, columns, row_group_size=rng.choice([1, 2, 7, 100]))
+
+
+@pytest.mark.parametrize("kind", [written, more_written])
+def test_rows_are_those_of_the_stream_bit_for_bit(tmp_path, kind):
+    rng = random.Random(8)
+    for path in kind(tmp_path / "x.parquet", rng):
+        expected = streamed(path)
+        with pq.ParquetFile(path) as file:
+            assert expected == [row for group in range(file.num_row_groups) for row in plain_rows(file, group)]
+        source = ParquetSource(path, max_bytes=rng.choice([0, 1000, 1 << 30]))
+        keys = rng.sample(range(len(source)), len(source))
+        assert [exact(row) for row in source.__getitems__(keys)] == [expected[key] for key in keys]
+        keys = rng.choices(keys, k=10) if keys else []
+        assert [exact(source[key]) for key in keys] == [expected[key] for key in keys]
+        assert sum([group.num_bytes for group in kept_groups(source)]) == source.kept_bytes
+
+
+def kept_groups(source):
+    return [entry.value for entry in source._row_groups._entries.values()]
+
+
+def test_a_source_conforms(paths):
+    source = ParquetSource([str(path) for path in paths])
+    assert_source_conforms(source, in_worker=True)
+    assert [exact(row) for row in source] == streamed(*paths)
+    assert repr(source).startswith(f"ParquetSource(3 files, {sum(path.stat().st_size for path in paths)} bytes, ")
+    assert repr(ParquetSource(paths, ["text"])).endswith(", columns=['text'])")
+    for empty in (paths[1], [paths[1], paths[1]]):
+        assert len(ParquetSource(empty)) == 0 and ParquetSource(empty).__getitems__([]) == []
+        assert_raises(KeyRangeError, r"in \[0, 0\)", ParquetSource(empty).__getitem__, 0)
+    for key in (-1, 50, 10**30):
+        assert_raises(KeyRangeError, rf"record key must be in \[0, 50\).*got {key}", source.__getitem__, key)
+        assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, 1, key])
+    for key in (1.0, "1", None, slice(2)):
+        assert_raises(TypeError, None, source.__getitem__, key)
+    ds = grain.MapDataset.source(source).shuffle(seed=1).map(lambda row: int(row["id"]))
+    workers = grain.MultiprocessingOptions(num_workers=2)
+    assert list(ds.to_iter_dataset().mp_prefetch(workers)) == list(ds)
+
+
+def test_columns_and_rows_of_ones_own(paths):
+    source = ParquetSource(paths, columns=["text", "id", "text"])
+    assert [*source[49].items()] == [("text", "row 49"), ("id", 49)]
+    source = ParquetSource(paths)
+    row = source[5]
+    row["tags"][:] = 0  # what is done to a row is not done to the source, nor to another row
+    row["text"] = ""
+    assert exact(source[5]) == streamed(*paths)[5] and row["tags"].base is None
+    path = write(paths[0].with_name("y.parquet"), {"x": [{"a": [1, None]}, {"a": None}, {"a": [3]}]})
+    source = ParquetSource(path)
+    for row in source:
+        row["x"]["a"] = 7
+    assert [exact(row) for row in source] == streamed(path)
+    pq.write_table(pa.table([pa.array([1, 2]), pa.array([3, 4])], names=["x", "x"]), path)
+    assert [row["x"] for row in ParquetSource(path)] == [3, 4]  # a name twice is the last column
+    write(path, {"a": [1, 2], "a.b": [None, 4], "s": [{"b": 5}, {"b": None}]})
+    assert [exact(row) for row in ParquetSource(path)] == streamed(path)
+    for columns in (["a"], ["a.b"], ["s"], ["s", "a"]):
+        assert [exact(row) for row in ParquetSource(path, columns)] == streamed(path, columns=columns)
+    pq.write_table(pa.table({"x": [1, 2]}).select([]), path)
+    assert list(ParquetSource(path)) == streamed(path)
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not count what a process reads")
+def test_only_the_bytes_of_wanted_columns_are_read(tmp_path):
+    columns = {"large": [os.urandom(10_000) for _ in range(1000)], "small": range(1000)}
+    source = ParquetSource(write(tmp_path / "x.parquet", columns), columns=["small"])
+
+    def num_read():
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    before = num_read()
+    assert source[500] == {"small": 500} and num_read() - before < 300_000 and source.kept_bytes < 10_000
+
+
+def decoded(source, filesystem, paths):
+    """How many row groups were decoded: a file is opened for each, and twice for its footer."""
+    return sum([filesystem.opened[path.name] - 2 for path in paths if filesystem.opened[path.name] > 1])
+
+
+def test_each_row_group_is_decoded_once_and_those_used_longest_ago_are_dropped(paths):
+    expected, counting = streamed(*paths), Counting()
+    source = ParquetSource(list(map(str, paths)), filesystem=counting)
+    assert sum(counting.opened.values()) == 3
+    keys = random.Random(0).choices(range(50), k=500)
+    assert [exact(source[key]) for key in keys] == [expected[key] for key in keys]
+    assert decoded(source, counting, paths) == 8
+    sizes = [group.num_bytes for group in kept_groups(source)]
+    assert sum(sizes) == source.kept_bytes > 8 * 7 * 8
+    for max_bytes in (0, max(sizes), 3 * max(sizes)):
+        counting = Counting()
+        source = ParquetSource(list(map(str, paths)), max_bytes=max_bytes, filesystem=counting)
+        assert [exact(row) for row in source.__getitems__(keys)] == [expected[key] for key in keys]
+        assert decoded(source, counting, paths) == 8
+        assert [exact(source[key]) for key in range(50)] == expected
+        assert decoded(source, counting, paths) <= 16  # the one used last is there in any case
+        assert 0 < source.kept_bytes <= max(max_bytes, max(sizes))
+    source.close()
+    assert source.kept_bytes == 0 and exact(source[3]) == expected[3]
+
+
+def test_threads_share_row_groups(paths):
+    expected, counting, start = streamed(*paths), Counting(), threading.Barrier(16)
+    size = max([group.num_bytes for group in all_groups(paths)])
+    for max_bytes in (1 << 20, 0, 2 * size):
+        counting = Counting()
+        source = ParquetSource(list(map(str, paths)), max_bytes=max_bytes, filesystem=counting)
+
+        def read(number, source=source, max_bytes=max_bytes):
+            rng = random.Random(number)
+            start.wait()
+            for _ in range(40):
+                keys = rng.choices(range(50), k=rng.choice([1, 2, 20]))
+                assert [exact(row) for row in source.__getitems__(keys)] == [expected[key] for key in keys]
+                assert source.kept_bytes <= max(max_bytes, size)
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(read, range(16)))
+        assert max_bytes < 1 << 20 or decoded(source, counting, paths) == 8
+
+
+def all_groups(paths):
+    source = ParquetSource(paths)
+    list(source)
+    return kept_groups(source)
+
+
+def test_copies_carry_no_rows_and_no_open_files(paths):
+    source = ParquetSource(paths * 100)
+    fresh = cloudpickle.dumps(source)
+    assert len(fresh) < 300 * 120
+    expected = [exact(row) for row in source.__getitems__(range(50))]
+    assert cloudpickle.dumps(source) == fresh
+    copy = pickle.loads(fresh)
+    assert copy.kept_bytes == 0 and [exact(row) for row in copy.__getitems__(range(50))] == expected
+    assert (repr(copy), len(copy)) == (repr(source), len(source))
+    if Path("/proc/self/fd").is_dir():
+        links = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+        assert not {str(path) for path in paths}.intersection(links)
+
+
+def test_everything_that_names_files(paths, monkeypatch):
+    expected, names = streamed(*paths), [path.name for path in paths]
+    folder = paths[0].parent
+    monkeypatch.chdir(folder)
+    in_memory = fsspec.filesystem("memory")
+    for path in paths:
+        in_memory.pipe(f"/there/{path.name}", path.read_bytes())
+    local = fs.LocalFileSystem()
+    sources = [ParquetSource(patterns) for patterns in ("*.parquet", f"{folder}/[0-2].parquet", "{0..2}.parquet", names)]
+    for filesystem in (fs.SubTreeFileSystem(str(folder), local), folder.as_uri(), fsspec.filesystem("file")):
+        sources.append(ParquetSource(names, filesystem=filesystem))
+    sources.append(ParquetSource([f"/there/{name}" for name in names], filesystem=in_memory))
+    for source in sources:
+        assert [exact(row) for row in source] == expected and repr(source) == repr(sources[0])
+    assert_raises(FileNotFoundError, "missing", ParquetSource, "missing.parquet")
+    assert_raises(FileNotFoundError, "missing", ParquetSource, "missing", filesystem=in_memory)
+    assert_raises(IsADirectoryError, "is a folder", ParquetSource, folder)
+    files = Files([str(path) for path in paths])  # URLs are read in this way
+    with open_ranges(files, 0) as opened:
+        assert pq.ParquetFile(opened, pre_buffer=True).read().equals(pq.read_table(paths[0]))
+        assert (opened.size(), opened.read_at(4, 0)) == (files.sizes[0], b"PAR1")
+        paths[0].write_bytes(b"")
+        assert_raises(ChangedFileError, "0.parquet has changed", opened.read_at, 4, 0)
+
+
+def test_wrong_arguments(paths, monkeypatch):
+    for error, match, *arguments in [
+        *((ValueError, "paths must not be empty", []), (TypeError, "paths must be", 3), (TypeError, "paths", [b"x"])),
+        *((TypeError, "columns must be a sequence of names", paths, "id"), (ValueError, "columns must not be empty", paths, [])),
+        (ValueError, r"columns: .*0\.parquet has no 'txt', but 'text'; it has 'id', 'text', 'tags'", paths, ["id", "txt"]),
+        (ValueError, r"columns: .*0\.parquet has no 'tags\.x'", paths, ["tags.x"]),
+    ]:
+        assert_raises(error, match, ParquetSource, *arguments)
+    assert_raises(ValueError, "max_bytes must be a non-negative integer, got -1", ParquetSource, paths, max_bytes=-1)
+    for error, match, given in ((ValueError, "must not be empty", []), (TypeError, "must be a path", 3)):
+        assert_raises(error, f"paths {match}", ParquetSource, given, filesystem=fs.LocalFileSystem())
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert_raises(ImportError, r"ParquetSource needs .*pip install 'gristmill\[parquet\]'", ParquetSource, paths)
+
+
+def test_files_of_other_columns(tmp_path):
+    first = write(tmp_path / "a.parquet", {"x": [1, 2], "y": ["a", "b"]})
+    second = write(tmp_path / "b.parquet", {"y": ["c"], "x": [3]})  # in another order
+    assert [[*row] for row in ParquetSource([first, second])] == [["x", "y"]] * 3
+    text = pa.array(["c"], pa.large_string())
+    for column in (text, text.cast(pa.string()).dictionary_encode(), text.dictionary_encode()):
+        write(second, {"x": [3], "y": column})
+        assert [row["y"] for row in ParquetSource([first, second])] == ["a", "b", "c"]
+    for columns, difference in [
+        *(({"x": [1.5], "y": ["c"]}, "'x' is int64 and double"), ({"x": [1]}, "'y' is only in the first")),
+        ({"x": [1], "y": ["c"], "z": [1]}, "'z' is only in the second"),
+    ]:
+        write(second, columns)
+        match = rf"a\.parquet and .*b\.parquet have different columns: {difference}\. Name columns that agree"
+        assert_raises(ValueError, match, ParquetSource, [first, second])
+        (same,) = {"x", "y"} & set(columns) - {difference[1]} if "z" not in columns else {"x"}
+        assert len(ParquetSource([first, second], columns=[same])) == 3
+        if same == "x":
+            assert_raises(ValueError, "different columns", ParquetSource, [first, write(second, {"x": ["a"]})], columns=["x"])
+
+
+def test_damaged_files(tmp_path, paths):
+    content, path = paths[0].read_bytes(), tmp_path / "bad.parquet"
+    for bad in (
+        b"",
+        b"PAR1",
+        b"some text, and nothing else",
+        content[: len(content) // 2],
+        content[:-1],
+        b"x" * 99 + content[-8:],
+    ):
+        path.write_bytes(bad)
+        for name in (path, [*paths, path]):
+            assert_raises(
+                DamagedFileError, r"bad\.parquet cannot be read as Parquet: .*\. Write the file again", ParquetSource, name
+            )
+    write(path, {"x": range(3000)}, row_group_size=1000, compression="none", use_dictionary=False)
+    start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    content = bytearray(path.read_bytes())
+    content[start : start + 40] = bytes(40)
+    path.write_bytes(content)
+    source = ParquetSource(path)
+    match = r"row group 1 of .*bad\.parquet cannot be read as Parquet"
+    for _ in range(2):
+        assert_raises(DamagedFileError, match, source.__getitem__, 1500)
+        assert_raises(DamagedFileError, match, source.__getitems__, [0, 1500, 9999, 2500])
+        assert_raises(KeyRangeError, "got 9999", source.__getitems__, [0, 9999, 1500, 2500])
+    keys = [*range(1000), *range(2000, 3000)]
+    assert [row["x"] for row in source.__getitems__(keys)] == keys
+    write(path, {"x": range(1000)}, compression="none", use_dictionary=False, write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(np.int64(500).tobytes(), np.int64(-500).tobytes(), 1))
+    assert ParquetSource(path)[500] == {"x": -500}
+    assert_raises(DamagedFileError, "CRC", ParquetSource(path, page_checksum_verification=True).__getitem__, 0)
+    write(path, {"x": ["some text", "more"], "y": ["a", "b"]}, compression="none", use_dictionary=False)
+    path.write_bytes(path.read_bytes().replace(b"some", b"s\xffme"))
+    source = ParquetSource(path)
+    match = r"row group 0 of .*bad\.parquet cannot be read as Parquet: .*utf-8"
+    assert_raises(DamagedFileError, match, source.__getitem__, 0)
+    assert_raises(DamagedFileError, match, source.__getitems__, [1, 0, 2])
+    assert_raises(KeyRangeError, "got 2", source.__getitems__, [1, 2, 0])
+    assert source[1] == {"x": "more", "y": "b"}
+
+
+def test_files_that_change(paths):
+    expected = streamed(*paths)
+    content, times = paths[0].read_bytes(), (paths[0].stat().st_atime_ns, paths[0].stat().st_mtime_ns)
+    other = pq.read_table(paths[0]).set_column(0, "id", [range(100, 130)])
+
+    def longer():
+        paths[0].write_bytes(content + b"more")
+
+    def damaged():
+        paths[0].write_bytes(b"x" * len(content))
+
+    def rewritten():
+        pq.write_table(other, paths[0], row_group_size=7)
+
+    for change in (longer, damaged, rewritten):
+        for rows_before in ([], [0], [0, 8]):
+            source, other_source = ParquetSource(paths), ParquetSource(paths)
+            source.__getitems__(rows_before)
+            copy = pickle.loads(pickle.dumps(other_source))
+            change()
+            for each in (source, copy):
+                assert_raises(ChangedFileError, r"0\.parquet has changed since this source was made", each.__getitem__, 29)
+                assert exact(each[30]) == expected[30]  # of another file
+            paths[0].write_bytes(content)
+            os.utime(paths[0], ns=times)
+            assert exact(source[29]) == expected[29]
+    paths[0].unlink()
+    assert_raises(FileNotFoundError, r"0\.parquet", source.__getitem__, 15)
