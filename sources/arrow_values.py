@@ -119,6 +119,10 @@ def _column(column: Any) -> _Column:
 
 def _changes_by_nulls(array: Any) -> bool:
     """Whether missing values, at any depth, make others look different."""
+    from pyarrow import types
+
+    if types.is_fixed_size_list(array.type):  # a missing one has values, which are missing
+        return has_nulls(array)
     if parts := _parts(array):
         return any([_changes_by_nulls(part) for part in parts])
     return bool(array.null_count) and depends_on_nulls(array.type)
