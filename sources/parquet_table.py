@@ -196,8 +196,8 @@ class ParquetSource:
             if failure is not None and places[0] > failure[0]:
                 break
             try:
-                for place, row in zip(places, self._rows(number, group, rows), strict=True):
-                    found[place] = row
+                for place, each in zip(places, self._rows(number, group, rows), strict=True):
+                    found[place] = each
             except Exception as error:
                 failure = self._first_failure(number, group, places, rows, failure or (places[0], error))
         if failure is not None:
