@@ -393,3 +393,8 @@ def test_the_mixture_changes(tmp_path):
     assert (
         sum(map(int, texts.values())) > 400 and min(map(int, texts.values())) > 100 and ", 0 of them not exactly once" in output
     )
+
+
+def test_rows_of_parquet_files_are_shuffled_within_bounds():
+    output = run_example("parquet_rows.py", "--max-bytes", 100_000)
+    assert "batches of (500, 16), each of 4 to 4 sensors" in output and "resumed: the same 30 batches" in output
