@@ -114,7 +114,7 @@ def test_rows_are_those_of_the_stream_bit_for_bit(tmp_path, kind):
 
 
 def kept_groups(source):
-    return [entry.value for entry in source._row_groups._entries.values()]
+    return [entry.value for entry in source._kept._entries.values()]
 
 
 def test_a_source_conforms(paths):
@@ -368,3 +368,16 @@ def test_files_that_change(paths):
             assert exact(source[29]) == expected[29]
     paths[0].unlink()
     assert_raises(FileNotFoundError, r"0\.parquet", source.__getitem__, 15)
+
+
+def test_urls(paths):
+    servers = pytest.importorskip("servers")
+    pytest.importorskip("obstore")
+    with servers.HttpServer(paths[0].parent) as server:
+        source = ParquetSource([f"{server.url}/{path.name}" for path in paths])
+        assert [exact(row) for row in source.__getitems__(range(50))] == streamed(*paths)
+        assert repr(source) == repr(ParquetSource(paths)) and len(server.requests) <= 3 * 2 + 2 + 8  # 8 row groups
+        paths[0].write_bytes(paths[2].read_bytes())
+        source.close()
+        assert_raises(ChangedFileError, r"0\.parquet has changed", source.__getitem__, 3)
+        assert_raises(FileNotFoundError, "missing", ParquetSource, f"{server.url}/missing.parquet")
