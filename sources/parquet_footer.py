@@ -32,15 +32,17 @@ _Readers = Mapping[int, Callable[[int], int]]
 
 
 def read_footer(file: Any) -> bytes:
-    """The footer of an open ``pyarrow.NativeFile``; nothing if it is encrypted."""
+    """The footer of an open ``pyarrow.NativeFile``; nothing if it is encrypted, or longer than the file."""
     size = file.size()
     num_bytes = min(size, _TAIL_BYTES)
     tail = file.read_at(num_bytes, size - num_bytes)
     if not tail.endswith(_MAGIC):
         return b""
     length = int.from_bytes(tail[-_END_BYTES : -len(_MAGIC)], "little")
+    if length > size - _END_BYTES:
+        return b""
     begin = len(tail) - _END_BYTES - length
-    return bytes(tail[begin:-_END_BYTES] if begin >= 0 else file.read_at(length, max(size - _END_BYTES - length, 0)))
+    return bytes(tail[begin:-_END_BYTES] if begin >= 0 else file.read_at(length, size - _END_BYTES - length))
 
 
 class NullCounts:

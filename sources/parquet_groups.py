@@ -189,7 +189,8 @@ class RowGroups:
         return status.st_size, status.st_mtime_ns
 
     def _check_unchanged(self, number: int) -> None:
-        if self._status(number) != self._statuses[number]:
+        status = self._status(number)
+        if status != self._statuses.get(number, status):  # none, after another thread has called ``close``
             raise changed(self._files.paths[number], "it was written to")
 
     def _check_size(self, number: int, size: int) -> None:

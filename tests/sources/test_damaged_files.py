@@ -23,7 +23,7 @@ from parquet_rows import exact, plain_rows
 from gristmill.dataset.bases.element_spec import get_element_spec
 from gristmill.dataset.stages.parquet import ParquetIterDataset
 from gristmill.dataset.stages.tfrecord import TFRecordIterDataset
-from gristmill.sources import ArrayRecordDataSource, array_record, parquet
+from gristmill.sources import ArrayRecordDataSource, ParquetSource, array_record, parquet
 from gristmill.sources.crc32c import masked_crc32c
 
 resource = pytest.importorskip("resource", reason="the system does not limit the memory of a process")
@@ -155,6 +155,25 @@ class Parquet(Format):
         return rows, False
 
 
+class ParquetTable(Parquet):
+    def read(self, _, settings):
+        _, kwargs = settings
+        kwargs.pop("memory_map", None)
+        rows, source = {}, []
+        with self.documented() as errors:
+            source = ParquetSource(self.path, **kwargs)
+        for key in range(min(len(source), 200)):
+            with self.documented() as failed:
+                rows[key] = exact(source[key])
+            errors += failed
+        plain, is_readable = self.plainly_read(**kwargs)
+        for key, row in rows.items():
+            assert key >= len(plain) or row == plain[key], f"pyarrow reads another row {key}"
+        assert errors or (is_readable and len(rows) == len(plain)), f"no error, {len(rows)} rows: pyarrow reads {len(plain)}"
+        with self.documented():
+            assert [*map(exact, source.__getitems__([*rows]) if rows else [])] == [*rows.values()], "a block of other rows"
+
+
 class TFRecord(Format):
     error = ValueError
 
@@ -230,7 +249,9 @@ class ArrayRecord(Format):
 
 
 def main(name, folder, first, last):
-    files = {"parquet": Parquet, "tfrecord": TFRecord, "array_record": ArrayRecord}[name](Path(folder))
+    files = {"parquet": Parquet, "parquet_table": ParquetTable, "tfrecord": TFRecord, "array_record": ArrayRecord}[name](
+        Path(folder)
+    )
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     for number in range(int(first), int(last)):
@@ -241,7 +262,7 @@ def main(name, folder, first, last):
             print(f"wrong: damage {number}: {' '.join(f'{type(error).__name__}: {error}'.split())}", flush=True)
 
 
-PACKAGES = {"parquet": "pyarrow", "tfrecord": "numpy", "array_record": "array_record"}
+PACKAGES = {"parquet": "pyarrow", "parquet_table": "pyarrow", "tfrecord": "numpy", "array_record": "array_record"}
 MANY = pytest.param(100, 900, marks=[pytest.mark.slow, pytest.mark.timeout(300)], id="many")
 
 
