@@ -162,7 +162,8 @@ def _lists(column: Any) -> _Column:
         ends = np.arange(1 + len(column)) * column.type.list_size
     else:
         values, ends = column.values.to_numpy(), column.offsets.to_numpy()
-    return _Column(lambda rows: [values[ends[row] : ends[row + 1]].copy() for row in rows], column.get_total_buffer_size())
+    places = memoryview(ends)  # whose items are built-in integers, which are quicker
+    return _Column(lambda rows: [values[places[row] : places[row + 1]].copy() for row in rows], column.get_total_buffer_size())
 
 
 def _converted(column: Any) -> _Column:

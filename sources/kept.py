@@ -49,7 +49,8 @@ class KeptValues(Generic[K, V]):
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()  # the one used last comes last
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._kept_bytes = 0
         self._made_bytes = 0  # of those that are being made
 
@@ -70,7 +71,7 @@ class KeptValues(Generic[K, V]):
             Exception: what ``estimate`` and ``make`` raise.
         """
         while True:
-            with self._changed:
+            with self._lock:
                 entry = self._entries.get(key)
                 if entry is None:
                     entry = self._entries[key] = _Entry()
@@ -89,7 +90,7 @@ class KeptValues(Generic[K, V]):
         num_bytes = 0  # that are reserved
         try:
             expected = estimate()
-            with self._changed:
+            with self._lock:
                 while not self._has_room(expected):
                     self._changed.wait()
                 num_bytes = expected
@@ -103,7 +104,7 @@ class KeptValues(Generic[K, V]):
         return entry.value
 
     def _settle(self, key: K, entry: _Entry[V], reserved_bytes: int) -> None:
-        with self._changed:
+        with self._lock:
             self._made_bytes -= reserved_bytes
             if entry.error is None:
                 self._make_room(entry.num_bytes)
