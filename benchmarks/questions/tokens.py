@@ -12,7 +12,7 @@ import numpy as np
 from workload import Measured, Workload
 
 WINDOWS, INPUTS, BATCH = 8_192, 2_048, 64
-DOCUMENTS, DOCUMENT_TOKENS, LOOK_UPS, COLD = 10**10, 16, 1_000, 40
+DOCUMENTS, DOCUMENT_TOKENS, LOOK_UPS, COLD, PASSES, SLICE = 10**10, 16, 1_024, 40, 30, 128
 HEADER = 34  # bytes of an index before its tables
 
 
@@ -120,23 +120,40 @@ def forget():
 
 
 def looked_up(prepare, is_cold):
-    """The candidate: documents one by one, after a memory map or a source is there."""
+    """The candidate: documents, after a memory map or a source is there.
+
+    What is in memory is read in several passes, and of each slice the shortest time counts: others use the machine, too.
+    """
 
     def candidate(module):
-        wanted = keys()[: COLD if is_cold else LOOK_UPS]
+        wanted, passes = (keys()[:COLD], 1) if is_cold else (keys(), PASSES)
+        slices = [wanted[start : start + SLICE] for start in range(0, len(wanted), SLICE)]
         megatron()
 
         def run():
             if is_cold:
                 forget()
             read = prepare(module)
-            began = time.perf_counter()
-            documents = [read(key) for key in wanted]
-            return Measured(time.perf_counter() - began, documents)
+            seconds = [[] for _ in slices]
+            for _ in range(passes):
+                documents = []
+                for part, times in zip(slices, seconds, strict=True):
+                    began = time.perf_counter()
+                    documents += read(part)
+                    times.append(time.perf_counter() - began)
+            return Measured(sum(map(min, seconds)), documents)
 
         return run
 
     return candidate
+
+
+def one_by_one(read_of):
+    def prepared(module):
+        read = read_of(module)
+        return lambda wanted: [read(key) for key in wanted]
+
+    return prepared
 
 
 def by_source(grain):
@@ -144,14 +161,8 @@ def by_source(grain):
 
 
 def in_blocks(grain):
-    """The candidate: 256 documents at a time, as pipelines read them."""
-    wanted, source = keys(), grain.sources.TokenSource(megatron())
-
-    def run():
-        for start in range(0, len(wanted), 256):
-            yield from source.__getitems__(wanted[start : start + 256])
-
-    return run
+    """A slice at a time, as pipelines read them."""
+    return grain.sources.TokenSource(megatron()).__getitems__
 
 
 def by_map(np, advice=None):
@@ -177,9 +188,9 @@ def by_random_map(np):
 
 def documents(name, is_cold, goals):
     ways = {"gristmill": by_source, "np.memmap": by_map, "MADV_RANDOM": by_random_map}
-    candidates = {way: looked_up(prepare, is_cold) for way, prepare in ways.items()}
+    candidates = {way: looked_up(one_by_one(read_of), is_cold) for way, read_of in ways.items()}
     if not is_cold:
-        candidates["blocks of 256"] = with_gristmill(in_blocks)
+        candidates["in blocks"] = with_gristmill(looked_up(in_blocks, is_cold))
     count = COLD if is_cold else LOOK_UPS
     return Workload(name=name, unit="µs/document", scale=1e6, count=count, candidates=candidates, goals=goals)
 
@@ -196,6 +207,6 @@ WORKLOADS = [
             "at least as fast as ArrayRecord": lambda m: m["gristmill"] <= m["ArrayRecord"],
         },
     ),
-    documents("10¹⁰ documents, index in memory", False, {"≤ 10 µs in blocks": lambda m: m["blocks of 256"] <= 10}),
+    documents("10¹⁰ documents, index in memory", False, {"≤ 10 µs in blocks": lambda m: m["in blocks"] <= 10}),
     documents("10¹⁰ documents, index on the disk", True, {"10 × np.memmap": lambda m: 10 * m["gristmill"] <= m["np.memmap"]}),
 ]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gristmill.core.errors import add_note
 from gristmill.sources.storage.errors import damaged
 from gristmill.sources.storage.files import Files, list_files
 from gristmill.sources.tokens import megatron_order
@@ -43,7 +44,12 @@ def open_tokens(paths: Any, wanted: Arrangement, filesystem: Any) -> Opened:
         names = data + [f"{path.removesuffix('.bin')}.idx" for path in data]
     else:
         names = data = list_files("paths", paths, filesystem)
-    files = Files(names + _index_paths(wanted), filesystem)
+    try:
+        files = Files(names + _index_paths(wanted), filesystem)
+    except FileNotFoundError as error:
+        if wanted.format == "megatron":
+            add_note(error, "Megatron's files are pairs, .bin and .idx. Tokens without an index are read with format='raw'.")
+        raise
     try:
         return _opened(files, data, wanted)
     finally:

@@ -37,7 +37,7 @@ class TokenSource:
 
     A process that reads has its files open, at most 128 of them, and nothing of them in memory. Orders that are not stored are
     computed by each process at its first read, and kept: 4 bytes for each chunk of OLMo's; for Megatron's 12 bytes for each
-    sample and 4 for each document of each epoch, and about three times as much meanwhile.
+    sample and 4 for each document of each epoch, and about four times as much meanwhile.
 
     Args:
         paths: files or patterns: ``*`` and ``?`` stand for what is there, ``{a,b}`` and ``{00..31}`` for all of these. For

@@ -215,7 +215,9 @@ def test_patterns_prefixes_and_pairs(folder):
     pair = [folder / "first.bin", folder / "first.idx"]
     assert_raises(ValueError, "name a pair of files once: .*first.idx", TokenSource, pair)
     assert_raises(FileNotFoundError, r"there is no file '.*none.bin'", TokenSource, folder / "none")
-    assert_raises(FileNotFoundError, r"raw.idx", TokenSource, folder / "raw.bin")
+    with pytest.raises(FileNotFoundError, match=r"raw\.idx") as caught:
+        TokenSource(folder / "raw.bin")
+    assert "Tokens without an index are read with format='raw'" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
