@@ -332,6 +332,23 @@ def test_damaged_pairs_are_an_error_that_names_file_and_byte(tmp_path, suffix, d
     assert_raises(DamagedFileError, rf"x.idx is damaged at byte {offset}: .*{message}", read)
 
 
+def test_an_index_that_picks_documents_or_has_them_in_another_order_is_read_by_documents(tmp_path):
+    prefix = write_megatron(tmp_path / "x", DOCUMENTS)
+    index = Path(f"{prefix}.idx").read_bytes()
+    for order in ([*range(3, 20)], [*range(10), *range(12, 20)], [0, *range(18, 0, -1), 19]):
+        header = struct.pack("<9sQBQQ", b"MMIDIDX", 1, 8, len(order), len(order) + 1)
+        lengths, places = np.frombuffer(index, "<i4", 20, HEADER)[order], np.frombuffer(index, "<i8", 20, POINTERS)[order]
+        numbers = np.arange(len(order) + 1, dtype="<i8")
+        Path(f"{prefix}.idx").write_bytes(header + lengths.tobytes() + places.tobytes() + numbers.tobytes())
+        assert as_lists(TokenSource(prefix)) == [DOCUMENTS[i].tolist() for i in order]
+        samples = TokenSource(prefix, window=9, order="megatron", seed=2)
+        tables, _ = megatron_tables(lengths.tolist(), range(len(order)), 8, seed=2)
+        assert as_lists(samples) == megatron_samples([DOCUMENTS[i].tolist() for i in order], tables, 8)
+        message = r"x.idx is damaged at byte \d+: .*can be read by documents"
+        for options in ({}, {"order": "olmo"}):
+            assert_raises(DamagedFileError, message, TokenSource, prefix, window=9, **options)
+
+
 OF_TOKENS = [
     (b"", {"format": "raw", "dtype": "u2"}, 0, "the file is empty"),
     (b"", {"format": "npy", "dtype": "u2"}, 0, "the file is empty"),
@@ -496,7 +513,8 @@ def test_an_index_of_ten_to_the_eight_documents_is_not_loaded(tmp_path):
     try:
         source = TokenSource(tmp_path / "x")
         assert [int(document[0]) for document in source.__getitems__(places)] == [place % 65_521 for place in places]
-        windows = grain.MapDataset.source(TokenSource(tmp_path / "x", window=step + 1)).shuffle(seed=0)
+        tokens = TokenSource(tmp_path / "x.bin", "raw", dtype="uint16", window=step + 1)
+        windows = grain.MapDataset.source(tokens).shuffle(seed=0)
         assert (len(source), len(windows), windows[5].shape) == (num, num - 1, (step + 1,))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
