@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from types import TracebackType
-from typing import Any, NamedTuple, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import numpy as np
 
@@ -23,19 +23,7 @@ from gristmill.sources.storage.sidecar import open_sidecars, without_sidecars
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
 _NEWLINE = 10
-
-
-class _Line(NamedTuple):
-    """A record: the numbers of its file and in it, where it and what follows begin, and how many bytes in front of it are read.
-
-    These show that a line still begins there: 1, but 0 at the start of a file or of a part of a compressed one.
-    """
-
-    number: int
-    record: int
-    start: int
-    stop: int
-    num_lead: int
+_DECODER = json.JSONDecoder()
 
 
 class JsonlSource:
@@ -154,62 +142,79 @@ class JsonlSource:
             yield self[key]
 
     def _records(self, keys: Sequence[SupportsIndex]) -> list[Any]:
-        lines = self._lines([self._locate(key) for key in keys])
-        return [self._record(line, text) for line, text in zip(lines, self._texts(lines), strict=True)]
+        lines = [self._locate(key) for key in keys]
+        ranges, leads = self._ranges(lines)
+        texts = self._texts(ranges)
+        return [self._record(*of_one) for of_one in zip(lines, leads, ranges, texts, strict=True)]
 
     def _locate(self, key: SupportsIndex) -> tuple[int, int]:
         """The number of a record's file, and the record's number there."""
         index = operator.index(key)
-        if not 0 <= index < len(self):
+        if not 0 <= index < self._ends[-1]:
             raise KeyRangeError(f"record key must be in [0, {len(self)}), the number of records, got {index}")
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number - 1] if number else 0)
 
-    def _lines(self, located: Sequence[tuple[int, int]]) -> list[_Line]:
+    def _ranges(self, lines: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
+        """What is to be read for each line: up to where the next one begins, and the byte in front of it, which ends another.
+
+        There is no such byte at the start of a file, or of a part of a compressed one: the second list says how many there are.
+        """
         by_file: dict[int, list[int]] = {}
-        for place, (number, _) in enumerate(located):
+        for place, (number, _) in enumerate(lines):
             by_file.setdefault(number, []).append(place)
-        lines: dict[int, _Line] = {}
+        ranges = [(0, 0, 0)] * len(lines)
+        leads = [0] * len(lines)
         for number, places in by_file.items():
-            sidecar, is_compressed, end = self._sidecars[number], self._is_compressed[number], self._stops[number]
-            found = sidecar.read_many("records", [located[place][1] for place in places], 2).tolist()
+            sidecar, offsets, end = self._sidecars[number], _OFFSETS if self._is_compressed[number] else -1, self._stops[number]
+            found = sidecar.read_many("records", [lines[place][1] for place in places], 2).tolist()
             for place, (start, stop) in zip(places, found, strict=True):
                 if not start < stop <= end:
-                    what = f"record {located[place][1]} is noted as from {start} to {stop} of {end}"
+                    what = f"record {lines[place][1]} is noted as from {start} to {stop} of {end}"
                     raise damaged(sidecar.path, 0, what, "Delete it: it is made anew")
-                has_lead = start & _OFFSETS > 0 if is_compressed else start > 0
-                lines[place] = _Line(number, located[place][1], start, stop, int(has_lead))
-        return [lines[place] for place in range(len(located))]
+                leads[place] = lead = 1 if start & offsets else 0
+                ranges[place] = number, start - lead, stop
+        return ranges, leads
 
-    def _texts(self, lines: Sequence[_Line]) -> list[bytes]:
-        """What the lines' files hold from a byte in front of each (``num_lead``) to where the next begins."""
-        texts = [b""] * len(lines)
+    def _texts(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        if not any(self._is_compressed):
+            return self._files.read(ranges)
+        texts = [b""] * len(ranges)
         for is_compressed, reader in ((False, self._files), (True, self._frames)):
-            places = [place for place, line in enumerate(lines) if self._is_compressed[line.number] == is_compressed]
-            if places:
-                read = reader.read(
-                    [(line.number, line.start - line.num_lead, line.stop) for line in map(lines.__getitem__, places)]
-                )
-                for place, text in zip(places, read, strict=True):
-                    texts[place] = text
+            places = [place for place, (number, _, _) in enumerate(ranges) if self._is_compressed[number] == is_compressed]
+            for place, text in zip(places, reader.read([ranges[place] for place in places]), strict=True):
+                texts[place] = text
         return texts
 
-    def _record(self, line: _Line, text: bytes) -> Any:
-        end = text.find(b"\n", line.num_lead)
-        begins = not line.num_lead or text[0] == _NEWLINE or (line.record == 0 and text[0] == BYTE_ORDER_MARK[-1])
-        ends = text[-1] == _NEWLINE or line.stop == self._stops[line.number]
-        if not begins or not ends or (end >= 0 and end + 1 < len(text) and text[end + 1 :].strip(BLANK)):
-            raise changed(self._files.paths[line.number], f"its record {line.record} is no line any more ({self._told(line)})")
-        content = text[line.num_lead : end if end >= 0 else None].removesuffix(b"\r")
-        if self._parse is None:
-            return self._parsed(content, line)
+    def _record(self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes) -> Any:
+        end = text.find(b"\n", lead)
+        if end != len(text) - 1 or (lead and text[0] != _NEWLINE):
+            self._check(line, lead, span, text, end)
+        content = text[lead : end if end >= 0 else None].removesuffix(b"\r")
         try:
-            return self._parse(content)
+            if self._parse is not None:
+                return self._parse(content)
+            string = str(content, "utf-8")
+            record, length = _DECODER.raw_decode(string)
+            return record if length == len(string) else json.loads(string)
         except Exception as error:
-            add_note(error, f"in record {line.record} of {self._files.paths[line.number]}, {self._told(line)}")
+            if self._parse is None and isinstance(error, ValueError | RecursionError):
+                return self._parsed_again(content, line, span[1] + lead)
+            add_note(error, f"in record {line[1]} of {self._files.paths[line[0]]}, {self._told(line[0], span[1] + lead)}")
             raise
 
-    def _parsed(self, content: bytes, line: _Line) -> Any:
+    def _check(self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes, end: int) -> None:
+        """A line that is not between two others: the first, the last without an end, or one that blank lines follow."""
+        number, start, stop = span
+        begins = not lead or text[0] == _NEWLINE or (line[1] == 0 and text[0] == BYTE_ORDER_MARK[-1])
+        ends = text[-1] == _NEWLINE or stop == self._stops[number]
+        if not begins or not ends or (end >= 0 and text[end + 1 :].strip(BLANK)):
+            told = self._told(number, start + lead)
+            raise changed(self._files.paths[number], f"its record {line[1]} is no line any more ({told})")
+
+    def _parsed_again(self, content: bytes, line: tuple[int, int], start: int) -> Any:
+        """What ``json.loads`` makes of a line, which takes blanks in front and has errors that tell most."""
+        number, index = line
         try:
             return json.loads(str(content, "utf-8"))
         except (ValueError, RecursionError) as error:
@@ -218,21 +223,21 @@ class JsonlSource:
                 offset = error.start
             elif isinstance(error, json.JSONDecodeError):
                 offset = len(error.doc[: error.pos].encode())
-            what = f"record {line.record} of the file, {self._told(line)}, is not valid JSON ({error}): {content[:40]!r}"
-            first = self._part(line) if self._is_compressed[line.number] else line.start + offset
+            what = f"record {index} of the file, {self._told(number, start)}, is not valid JSON ({error}): {content[:40]!r}"
+            first = self._part(number, start) if self._is_compressed[number] else start + offset
             remedy = "Repair the line, or leave out what fails with tolerate()"
-            raise damaged(self._files.paths[line.number], first, what, remedy) from error
+            raise damaged(self._files.paths[number], first, what, remedy) from error
 
-    def _told(self, line: _Line) -> str:
+    def _told(self, number: int, start: int) -> str:
         """Where a record begins, in words."""
-        if not self._is_compressed[line.number]:
-            return f"from byte {line.start} on"
-        return f"from byte {line.start & _OFFSETS} on of the text of the part that begins at byte {self._part(line)}"
+        if not self._is_compressed[number]:
+            return f"from byte {start} on"
+        return f"from byte {start & _OFFSETS} on of the text of the part that begins at byte {self._part(number, start)}"
 
-    def _part(self, line: _Line) -> int:
-        """The first byte of the part of a compressed file that a line begins in."""
-        first = 2 * (line.start >> OFFSET_BITS)
-        return int(self._sidecars[line.number].read("frames", first, first + 1)[0])
+    def _part(self, number: int, place: int) -> int:
+        """The first byte of the part of a compressed file that a place is in."""
+        first = 2 * (place >> OFFSET_BITS)
+        return int(self._sidecars[number].read("frames", first, first + 1)[0])
 
     def close(self) -> None:
         """Closes all files. The next read opens them again."""

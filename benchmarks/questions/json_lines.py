@@ -1,4 +1,4 @@
-"""What does a record of a JSON lines file cost, in any order, above what its line does; and finding the lines in the first place?"""
+"""What does a record of a JSON lines file cost, in any order, above its line; and finding the lines in the first place?"""
 
 import functools
 import json
