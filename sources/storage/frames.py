@@ -36,6 +36,9 @@ _OTHERS = {
 }
 
 
+FrameKey = tuple[int, int]  # the number of a file, and that of the frame in it
+
+
 class Frame(NamedTuple):
     """A frame of a file: its first byte, the byte after it, and what it holds."""
 
@@ -105,13 +108,18 @@ class Frames:
 
     def __init__(self, files: Files, sidecars: Sequence[Sidecar], max_bytes: int) -> None:
         self._files, self._sidecars, self._max_bytes = files, sidecars, max_bytes
-        self.forget()
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._kept: OrderedDict[FrameKey, bytes] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = threading.Lock()
 
     def forget(self) -> None:
         """Frees the frames that are kept."""
-        self._kept: OrderedDict[tuple[int, int], bytes] = OrderedDict()
-        self._num_bytes = 0
-        self._lock = threading.Lock()
+        with self._lock:
+            self._kept.clear()
+            self._num_bytes = 0
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """The text of file ``number`` from place ``start`` up to ``stop``, for each ``(number, start, stop)``, in this order.
@@ -124,21 +132,21 @@ class Frames:
         """
         texts = [b""] * len(ranges)
         order = sorted(range(len(ranges)), key=ranges.__getitem__)
-        bounds = self._bounds({frame for place in order for frame in _frames_in(*ranges[place])})
-        while order:
-            group, order = self._group([(place, _frames_in(*ranges[place])) for place in order], bounds)
-            wanted = sorted({frame for _, frames in group for frame in frames if frame not in self._kept})
+        frames = {place: _frames_in(*ranges[place]) for place in order}
+        bounds = self._bounds({frame for theirs in frames.values() for frame in theirs})
+        for group in _groups(frames, bounds):
+            wanted = sorted({frame for place in group for frame in frames[place] if frame not in self._kept})
             read = self._files.read([(number, *bounds[number, frame]) for number, frame in wanted]) if wanted else []
             compressed = dict(zip(wanted, read, strict=True))
-            for place, frames in group:
-                texts[place] = self._text(ranges[place], frames, compressed, bounds)
+            for place in group:
+                texts[place] = self._text(ranges[place], frames[place], compressed, bounds)
         return texts
 
-    def _bounds(self, frames: set[tuple[int, int]]) -> dict[tuple[int, int], tuple[int, int]]:
+    def _bounds(self, frames: set[FrameKey]) -> dict[FrameKey, tuple[int, int]]:
         by_file: dict[int, list[int]] = {}
         for number, frame in sorted(frames):
             by_file.setdefault(number, []).append(frame)
-        bounds: dict[tuple[int, int], tuple[int, int]] = {}
+        bounds: dict[FrameKey, tuple[int, int]] = {}
         for number, theirs in by_file.items():
             sidecar = self._sidecars[number]
             found = sidecar.read_many("frames", [2 * frame for frame in theirs], 2).tolist()
@@ -150,26 +158,12 @@ class Frames:
                 bounds[number, frame] = start, stop
         return bounds
 
-    def _group(
-        self, items: list[tuple[int, list[tuple[int, int]]]], bounds: dict[tuple[int, int], tuple[int, int]]
-    ) -> tuple[list[tuple[int, list[tuple[int, int]]]], list[int]]:
-        """The items whose frames are to be read at once, the first ones, and the places of the rest."""
-        seen: set[tuple[int, int]] = set()
-        num_bytes = 0
-        for i, (_, frames) in enumerate(items):
-            more = [frame for frame in frames if frame not in seen]
-            num_bytes += sum(bounds[frame][1] - bounds[frame][0] for frame in more)
-            if i and num_bytes > _GROUP_BYTES:
-                return items[:i], [place for place, _ in items[i:]]
-            seen.update(more)
-        return items, []
-
     def _text(
         self,
         span: tuple[int, int, int],
-        frames: list[tuple[int, int]],
-        compressed: dict[tuple[int, int], bytes],
-        bounds: dict[tuple[int, int], tuple[int, int]],
+        frames: list[FrameKey],
+        compressed: dict[FrameKey, bytes],
+        bounds: dict[FrameKey, tuple[int, int]],
     ) -> bytes:
         number, start, stop = span
         pieces = []
@@ -183,9 +177,7 @@ class Frames:
             pieces.append(text[low:high])
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    def _decoded(
-        self, key: tuple[int, int], compressed: dict[tuple[int, int], bytes], bounds: dict[tuple[int, int], tuple[int, int]]
-    ) -> bytes:
+    def _decoded(self, key: FrameKey, compressed: dict[FrameKey, bytes], bounds: dict[FrameKey, tuple[int, int]]) -> bytes:
         with self._lock:
             text = self._kept.get(key)
             if text is not None:
@@ -207,10 +199,28 @@ class Frames:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.forget()
+        self._start_empty()
 
 
-def _frames_in(number: int, start: int, stop: int) -> list[tuple[int, int]]:
+def _groups(frames: dict[int, list[FrameKey]], bounds: dict[FrameKey, tuple[int, int]]) -> Iterator[list[int]]:
+    """The places of ranges, in order, in groups whose frames are read at once."""
+    group: list[int] = []
+    seen: set[FrameKey] = set()
+    num_bytes = 0
+    for place, theirs in frames.items():
+        more = sum(bounds[frame][1] - bounds[frame][0] for frame in theirs if frame not in seen)
+        if group and num_bytes + more > _GROUP_BYTES:
+            yield group
+            group, seen, num_bytes = [], set(), 0
+            more = sum(bounds[frame][1] - bounds[frame][0] for frame in theirs)
+        group.append(place)
+        seen.update(theirs)
+        num_bytes += more
+    if group:
+        yield group
+
+
+def _frames_in(number: int, start: int, stop: int) -> list[FrameKey]:
     """The frames from place ``start`` up to place ``stop``, each with the number of the file."""
     last = (stop - 1) >> OFFSET_BITS if stop & _OFFSETS == 0 else stop >> OFFSET_BITS
     return [(number, frame) for frame in range(start >> OFFSET_BITS, last + 1)]

@@ -91,12 +91,13 @@ class Sidecar:
         data: the data files of the source.
         data_number: which of them this is the sidecar of.
         digest: what the header was when the source was made.
+        is_remote: whether the data are in a store or on a server; ``data`` sees then, in each process, whether they have changed.
     """
 
-    def __init__(self, files: Files, number: int, data: Files, data_number: int, digest: str) -> None:
+    def __init__(self, files: Files, number: int, data: Files, data_number: int, digest: str, is_remote: bool = False) -> None:
         self._files, self._number = files, number
         self._data, self._data_number = data, data_number
-        self._digest = digest
+        self._digest, self._is_remote = digest, is_remote
         self._opened: tuple[int, dict[str, _Array]] | None = None
 
     @property
@@ -168,7 +169,7 @@ class Sidecar:
             header = _read_header(self._files, self._number)
         except _Unfit as why:
             raise changed(path, f"its index {self._files.paths[self._number]} {why}") from None
-        difference = header.data.difference(_edges(self._data, self._data_number))
+        difference = None if self._is_remote else header.data.difference(_edges(self._data, self._data_number))
         if difference is not None:
             raise changed(path, difference)
         if header.digest != self._digest:
@@ -204,10 +205,12 @@ def open_sidecars(
     remote = Files([place.path for place in places if place.is_remote], filesystem)
     local = Files([place.path for place in places if not place.is_remote])
     counts = {True: iter(range(len(remote))), False: iter(range(len(local)))}
-    return [
-        Sidecar(remote if place.is_remote else local, next(counts[place.is_remote]), files, number, place.digest)
-        for number, place in enumerate(places)
-    ]
+    sidecars = []
+    for number, (place, path) in enumerate(zip(places, files.paths, strict=True)):
+        group = remote if place.is_remote else local
+        is_remote = filesystem is not None or is_url(path)
+        sidecars.append(Sidecar(group, next(counts[place.is_remote]), files, number, place.digest, is_remote))
+    return sidecars
 
 
 class _Place(NamedTuple):

@@ -345,3 +345,41 @@ def test_bgzip_blocks_are_parts(tmp_path):
 
     (tmp_path / "a.jsonl.gz").write_bytes(block(LINES[:12]) + block(LINES[12:]) + block(b""))
     assert list(JsonlSource(tmp_path / "a.jsonl.gz")) == naive(LINES)
+
+
+def test_files_of_a_server_need_an_index_beside_them_or_a_folder_for_it(tmp_path):
+    """The index is made once; a block of records is few requests."""
+    pytest.importorskip("gristmill.sources.storage.remote", reason="files of servers are not read yet")
+    pytest.importorskip("obstore", reason="obstore is not installed")
+    from servers import HttpServer
+
+    folder = tmp_path / "served"
+    folder.mkdir()
+    rng = random.Random(0)
+    for i, compress in enumerate([plain, gzipped]):
+        text = b"".join([json.dumps({"id": 200 * i + j, "text": "x" * 50}).encode() + b"\n" for j in range(200)])
+        (folder / f"{i}.jsonl").write_bytes(compress(rng, text))
+    with HttpServer(folder) as server:
+        urls = [f"{server.url}/{i}.jsonl" for i in range(2)]
+        assert_raises(ValueError, "index_dir must be given: .*0.jsonl has no index beside it", JsonlSource, urls)
+        source = JsonlSource([f"{url}?signature=1" for url in urls], index_dir=tmp_path / "indices")
+        names = sorted(path.name for path in (tmp_path / "indices").iterdir())
+        assert len(names) == 2
+        source = pickle.loads(cloudpickle.dumps(JsonlSource(urls, index_dir=tmp_path / "indices")))
+        assert [record["id"] for record in source] == list(range(400))
+        assert sorted(path.name for path in (tmp_path / "indices").iterdir()) == names
+        before = server.num_requests
+        assert [record["id"] for record in source.__getitems__(range(64))] == list(range(64))
+        assert server.num_requests - before <= 2
+        JsonlSource(folder / "*.jsonl")  # makes indices that the server serves
+        source = JsonlSource(urls)
+        assert [record["id"] for record in source.__getitems__(range(399, -1, -1))] == list(range(399, -1, -1))
+
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for i in range(2):
+        memory.pipe(f"/json-lines/{i}.jsonl", (folder / f"{i}.jsonl").read_bytes())
+    source = JsonlSource("/json-lines/*.jsonl", index_dir=tmp_path / "more", filesystem=memory)
+    assert [record["id"] for record in source] == list(range(400)) and len([*(tmp_path / "more").iterdir()]) == 2
+    memory.rm("/json-lines", recursive=True)
