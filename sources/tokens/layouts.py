@@ -241,5 +241,6 @@ class Tables:
 def shuffled_numbers(length: int, seed: int) -> NDArray[np.uint32]:
     """The order in which OLMo trains on ``length`` chunks in the epoch for which its seed and its epoch add up to ``seed``."""
     numbers = np.arange(length, dtype=np.uint32)
+    # As OLMo's, this order is NumPy's: a test would notice a version that shuffles otherwise.
     np.random.Generator(np.random.PCG64(seed)).shuffle(numbers)
     return numbers
