@@ -67,8 +67,9 @@ class RandomAccessDataSource(Protocol[T_co], metaclass=_SourceMeta):
 
 
 _FILES = (
-    ": a path is no source. To read files, use grain.sources.ArrayRecordDataSource(paths), or the streams "
-    "grain.experimental.TFRecordIterDataset(paths) and ParquetIterDataset(paths); a list of paths is a source of paths"
+    ": a path is no source. To read files, use one of grain.sources: ArrayRecordDataSource, BagDataSource, JsonlSource, "
+    "ParquetSource, TarSource, TokenSource; or the streams grain.experimental.TFRecordIterDataset and ParquetIterDataset; a list "
+    "of paths is a source of paths"
 )
 
 
