@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from gristmill.core.errors import missing_package
-from gristmill.sources.storage.errors import damaged
+from gristmill.sources.storage.errors import changed, damaged
 from gristmill.sources.storage.files import Files
 from gristmill.sources.storage.sidecar import Sidecar
 
@@ -102,7 +102,8 @@ class Frames:
 
     Args:
         files: the data.
-        sidecars: theirs, with an array ``frames``: for each frame, its first byte and the byte after it.
+        sidecars: theirs, with the arrays ``frames``, for each frame its first byte and the byte after it, and ``texts``, how many
+            bytes of text are in front of each frame, and in all.
         max_bytes: how much text to keep; the last frame is kept in any case.
     """
 
@@ -172,8 +173,8 @@ class Frames:
             low = start & _OFFSETS if key[1] == start >> OFFSET_BITS else 0
             high = stop & _OFFSETS if key[1] == stop >> OFFSET_BITS else len(text)
             if not low <= high <= len(text):
-                what = f"the frame that begins here has {len(text)} bytes, not {max(low, high)}"
-                raise damaged(self._files.paths[number], bounds[key][0], what, "Delete its index: it is made anew")
+                what = f"it names byte {max(low, high)} of a part that has {len(text)}"
+                raise damaged(self._sidecars[number].path, 0, what, "Delete it: it is made anew")
             pieces.append(text[low:high])
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -185,7 +186,11 @@ class Frames:
                 return text
         if key not in compressed:  # it was kept when the others were read
             (compressed[key],) = self._files.read([(key[0], *bounds[key])])
-        text = decode(self._files.paths[key[0]], bounds[key][0], compressed[key])
+        path, (start, _) = self._files.paths[key[0]], bounds[key]
+        text = decode(path, start, compressed[key])
+        before, after = self._sidecars[key[0]].read("texts", key[1], key[1] + 2).tolist()
+        if len(text) != after - before:
+            raise changed(path, f"the part that begins at byte {start} had {after - before} bytes of text and has {len(text)}")
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = text

@@ -289,7 +289,7 @@ def test_data_that_change_under_a_source_are_noticed(tmp_path):
     rng = random.Random(0)
     text = b"".join([json.dumps(rng.randbytes(10).hex()).encode() + b"\n" for _ in range(5000)])
     path.write_bytes(text)
-    copies = [pickle.loads(cloudpickle.dumps(JsonlSource(path))) for _ in range(4)]
+    copies = [pickle.loads(cloudpickle.dumps(JsonlSource(path))) for _ in range(5)]
     assert copies[0][2500]
     middle = len(text) // 2
     path.write_bytes(text[:middle] + b"\n" + text[middle + 1 :])  # of the same size, the same at both ends
@@ -297,6 +297,8 @@ def test_data_that_change_under_a_source_are_noticed(tmp_path):
     changed = [key for key in range(5000) if not _reads(copies[1], key)]
     assert changed == [middle // 23]
     assert_raises(ChangedFileError, "its record .* is no line any more", copies[1].__getitem__, middle // 23)
+    path.write_bytes(text[: 23 * 2000 - 1] + b" " + text[23 * 2000 :])  # two lines become one
+    assert [key for key in range(5000) if not _reads(copies[4], key)] == [1999, 2000]
     path.write_bytes(b"x" + text[1:])
     assert_raises(ChangedFileError, "its first 16384 bytes are others", copies[2].__getitem__, 1)
     path.write_bytes(text + b"1\n")
@@ -311,6 +313,38 @@ def _reads(source, key):
         return False
 
 
+MEMBERS = [gzip.compress(f'"{random.Random(i).randbytes(10_000).hex()}"\n'.encode()) for i in range(6)]
+SIZE = len(MEMBERS[3])
+OTHER_MEMBERS = {
+    "no member": (bytes(SIZE), "cannot be decoded"),
+    "a longer one": (gzip.compress(random.Random(0).randbytes(2 * SIZE))[:SIZE], "is cut off"),
+    "a shorter one": (gzip.compress(b'"x"\n').ljust(SIZE, b"\0"), "begins at byte .* had 20003 bytes of text and has 4"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MEMBERS)
+def test_parts_that_change_in_the_middle_of_a_file_are_noticed(tmp_path, name):
+    data, match = OTHER_MEMBERS[name]
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(b"".join(MEMBERS))
+    source = JsonlSource(path)
+    assert len(source) == 6 and len(source[3]) == 20_000
+    source = pickle.loads(cloudpickle.dumps(source))
+    path.write_bytes(b"".join([*MEMBERS[:3], data, *MEMBERS[4:]]))
+    assert [len(source[key]) for key in (0, 1, 2, 4, 5)] == [20_000] * 5
+    assert_raises(DamagedFileError, match, source.__getitem__, 3)
+
+
+def test_decompressed_text_is_kept_within_its_budget(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(b"".join(MEMBERS))
+    for max_bytes, num_kept in [(0, 1), (20_003, 1), (50_000, 2), (10**6, 6)]:
+        source = JsonlSource(path, max_bytes=max_bytes)
+        assert len(source.__getitems__([0, 1, 2, 3, 4, 5, 0])) == 7
+        assert len(source._frames._kept) == num_kept
+        assert source._frames._num_bytes == 20_003 * num_kept
+
+
 def test_an_index_with_wrong_numbers_is_noticed(tmp_path):
     path, index = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gmidx"
     path.write_bytes(LINES)
@@ -320,6 +354,22 @@ def test_an_index_with_wrong_numbers_is_noticed(tmp_path):
         index.write_bytes(whole[:-56] + number.to_bytes(8, "little") + whole[-48:])
         source = JsonlSource(path)
         assert_raises(DamagedFileError, match, source.__getitem__, 0)
+
+
+def test_an_index_with_wrong_places_is_noticed(tmp_path):
+    path, index = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gmidx"
+    path.write_bytes(gzip.compress(LINES) * 2)
+    JsonlSource(path)
+    whole = index.read_bytes()
+    header = 20 + int.from_bytes(whole[12:16], "little")
+    for number, match in [
+        (1000, "names byte 1000 of a part that has 28"),
+        (7 << 28, "is noted as from"),
+        (5, "is no line any more"),
+    ]:
+        index.write_bytes(whole[: header + 8] + number.to_bytes(8, "little") + whole[header + 16 :])
+        source = JsonlSource(path)
+        assert_raises(DamagedFileError, match, source.__getitem__, 1)
 
 
 def test_arguments(tmp_path):

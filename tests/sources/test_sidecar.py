@@ -19,6 +19,7 @@ from refusing import assert_raises
 from sidecar_processes import SCENES, data_files, names_in
 
 from gristmill.sources import ChangedFileError, DamagedFileError
+from gristmill.sources.storage import once
 from gristmill.sources.storage.files import Files
 from gristmill.sources.storage.sidecar import open_sidecars, without_sidecars
 
@@ -78,6 +79,20 @@ def test_a_sidecar_is_made_once_by_many_threads(tmp_path):
     assert sorted(scan.numbers) == list(range(5))
     open_sidecars(Files([files.paths[0]] * 2), "test", scan)  # the same file twice
     assert len(scan.numbers) == 5 and len(names_in(tmp_path / "data")) == 10
+
+
+def test_the_lock_of_a_file_that_was_removed_is_none(tmp_path):
+    path, name = tmp_path / "index", tmp_path / "index.lock"
+    with once.locked(path) as is_first:
+        late = os.open(name, os.O_RDWR)
+        assert is_first and not once._has_lock(late, name)
+        with once.locked(path) as is_second:
+            assert not is_second
+    assert not name.exists() and not once._has_lock(late, name)
+    with once.locked(path) as is_third:
+        assert is_third and not once._has_lock(late, name)
+    os.close(late)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("scene", SCENES)
