@@ -273,7 +273,7 @@ def test_a_part_that_is_too_large_is_refused_with_what_to_do(tmp_path, monkeypat
 def test_what_the_error_says_makes_a_file_of_small_parts(tmp_path, command):
     if not all(map(shutil.which, (command, "split"))):
         pytest.skip(f"{command} and split are not installed")
-    records = [{"id": i, "text": random.Random(i).randbytes(3000).hex()} for i in range(500)]
+    records = [{"id": i, "text": random.Random(i).randbytes(3000).hex()} for i in range(350)]
     old, new = tmp_path / "old", tmp_path / "new"
     text = b"".join([json.dumps(record).encode() + b"\n" for record in records])
     subprocess.run(f"{command} -c > {old}", shell=True, input=text, check=True)
@@ -367,9 +367,9 @@ def test_an_index_with_wrong_places_is_noticed(tmp_path):
         (7 << 28, "is noted as from"),
         (5, "is no line any more"),
     ]:
-        index.write_bytes(whole[: header + 8] + number.to_bytes(8, "little") + whole[header + 16 :])
+        index.write_bytes(whole[: header + 16] + number.to_bytes(8, "little") + whole[header + 24 :])
         source = JsonlSource(path)
-        assert_raises(DamagedFileError, match, source.__getitem__, 1)
+        assert_raises(DamagedFileError, match, source.__getitem__, 2)
 
 
 def test_arguments(tmp_path):
