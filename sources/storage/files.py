@@ -6,28 +6,23 @@ What holds when several threads and processes use one ``Files``:
 2. A file is opened by the first read of a process that needs it. Copies (pickles) carry paths and sizes, and open anew.
 3. What comes back is as long as what was asked for. A file whose size or time of change is not what it was is an error.
 4. At most ``_MAX_OPEN`` files are open. One that is closed to make room for another is open until reads under way are done.
+5. Connections to stores and servers belong to the process, not to a ``Files`` (see ``remote``).
 """
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
+from gristmill.sources.storage import remote
 from gristmill.sources.storage.local import LocalFile, local_size
 
 _MAX_OPEN = 128
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
-
-
-class RangeFile(Protocol):
-    """A file of which ranges are read, from any thread."""
-
-    def read(self, ranges: Sequence[tuple[int, int]], /) -> list[bytes]: ...
-
-    def read_into(self, start: int, buffer: memoryview, /) -> None: ...
 
 
 def is_url(path: str) -> bool:
@@ -41,7 +36,9 @@ def is_url(path: str) -> bool:
 
 
 class Files:
-    """Files by number, of which ranges are read.
+    """Files by number, of which ranges are read: local ones, and those of object stores and servers.
+
+    Sizes of remote files are found out together. Ranges that lie close to each other are read by one request.
 
     Args:
         paths: local paths or URLs, at least one, without patterns (see ``list_files``).
@@ -50,23 +47,22 @@ class Files:
     Raises:
         OSError: a file does not exist or cannot be read.
         ImportError: a URL, and obstore is not installed.
+        ValueError: a URL of another kind than those of ``remote``.
     """
 
     def __init__(self, paths: Sequence[str], filesystem: Any = None) -> None:
         self.paths = list(paths)
         self._filesystem = filesystem
-        self.sizes = self._sizes()
+        remotely = [filesystem is not None or is_url(path) for path in self.paths]
+        those = [path for path, is_remote in zip(self.paths, remotely, strict=True) if is_remote]
+        found = iter(remote.find_all(those, filesystem) if those else [])
+        self._found = [next(found) if is_remote else None for is_remote in remotely]  # None of local files
+        self.sizes = [known.size if known else local_size(path) for path, known in zip(self.paths, self._found, strict=True)]
         self._start_closed()
 
     def _start_closed(self) -> None:
-        self._open: dict[int, RangeFile] = {}
+        self._open: dict[int, LocalFile] = {}
         self._process = os.getpid()
-
-    def _is_remote(self, path: str) -> bool:
-        return self._filesystem is not None or is_url(path)
-
-    def _sizes(self) -> list[int]:
-        return [local_size(path) for path in self.paths]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -82,27 +78,35 @@ class Files:
         """
         if len(ranges) == 1:
             ((number, start, stop),) = ranges
-            return self._file(number).read([(start, stop)])
-        places: dict[int, list[int]] = {}
+            return self._file(number).read([(start, stop)]) if self._found[number] is None else self._read_remote(ranges)
+        places: dict[int | None, list[int]] = {}  # those of all remote files are read together
         for place, (number, _, _) in enumerate(ranges):
-            places.setdefault(number, []).append(place)
+            places.setdefault(number if self._found[number] is None else None, []).append(place)
         answer = [b""] * len(ranges)
-        for number, theirs in places.items():
-            for place, piece in zip(theirs, self._file(number).read([ranges[place][1:] for place in theirs]), strict=True):
+        for which, theirs in places.items():
+            wanted = [ranges[place] for place in theirs]
+            pieces = self._read_remote(wanted) if which is None else self._file(which).read([one[1:] for one in wanted])
+            for place, piece in zip(theirs, pieces, strict=True):
                 answer[place] = piece
         return answer
 
+    def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        return remote.read_ranges(self.paths, self._found, self._filesystem, ranges)
+
     def read_into(self, number: int, start: int, buffer: memoryview) -> None:
         """Fills ``buffer``, writable and contiguous, with the bytes of file ``number`` from ``start`` on. Raises: as ``read``."""
-        self._file(number).read_into(start, buffer)
+        if self._found[number] is None:
+            self._file(number).read_into(start, buffer)
+        else:
+            buffer = buffer.cast("B")
+            buffer[:] = self._read_remote([(number, start, start + len(buffer))])[0]
 
-    def _file(self, number: int) -> RangeFile:
-        if self._process != os.getpid():  # a fork: connections are not shared with the other process
+    def _file(self, number: int) -> LocalFile:
+        if self._process != os.getpid():  # a fork: what is closed here stays open there
             self._start_closed()
         file = self._open.get(number)
         if file is None:
-            path = self.paths[number]
-            file = LocalFile(path, self.sizes[number])
+            file = LocalFile(self.paths[number], self.sizes[number])
             while len(self._open) >= _MAX_OPEN:
                 self._open.pop(next(iter(self._open)), None)
             self._open[number] = file
@@ -117,7 +121,7 @@ class Files:
         """
         import hashlib
 
-        text = "".join(f"{PurePosixPath(path).name}:{size};" for path, size in zip(self.paths, self.sizes, strict=True))
+        text = "".join(f"{PurePosixPath(remote.without_query(path)).name}:{size};" for path, size in zip(self.paths, self.sizes, strict=True))
         digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:8]
         num_files = f"{len(self)} file{'' if len(self) == 1 else 's'}"
         return f"{num_files}, {sum(self.sizes)} bytes, {digest}"
@@ -140,14 +144,13 @@ def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
     Args:
         name: the parameter's name, for messages.
         patterns: a path or URL, or a non-empty sequence of them. ``*``, ``?``, ``[abc]``, ``**`` stand for what is there,
-            ``{a,b}`` and ``{000..127}`` for all of these, which must exist.
+            ``{a,b}`` and ``{000..127}`` for all of these, which must exist. Servers (``https://``) do not tell what is there.
+        filesystem: an fsspec file system, of which these are paths.
 
     Raises:
-        TypeError, ValueError: ``patterns`` is something else, or empty.
+        TypeError, ValueError: ``patterns`` is something else, or empty, or a pattern of a server's files.
         FileNotFoundError: nothing is there for one of them.
     """
-    import glob
-
     if isinstance(patterns, str | os.PathLike):
         patterns = [patterns]
     if isinstance(patterns, bytes) or not isinstance(patterns, Sequence):
@@ -159,14 +162,20 @@ def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
         if not isinstance(pattern, str | os.PathLike) or not isinstance(os.fspath(pattern), str):
             raise TypeError(f"{name} must have items that are paths or patterns, got {pattern!r:.200}")
         for path in with_braces(os.fspath(pattern).removeprefix("file://")):
-            if os.path.exists(path):
-                found.append(path)
-                continue
-            those = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+            those = _files_like(path, filesystem)
             if not those:
                 raise FileNotFoundError(f"{name}: there is no file {path!r}")
             found += those
     return found
+
+
+def _files_like(path: str, filesystem: Any) -> list[str]:
+    """The files that ``path`` stands for. Of remote ones that are no pattern ``Files`` finds out whether they exist."""
+    if filesystem is not None or is_url(path):
+        return sorted(remote.store_of(path, filesystem).names(path)) if remote.has_pattern(path) else [path]
+    if os.path.exists(path):
+        return [path]
+    return sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
 
 
 def with_braces(pattern: str) -> list[str]:

@@ -1,0 +1,404 @@
+"""Files in object stores and on servers, of which ranges are read.
+
+What holds when several threads and processes read:
+
+1. A store (a bucket, a server) is connected to once in a process, by the first request, and shared by all threads and ``Files``.
+   Connections are never used after a fork: the child gets an error that says so, or, from fsspec, its own.
+2. Requests run together in the threads of one pool, ``_MAX_REQUESTS`` at a time in a process. No request waits for another,
+   and who waits for them can be interrupted.
+3. What comes back is of the object that was found at first and as long as what was asked for, or an error is raised: each answer
+   says which object it is of (its entity tag, or when it was changed), and how long that is.
+4. Nothing waits for ever: an answer has 30 seconds (a setting of obstore's), and trying again ends after ``_RETRY`` says so.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from gristmill.core.errors import missing_package
+from gristmill.sources.storage.errors import changed
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# 32 requests of 50 ms at once cost 1.6 ms each. In that time a machine that gets 160 MB/s reads 256 KB: ranges that are closer
+# to each other than that are had sooner by one request. An answer of 8 MB arrives within its 30 seconds at 270 KB/s.
+_MAX_GAP = 256 << 10
+_MAX_REQUEST = 8 << 20
+_MAX_REQUESTS = 32
+# What the library tries again by itself: statuses 429 and 5xx, refused connections, silence. About half a minute in all.
+_RETRY: Any = {
+    "max_retries": 10,
+    "retry_timeout": timedelta(minutes=2),
+    "backoff": {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=8), "base": 3},
+}
+_PAUSES = (0.1, 0.4, 1.6)  # seconds before an answer is asked for again that had another length or came to an early end
+_PATIENCE_SECONDS = 10  # after which it is not: the library has tried by itself
+
+_STORES = re.compile(r"(s3a?|gs|az|azure|abfss?|adl)://")
+_SERVERS = re.compile(r"https?://")
+
+
+class Found(NamedTuple):
+    """What a store says about an object: its length in bytes, and a text that another object at its place does not have."""
+
+    size: int
+    version: str
+
+
+class Request(NamedTuple):
+    """One range of a file that is asked for, and what of it is wanted: for each part whose it is, and where it lies."""
+
+    number: int
+    start: int
+    stop: int
+    parts: list[tuple[int, int, int]]
+
+
+class Store(Protocol):
+    """A bucket, a server or a file system. All its methods may be called by several threads at once."""
+
+    def find(self, path: str, /) -> Found: ...
+
+    def get(self, path: str, start: int, stop: int, found: Found, /) -> memoryview: ...
+
+    def names(self, pattern: str, /) -> Iterable[str]: ...
+
+
+def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
+    """What is known about these objects, which are asked for together.
+
+    Raises:
+        OSError: one is not there, or the store does not answer; the text says which.
+        ImportError, ValueError: there is nothing to read such URLs with.
+    """
+    return together(lambda path: store_of(path, filesystem).find(path), paths)
+
+
+def read_ranges(
+    paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, ranges: Sequence[tuple[int, int, int]]
+) -> list[bytes]:
+    """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``, by few requests at once."""
+
+    def parts_of(request: Request) -> list[tuple[int, bytes]]:
+        number, begin, end, parts = request
+        known = found[number]
+        assert known is not None
+        answer = store_of(paths[number], filesystem).get(paths[number], begin, end, known)
+        return [(place, bytes(answer[start - begin : stop - begin])) for place, start, stop in parts]
+
+    pieces: list[list[bytes]] = [[] for _ in ranges]
+    for answer in together(parts_of, list(coalesced(ranges))):
+        for place, piece in answer:  # those of one range come in the order of the file
+            pieces[place].append(piece)
+    return [theirs[0] if len(theirs) == 1 else b"".join(theirs) for theirs in pieces]
+
+
+def coalesced(ranges: Sequence[tuple[int, int, int]], max_gap: int = _MAX_GAP, max_bytes: int = _MAX_REQUEST) -> Iterator[Request]:
+    """The requests by which ``ranges`` are read: in the order of files and bytes, none longer than ``max_bytes``.
+
+    Example:
+        >>> [tuple(request) for request in coalesced([(0, 50, 60), (0, 0, 10), (1, 0, 25)], max_gap=40, max_bytes=20)]
+        [(0, 0, 10, [(1, 0, 10)]), (0, 50, 60, [(0, 50, 60)]), (1, 0, 20, [(2, 0, 20)]), (1, 20, 25, [(2, 20, 25)])]
+        >>> [tuple(request) for request in coalesced([(0, 50, 60), (0, 0, 10)], max_gap=40, max_bytes=60)]
+        [(0, 0, 60, [(1, 0, 10), (0, 50, 60)])]
+    """
+    now: Request | None = None
+    for place in sorted(range(len(ranges)), key=ranges.__getitem__):
+        number, first, last = ranges[place]
+        for start in range(first, last, max_bytes):
+            stop = min(start + max_bytes, last)
+            if now and now.number == number and start - now.stop <= max_gap and max(stop, now.stop) - now.start <= max_bytes:
+                now.parts.append((place, start, stop))
+                now = now._replace(stop=max(stop, now.stop))
+            else:
+                if now:
+                    yield now
+                now = Request(number, start, stop, [(place, start, stop)])
+    if now:
+        yield now
+
+
+def together(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """``[function(item) for item in items]``, computed in the threads for requests; the error of the first that has one."""
+    pool = _POOLS.get(os.getpid()) or _POOLS.setdefault(os.getpid(), ThreadPoolExecutor(_MAX_REQUESTS, "gristmill requests"))
+    futures = [pool.submit(function, item) for item in items]
+    try:
+        return [future.result() for future in futures]
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+
+
+# By process: after a fork there are no threads, and connections are another's. setdefault is the lock that a fork cannot break.
+_POOLS: dict[int, ThreadPoolExecutor] = {}
+_OPENED: dict[tuple[int, str], Store] = {}
+_CONNECTED: list[int] = []  # the process that used obstore first
+
+
+def store_of(path: str, filesystem: Any) -> Store:
+    """What reads ``path``: ``filesystem``, if there is one, else the bucket or server of a URL, shared by all that use it."""
+    if filesystem is not None:
+        return FilesystemStore(filesystem)
+    root = root_of(path)
+    key = (os.getpid(), root)
+    return _OPENED.get(key) or _OPENED.setdefault(key, UrlStore(root))
+
+
+def root_of(path: str) -> str:
+    """The bucket or server of a URL, with what a server wants to be told in each request.
+
+    Example:
+        >>> root_of("s3://bucket/folder/a.jsonl"), root_of("https://host:80/folder/a.jsonl?key=1")
+        ('s3://bucket', 'https://host:80/?key=1')
+    """
+    if _STORES.match(path):
+        return "/".join(path.split("/", 3)[:3])
+    if not _SERVERS.match(path):
+        raise ValueError(
+            f"URLs that begin with s3://, gs://, az://, https:// or http:// can be read, got {path!r:.200}: for others, pass a "
+            "file system of fsspec as filesystem="
+        )
+    parts = urlsplit(path)
+    return f"{parts.scheme}://{parts.netloc}/{'?' * bool(parts.query)}{parts.query}"
+
+
+def without_query(path: str) -> str:
+    """A path or URL without what follows the question mark in that of a server: signatures, which nobody else should read.
+
+    Example:
+        >>> without_query("https://host/a.bin?signature=1"), without_query("s3://bucket/why?.bin")
+        ('https://host/a.bin', 's3://bucket/why?.bin')
+    """
+    return path.partition("?")[0] if _SERVERS.match(path) else path
+
+
+class UrlStore:
+    """A bucket or a server, read through obstore.
+
+    Args:
+        root: its URL (see ``root_of``).
+
+    Raises:
+        ImportError: obstore is not installed.
+        OSError: it is not configured as it must be: the environment lacks something.
+    """
+
+    def __init__(self, root: str) -> None:
+        try:
+            import obstore
+            from obstore import store
+            from obstore.exceptions import BaseError
+        except ImportError as error:
+            raise missing_package("obstore", "remote", f"reading {without_query(root)}") from error
+        if _CONNECTED and _CONNECTED[0] != os.getpid():
+            raise RuntimeError(
+                f"{without_query(root)} cannot be read in a process that was forked from one that had read from object stores or "
+                "servers: connections do not survive that. Start processes by 'spawn' or 'forkserver' (mp_prefetch does so by "
+                "itself; torch's DataLoader takes multiprocessing_context='forkserver')"
+            )
+        _CONNECTED[:] = [os.getpid()]
+        self._root = root
+        self._errors = BaseError
+        self._library = obstore
+        try:
+            if _SERVERS.match(root):
+                options: Any = {"allow_http": root.startswith("http://")}
+                self._store: Any = store.HTTPStore.from_url(root, client_options=options, retry_config=_RETRY)
+            else:
+                self._store = store.from_url(root, retry_config=_RETRY)
+        except BaseError as error:
+            raise OSError(f"{without_query(root)} cannot be used: {_first_line(error)}") from error
+
+    def _key(self, path: str) -> str:
+        return unquote(urlsplit(path).path).lstrip("/") if _SERVERS.match(path) else path[len(self._root) + 1 :]
+
+    def find(self, path: str) -> Found:
+        """The size and version of an object. A server is asked for its first byte, and so whether it knows ranges.
+
+        Raises:
+            OSError: it is not there, or may not be read.
+        """
+        key = self._key(path)
+        try:
+            if _SERVERS.match(path):
+                try:
+                    return _found(self._library.get(self._store, key, options={"range": (0, 1)}).meta)
+                except self._errors as error:
+                    if not _is_out_of_range(error):  # as of an empty file
+                        raise
+            return _found(self._library.head(self._store, key))
+        except (self._errors, OSError, ValueError) as error:
+            raise self._told(error, path, "its size is not known") from error
+
+    def get(self, path: str, start: int, stop: int, found: Found) -> memoryview:
+        """The bytes ``start`` to ``stop - 1``, of the object that was found.
+
+        Raises:
+            ChangedFileError: it is another one by now.
+            OSError: they cannot be read.
+        """
+        key, what = self._key(path), f"bytes {start} to {stop - 1} cannot be read"
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        for pause in (*_PAUSES, None):
+            try:
+                result = self._library.get(self._store, key, options={"range": (start, stop)})  # has tried again by itself
+            except (self._errors, OSError, ValueError) as error:
+                if _is_out_of_range(error):
+                    _check(path, found, self.find(path))
+                raise self._told(error, path, what) from error
+            _check(path, found, _found(result.meta))
+            problem: Exception
+            try:
+                answer = memoryview(result.bytes())
+                if len(answer) == stop - start:
+                    return answer
+                problem = OSError(f"the answer had {len(answer)} bytes in place of {stop - start}, each time")
+            except (self._errors, OSError) as error:
+                problem = error
+            if pause is None or time.monotonic() > deadline:
+                raise self._told(problem, path, what) from problem
+            time.sleep(pause)
+        raise AssertionError
+
+    def names(self, pattern: str) -> Iterator[str]:
+        """The URLs that ``pattern`` stands for, in no particular order."""
+        if _SERVERS.match(pattern):
+            raise ValueError(
+                f"{without_query(pattern)!r:.200} has a pattern, but servers do not tell which files they have: name each file, by "
+                "{000..127} for example"
+            )
+        segments = self._key(pattern).split("/")
+        literal = next(place for place, segment in enumerate(segments) if has_pattern(segment))
+        try:
+            for objects in self._library.list(self._store, "/".join(segments[:literal]) or None, chunk_size=1000):
+                for found in objects:
+                    if is_like(found["path"].split("/"), segments):
+                        yield f"{self._root}/{found['path']}"
+        except (self._errors, OSError) as error:
+            raise self._told(error, pattern, "what is there is not known") from error
+
+    def _told(self, error: Exception, path: str, what: str) -> OSError:
+        kind, remedy = OSError, "Is the address right, and the network there?"
+        name = type(error).__name__
+        if isinstance(error, FileNotFoundError):
+            kind, remedy = FileNotFoundError, "There is no such object. Is the name right?"
+        elif name in ("PermissionDeniedError", "UnauthenticatedError"):
+            kind, remedy = PermissionError, "Credentials are looked for in the environment: are they there, and may they read it?"
+        elif name == "NotSupportedError":
+            remedy = "The server must answer requests for ranges of bytes; Python's http.server, for one, does not"
+        text = _first_line(error)
+        query = urlsplit(path).query if _SERVERS.match(path) else ""
+        if query:
+            text = text.replace(query, "…")
+        return kind(f"{without_query(path)}: {what}: {text}. {remedy}")
+
+
+class FilesystemStore:
+    """What a file system of fsspec reads.
+
+    Args:
+        filesystem: an object with ``info``, ``glob`` and ``cat_file``, which must be safe to use from several threads.
+
+    Raises:
+        TypeError: it is something else.
+    """
+
+    def __init__(self, filesystem: Any) -> None:
+        for method in ("info", "glob", "cat_file"):
+            if not callable(getattr(filesystem, method, None)):
+                raise TypeError(f"filesystem must be a file system of fsspec, such as fsspec.filesystem('s3'), got {filesystem!r:.200}")
+        self._filesystem = filesystem
+
+    def find(self, path: str) -> Found:
+        """The size and version of a file."""
+        try:
+            info = self._filesystem.info(path)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{path}: there is no such file in {type(self._filesystem).__name__}") from error
+        if info.get("type") == "directory":
+            raise IsADirectoryError(f"{path} is a folder, not a file: name its files, or a pattern such as {path.rstrip('/')}/*")
+        if info.get("size") is None:
+            raise OSError(f"{path}: {type(self._filesystem).__name__} does not tell its size, which ranges are read by")
+        names = ("ETag", "etag", "generation", "md5Hash", "mtime", "LastModified", "last_modified", "created")
+        return Found(info["size"], next((str(info[name]) for name in names if info.get(name)), ""))
+
+    def get(self, path: str, start: int, stop: int, found: Found) -> memoryview:
+        """The bytes ``start`` to ``stop - 1``."""
+        what = f"{path}: bytes {start} to {stop - 1} cannot be read"
+        for pause in (*_PAUSES, None):
+            try:
+                answer = memoryview(self._filesystem.cat_file(path, start=start, end=stop))
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"{what}: there is no such file any more") from error
+            except Exception as error:  # of whatever library
+                raise OSError(f"{what}: {_first_line(error) or type(error).__name__}") from error
+            if len(answer) == stop - start:
+                return answer
+            self._filesystem.invalidate_cache()
+            _check(path, found, self.find(path))
+            if pause is not None:
+                time.sleep(pause)
+        raise OSError(f"{what}: the answer had {len(answer)} bytes in place of {stop - start}")
+
+    def names(self, pattern: str) -> list[str]:
+        """The files that ``pattern`` stands for."""
+        return [name for name, info in self._filesystem.glob(pattern, detail=True).items() if info.get("type") != "directory"]
+
+
+def _found(meta: Any) -> Found:
+    """An entity tag that the server calls weak is the one that it had before its answer was compressed."""
+    tag, version, when = meta["e_tag"], meta["version"], meta["last_modified"]
+    return Found(meta["size"], (tag or version or (when.isoformat() if when.timestamp() else "")).removeprefix("W/").strip('"'))
+
+
+def _check(path: str, before: Found, now: Found) -> None:
+    if now.size != before.size:
+        raise changed(without_query(path), f"it had {before.size} bytes and has {now.size}")
+    if now.version != before.version:
+        raise changed(without_query(path), f"its version was {before.version or 'not told'} and is {now.version or 'not told'}")
+
+
+def _is_out_of_range(error: Exception) -> bool:
+    return " 416 " in str(error) or "Wanted range" in str(error)
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).partition("\n\nDebug source")[0].split())[:500].rstrip(" .:-")
+
+
+def has_pattern(path: str) -> bool:
+    """Whether ``path`` stands for several.
+
+    Example:
+        >>> has_pattern("a-*.bin"), has_pattern("https://[::1]/a.bin?key=1"), has_pattern("s3://b/a?")
+        (True, False, True)
+    """
+    if _SERVERS.match(path):
+        return re.search(r"[*\[]", urlsplit(path).path) is not None
+    return re.search(r"[*?\[]", path) is not None
+
+
+def is_like(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    """Whether a path is one of those that a pattern stands for, both cut at ``/``. A leading dot has to be written.
+
+    Example:
+        >>> is_like(["a", "b", "c.bin"], ["a", "**", "*.bin"]), is_like(["a", ".bin"], ["a", "*"]), is_like(["a", "b"], ["*"])
+        (True, False, False)
+    """
+    if not patterns:
+        return not names
+    if patterns[0] == "**":
+        return is_like(names, patterns[1:]) or (bool(names) and names[0][:1] != "." and is_like(names[1:], patterns))
+    if not names or (names[0].startswith(".") and not patterns[0].startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(names[0], patterns[0]) and is_like(names[1:], patterns[1:])
