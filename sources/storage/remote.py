@@ -8,7 +8,7 @@ What holds when several threads and processes read:
    and who waits for them can be interrupted.
 3. What comes back is of the object that was found at first and as long as what was asked for, or an error is raised: each answer
    says which object it is of (its entity tag, or when it was changed), and how long that is.
-4. Nothing waits for ever: an answer has 30 seconds (a setting of obstore's), and trying again ends after ``_RETRY`` says so.
+4. Nothing waits for ever: an answer has 30 seconds, and trying again ends when ``_RETRY`` says so.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _RETRY: Any = {
     "retry_timeout": timedelta(minutes=2),
     "backoff": {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=8), "base": 3},
 }
+_ANSWER_SECONDS = 30  # obstore's own setting for buckets, AWS_TIMEOUT or the like changes it there
 _PAUSES = (0.1, 0.4, 1.6)  # seconds before an answer is asked for again that had another length or came to an early end
 _PATIENCE_SECONDS = 10  # after which it is not: the library has tried by itself
 
@@ -212,7 +213,7 @@ class UrlStore:
         self._library = obstore
         try:
             if _SERVERS.match(root):
-                options: Any = {"allow_http": root.startswith("http://")}
+                options: Any = {"allow_http": root.startswith("http://"), "timeout": timedelta(seconds=_ANSWER_SECONDS)}
                 self._store: Any = store.HTTPStore.from_url(root, client_options=options, retry_config=_RETRY)
             else:
                 self._store = store.from_url(root, retry_config=_RETRY)

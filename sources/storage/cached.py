@@ -1,0 +1,378 @@
+"""Remote files that are kept on a local disk while they are read: ``cached``.
+
+A source reads remote files through one or several ``Files``, its attributes. ``cached`` makes a copy of the source (as
+``copy.copy`` does, so without what is open) in which each of them is a ``CachedFiles`` over the same files. A source whose ``Files``
+lie deeper has a method ``_over_files(wrap)``, which returns such a copy: made anew with ``wrap(files)`` in place of each ``files``.
+
+What holds when several threads and processes read through a cache (see also ``parts``):
+
+1. What is read is the same as without the cache. A file in another version, or of another size, is another file.
+2. A block is fetched by one thread at a time, in all processes. Nobody waits for it for longer than ``_WAIT_SECONDS``, and nobody
+   waits who fetches something himself: after that he fetches it, too.
+3. Where nothing can be kept, what is read comes from the store, and one warning says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from gristmill.core.errors import as_int
+from gristmill.sources.storage.files import Files, is_url, list_files
+from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, layout_for
+from gristmill.sources.storage.remote import without_query
+
+_log = logging.getLogger("gristmill")
+
+_MAX_OPEN = 256
+_WAIT_SECONDS = 20.0
+_RETRY_SECONDS = 60.0  # after the disk was full, say
+_BLOCKS_AT_ONCE = 64  # in memory
+_SIGNED = re.compile(r"(^|&)(x-amz-signature|x-goog-signature|signature|sig)=", re.IGNORECASE)
+
+Block = tuple[int, int]  # the number of a file, and which of its blocks
+
+
+def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int | None = None, *, filesystem: Any = None) -> Any:
+    """A source that keeps what it reads from afar in ``folder``; or, for URLs, the local paths of these files, downloaded.
+
+    The source has the same elements and the same ``repr`` as ``source_or_urls``, and reads blocks of 1 MB. What was read once, by
+    whichever process of this machine, is read from the disk from then on. A file that has changed in its store is another one.
+
+    URLs are for libraries that want paths: all files that are not in ``folder`` are downloaded before this returns.
+
+    Any number of processes may share ``folder``, which must be on a disk of this machine, and any may be killed at any time.
+
+    Args:
+        source_or_urls: a source of gristmill that reads URLs, or a URL, a pattern or a sequence of them (see ``JsonlSource``);
+            local paths among them are returned as they are.
+        folder: where files are kept; made if it does not exist.
+        max_bytes: how much may be kept there, at least 64 KB; above that, what was used least recently is thrown away. Files whose
+            paths were given to a process that lives stay. By default there is no limit but the disk.
+        filesystem: for URLs, a file system of fsspec to read them through. A source has its own.
+
+    Returns:
+        a copy of the source, or a list of paths.
+
+    Raises:
+        TypeError: this is no source that reads files by ranges.
+        ValueError: ``max_bytes`` is too small.
+        OSError: ``folder`` cannot be written; or, for URLs, one cannot be read, or there is not enough room.
+
+    Example:
+        >>> import tempfile, fsspec
+        >>> memory = fsspec.filesystem("memory")
+        >>> memory.pipe("/bucket/a.txt", b"some text")
+        >>> [path] = cached("/bucket/*.txt", tempfile.mkdtemp(), filesystem=memory)
+        >>> with open(path) as file:
+        ...     print(file.read())
+        some text
+    """
+    if max_bytes is not None:
+        max_bytes = as_int("max_bytes", max_bytes)
+        if max_bytes < 64 << 10:
+            raise ValueError(f"max_bytes must be at least 65536 (64 KB), or None for no limit, got {max_bytes}")
+    folder = os.path.abspath(os.fspath(folder))
+    os.makedirs(folder, exist_ok=True)
+    if isinstance(source_or_urls, str | os.PathLike | list | tuple):
+        return _downloaded(source_or_urls, folder, max_bytes, filesystem)
+    if filesystem is not None:
+        raise TypeError("filesystem is for URLs: give it to the source")
+    return _over_files(source_or_urls, folder, max_bytes)
+
+
+def _downloaded(urls: Any, folder: str, max_bytes: int | None, filesystem: Any) -> list[str]:
+    from gristmill.sources.storage.whole_files import whole_files
+
+    paths = list_files("source_or_urls", urls, filesystem)
+    numbers = [number for number, path in enumerate(paths) if filesystem is not None or is_url(path)]
+    if numbers:
+        files = Files(paths, filesystem)
+        identities = [identity_of(files, number) for number in numbers]
+        room = None if max_bytes is None else Room(folder, max_bytes)
+        for number, path in zip(numbers, whole_files(files, numbers, identities, folder, room), strict=True):
+            paths[number] = path
+    return paths
+
+
+def _over_files(source: Any, folder: str, max_bytes: int | None) -> Any:
+    if hasattr(source, "_over_files"):
+        return source._over_files(lambda files: CachedFiles(files, folder, max_bytes))
+    duplicate = copy.copy(source)
+    names = [name for name, value in getattr(duplicate, "__dict__", {}).items() if isinstance(value, Files)]
+    if not names:
+        raise TypeError(
+            f"source_or_urls must be a source that reads files by ranges, such as JsonlSource, or URLs, got a {type(source).__name__}: "
+            "for a library that wants local paths, make the source of cached(urls, folder)"
+        )
+    for name in names:
+        setattr(duplicate, name, CachedFiles(getattr(duplicate, name), folder, max_bytes))
+    return duplicate
+
+
+def identity_of(files: Files, number: int) -> str:
+    """What tells a remote file from all others. Of a signed address, what is signed does."""
+    path, found, filesystem = files.paths[number], files._found[number], files._filesystem
+    assert found is not None
+    if path.startswith(("http://", "https://")) and _SIGNED.search(urlsplit(path).query):
+        path = without_query(path)
+    return f"{_text_of(filesystem)} {path} {found.size} {found.version}"
+
+
+def _text_of(filesystem: Any) -> str:
+    """What tells a file system of fsspec from others."""
+    if filesystem is None:
+        return ""
+    try:
+        return str(filesystem.to_json(include_password=False))
+    except (AttributeError, TypeError, ValueError):  # arguments that are no JSON
+        return f"{type(filesystem).__module__}.{type(filesystem).__qualname__}"
+
+
+class _UnderWay:
+    """Blocks that a thread of this process fetches."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks: dict[Block, threading.Event] = {}
+
+    def begin(self, block: Block) -> threading.Event | None:
+        """``None`` if the block is the caller's to fetch until ``end``; else what is set when it is not fetched any more."""
+        with self._lock:
+            event = self._blocks.get(block)
+            if event is None:
+                self._blocks[block] = threading.Event()
+            return event
+
+    def end(self, block: Block) -> None:
+        with self._lock:
+            self._blocks.pop(block).set()
+
+
+class CachedFiles(Files):
+    """The same files as ``files``, of which remote ones are read by blocks that are kept in a folder.
+
+    Args:
+        files: files, local ones or others; their paths, sizes and description are those of this.
+        folder: where blocks are kept, an absolute path.
+        max_bytes: how much; ``None`` for no limit.
+    """
+
+    def __init__(self, files: Files, folder: str, max_bytes: int | None) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._layout: Layout = layout_for(max_bytes)
+        self.__setstate__(files.__getstate__() | vars(self))
+
+    def _start_closed(self) -> None:
+        super()._start_closed()
+        self._parts: dict[Block, Part] = {}  # by the number of a file, and which of its parts
+        self._names: dict[int, str] = {}
+        self._under_way = _UnderWay()
+        self._room = Room(self._folder, self._max_bytes)
+        self._keep_again_at = self._look_after_at = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("_parts", "_names", "_under_way", "_room", "_keep_again_at", "_look_after_at")
+        return {name: value for name, value in super().__getstate__().items() if name not in own}
+
+    def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        if self._process != os.getpid():
+            self._start_closed()
+        if time.monotonic() >= self._look_after_at:
+            self._look_after_parts()
+        pieces: list[Any] = self._kept_in_open_parts(ranges)
+        for place in [place for place, piece in enumerate(pieces) if piece is None]:
+            pieces[place] = self._kept(*ranges[place])
+        missing = [place for place, piece in enumerate(pieces) if piece is None]
+        for places in self._few_blocks_at_a_time(sorted(missing, key=ranges.__getitem__), ranges):
+            for place, piece in zip(places, self._fetch([ranges[place] for place in places]), strict=True):
+                pieces[place] = piece
+        return pieces
+
+    def _kept_in_open_parts(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | None]:
+        """What is had at once. Written for speed: this is all that happens in a second epoch."""
+        parts, part_bytes = self._parts, self._layout.part_bytes
+        pieces: list[bytes | None] = []
+        for number, start, stop in ranges:
+            which = start // part_bytes
+            part = parts.get((number, which))
+            first = which * part_bytes
+            if part is None or stop - first > part_bytes or start >= stop:
+                pieces.append(None)
+                continue
+            try:
+                pieces.append(part.read(start - first, stop - first))
+            except OSError as error:  # a broken disk
+                self._cannot_keep(error)
+                pieces.append(None)
+        return pieces
+
+    def _kept(self, number: int, start: int, stop: int) -> bytes | None:
+        """The bytes from the disk, ``None`` if some of them are not there."""
+        if start >= stop:
+            return b""
+        part_bytes = self._layout.part_bytes
+        pieces = []
+        for which in range(start // part_bytes, -(-stop // part_bytes)):
+            part, first = self._part(number, which), which * part_bytes
+            try:
+                piece = part and part.read(max(start - first, 0), min(stop - first, part_bytes))
+            except OSError as error:
+                self._cannot_keep(error)
+                return None
+            if piece is None:
+                return None
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _part(self, number: int, which: int) -> Part | None:
+        part = self._parts.get((number, which))
+        if part is not None:
+            return part
+        path = os.path.join(self._folder, f"{self._name(number)}-{which:06d}{SUFFIX}")
+        num_bytes = min(self._layout.part_bytes, self.sizes[number] - which * self._layout.part_bytes)
+        try:
+            os.makedirs(self._folder, exist_ok=True)
+            part = Part(path, num_bytes, self._layout)
+        except OSError as error:
+            self._cannot_keep(error)
+            return None
+        while len(self._parts) >= _MAX_OPEN:
+            self._parts.pop(next(iter(self._parts)), None)
+        self._parts[number, which] = part
+        return part
+
+    def _look_after_parts(self) -> None:
+        """Notes which parts were used, and closes those that were thrown away: open files take room on the disk."""
+        self._look_after_at = time.monotonic() + 1
+        for key, part in list(self._parts.items()):
+            if not part.is_kept():
+                self._parts.pop(key, None)
+
+    def _name(self, number: int) -> str:
+        name = self._names.get(number)
+        if name is None:
+            text = f"{identity_of(self, number)} {self._layout}"
+            name = self._names[number] = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:20]
+        return name
+
+    def _cannot_keep(self, error: OSError) -> None:
+        if not self._keep_again_at:
+            _log.warning("cached: files cannot be kept in %s (%s): they are read from their store", self._folder, error)
+        self._keep_again_at = time.monotonic() + _RETRY_SECONDS
+
+    def _blocks_of(self, number: int, start: int, stop: int) -> list[Block]:
+        size = self._layout.block_bytes
+        return [(number, block) for block in range(start // size, -(-stop // size))]
+
+    def _few_blocks_at_a_time(self, places: Sequence[int], ranges: Sequence[tuple[int, int, int]]) -> Iterator[list[int]]:
+        group: list[int] = []
+        blocks: set[Block] = set()
+        for place in places:
+            blocks.update(self._blocks_of(*ranges[place]))
+            if group and len(blocks) > _BLOCKS_AT_ONCE:
+                yield group
+                group, blocks = [], set(self._blocks_of(*ranges[place]))
+            group.append(place)
+        if group:
+            yield group
+
+    def _fetch(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """The bytes of ranges that lie in few blocks, of which some are not there."""
+        blocks = sorted({block for one in ranges for block in self._blocks_of(*one)})
+        fetched, others = self._fetch_blocks(blocks)
+        self._wait_for(others)
+        fetched |= self._fetch_blocks([block for block in others if not self._has(block)], alone=False)[0]
+        size = self._layout.block_bytes
+        answer = []
+        for number, start, stop in ranges:
+            pieces = []
+            for block in self._blocks_of(number, start, stop):
+                first = block[1] * size
+                begin, end = max(start, first), min(stop, first + size)
+                data = fetched.get(block)
+                piece = self._kept(number, begin, end) if data is None else data[begin - first : end - first]
+                pieces.append(super()._read_remote([(number, begin, end)])[0] if piece is None else piece)
+            answer.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        return answer
+
+    def _place(self, block: Block) -> tuple[Part | None, int]:
+        number, which = block
+        which, place = divmod(which, self._layout.part_bytes // self._layout.block_bytes)
+        return self._part(number, which), place
+
+    def _has(self, block: Block) -> bool:
+        part, place = self._place(block)
+        try:
+            return part is not None and part.has(place)
+        except OSError:
+            return False
+
+    def _fetch_blocks(self, blocks: Sequence[Block], alone: bool = True) -> tuple[dict[Block, bytes], dict[Block, Any]]:
+        """Fetches and keeps blocks, with ``alone`` those that nobody else fetches. What was fetched, and what others do."""
+        mine: dict[Block, Part | None] = {}
+        others: dict[Block, threading.Event | None] = {}  # None if it is another process
+        begun: list[Block] = []
+        locked: list[tuple[Part, int]] = []
+        try:
+            for block in blocks:
+                if self._has(block):
+                    continue
+                event = self._under_way.begin(block)
+                if event is None:
+                    begun.append(block)
+                elif alone:
+                    others[block] = event
+                    continue
+                part, place = self._place(block)
+                if alone and part is not None:
+                    if not part.is_mine_to_fill(place):
+                        others[block] = None
+                        continue
+                    locked.append((part, place))
+                if not self._has(block):  # it may have come meanwhile
+                    mine[block] = part
+            size = self._layout.block_bytes
+            ranges = [(number, which * size, min((which + 1) * size, self.sizes[number])) for number, which in mine]
+            fetched = dict(zip(mine, super()._read_remote(ranges) if ranges else [], strict=True))
+            for block, data in fetched.items():
+                self._keep(mine[block], self._place(block)[1], data)
+            return fetched, others
+        finally:
+            for part, place in locked:
+                part.end_filling(place)
+            for block in begun:
+                self._under_way.end(block)
+
+    def _keep(self, part: Part | None, place: int, data: bytes) -> None:
+        if part is None or time.monotonic() < self._keep_again_at:
+            return
+        try:
+            if not self._room.take(len(data)):
+                raise OSError("max_bytes are taken by whole files")
+            part.fill(place, data)
+        except OSError as error:
+            self._cannot_keep(error)
+
+    def _wait_for(self, others: dict[Block, threading.Event | None]) -> None:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        for block, event in others.items():
+            while not self._has(block) and time.monotonic() < deadline:
+                if event is not None:
+                    event.wait(deadline - time.monotonic())
+                    break
+                part, place = self._place(block)
+                if part is None:
+                    break
+                if part.is_mine_to_fill(place):  # the other one has given up, or was killed
+                    part.end_filling(place)
+                    break
+                time.sleep(0.005)

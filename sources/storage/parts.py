@@ -1,0 +1,216 @@
+"""Parts of remote files that are kept on a local disk: which bytes of them are there, and which parts have to go.
+
+A part is a file that holds some blocks of one remote file, each at its place, and behind them a table: for each block its checksum
+and a number that stands for the run of this machine in which it was written, 0 while the block is not there.
+
+What holds for all threads and processes that share a folder, whenever one of them is killed or the disk is full:
+
+1. A block is read only if its entry says that it is there. Entries are written after the bytes, in one write, and never taken back.
+2. Who writes a block that is there already writes the same bytes: a part is of one object in one version.
+3. What was written before the machine was started the last time may have been lost in part: its checksum is looked at first.
+4. Parts are thrown away whole, by removing their names. Who has one open goes on in it, and lets go of it within a second, if it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import random
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_BLOCK_BYTES = 1 << 20
+_BLOCKS_PER_PART = 16
+_ENTRY = struct.Struct("<II")
+_TABLE_BYTES = 8192  # what a table takes of the disk, and what files are rounded up to
+SUFFIX = ".part"
+
+
+def _run_of_this_machine() -> int:
+    """A number, not 0, that changes when the machine is started anew, or with each process where that cannot be told."""
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        return random.SystemRandom().getrandbits(32) | 1
+    return zlib.crc32(text) | 1
+
+
+_RUN = _run_of_this_machine()
+
+
+class Layout(NamedTuple):
+    """How remote files are cut: into parts of ``part_bytes``, and these into blocks, what is fetched at least."""
+
+    block_bytes: int
+    part_bytes: int
+
+
+def layout_for(max_bytes: int | None) -> Layout:
+    """Blocks of 1 MB and parts of 16, or smaller ones where few of those would have room.
+
+    Example:
+        >>> layout_for(None), layout_for(1 << 20)
+        (Layout(block_bytes=1048576, part_bytes=16777216), Layout(block_bytes=131072, part_bytes=131072))
+    """
+    part_bytes = _BLOCKS_PER_PART * _BLOCK_BYTES
+    if max_bytes is not None:
+        part_bytes = min(part_bytes, 1 << ((max_bytes // 8).bit_length() - 1))
+    return Layout(min(_BLOCK_BYTES, part_bytes), part_bytes)
+
+
+class Part:
+    """A part, open until nobody refers to it any more. All its methods may be called by several threads at once.
+
+    Args:
+        path: its file, which is made if there is none.
+        num_bytes: how many bytes of the remote file it is to hold.
+        layout: how it is cut.
+
+    Raises:
+        OSError: the file cannot be opened or made.
+    """
+
+    def __init__(self, path: str, num_bytes: int, layout: Layout) -> None:
+        self._descriptor = -1
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._num_bytes = num_bytes
+        self._block_bytes, self._table = layout
+        self._is_there = bytearray(-(-num_bytes // self._block_bytes))  # as far as was looked at
+        self._is_used = True
+
+    def has(self, block: int) -> bool:
+        """Whether the block may be read."""
+        return bool(self._is_there[block]) or self._look_up(block)
+
+    def _look_up(self, block: int) -> bool:
+        entry = os.pread(self._descriptor, _ENTRY.size, self._table + block * _ENTRY.size)
+        checksum, run = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
+        if not run:
+            return False
+        if run != _RUN:
+            start = block * self._block_bytes
+            data = os.pread(self._descriptor, min(self._block_bytes, self._num_bytes - start), start)
+            if zlib.crc32(data) != checksum:
+                return False
+            self._enter(block, checksum)
+        self._is_there[block] = 1
+        return True
+
+    def _enter(self, block: int, checksum: int) -> None:
+        os.pwrite(self._descriptor, _ENTRY.pack(checksum, _RUN), self._table + block * _ENTRY.size)
+
+    def read(self, start: int, stop: int) -> bytes | None:
+        """The bytes ``start`` to ``stop - 1``, counted from the part's first; ``None`` unless all of them are there."""
+        self._is_used = True
+        block = start // self._block_bytes
+        if not self._is_there[block] or stop > (block + 1) * self._block_bytes:
+            for block in range(block, -(-stop // self._block_bytes)):
+                if not self.has(block):
+                    return None
+        data = os.pread(self._descriptor, stop - start, start)
+        return data if len(data) == stop - start else None  # somebody has cut the file
+
+    def fill(self, block: int, data: bytes) -> None:
+        """Makes ``data`` the bytes of the block.
+
+        Raises:
+            OSError: it cannot be written; what is there is as it was.
+        """
+        done, start = 0, block * self._block_bytes
+        while done < len(data):
+            done += os.pwrite(self._descriptor, memoryview(data)[done:], start + done)
+        self._enter(block, zlib.crc32(data))
+        self._is_there[block] = 1
+
+    def is_mine_to_fill(self, block: int) -> bool:
+        """Whether no other process is about to fill the block; if so, none is until ``end_filling``. A killed one is not."""
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._table + block)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks: both fetch it
+            return True
+        return True
+
+    def end_filling(self, block: int) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._table + block)
+
+    def is_kept(self) -> bool:
+        """Whether the part has not been thrown away. Notes that it was used, if it was since this was called the last time."""
+        if self._is_used:
+            self._is_used = False
+            with contextlib.suppress(OSError):
+                os.utime(self._descriptor)
+        return os.fstat(self._descriptor).st_nlink > 0
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+class Room:
+    """How much is kept in a folder, and what has to go. One in a process for a folder.
+
+    The sizes of all files there are added up only now and then: processes may write a 64th of what is free before they look again,
+    so that 64 of them stay below ``max_bytes``.
+
+    Args:
+        folder: where parts are, and in ``files`` whole files.
+        max_bytes: what it may hold, ``None`` for as much as there is room for.
+    """
+
+    def __init__(self, folder: str, max_bytes: int | None) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._lock = threading.Lock()
+        self._allowance = 0
+        self._look_again_at = 0.0
+
+    def take(self, num_bytes: int) -> bool:
+        """Whether ``num_bytes`` of parts may be written, after what was used least recently has been thrown away if need be."""
+        if self._max_bytes is None:
+            return True
+        with self._lock:
+            num_bytes += _TABLE_BYTES
+            self._allowance -= num_bytes
+            if self._allowance >= 0:
+                return True
+            if time.monotonic() < self._look_again_at:
+                return False
+            free = self.make_room(num_bytes) - num_bytes
+            self._allowance = max(free // 64, 0)
+            if free < 0:
+                self._look_again_at = time.monotonic() + 1
+            return free >= 0
+
+    def make_room(self, num_bytes: int, files: Sequence[str] = ()) -> int:
+        """Throws away parts, and of ``files`` what has to go, until ``num_bytes`` and an eighth are free. What is free then."""
+        assert self._max_bytes is not None
+        kept = sorted(self._kept())
+        free = self._max_bytes - sum(size for _, size, _ in kept)
+        goal = num_bytes + self._max_bytes // 8
+        if free >= num_bytes:
+            return free
+        for _, size, path in kept:
+            if path.endswith(SUFFIX) or path in files:
+                with contextlib.suppress(FileNotFoundError):  # another process threw it away
+                    os.unlink(path)
+                free += size
+            if free >= goal:
+                break
+        return free
+
+    def _kept(self) -> Iterator[tuple[int, int, str]]:
+        """Of each file: when it was used, what it takes of the disk, and its path."""
+        for pattern in (f"*{SUFFIX}", "files/*/*"):
+            for path in glob.iglob(os.path.join(glob.escape(self._folder), pattern)):
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(path)
+                    yield status.st_mtime_ns, status.st_blocks * 512, path
