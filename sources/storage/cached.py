@@ -1,8 +1,8 @@
 """Remote files that are kept on a local disk while they are read: ``cached``.
 
 A source reads remote files through one or several ``Files``, its attributes. ``cached`` makes a copy of the source (as
-``copy.copy`` does, so without what is open) in which each of them is a ``CachedFiles`` over the same files. A source whose ``Files``
-lie deeper has a method ``_over_files(wrap)``, which returns such a copy: made anew with ``wrap(files)`` in place of each ``files``.
+``copy.copy`` does, so without what is open) in which each of them is a ``CachedFiles`` over the same files. A source whose
+``Files`` lie deeper has a method ``_over_files(wrap)``, which returns such a copy with ``wrap(files)`` in place of ``files``.
 
 What holds when several threads and processes read through a cache (see also ``parts``):
 
@@ -22,6 +22,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -55,8 +56,8 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
         source_or_urls: a source of gristmill that reads URLs, or a URL, a pattern or a sequence of them (see ``JsonlSource``);
             local paths among them are returned as they are.
         folder: where files are kept; made if it does not exist.
-        max_bytes: how much may be kept there, at least 64 KB; above that, what was used least recently is thrown away. Files whose
-            paths were given to a process that lives stay. By default there is no limit but the disk.
+        max_bytes: how much may be kept there, at least 64 KB; above that, what was used least recently is thrown away. Files
+            whose paths were given to a process that lives stay. By default there is no limit but the disk.
         filesystem: for URLs, a file system of fsspec to read them through. A source has its own.
 
     Returns:
@@ -80,8 +81,9 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
         max_bytes = as_int("max_bytes", max_bytes)
         if max_bytes < 64 << 10:
             raise ValueError(f"max_bytes must be at least 65536 (64 KB), or None for no limit, got {max_bytes}")
-    folder = os.path.abspath(os.fspath(folder))
-    os.makedirs(folder, exist_ok=True)
+    kept = Path(folder).absolute()
+    kept.mkdir(parents=True, exist_ok=True)
+    folder = str(kept)
     if isinstance(source_or_urls, str | os.PathLike | list | tuple):
         return _downloaded(source_or_urls, folder, max_bytes, filesystem)
     if filesystem is not None:
@@ -110,8 +112,9 @@ def _over_files(source: Any, folder: str, max_bytes: int | None) -> Any:
     names = [name for name, value in getattr(duplicate, "__dict__", {}).items() if isinstance(value, Files)]
     if not names:
         raise TypeError(
-            f"source_or_urls must be a source that reads files by ranges, such as JsonlSource, or URLs, got a {type(source).__name__}: "
-            "for a library that wants local paths, make the source of cached(urls, folder)"
+            f"source_or_urls must be a source that reads files by ranges, such as JsonlSource, or URLs, got a "
+            f"{type(source).__name__}. "
+            "For a library that wants local paths, make the source of cached(urls, folder)"
         )
     for name in names:
         setattr(duplicate, name, CachedFiles(getattr(duplicate, name), folder, max_bytes))
@@ -237,10 +240,10 @@ class CachedFiles(Files):
         part = self._parts.get((number, which))
         if part is not None:
             return part
-        path = os.path.join(self._folder, f"{self._name(number)}-{which:06d}{SUFFIX}")
+        path = Path(self._folder, f"{self._name(number)}-{which:06d}{SUFFIX}")
         num_bytes = min(self._layout.part_bytes, self.sizes[number] - which * self._layout.part_bytes)
         try:
-            os.makedirs(self._folder, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             part = Part(path, num_bytes, self._layout)
         except OSError as error:
             self._cannot_keep(error)
@@ -356,8 +359,11 @@ class CachedFiles(Files):
         if part is None or time.monotonic() < self._keep_again_at:
             return
         try:
+            num_thrown_away = self._room.num_thrown_away
             if not self._room.take(len(data)):
                 raise OSError("max_bytes are taken by whole files")
+            if self._room.num_thrown_away != num_thrown_away:
+                self._look_after_parts()
             part.fill(place, data)
         except OSError as error:
             self._cannot_keep(error)

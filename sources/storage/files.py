@@ -15,7 +15,7 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gristmill.sources.storage import remote
@@ -121,7 +121,9 @@ class Files:
         """
         import hashlib
 
-        text = "".join(f"{PurePosixPath(remote.without_query(path)).name}:{size};" for path, size in zip(self.paths, self.sizes, strict=True))
+        text = "".join(
+            f"{PurePosixPath(remote.without_query(path)).name}:{size};" for path, size in zip(self.paths, self.sizes, strict=True)
+        )
         digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:8]
         num_files = f"{len(self)} file{'' if len(self) == 1 else 's'}"
         return f"{num_files}, {sum(self.sizes)} bytes, {digest}"
@@ -172,10 +174,10 @@ def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
 def _files_like(path: str, filesystem: Any) -> list[str]:
     """The files that ``path`` stands for. Of remote ones that are no pattern ``Files`` finds out whether they exist."""
     if filesystem is not None or is_url(path):
-        return sorted(remote.store_of(path, filesystem).names(path)) if remote.has_pattern(path) else [path]
-    if os.path.exists(path):
+        return sorted(remote.stores_of([path], filesystem)[0].names(path)) if remote.has_pattern(path) else [path]
+    if Path(path).exists():
         return [path]
-    return sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []
+    return sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []  # noqa: PTH207 - paths as they were given
 
 
 def with_braces(pattern: str) -> list[str]:
@@ -195,5 +197,3 @@ def with_braces(pattern: str) -> list[str]:
         choices = [f"{number:0{width}d}" for number in range(int(match[1]), int(match[2]) + 1)]
     rest = with_braces(pattern[match.end() :])
     return [pattern[: match.start()] + choice + tail for choice in choices for tail in rest]
-
-

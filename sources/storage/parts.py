@@ -1,21 +1,21 @@
 """Parts of remote files that are kept on a local disk: which bytes of them are there, and which parts have to go.
 
-A part is a file that holds some blocks of one remote file, each at its place, and behind them a table: for each block its checksum
-and a number that stands for the run of this machine in which it was written, 0 while the block is not there.
+A part is a file that holds some blocks of one remote file, each at its place, and behind them a table: for each block its
+checksum and a number that stands for the run of this machine in which it was written, 0 while the block is not there.
 
 What holds for all threads and processes that share a folder, whenever one of them is killed or the disk is full:
 
-1. A block is read only if its entry says that it is there. Entries are written after the bytes, in one write, and never taken back.
+1. A block is read only if its entry says that it is there. Entries are written after the bytes, and never taken back.
 2. Who writes a block that is there already writes the same bytes: a part is of one object in one version.
 3. What was written before the machine was started the last time may have been lost in part: its checksum is looked at first.
-4. Parts are thrown away whole, by removing their names. Who has one open goes on in it, and lets go of it within a second, if it reads.
+4. Parts are thrown away whole, by removing their names. Who has one open goes on in it, and closes it within a second if it
+   reads at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import glob
 import os
 import random
 import struct
@@ -77,7 +77,7 @@ class Part:
         OSError: the file cannot be opened or made.
     """
 
-    def __init__(self, path: str, num_bytes: int, layout: Layout) -> None:
+    def __init__(self, path: Path, num_bytes: int, layout: Layout) -> None:
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._num_bytes = num_bytes
@@ -111,8 +111,8 @@ class Part:
         self._is_used = True
         block = start // self._block_bytes
         if not self._is_there[block] or stop > (block + 1) * self._block_bytes:
-            for block in range(block, -(-stop // self._block_bytes)):
-                if not self.has(block):
+            for needed in range(block, -(-stop // self._block_bytes)):
+                if not self.has(needed):
                     return None
         data = os.pread(self._descriptor, stop - start, start)
         return data if len(data) == stop - start else None  # somebody has cut the file
@@ -149,7 +149,11 @@ class Part:
             self._is_used = False
             with contextlib.suppress(OSError):
                 os.utime(self._descriptor)
-        return os.fstat(self._descriptor).st_nlink > 0
+        return not self.is_thrown_away()
+
+    def is_thrown_away(self) -> bool:
+        """Whether the part has no name any more."""
+        return os.fstat(self._descriptor).st_nlink == 0
 
     def __del__(self) -> None:
         if self._descriptor >= 0:
@@ -159,8 +163,8 @@ class Part:
 class Room:
     """How much is kept in a folder, and what has to go. One in a process for a folder.
 
-    The sizes of all files there are added up only now and then: processes may write a 64th of what is free before they look again,
-    so that 64 of them stay below ``max_bytes``.
+    The sizes of all files there are added up only now and then: processes may write a 64th of what is free before they look
+    again, so that 64 of them stay below ``max_bytes``.
 
     Args:
         folder: where parts are, and in ``files`` whole files.
@@ -172,6 +176,7 @@ class Room:
         self._lock = threading.Lock()
         self._allowance = 0
         self._look_again_at = 0.0
+        self.num_thrown_away = 0
 
     def take(self, num_bytes: int) -> bool:
         """Whether ``num_bytes`` of parts may be written, after what was used least recently has been thrown away if need be."""
@@ -190,7 +195,7 @@ class Room:
                 self._look_again_at = time.monotonic() + 1
             return free >= 0
 
-    def make_room(self, num_bytes: int, files: Sequence[str] = ()) -> int:
+    def make_room(self, num_bytes: int, files: Sequence[Path] = ()) -> int:
         """Throws away parts, and of ``files`` what has to go, until ``num_bytes`` and an eighth are free. What is free then."""
         assert self._max_bytes is not None
         kept = sorted(self._kept())
@@ -199,18 +204,19 @@ class Room:
         if free >= num_bytes:
             return free
         for _, size, path in kept:
-            if path.endswith(SUFFIX) or path in files:
+            if path.suffix == SUFFIX or path in files:
                 with contextlib.suppress(FileNotFoundError):  # another process threw it away
-                    os.unlink(path)
+                    path.unlink()
+                    self.num_thrown_away += 1
                 free += size
             if free >= goal:
                 break
         return free
 
-    def _kept(self) -> Iterator[tuple[int, int, str]]:
+    def _kept(self) -> Iterator[tuple[int, int, Path]]:
         """Of each file: when it was used, what it takes of the disk, and its path."""
         for pattern in (f"*{SUFFIX}", "files/*/*"):
-            for path in glob.iglob(os.path.join(glob.escape(self._folder), pattern)):
+            for path in Path(self._folder).glob(pattern):
                 with contextlib.suppress(FileNotFoundError):
-                    status = os.stat(path)
+                    status = path.stat()
                     yield status.st_mtime_ns, status.st_blocks * 512, path

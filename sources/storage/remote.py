@@ -46,6 +46,7 @@ _PATIENCE_SECONDS = 10  # after which it is not: the library has tried by itself
 
 _STORES = re.compile(r"(s3a?|gs|az|azure|abfss?|adl)://")
 _SERVERS = re.compile(r"https?://")
+_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 class Found(NamedTuple):
@@ -81,19 +82,22 @@ def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
         OSError: one is not there, or the store does not answer; the text says which.
         ImportError, ValueError: there is nothing to read such URLs with.
     """
-    return together(lambda path: store_of(path, filesystem).find(path), paths)
+    stores = stores_of(paths, filesystem)
+    return together(lambda number: stores[number].find(paths[number]), range(len(paths)))
 
 
 def read_ranges(
     paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, ranges: Sequence[tuple[int, int, int]]
 ) -> list[bytes]:
     """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``, by few requests at once."""
+    numbers = list({number for number, _, _ in ranges})
+    stores = dict(zip(numbers, stores_of([paths[number] for number in numbers], filesystem), strict=True))
 
     def parts_of(request: Request) -> list[tuple[int, bytes]]:
         number, begin, end, parts = request
         known = found[number]
         assert known is not None
-        answer = store_of(paths[number], filesystem).get(paths[number], begin, end, known)
+        answer = stores[number].get(paths[number], begin, end, known)
         return [(place, bytes(answer[start - begin : stop - begin])) for place, start, stop in parts]
 
     pieces: list[list[bytes]] = [[] for _ in ranges]
@@ -103,7 +107,9 @@ def read_ranges(
     return [theirs[0] if len(theirs) == 1 else b"".join(theirs) for theirs in pieces]
 
 
-def coalesced(ranges: Sequence[tuple[int, int, int]], max_gap: int = _MAX_GAP, max_bytes: int = _MAX_REQUEST) -> Iterator[Request]:
+def coalesced(
+    ranges: Sequence[tuple[int, int, int]], max_gap: int = _MAX_GAP, max_bytes: int = _MAX_REQUEST
+) -> Iterator[Request]:
     """The requests by which ``ranges`` are read: in the order of files and bytes, none longer than ``max_bytes``.
 
     Example:
@@ -142,16 +148,23 @@ def together(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 # By process: after a fork there are no threads, and connections are another's. setdefault is the lock that a fork cannot break.
 _POOLS: dict[int, ThreadPoolExecutor] = {}
-_OPENED: dict[tuple[int, str], Store] = {}
+_OPENED: dict[tuple[object, ...], Store] = {}
 _CONNECTED: list[int] = []  # the process that used obstore first
 
 
-def store_of(path: str, filesystem: Any) -> Store:
-    """What reads ``path``: ``filesystem``, if there is one, else the bucket or server of a URL, shared by all that use it."""
+def stores_of(paths: Sequence[str], filesystem: Any) -> list[Store]:
+    """What reads each of ``paths``: ``filesystem``, if there is one, else the bucket or server of a URL, which all share."""
     if filesystem is not None:
-        return FilesystemStore(filesystem)
-    root = root_of(path)
-    key = (os.getpid(), root)
+        return [FilesystemStore(filesystem)] * len(paths)
+    roots = [root_of(path) for path in paths]
+    stores = {root: _opened(root) for root in set(roots)}
+    return [stores[root] for root in roots]
+
+
+def _opened(root: str) -> Store:
+    """Buckets are configured by variables: where these have changed, it is another one."""
+    names = () if _SERVERS.match(root) else sorted(name for name in os.environ if name.startswith(_VARIABLES))
+    key = (os.getpid(), root, *(f"{name}={os.environ[name]}" for name in names))
     return _OPENED.get(key) or _OPENED.setdefault(key, UrlStore(root))
 
 
@@ -275,7 +288,7 @@ class UrlStore:
         """The URLs that ``pattern`` stands for, in no particular order."""
         if _SERVERS.match(pattern):
             raise ValueError(
-                f"{without_query(pattern)!r:.200} has a pattern, but servers do not tell which files they have: name each file, by "
+                f"{without_query(pattern)!r:.200} has a pattern, but servers do not tell which files they have: name each, by "
                 "{000..127} for example"
             )
         segments = self._key(pattern).split("/")
@@ -317,7 +330,9 @@ class FilesystemStore:
     def __init__(self, filesystem: Any) -> None:
         for method in ("info", "glob", "cat_file"):
             if not callable(getattr(filesystem, method, None)):
-                raise TypeError(f"filesystem must be a file system of fsspec, such as fsspec.filesystem('s3'), got {filesystem!r:.200}")
+                raise TypeError(
+                    f"filesystem must be a file system of fsspec, such as fsspec.filesystem('s3'), got {filesystem!r:.200}"
+                )
         self._filesystem = filesystem
 
     def find(self, path: str) -> Found:
@@ -353,7 +368,13 @@ class FilesystemStore:
 
     def names(self, pattern: str) -> list[str]:
         """The files that ``pattern`` stands for."""
-        return [name for name, info in self._filesystem.glob(pattern, detail=True).items() if info.get("type") != "directory"]
+        found = self._filesystem.glob(pattern, detail=True)
+        last = pattern.rpartition("/")[2]
+        return [
+            name
+            for name, info in found.items()
+            if info.get("type") != "directory" and name.rpartition("/")[2].startswith(".") <= last.startswith(".")
+        ]
 
 
 def _found(meta: Any) -> Found:

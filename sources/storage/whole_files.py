@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import glob
 import hashlib
 import logging
 import os
@@ -48,19 +47,19 @@ def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str],
     Raises:
         OSError: one cannot be read or written, or they need more room than there is.
     """
-    paths = [os.path.join(folder, "files", *_place_of(files.paths[n], text)) for n, text in zip(numbers, identities, strict=True)]
+    paths = [Path(folder, "files", *_place_of(files.paths[n], text)) for n, text in zip(numbers, identities, strict=True)]
     with _one_process(folder):
         _pin(folder, paths)
-        for path in glob.glob(os.path.join(glob.escape(folder), "files", "*", f"*{_UNFINISHED}")):
-            os.unlink(path)
-        missing = {path: number for number, path in zip(numbers, paths, strict=True) if not os.path.exists(path)}
+        for path in Path(folder).glob(f"files/*/*{_UNFINISHED}"):
+            path.unlink()
+        missing = {path: number for number, path in zip(numbers, paths, strict=True) if not path.exists()}
         for path in paths:
             with contextlib.suppress(OSError):  # used now, if it is there
                 os.utime(path)
         if room is not None and missing:
             _make_room(sum(files.sizes[number] for number in missing.values()), folder, room)
         _download(files, {number: path for path, number in missing.items()}, folder)
-    return paths
+    return [str(path) for path in paths]
 
 
 def _place_of(path: str, identity: str) -> tuple[str, str]:
@@ -70,8 +69,8 @@ def _place_of(path: str, identity: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _one_process(folder: str) -> Iterator[None]:
-    os.makedirs(os.path.join(folder, "files"), exist_ok=True)
-    descriptor = os.open(os.path.join(folder, "files.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    Path(folder, "files").mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(Path(folder, "files.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         is_told = False
         while not _is_locked(descriptor):
@@ -93,25 +92,25 @@ def _is_locked(descriptor: int) -> bool:
     return True
 
 
-def _pin(folder: str, paths: Sequence[str]) -> None:
-    os.makedirs(os.path.join(folder, "pins"), exist_ok=True)
-    path = os.path.join(folder, "pins", uuid.uuid4().hex)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+def _pin(folder: str, paths: Sequence[Path]) -> None:
+    pin = Path(folder, "pins", uuid.uuid4().hex)
+    pin.parent.mkdir(exist_ok=True)
+    descriptor = os.open(pin, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     _PINS.append(descriptor)
-    Path(path).write_text("".join(f"{path}\n" for path in paths))
+    pin.write_text("".join(f"{path}\n" for path in paths))
 
 
-def _pinned(folder: str) -> set[str]:
+def _pinned(folder: str) -> set[Path]:
     """The files that living processes were given. Pins of others are removed."""
-    pinned: set[str] = set()
-    for path in glob.glob(os.path.join(glob.escape(folder), "pins", "*")):
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    pinned: set[Path] = set()
+    for pin in Path(folder).glob("pins/*"):
+        descriptor = os.open(pin, os.O_RDWR | os.O_CLOEXEC)
         try:
             if _is_locked(descriptor):
-                os.unlink(path)
+                pin.unlink()
             else:
-                pinned.update(Path(path).read_text().splitlines())
+                pinned.update(map(Path, pin.read_text().splitlines()))
         finally:
             os.close(descriptor)
     return pinned
@@ -119,23 +118,22 @@ def _pinned(folder: str) -> set[str]:
 
 def _make_room(num_bytes: int, folder: str, room: Room) -> None:
     pinned = _pinned(folder)
-    there = glob.glob(os.path.join(glob.escape(folder), "files", "*", "*"))
-    free = room.make_room(num_bytes, [path for path in there if path not in pinned])
+    free = room.make_room(num_bytes, [path for path in Path(folder).glob("files/*/*") if path not in pinned])
     if free < num_bytes:
         raise OSError(
-            f"cached: files of {num_bytes} bytes have to be downloaded into {folder}, where {max(free, 0)} of max_bytes are free: files "
-            "that are read by path have to be there as a whole. Raise max_bytes, or use another folder"
+            f"cached: files of {num_bytes} bytes have to be downloaded into {folder}, where {max(free, 0)} of max_bytes are free: "
+            "files that are read by path have to be there as a whole. Raise max_bytes, or use another folder"
         )
 
 
-def _download(files: Files, paths: dict[int, str], folder: str) -> None:
+def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
     """Many pieces at a time, of one file or of many."""
     descriptors: dict[int, int] = {}
     try:
         batch: list[tuple[int, int, int]] = []
         for number, path in paths.items():
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            descriptors[number] = os.open(path + _UNFINISHED, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            path.parent.mkdir(exist_ok=True)
+            descriptors[number] = os.open(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             if files.sizes[number] and hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(descriptors[number], 0, files.sizes[number])  # a full disk is an error now
             for start in range(0, files.sizes[number], _PIECE_BYTES):
@@ -156,8 +154,8 @@ def _download(files: Files, paths: dict[int, str], folder: str) -> None:
         num_bytes, free = sum(files.sizes[number] for number in paths), shutil.disk_usage(folder).free
         raise OSError(
             error.errno,
-            f"cached: the disk of {folder} is full: {num_bytes} bytes have to be downloaded, and {free} are free. Make room there, or "
-            "use another folder",
+            f"cached: the disk of {folder} is full: {num_bytes} bytes have to be downloaded, and {free} are free. Make room "
+            "there, or use another folder",
         ) from error
     finally:
         for descriptor in descriptors.values():
@@ -171,8 +169,12 @@ def _write(files: Files, batch: Sequence[tuple[int, int, int]], descriptors: dic
             done += os.pwrite(descriptors[number], memoryview(piece)[done:], start + done)
 
 
-def _finish(descriptors: dict[int, int], paths: dict[int, str], but: int | None = None) -> None:
+def _finish(descriptors: dict[int, int], paths: dict[int, Path], but: int | None = None) -> None:
     for number in [number for number in descriptors if number != but]:
         os.fsync(descriptors[number])
         os.close(descriptors.pop(number))
-        os.rename(paths[number] + _UNFINISHED, paths[number])
+        _unfinished(paths[number]).rename(paths[number])
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(path.name + _UNFINISHED)

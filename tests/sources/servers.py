@@ -11,7 +11,6 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-BINARY = {"Content-Type": "application/octet-stream"}
 FAULTS = ("cut", "silent", "short", "long", "other range", "whole", "403", "404", "412", "429", "500", "503")
 
 
@@ -21,14 +20,14 @@ class HttpServer:
     Args:
         folder: what is served; a file's entity tag is made of its size and time of change.
         delay_seconds: what each answer takes.
-        faults: a function of the number of a request, from 0, that returns what goes wrong with it, one of ``FAULTS``, or ``None``.
+        faults: a function of the number of a request, from 0, that returns what goes wrong with it, one of ``FAULTS``, or
+            ``None``; it may wait for other requests.
         tags: whether answers have an entity tag.
     """
 
     def __init__(self, folder, delay_seconds=0.0, faults=None, tags=True):
         self.folder, self.delay_seconds, self.faults, self.tags = Path(folder), delay_seconds, faults, tags
         self.requests = []  # method, path and range of each
-        self.num_at_once = self.most_at_once = 0
         self.lock = threading.Lock()
         self.closing = threading.Event()
 
@@ -99,15 +98,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         with server.lock:
             number = len(server.requests)
             server.requests.append((self.command, self.path, self.headers["Range"]))
-            server.num_at_once += 1
-            server.most_at_once = max(server.most_at_once, server.num_at_once)
-        try:
-            if server.delay_seconds:
-                time.sleep(server.delay_seconds)
-            self.send(server.faults and server.faults(number), with_body)
-        finally:
-            with server.lock:
-                server.num_at_once -= 1
+        if server.delay_seconds:
+            time.sleep(server.delay_seconds)
+        self.send(server.faults and server.faults(number), with_body)
 
     def send(self, fault, with_body):
         path = self.server_of_test.folder / urllib.parse.unquote(self.path.partition("?")[0]).lstrip("/")
@@ -115,22 +108,25 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server_of_test.closing.wait()
             self.close_connection = True
             return
-        if fault and fault.isdigit() or not path.is_file():
+        if (fault and fault.isdigit()) or not path.is_file():
             self.status(int(fault) if fault else 404)
             return
-        data, start, stop = path.read_bytes(), 0, None
+        size = path.stat().st_size
+        start, stop = 0, size
         by_range = self.headers["Range"] and fault != "whole"
         if by_range:
             first, _, last = self.headers["Range"].removeprefix("bytes=").partition("-")
             start, stop = int(first), int(last) + 1
-            if start >= len(data):
+            if start >= size:
                 self.status(416)
                 return
-        body = data[start:stop]
+        with path.open("rb") as file:
+            file.seek(start)
+            body = file.read(stop - start)
         self.send_response(206 if by_range else 200)
         if by_range:
             shift = fault == "other range"
-            self.send_header("Content-Range", f"bytes {start + shift}-{start + shift + len(body) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start + shift}-{start + shift + len(body) - 1}/{size}")
         body = {"short": body[: len(body) // 2], "long": body + b"more"}.get(fault, body)
         self.send_header("Content-Length", str(len(body)))
         if self.server_of_test.tags:
@@ -161,17 +157,18 @@ class Bucket:
             "AWS_SECRET_ACCESS_KEY": "secret",
             "AWS_REGION": "us-east-1",
         }
-        self._put("", b"")
-
-    def _put(self, path, data):
-        request = urllib.request.Request(f"{self.endpoint}/{self.name}{path}", data=data, method="PUT", headers=BINARY)
-        with urllib.request.urlopen(request, timeout=30):
-            pass
 
     def put(self, key, data):
         """Makes an object, or replaces it."""
-        self._put(f"/{urllib.parse.quote(key)}", data)
+        import obstore
+
+        obstore.put(obstore.store.from_url(self.url), key, data)
         return f"{self.url}/{key}"
+
+
+def _call(url, method):
+    with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30):
+        pass
 
 
 @contextlib.contextmanager
@@ -187,6 +184,8 @@ def s3_bucket(name="bucket"):
     try:
         bucket = Bucket(name, f"http://{host}:{port}")
         os.environ.update(bucket.variables)
+        _call(f"{bucket.endpoint}/moto-api/reset", "POST")  # all servers of a process have the same buckets
+        _call(f"{bucket.endpoint}/{name}", "PUT")
         yield bucket
     finally:
         os.environ.clear()

@@ -27,7 +27,7 @@ pytest.importorskip("moto")
 from fixed_rows import FixedRows  # noqa: E402
 from servers import HttpServer, s3_bucket  # noqa: E402
 
-SIZES = {"a.bin": 100_000, "empty.bin": 0, "größer ü.bin": 3_000_000, "one byte.bin": 1}
+SIZES = {"a.bin": 100_000, "empty.bin": 0, "größer ü.bin": 600_000, "one byte.bin": 1}
 DATA = {name: random.Random(name).randbytes(size) for name, size in SIZES.items()}
 
 
@@ -81,14 +81,14 @@ def test_ranges_are_what_they_are_in_local_files(folder, place):
         files = Files(paths, filesystem)
         assert (files.sizes, files.described()) == (local.sizes, local.described())
         blocks = []
-        for _ in range(16):
+        for _ in range(8):
             block = []
             for _ in range(rng.choice([0, 1, 40])):
                 number = rng.randrange(len(DATA))
                 start = rng.randrange(files.sizes[number] + 1)
                 block.append((number, start, min(files.sizes[number], start + rng.choice([0, 1, 50, 5000]))))
             blocks.append(block)
-        blocks.append([(2, 0, 3_000_000), (2, 5, 6), (0, 0, 100_000), (1, 0, 0)])
+        blocks.append([(2, 0, 600_000), (2, 5, 6), (0, 0, 100_000), (1, 0, 0)])
         copy = pickle.loads(pickle.dumps(files))
         with ThreadPoolExecutor(16) as pool:
             for those in (files, copy):
@@ -103,20 +103,21 @@ def test_ranges_are_what_they_are_in_local_files(folder, place):
         assert repr(rows) == repr(FixedRows([str(folder / name) for name in DATA], row_bytes=10_000))
 
 
-def test_a_block_is_few_requests_that_run_together(folder, tmp_path):
+def test_a_block_is_few_requests_that_run_together(tmp_path):
     (tmp_path / "long.bin").write_bytes(bytes(40_000_000))
     (tmp_path / "other.bin").write_bytes(bytes(1000))
-    with HttpServer(tmp_path, delay_seconds=0.05) as server:
+    meeting = threading.Barrier(2)  # requests are answered when so many are there
+    with HttpServer(tmp_path, faults=lambda number: (meeting.wait(30), None)[1]) as server:
         files = Files([f"{server.url}/long.bin", f"{server.url}/other.bin"])
-        assert server.num_requests == 2 and server.most_at_once == 2
+        assert server.num_requests == 2
         neighbours = [(0, start, start + 100) for start in range(0, 100_000, 1000)]
         random.Random(1).shuffle(neighbours)
         files.read([*neighbours, (1, 0, 5), (1, 900, 1000)])
         assert sorted(request[2] for request in server.requests[2:]) == ["bytes=0-99099", "bytes=0-999"]
-        far = [(0, start, start + 100) for start in range(0, 40_000_000, 2_000_000)]
-        server.most_at_once = 0
-        files.read(far)
-        assert server.num_requests == 2 + 2 + 20 and server.most_at_once > 10
+        meeting = threading.Barrier(20)
+        files.read([(0, start, start + 100) for start in range(0, 40_000_000, 2_000_000)])
+        assert server.num_requests == 2 + 2 + 20
+        meeting = threading.Barrier(5)
         assert sum(map(len, files.read([(0, 0, 40_000_000)]))) == 40_000_000
         assert server.num_requests == 24 + 5  # of at most 8 MiB each
 
@@ -135,7 +136,7 @@ def test_patterns(tmp_path):
             assert list_files("paths", f"{bucket.url}/{pattern}") == [f"{bucket.url}/{name}" for name in expected]
             if "**" not in pattern and "?." not in pattern:
                 of_fsspec = list_files("paths", f"memory://patterns/{pattern}", memory)
-                assert [path.rpartition("patterns/")[2] for path in of_fsspec] == [e for e in expected if "/." not in e]
+                assert [path.rpartition("patterns/")[2] for path in of_fsspec] == expected
         assert list_files("paths", [f"{bucket.url}/train/a2.bin", f"{bucket.url}/*.bin"])[0] == f"{bucket.url}/train/a2.bin"
         with pytest.raises(FileNotFoundError, match="paths: there is no file 's3://bucket/none-"):
             list_files("paths", f"{bucket.url}/none-*")
@@ -149,12 +150,14 @@ def test_patterns(tmp_path):
 
 def test_what_can_be_mended_is_mended(folder, quick):
     rng = random.Random(2)
-    faults = [rng.choice([None, None, "cut", "short", "long", "429", "500", "503", "silent"]) for _ in range(2000)]
+    faults = [
+        rng.choice([None, None, "cut", "short", "long", "429", "500", "503", None, None, None, "silent"]) for _ in range(2000)
+    ]
     for tags in (True, False):
         with HttpServer(folder, faults=faults.__getitem__, tags=tags) as server:
             files = Files([f"{server.url}/{name}" for name in DATA])
-            for start in range(0, 3_000_000, 300_000):
-                ranges = [(2, begin, begin + 20) for begin in range(start, start + 300_000, 30_000)] + [(0, start // 31, start // 30)]
+            for start in range(0, 600_000, 60_000):
+                ranges = [(2, begin, begin + 20) for begin in range(start, start + 60_000, 6_000)] + [(0, start // 7, start // 6)]
                 expected = [list(DATA.values())[number][begin:end] for number, begin, end in ranges]
                 for _ in range(5):  # four short answers in a row are an error; asking again then is up to the caller
                     with contextlib.suppress(OSError):
@@ -187,10 +190,9 @@ def test_what_cannot_be_mended_says_what_failed_and_where(folder, quick, fault, 
         with pytest.raises(kind, match=rf"^{server.url}/a.bin: bytes 5 to 14 cannot be read: .*{text}") as caught:
             files.read([(0, 5, 15)])
         assert time.monotonic() - began < 20 and "secret" not in str(caught.value) and "Debug source" not in str(caught.value)
-        with pytest.raises(OSError, match=f"{server.url}/a.bin: its size is not known" if fault.isdigit() else ""):
-            if fault.isdigit():
+        if fault not in ("short", "long", "cut"):
+            with pytest.raises(kind, match=f"^{server.url}/a.bin: its size is not known: "):
                 Files([f"{server.url}/a.bin"])
-            files.read([(0, 5, 15)])
         server.faults = None
         assert files.read([(0, 5, 15)]) == [DATA["a.bin"][5:15]]  # an error is nothing that stays
 
@@ -219,17 +221,19 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, quick):
     for tags, other in [(True, 64_000), (True, 100), (False, 100), (False, 70_000)]:
         path.write_bytes(bytes(64_000))
         with HttpServer(tmp_path, tags=tags) as server:
-            ds = grain.MapDataset.source(FixedRows(f"{server.url}/rows.bin")).batch(10).to_iter_dataset()
+            ds = grain.MapDataset.source(FixedRows(f"{server.url}/rows.bin")).batch(10, batch_fn=list).to_iter_dataset()
             with contextlib.closing(iter(ds)) as it:
                 next(it)
                 path.write_bytes(b"\1" * other)
-                with pytest.raises(ChangedFileError, match=r"/rows.bin has changed since this source was made.*Make the source anew"):
+                with pytest.raises(
+                    ChangedFileError, match=r"/rows.bin has changed since this source was made.*Make the source anew"
+                ):
                     for _ in it:
                         pass
     with s3_bucket() as bucket:
         files = Files([bucket.put("rows.bin", bytes(100))])
         bucket.put("rows.bin", b"\1" * 100)
-        with pytest.raises(ChangedFileError, match="s3://bucket/rows.bin has changed"):
+        with pytest.raises(ChangedFileError, match=r"s3://bucket/rows\.bin has changed"):
             files.read([(0, 5, 10)])
     memory = fsspec.filesystem("memory")
     memory.pipe("/rows.bin", bytes(100))
@@ -246,7 +250,7 @@ def test_workers_and_few_requests_under_block_shuffle(tmp_path):
     with HttpServer(tmp_path, delay_seconds=0.002) as server:
         source = FixedRows([f"{server.url}/{{0..1}}.bin"])
         assert len(cloudpickle.dumps(source)) < 4000
-        ds = grain.MapDataset.source(source).block_shuffle(seed=1, block=1024).batch(128)
+        ds = grain.MapDataset.source(source).block_shuffle(seed=1, block_size=1024).batch(128, batch_fn=list)
         server.requests.clear()
         alone = list(ds.to_iter_dataset())
         assert sorted(row for batch in alone for row in batch) == rows

@@ -1,0 +1,332 @@
+"""Remote files that are kept on a local disk: as if they were read from afar, whoever is killed and whatever is full."""
+
+import contextlib
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+
+import gristmill as grain
+from gristmill.sources import cached
+from gristmill.sources.storage import parts
+from gristmill.sources.storage.cached import CachedFiles
+from gristmill.sources.storage.errors import ChangedFileError
+from gristmill.sources.storage.files import Files
+from gristmill.testing import assert_source_conforms
+
+fsspec = pytest.importorskip("fsspec")
+pytest.importorskip("obstore")
+
+from fixed_rows import FixedRows  # noqa: E402
+from servers import HttpServer, s3_bucket  # noqa: E402
+
+MB = 1 << 20
+HERE = str(Path(__file__).parent)
+
+
+def taken(folder):
+    """What a folder takes of the disk."""
+    return sum(path.stat().st_blocks * 512 for path in Path(folder).rglob("*"))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return {f"{number}.bin": random.Random(number).randbytes(size) for number, size in enumerate([3 * MB + 500, 100, 5 * MB])}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("served")
+    for name, content in data.items():
+        (folder / name).write_bytes(content)
+    with HttpServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def server(served):
+    served.requests.clear()
+    return served
+
+
+def urls(server):
+    return [f"{server.url}/{number}.bin" for number in range(3)]
+
+
+def some_ranges(data, number, rng):
+    sizes = [len(content) for content in data.values()]
+    ranges = []
+    for _ in range(number):
+        which = rng.choice([0, 1, 2])
+        start = rng.randrange(sizes[which] + 1)
+        ranges.append((which, start, min(sizes[which], start + rng.choice([0, 1, 1000, 100_000]))))
+    return ranges
+
+
+def of(data, ranges):
+    contents = list(data.values())
+    return [contents[number][start:stop] for number, start, stop in ranges]
+
+
+def test_a_second_epoch_asks_for_nothing(server, data, tmp_path):
+    plain = FixedRows(urls(server), row_bytes=1000)
+    source = cached(plain, tmp_path)
+    assert (repr(source), len(source), type(source)) == (repr(plain), len(plain), FixedRows)
+    ds = grain.MapDataset.source(source).shuffle(seed=1)
+    first = list(ds)
+    assert sorted(first) == sorted(plain.__getitems__(range(len(plain))))
+    server.requests.clear()
+    assert list(ds) == first
+    assert list(grain.MapDataset.source(cloudpickle.loads(cloudpickle.dumps(source))).shuffle(seed=1)) == first
+    assert len(cloudpickle.dumps(source)) < 4000
+    options = grain.MultiprocessingOptions(num_workers=2)
+    assert list(ds.to_iter_dataset().mp_prefetch(options)) == first
+    assert_source_conforms(source)
+    assert server.num_requests == 0
+    assert list(grain.MapDataset.source(cached(plain, tmp_path)).shuffle(seed=1)) == first
+    assert server.num_requests == 0
+    local = FixedRows([str(server.folder / name) for name in data], row_bytes=1000)
+    assert cached(local, tmp_path)[5] == local[5] and repr(cached(local, tmp_path)) == repr(source)
+
+
+@pytest.mark.parametrize("max_bytes", [None, 64 << 10, MB, 4 * MB])
+def test_ranges_are_the_same_in_many_threads_and_within_the_room_there_is(server, data, tmp_path, max_bytes):
+    ranges = some_ranges(data, 300, random.Random(max_bytes))
+    files = CachedFiles(Files(urls(server)), str(tmp_path), max_bytes)
+    blocks = [ranges[start : start + 10] for start in range(0, len(ranges), 10)]
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(files.read, blocks)) == [of(data, block) for block in blocks]
+    buffer = bytearray(2 * MB)
+    files.read_into(2, 1_000_000, memoryview(buffer))
+    assert buffer == data["2.bin"][1_000_000 : 1_000_000 + 2 * MB]
+    assert files.read([(0, 0, 3 * MB + 500), (1, 100, 100)]) == [data["0.bin"], b""]
+    assert 0 < taken(tmp_path) <= (max_bytes or 16 * MB)
+    server.requests.clear()
+    assert files.read(ranges) == of(data, ranges)
+    assert (server.num_requests == 0) == (max_bytes is None)
+    assert not any(part.is_thrown_away() for part in files._parts.values())  # they would take room as long as they are open
+
+
+def test_what_was_used_least_recently_goes_first(server, tmp_path):
+    files = CachedFiles(Files(urls(server)), str(tmp_path), MB)  # parts of 128 KB
+    for part in range(6):
+        files.read([(2, part << 17, (part << 17) + 10)])
+    [newest] = [max(tmp_path.glob("*.part"), key=lambda path: path.stat().st_mtime_ns)]
+    for path in tmp_path.glob("*.part"):
+        os.utime(path, (1, 2 if path.name.endswith("-000003.part") else 1))
+    os.utime(newest, (10, 10))
+    files.read([(2, part << 17, (part << 17) + 10) for part in range(6, 9)])
+    left = {path.name[-8:-5] for path in tmp_path.glob("*.part")}
+    assert {"003", "005", "006", "007", "008"} <= left and len(left) < 9 and taken(tmp_path) <= MB
+
+
+def test_a_changed_file_is_another_one(tmp_path):
+    (tmp_path / "served").mkdir()
+    path, folder = tmp_path / "served/rows.bin", tmp_path / "kept"
+    path.write_bytes(bytes(3 * MB))
+    with HttpServer(path.parent) as server:
+        old = cached(FixedRows(f"{server.url}/rows.bin"), folder)
+        assert old[0] == bytes(64)
+        path.write_bytes(b"\1" * 3 * MB)
+        new = cached(FixedRows(f"{server.url}/rows.bin"), folder)
+        assert new[0] == b"\1" * 64 and old[1] == bytes(64)
+        with pytest.raises(ChangedFileError, match=r"rows.bin has changed"):
+            old[len(old) - 1]
+        paths = [cached([f"{server.url}/rows.bin?X-Amz-Signature={number}"], folder) for number in (1, 2)]
+        assert paths[0] == paths[1] and Path(paths[0][0]).read_bytes() == path.read_bytes()
+        path.write_bytes(b"\2" * 10)
+        assert Path(*cached(f"{server.url}/rows.bin", folder)).read_bytes() == b"\2" * 10
+
+
+def test_what_a_crash_of_the_machine_tore_is_read_again(server, data, tmp_path, monkeypatch):
+    files = CachedFiles(Files(urls(server)), str(tmp_path), None)
+    ranges = [(0, 0, 3 * MB + 500), (2, 0, 5 * MB)]
+    files.read(ranges)
+    monkeypatch.setattr(parts, "_RUN", parts._RUN ^ 2)  # the machine was started anew
+    torn, *_ = sorted(tmp_path.glob("*.part"))
+    with torn.open("r+b") as file:
+        file.seek(MB + 77)
+        file.write(bytes(1000))
+    server.requests.clear()
+    files.close()
+    assert files.read(ranges) == of(data, ranges)
+    assert server.num_requests == 1  # for the block
+    with torn.open("r+b") as file:
+        file.truncate(2 * MB)
+    assert files.read(ranges) == of(data, ranges)
+    torn.unlink()
+    files.close()
+    assert files.read(ranges) == of(data, ranges)
+
+
+FILLING = """
+import random, sys
+sys.path.insert(0, sys.argv[1])
+from fixed_rows import FixedRows
+from gristmill.sources import cached
+source = cached(FixedRows(sys.argv[2].split(), row_bytes=1000), sys.argv[3], int(sys.argv[4]) or None)
+keys = list(range(len(source)))
+random.Random(sys.argv[5]).shuffle(keys)
+print("begun", flush=True)
+for start in range(0, len(keys), 5):
+    source.__getitems__(keys[start:start + 5])
+print("done", flush=True)
+"""
+
+
+def filling(server, folder, max_bytes=0, seed=0, program=FILLING):
+    arguments = [HERE, " ".join(urls(server)), str(folder), str(max_bytes), str(seed)]
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
+
+
+def kill_at_random_moments(server, folder, times, max_bytes, program=FILLING):
+    rng = random.Random(max_bytes)
+    for seed in range(times):
+        with filling(server, folder, max_bytes, seed, program) as process:
+            assert process.stdout.readline() == "begun\n"
+            time.sleep(rng.uniform(0, 0.3))  # not a wait for anything: when it is killed must be any time
+            process.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_bytes", [0, 2 * MB])
+def test_killed_at_any_moment_it_leaves_nothing_wrong(server, data, tmp_path, max_bytes):
+    kill_at_random_moments(server, tmp_path, 12, max_bytes)
+    files = CachedFiles(Files(urls(server)), str(tmp_path), max_bytes or None)
+    ranges = [(number, start, start + 1000) for number in (0, 2) for start in range(0, 3 * MB - 1000, 5000)]
+    assert files.read(ranges) == of(data, ranges)
+    assert not max_bytes or taken(tmp_path) <= max_bytes
+
+
+def test_several_processes_fetch_a_block_once(server, tmp_path):
+    server.requests.clear()
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(filling(server, tmp_path)) for _ in range(3)]
+        assert [process.communicate(timeout=60)[0] for process in processes] == ["begun\ndone\n"] * 3
+    wanted = [request for request in server.requests if request[2] not in ("bytes=0-0", None)]
+    assert len(wanted) <= 2 * 10  # ten blocks; one that is waited for too long is fetched twice
+
+
+FULL = """
+import resource, signal, sys
+sys.path.insert(0, sys.argv[1])
+import logging
+logging.basicConfig(stream=sys.stdout)
+from fixed_rows import FixedRows
+from gristmill.sources import cached
+plain = FixedRows(sys.argv[2].split(), row_bytes=1000)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
+source = cached(plain, sys.argv[3])
+keys = range(0, len(plain), 7)
+assert source.__getitems__(keys) == plain.__getitems__(keys)
+assert source.__getitems__(keys) == plain.__getitems__(keys)
+try:
+    cached(sys.argv[2].split(), sys.argv[3])
+except OSError as error:
+    print("no files", flush=True)
+"""
+
+
+def test_where_nothing_can_be_kept_it_is_read_from_its_store_and_said_once(server, tmp_path, caplog):
+    with filling(server, tmp_path, program=FULL) as process:
+        text, _ = process.communicate(timeout=60)
+    assert text.count("WARNING:gristmill:cached: files cannot be kept in") == 1 and text.endswith("no files\n")
+    blocked = tmp_path / "blocked"
+    files = CachedFiles(Files(urls(server)), str(blocked), None)
+    blocked.write_text("not a folder")
+    with caplog.at_level(logging.WARNING, logger="gristmill"):
+        assert files.read([(1, 5, 10)]) == files.read([(1, 5, 10)])
+    assert len(caplog.records) == 1
+
+
+def test_array_records_by_path(tmp_path, server):
+    module = pytest.importorskip("array_record.python.array_record_module")
+    folder, kept = tmp_path / "served", tmp_path / "kept"
+    folder.mkdir()
+    for shard in range(3):
+        writer = module.ArrayRecordWriter(str(folder / f"{shard}.array_record"), "group_size:1")
+        for i in range(100):
+            writer.write(f"record {100 * shard + i}".encode())
+        writer.close()
+    with HttpServer(folder) as http:
+        addresses = [f"{http.url}/{{0..2}}.array_record"]
+        source = grain.sources.ArrayRecordDataSource(cached(addresses, kept))
+        records = [f"record {i}".encode() for i in range(300)]
+        assert list(source) == records
+        num_requests = http.num_requests
+        assert cached(addresses, kept) == source.paths and http.num_requests == num_requests + 3  # whether they have changed
+        ds = grain.MapDataset.source(source).shuffle(seed=0).to_iter_dataset()
+        assert sorted(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))) == sorted(records)
+    pytest.importorskip("moto")
+    with s3_bucket() as bucket:
+        for shard in range(3):
+            bucket.put(f"train/{shard}.array_record", (folder / f"{shard}.array_record").read_bytes())
+        source = grain.sources.ArrayRecordDataSource(cached(f"{bucket.url}/train/*.array_record", kept))
+        assert source.__getitems__(range(300)) == records
+
+
+WHOLE = """
+import sys
+from gristmill.sources import cached
+print("begun", flush=True)
+print(*cached(sys.argv[2].split(), sys.argv[3], int(sys.argv[4]) or None), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_downloads_that_are_killed_leave_no_torn_file(server, data, tmp_path):
+    kill_at_random_moments(server, tmp_path, 10, 0, program=WHOLE)
+    for path in tmp_path.glob("files/*/*.bin"):
+        assert path.read_bytes() == data[path.name]
+    paths = cached(urls(server), tmp_path)
+    assert [Path(path).read_bytes() for path in paths] == list(data.values())
+    assert len(list(tmp_path.glob("files/*/*"))) == 3
+
+
+def test_downloads_by_several_processes_and_room_for_them(server, data, tmp_path):
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(filling(server, tmp_path, program=WHOLE)) for _ in range(2)]
+        paths = [process.communicate(timeout=60)[0].split()[1:] for process in processes]
+    assert paths[0] == paths[1] and [Path(path).read_bytes() for path in paths[0]] == list(data.values())
+    assert server.num_requests == 2 * 3 + 3  # sizes, and each file once
+    room = taken(tmp_path) + MB
+    assert cached(urls(server)[:1], tmp_path, max_bytes=room) == paths[0][:1]
+    files = CachedFiles(Files(urls(server)), str(tmp_path), room)  # parts have the rest of the room
+    assert files.read([(2, start, start + 5) for start in range(0, 5 * MB, MB)]) == [
+        data["2.bin"][start : start + 5] for start in range(0, 5 * MB, MB)
+    ]
+    assert taken(tmp_path) <= room
+    (server.folder / "new.bin").write_bytes(bytes(6 * MB))
+    cached(f"{server.url}/new.bin", tmp_path, max_bytes=room)  # others go: the processes that had them have ended
+    assert Path(paths[0][0]).exists() and not Path(paths[0][2]).exists() and taken(tmp_path) <= room
+    with pytest.raises(
+        OSError, match=r"files of 5242880 bytes have to be downloaded into .* of max_bytes are free.*Raise max_bytes"
+    ):
+        cached(urls(server)[2], tmp_path, max_bytes=room)
+
+
+def test_what_cannot_be_cached(tmp_path):
+    for wrong, kind, text in [
+        (
+            grain.sources.RangeDataSource(0, 5, 1),
+            TypeError,
+            "source_or_urls must be a source that reads files by ranges.*RangeDataSou",
+        ),
+        (np.arange(3), TypeError, "got a ndarray"),
+        ([], ValueError, "source_or_urls must not be empty"),
+    ]:
+        with pytest.raises(kind, match=text):
+            cached(wrong, tmp_path)
+    with pytest.raises(ValueError, match=r"max_bytes must be at least 65536 \(64 KB\), or None for no limit, got 5"):
+        cached([], tmp_path, max_bytes=5)
+    with pytest.raises(TypeError, match="max_bytes must be an integer"):
+        cached([], tmp_path, max_bytes="1 GB")
