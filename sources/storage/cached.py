@@ -21,6 +21,7 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
     """A source that keeps what it reads from afar in ``folder``; or, for URLs, the local paths of these files, downloaded.
 
     The source has the same elements and the same ``repr`` as ``source_or_urls``, and reads blocks of 1 MB. What was read once, by
-    whichever process of this machine, is read from the disk from then on. A file that has changed in its store is another one.
+    whichever process of this machine, is read from the disk from then on. A file that has changed in its store is another one;
+    where a store tells neither entity tags nor times of change, files are kept for this source and its copies alone.
 
     URLs are for libraries that want paths: all files that are not in ``folder`` are downloaded before this returns.
 
@@ -98,7 +100,7 @@ def _downloaded(urls: Any, folder: str, max_bytes: int | None, filesystem: Any) 
     numbers = [number for number, path in enumerate(paths) if filesystem is not None or is_url(path)]
     if numbers:
         files = Files(paths, filesystem)
-        identities = [identity_of(files, number) for number in numbers]
+        identities = [identity_of(files, number, uuid.uuid4().hex) for number in numbers]
         room = None if max_bytes is None else Room(folder, max_bytes)
         for number, path in zip(numbers, whole_files(files, numbers, identities, folder, room), strict=True):
             paths[number] = path
@@ -121,13 +123,16 @@ def _over_files(source: Any, folder: str, max_bytes: int | None) -> Any:
     return duplicate
 
 
-def identity_of(files: Files, number: int) -> str:
-    """What tells a remote file from all others. Of a signed address, what is signed does."""
+def identity_of(files: Files, number: int, otherwise: str) -> str:
+    """What tells a remote file from all others, with ``otherwise`` in place of a version if its store tells none.
+
+    Of a signed address, what is signed is part of it.
+    """
     path, found, filesystem = files.paths[number], files._found[number], files._filesystem
     assert found is not None
     if path.startswith(("http://", "https://")) and _SIGNED.search(urlsplit(path).query):
         path = without_query(path)
-    return f"{_text_of(filesystem)} {path} {found.size} {found.version}"
+    return f"{_text_of(filesystem)} {path} {found.size} {found.version or otherwise}"
 
 
 def _text_of(filesystem: Any) -> str:
@@ -172,6 +177,7 @@ class CachedFiles(Files):
     def __init__(self, files: Files, folder: str, max_bytes: int | None) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._layout: Layout = layout_for(max_bytes)
+        self._otherwise = uuid.uuid4().hex  # travels with copies
         self.__setstate__(files.__getstate__() | vars(self))
 
     def _start_closed(self) -> None:
@@ -223,11 +229,11 @@ class CachedFiles(Files):
         if start >= stop:
             return b""
         part_bytes = self._layout.part_bytes
-        pieces = []
+        pieces: list[bytes] = []
         for which in range(start // part_bytes, -(-stop // part_bytes)):
             part, first = self._part(number, which), which * part_bytes
             try:
-                piece = part and part.read(max(start - first, 0), min(stop - first, part_bytes))
+                piece = part.read(max(start - first, 0), min(stop - first, part_bytes)) if part else None
             except OSError as error:
                 self._cannot_keep(error)
                 return None
@@ -263,7 +269,7 @@ class CachedFiles(Files):
     def _name(self, number: int) -> str:
         name = self._names.get(number)
         if name is None:
-            text = f"{identity_of(self, number)} {self._layout}"
+            text = f"{identity_of(self, number, self._otherwise)} {self._layout}"
             name = self._names[number] = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:20]
         return name
 

@@ -120,7 +120,7 @@ def coalesced(
     """
     now: Request | None = None
     for place in sorted(range(len(ranges)), key=ranges.__getitem__):
-        number, first, last = ranges[place]
+        number, first, last = map(int, ranges[place])
         for start in range(first, last, max_bytes):
             stop = min(start + max_bytes, last)
             if now and now.number == number and start - now.stop <= max_gap and max(stop, now.stop) - now.start <= max_bytes:

@@ -121,8 +121,8 @@ def _make_room(num_bytes: int, folder: str, room: Room) -> None:
     free = room.make_room(num_bytes, [path for path in Path(folder).glob("files/*/*") if path not in pinned])
     if free < num_bytes:
         raise OSError(
-            f"cached: files of {num_bytes} bytes have to be downloaded into {folder}, where {max(free, 0)} of max_bytes are free: "
-            "files that are read by path have to be there as a whole. Raise max_bytes, or use another folder"
+            f"cached: files of {num_bytes} bytes have to be downloaded into {folder}, where {max(free, 0)} of max_bytes are "
+            "free: files that are read by path have to be there as a whole. Raise max_bytes, or use another folder"
         )
 
 
