@@ -1,8 +1,7 @@
 """Remote files that are kept on a local disk while they are read: ``cached``.
 
-A source reads remote files through one or several ``Files``, its attributes. ``cached`` makes a copy of the source (as
-``copy.copy`` does, so without what is open) in which each of them is a ``CachedFiles`` over the same files. A source whose
-``Files`` lie deeper has a method ``_over_files(wrap)``, which returns such a copy with ``wrap(files)`` in place of ``files``.
+A source reads remote files through ``Files``, its own or those of its parts. ``cached`` copies the source as pickling it does, so
+without what is open, with a ``CachedFiles`` in place of each ``Files`` that is met on the way. Nothing else is asked of a source.
 
 What holds when several threads and processes read through a cache (see also ``parts``):
 
@@ -28,7 +27,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gristmill.core.errors import as_int
-from gristmill.sources.storage.files import Files, is_url, list_files
+from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
 from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, layout_for
 from gristmill.sources.storage.remote import without_query
 
@@ -90,7 +89,7 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
         return _downloaded(source_or_urls, folder, max_bytes, filesystem)
     if filesystem is not None:
         raise TypeError("filesystem is for URLs: give it to the source")
-    return _over_files(source_or_urls, folder, max_bytes)
+    return _through_a_cache(source_or_urls, folder, max_bytes)
 
 
 def _downloaded(urls: Any, folder: str, max_bytes: int | None, filesystem: Any) -> list[str]:
@@ -107,19 +106,22 @@ def _downloaded(urls: Any, folder: str, max_bytes: int | None, filesystem: Any) 
     return paths
 
 
-def _over_files(source: Any, folder: str, max_bytes: int | None) -> Any:
-    if hasattr(source, "_over_files"):
-        return source._over_files(lambda files: CachedFiles(files, folder, max_bytes))
-    duplicate = copy.copy(source)
-    names = [name for name, value in getattr(duplicate, "__dict__", {}).items() if isinstance(value, Files)]
-    if not names:
+def _through_a_cache(source: Any, folder: str, max_bytes: int | None) -> Any:
+    replaced: list[Files] = []
+
+    def wrap(files: Files) -> Files:
+        replaced.append(files)
+        return CachedFiles(files, folder, max_bytes)
+
+    try:
+        duplicate = copy.deepcopy(source, {REPLACEMENT: wrap})  # type: ignore[dict-item]
+    except TypeError:  # what cannot be pickled
+        replaced.clear()
+    if not replaced:
         raise TypeError(
-            f"source_or_urls must be a source that reads files by ranges, such as JsonlSource, or URLs, got a "
-            f"{type(source).__name__}. "
-            "For a library that wants local paths, make the source of cached(urls, folder)"
+            "source_or_urls must be a source that reads files by ranges, such as JsonlSource, or URLs, got a "
+            f"{type(source).__name__}. For a library that wants local paths, make the source of cached(urls, folder)"
         )
-    for name in names:
-        setattr(duplicate, name, CachedFiles(getattr(duplicate, name), folder, max_bytes))
     return duplicate
 
 

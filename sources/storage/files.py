@@ -11,6 +11,7 @@ What holds when several threads and processes use one ``Files``:
 
 from __future__ import annotations
 
+import copy
 import glob
 import os
 import re
@@ -22,6 +23,7 @@ from gristmill.sources.storage import remote
 from gristmill.sources.storage.local import LocalFile, local_size
 
 _MAX_OPEN = 128
+REPLACEMENT = "files"  # in the memo of copy.deepcopy: the function of a ``Files`` that makes what takes its place in the copy
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
@@ -131,6 +133,14 @@ class Files:
     def close(self) -> None:
         """Closes all files. The next read opens them again."""
         self._start_closed()
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> Files:
+        if REPLACEMENT in memo:
+            replaced: Files = memo[REPLACEMENT](self)
+            return replaced
+        duplicate = copy.copy(self)
+        duplicate.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_open", "_process")}

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -58,6 +59,22 @@ def server(served):
     return served
 
 
+class Parts:
+    """A source that reads through an object of its own, which cannot be copied while it is open."""
+
+    def __init__(self, rows):
+        self.rows, self.same_rows, self.opened = rows, rows, threading.Lock()
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, key):
+        return self.rows[key]
+
+    def __getstate__(self):
+        return {"rows": self.rows, "same_rows": self.same_rows}
+
+
 def urls(server):
     return [f"{server.url}/{number}.bin" for number in range(3)]
 
@@ -94,6 +111,9 @@ def test_a_second_epoch_asks_for_nothing(server, data, tmp_path):
     assert server.num_requests == 0
     assert list(grain.MapDataset.source(cached(plain, tmp_path)).shuffle(seed=1)) == first
     assert server.num_requests == 0
+    deep = cached(Parts(plain), tmp_path)
+    assert deep.rows is deep.same_rows is not plain and deep[7] == plain[7]
+    assert isinstance(deep.rows._files, CachedFiles) and not isinstance(plain._files, CachedFiles)
     local = FixedRows([str(server.folder / name) for name in data], row_bytes=1000)
     assert cached(local, tmp_path)[5] == local[5] and repr(cached(local, tmp_path)) == repr(source)
 
@@ -329,6 +349,7 @@ def test_what_cannot_be_cached(tmp_path):
             "source_or_urls must be a source that reads files by ranges.*RangeDataSou",
         ),
         (np.arange(3), TypeError, "got a ndarray"),
+        (threading.Lock(), TypeError, "got a lock"),
         ([], ValueError, "source_or_urls must not be empty"),
     ]:
         with pytest.raises(kind, match=text):
