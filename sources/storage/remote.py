@@ -243,6 +243,8 @@ class UrlStore:
             OSError: it is not there, or may not be read.
         """
         key = self._key(path)
+        if _STORES.match(path):
+            _check_key(path, key)
         try:
             if _SERVERS.match(path):
                 try:
@@ -375,6 +377,14 @@ class FilesystemStore:
             for name, info in found.items()
             if info.get("type") != "directory" and name.rpartition("/")[2].startswith(".") <= last.startswith(".")
         ]
+
+
+def _check_key(path: str, key: str) -> None:
+    """Refuses keys of which the library would make others."""
+    if not key or key.endswith("/"):
+        raise IsADirectoryError(f"{path} is no file: name its files, or a pattern such as {path.rstrip('/')}/*")
+    if "//" in f"/{key}":
+        raise OSError(f"{path} has two slashes in a row, which obstore cannot read: pass a file system of fsspec as filesystem=")
 
 
 def _found(meta: Any) -> Found:
