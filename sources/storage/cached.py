@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 import re
+import resource
 import threading
 import time
 import uuid
@@ -29,11 +30,11 @@ from urllib.parse import urlsplit
 from gristmill.core.errors import as_int
 from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
 from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, layout_for
-from gristmill.sources.storage.remote import without_query
+from gristmill.sources.storage.remote import check_range, without_query
 
 _log = logging.getLogger("gristmill")
 
-_MAX_OPEN = 256
+_MAX_OPEN = max(64, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))  # parts of 256 MB
 _WAIT_SECONDS = 20.0
 _RETRY_SECONDS = 60.0  # after the disk was full, say
 _BLOCKS_AT_ONCE = 64  # in memory
@@ -201,8 +202,13 @@ class CachedFiles(Files):
             self._look_after_parts()
         pieces: list[Any] = self._kept_in_open_parts(ranges)
         for place in [place for place, piece in enumerate(pieces) if piece is None]:
+            check_range(self.paths, self.sizes, ranges[place])
             pieces[place] = self._kept(*ranges[place])
         missing = [place for place, piece in enumerate(pieces) if piece is None]
+        if missing and time.monotonic() < self._keep_again_at:  # whole blocks would be fetched in vain
+            for place, piece in zip(missing, super()._read_remote([ranges[place] for place in missing]), strict=True):
+                pieces[place] = piece
+            return pieces
         for places in self._few_blocks_at_a_time(sorted(missing, key=ranges.__getitem__), ranges):
             for place, piece in zip(places, self._fetch([ranges[place] for place in places]), strict=True):
                 pieces[place] = piece
@@ -248,11 +254,14 @@ class CachedFiles(Files):
         part = self._parts.get((number, which))
         if part is not None:
             return part
-        path = Path(self._folder, f"{self._name(number)}-{which:06d}{SUFFIX}")
+        path = f"{self._folder}/{self._name(number)}-{which:06d}{SUFFIX}"
         num_bytes = min(self._layout.part_bytes, self.sizes[number] - which * self._layout.part_bytes)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = Part(path, num_bytes, self._layout)
+            try:
+                part = Part(path, num_bytes, self._layout)
+            except FileNotFoundError:  # on another machine, or removed
+                Path(self._folder).mkdir(parents=True, exist_ok=True)
+                part = Part(path, num_bytes, self._layout)
         except OSError as error:
             self._cannot_keep(error)
             return None

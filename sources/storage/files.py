@@ -93,6 +93,8 @@ class Files:
         return answer
 
     def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        for one in ranges:
+            remote.check_range(self.paths, self.sizes, one)
         return remote.read_ranges(self.paths, self._found, self._filesystem, ranges)
 
     def read_into(self, number: int, start: int, buffer: memoryview) -> None:

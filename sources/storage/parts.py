@@ -1,7 +1,7 @@
 """Parts of remote files that are kept on a local disk: which bytes of them are there, and which parts have to go.
 
-A part is a file that holds some blocks of one remote file, each at its place, and behind them a table: for each block its
-checksum and a number that stands for the run of this machine in which it was written, 0 while the block is not there.
+A part is a file that begins with a table and holds some blocks of one remote file, each at its place. The table has, for each
+block, its checksum and a number that stands for the run of this machine in which it was written, 0 while the block is not there.
 
 What holds for all threads and processes that share a folder, whenever one of them is killed or the disk is full:
 
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _BLOCK_BYTES = 1 << 20
-_BLOCKS_PER_PART = 16
+_BLOCKS_PER_PART = 256  # as large as can be, so that few files have to be open: a table has one page
 _ENTRY = struct.Struct("<II")
-_TABLE_BYTES = 8192  # what a table takes of the disk, and what files are rounded up to
+_TABLE_BYTES = 4096
 SUFFIX = ".part"
 
 
@@ -53,11 +53,11 @@ class Layout(NamedTuple):
 
 
 def layout_for(max_bytes: int | None) -> Layout:
-    """Blocks of 1 MB and parts of 16, or smaller ones where few of those would have room.
+    """Blocks of 1 MB and parts of 256, or smaller ones where few of those would have room.
 
     Example:
         >>> layout_for(None), layout_for(1 << 20)
-        (Layout(block_bytes=1048576, part_bytes=16777216), Layout(block_bytes=131072, part_bytes=131072))
+        (Layout(block_bytes=1048576, part_bytes=268435456), Layout(block_bytes=131072, part_bytes=131072))
     """
     part_bytes = _BLOCKS_PER_PART * _BLOCK_BYTES
     if max_bytes is not None:
@@ -77,11 +77,11 @@ class Part:
         OSError: the file cannot be opened or made.
     """
 
-    def __init__(self, path: Path, num_bytes: int, layout: Layout) -> None:
+    def __init__(self, path: str, num_bytes: int, layout: Layout) -> None:
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._num_bytes = num_bytes
-        self._block_bytes, self._table = layout
+        self._block_bytes = layout.block_bytes
         self._is_there = bytearray(-(-num_bytes // self._block_bytes))  # as far as was looked at
         self._is_used = True
 
@@ -90,13 +90,13 @@ class Part:
         return bool(self._is_there[block]) or self._look_up(block)
 
     def _look_up(self, block: int) -> bool:
-        entry = os.pread(self._descriptor, _ENTRY.size, self._table + block * _ENTRY.size)
+        entry = os.pread(self._descriptor, _ENTRY.size, block * _ENTRY.size)
         checksum, run = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
         if not run:
             return False
         if run != _RUN:
             start = block * self._block_bytes
-            data = os.pread(self._descriptor, min(self._block_bytes, self._num_bytes - start), start)
+            data = os.pread(self._descriptor, min(self._block_bytes, self._num_bytes - start), _TABLE_BYTES + start)
             if zlib.crc32(data) != checksum:
                 return False
             self._enter(block, checksum)
@@ -104,17 +104,19 @@ class Part:
         return True
 
     def _enter(self, block: int, checksum: int) -> None:
-        os.pwrite(self._descriptor, _ENTRY.pack(checksum, _RUN), self._table + block * _ENTRY.size)
+        os.pwrite(self._descriptor, _ENTRY.pack(checksum, _RUN), block * _ENTRY.size)
 
     def read(self, start: int, stop: int) -> bytes | None:
         """The bytes ``start`` to ``stop - 1``, counted from the part's first; ``None`` unless all of them are there."""
         self._is_used = True
+        if stop > self._num_bytes:
+            return None
         block = start // self._block_bytes
         if not self._is_there[block] or stop > (block + 1) * self._block_bytes:
             for needed in range(block, -(-stop // self._block_bytes)):
                 if not self.has(needed):
                     return None
-        data = os.pread(self._descriptor, stop - start, start)
+        data = os.pread(self._descriptor, stop - start, _TABLE_BYTES + start)
         return data if len(data) == stop - start else None  # somebody has cut the file
 
     def fill(self, block: int, data: bytes) -> None:
@@ -123,7 +125,7 @@ class Part:
         Raises:
             OSError: it cannot be written; what is there is as it was.
         """
-        done, start = 0, block * self._block_bytes
+        done, start = 0, _TABLE_BYTES + block * self._block_bytes
         while done < len(data):
             done += os.pwrite(self._descriptor, memoryview(data)[done:], start + done)
         self._enter(block, zlib.crc32(data))
@@ -132,7 +134,7 @@ class Part:
     def is_mine_to_fill(self, block: int) -> bool:
         """Whether no other process is about to fill the block; if so, none is until ``end_filling``. A killed one is not."""
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._table + block)
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, block)
         except BlockingIOError:
             return False
         except OSError:  # a file system without locks: both fetch it
@@ -141,7 +143,7 @@ class Part:
 
     def end_filling(self, block: int) -> None:
         with contextlib.suppress(OSError):
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, self._table + block)
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, block)
 
     def is_kept(self) -> bool:
         """Whether the part has not been thrown away. Notes that it was used, if it was since this was called the last time."""
@@ -183,7 +185,7 @@ class Room:
         if self._max_bytes is None:
             return True
         with self._lock:
-            num_bytes += _TABLE_BYTES
+            num_bytes += 2 * _TABLE_BYTES  # what files are rounded up to
             self._allowance -= num_bytes
             if self._allowance >= 0:
                 return True
@@ -196,12 +198,16 @@ class Room:
             return free >= 0
 
     def make_room(self, num_bytes: int, files: Sequence[Path] = ()) -> int:
-        """Throws away parts, and of ``files`` what has to go, until ``num_bytes`` and an eighth are free. What is free then."""
+        """Throws away parts, and of ``files`` what has to go, until ``num_bytes`` and an eighth are free. What is free then.
+
+        Nothing goes as long as a 64th more than ``num_bytes`` is free: adding up all files takes a while, and the less is free,
+        the more often it is done.
+        """
         assert self._max_bytes is not None
         kept = sorted(self._kept())
         free = self._max_bytes - sum(size for _, size, _ in kept)
         goal = num_bytes + self._max_bytes // 8
-        if free >= num_bytes:
+        if free >= num_bytes + self._max_bytes // 64:
             return free
         for _, size, path in kept:
             if path.suffix == SUFFIX or path in files:
@@ -215,8 +221,9 @@ class Room:
 
     def _kept(self) -> Iterator[tuple[int, int, Path]]:
         """Of each file: when it was used, what it takes of the disk, and its path."""
-        for pattern in (f"*{SUFFIX}", "files/*/*"):
-            for path in Path(self._folder).glob(pattern):
-                with contextlib.suppress(FileNotFoundError):
-                    status = path.stat()
-                    yield status.st_mtime_ns, status.st_blocks * 512, path
+        with os.scandir(self._folder) as entries:
+            paths = [Path(entry.path) for entry in entries if entry.name.endswith(SUFFIX)]
+        for path in (*paths, *Path(self._folder).glob("files/*/*")):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                yield status.st_mtime_ns, status.st_blocks * 512, path

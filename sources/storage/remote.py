@@ -107,6 +107,13 @@ def read_ranges(
     return [theirs[0] if len(theirs) == 1 else b"".join(theirs) for theirs in pieces]
 
 
+def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int, int]) -> None:
+    """Refuses a range that ends behind its file: whoever asks for it has been told something wrong about the file."""
+    number, start, stop = one
+    if stop > sizes[number]:
+        raise OSError(f"{without_query(paths[number])} ends at byte {sizes[number]}, bytes {start} to {stop - 1} were to be read")
+
+
 def coalesced(
     ranges: Sequence[tuple[int, int, int]], max_gap: int = _MAX_GAP, max_bytes: int = _MAX_REQUEST
 ) -> Iterator[Request]:

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,9 @@ def test_ranges_are_the_same_in_many_threads_and_within_the_room_there_is(server
     files.read_into(2, 1_000_000, memoryview(buffer))
     assert buffer == data["2.bin"][1_000_000 : 1_000_000 + 2 * MB]
     assert files.read([(0, 0, 3 * MB + 500), (1, 100, 100)]) == [data["0.bin"], b""]
+    for outside in [(1, 99, 101), (0, 4 * MB, 5 * MB)]:
+        with pytest.raises(OSError, match=r"\d\.bin ends at byte"):
+            files.read([outside])
     assert 0 < taken(tmp_path) <= (max_bytes or 16 * MB)
     server.requests.clear()
     assert files.read(ranges) == of(data, ranges)
@@ -181,7 +185,7 @@ def test_what_a_crash_of_the_machine_tore_is_read_again(server, data, tmp_path, 
     monkeypatch.setattr(parts, "_RUN", parts._RUN ^ 2)  # the machine was started anew
     torn, *_ = sorted(tmp_path.glob("*.part"))
     with torn.open("r+b") as file:
-        file.seek(MB + 77)
+        file.seek(MB + 4096 + 77)
         file.write(bytes(1000))
     server.requests.clear()
     files.close()
@@ -189,10 +193,13 @@ def test_what_a_crash_of_the_machine_tore_is_read_again(server, data, tmp_path, 
     assert server.num_requests == 1  # for the block
     with torn.open("r+b") as file:
         file.truncate(2 * MB)
-    assert files.read(ranges) == of(data, ranges)
-    torn.unlink()
     files.close()
     assert files.read(ranges) == of(data, ranges)
+    shutil.rmtree(tmp_path)
+    files.close()
+    server.requests.clear()
+    assert files.read(ranges) == files.read(ranges) == of(data, ranges)
+    assert server.num_requests == 2
 
 
 FILLING = """

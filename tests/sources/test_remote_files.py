@@ -97,6 +97,8 @@ def test_ranges_are_what_they_are_in_local_files(folder, place):
         copy.read_into(2, 123_456, memoryview(buffer))
         assert bytes(buffer) == DATA["größer ü.bin"][123_456:124_456]
         files.close()
+        with pytest.raises(OSError, match=r"a\.bin ends at byte 100000, bytes 99000 to 100000 were to be read"):
+            files.read([(0, 99_000, 100_001)])
         assert files.read([(0, 5, 9)]) == [DATA["a.bin"][5:9]]
         rows = FixedRows(paths, row_bytes=10_000, filesystem=filesystem)
         assert_source_conforms(rows)
