@@ -222,23 +222,35 @@ def filling(server, folder, max_bytes=0, seed=0, program=FILLING):
     return subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
 
 
-def kill_at_random_moments(server, folder, times, max_bytes, program=FILLING):
+def kill_at_random_moments(server, folder, times, max_bytes, check, program=FILLING):
+    """Kills processes that begin to fill an empty folder, and has ``check`` look at what they leave."""
     rng = random.Random(max_bytes)
     for seed in range(times):
+        shutil.rmtree(folder, ignore_errors=True)
         with filling(server, folder, max_bytes, seed, program) as process:
-            assert process.stdout.readline() == "begun\n"
-            time.sleep(rng.uniform(0, 0.3))  # not a wait for anything: when it is killed must be any time
+            num_requests = server.num_requests + rng.randrange(12)
+            while server.num_requests < num_requests and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.03))  # not a wait for anything: when it is killed must be any time
             process.send_signal(signal.SIGKILL)
+        check()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [0, 2 * MB])
 def test_killed_at_any_moment_it_leaves_nothing_wrong(server, data, tmp_path, max_bytes):
-    kill_at_random_moments(server, tmp_path, 12, max_bytes)
-    files = CachedFiles(Files(urls(server)), str(tmp_path), max_bytes or None)
     ranges = [(number, start, start + 1000) for number in (0, 2) for start in range(0, 3 * MB - 1000, 5000)]
-    assert files.read(ranges) == of(data, ranges)
-    assert not max_bytes or taken(tmp_path) <= max_bytes
+    num_requests = []
+
+    def check():
+        server.requests.clear()
+        files = CachedFiles(Files(urls(server)), str(tmp_path), max_bytes or None)
+        assert files.read(ranges) == of(data, ranges)
+        assert not max_bytes or taken(tmp_path) <= max_bytes
+        num_requests.append(server.num_requests)
+
+    kill_at_random_moments(server, tmp_path, 12, max_bytes, check)
+    assert len(set(num_requests)) > 1  # they were killed at different moments
 
 
 def test_several_processes_fetch_a_block_once(server, tmp_path):
@@ -318,12 +330,14 @@ print(*cached(sys.argv[2].split(), sys.argv[3], int(sys.argv[4]) or None), flush
 
 @pytest.mark.slow
 def test_downloads_that_are_killed_leave_no_torn_file(server, data, tmp_path):
-    kill_at_random_moments(server, tmp_path, 10, 0, program=WHOLE)
-    for path in tmp_path.glob("files/*/*.bin"):
-        assert path.read_bytes() == data[path.name]
-    paths = cached(urls(server), tmp_path)
-    assert [Path(path).read_bytes() for path in paths] == list(data.values())
-    assert len(list(tmp_path.glob("files/*/*"))) == 3
+    def check():
+        found = list(tmp_path.glob("files/*/*.bin"))
+        assert all(path.read_bytes() == data[path.name] for path in found)
+        paths = cached(urls(server), tmp_path)
+        assert [Path(path).read_bytes() for path in paths] == list(data.values())
+        assert len(list(tmp_path.glob("files/*/*"))) == 3
+
+    kill_at_random_moments(server, tmp_path, 12, 0, check, program=WHOLE)
 
 
 def test_downloads_by_several_processes_and_room_for_them(server, data, tmp_path):
