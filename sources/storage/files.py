@@ -4,9 +4,8 @@ What holds when several threads and processes use one ``Files``:
 
 1. Any thread may read at any time: no reader keeps a position.
 2. A file is opened by the first read of a process that needs it. Copies (pickles) carry paths and sizes, and open anew.
-3. What comes back is as long as what was asked for. A file whose size or time of change is not what it was is an error.
-4. At most ``_MAX_OPEN`` files are open. One that is closed to make room for another is open until reads under way are done.
-5. Connections to stores and servers belong to the process, not to a ``Files`` (see ``remote``).
+3. What comes back is as long as what was asked for. A file that is not what it was is an error (see ``local``).
+4. Connections to stores and servers belong to the process, not to a ``Files`` (see ``remote``).
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import copy
 import glob
 import os
 import re
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gristmill.sources.storage import remote
-from gristmill.sources.storage.local import LocalFile, local_size
+from gristmill.sources.storage.local import LocalFile, LocalFiles, local_size
 
-_MAX_OPEN = 128
 REPLACEMENT = "files"  # in the memo of copy.deepcopy: the function of a ``Files`` that makes what takes its place in the copy
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
@@ -63,7 +62,7 @@ class Files:
         self._start_closed()
 
     def _start_closed(self) -> None:
-        self._open: dict[int, LocalFile] = {}
+        self._local = LocalFiles(self.paths, self.sizes)
         self._process = os.getpid()
 
     def __len__(self) -> int:
@@ -78,16 +77,18 @@ class Files:
             ChangedFileError: a file is not what it was.
             OSError: a file cannot be read.
         """
-        if len(ranges) == 1:
-            ((number, start, stop),) = ranges
-            return self._file(number).read([(start, stop)]) if self._found[number] is None else self._read_remote(ranges)
+        if not ranges:
+            return []
+        first = ranges[0][0]
+        if self._found[first] is None and (len(ranges) == 1 or all([one[0] == first for one in ranges])):
+            return self._file(first).read(ranges)
         places: dict[int | None, list[int]] = {}  # those of all remote files are read together
         for place, (number, _, _) in enumerate(ranges):
             places.setdefault(number if self._found[number] is None else None, []).append(place)
         answer = [b""] * len(ranges)
         for which, theirs in places.items():
             wanted = [ranges[place] for place in theirs]
-            pieces = self._read_remote(wanted) if which is None else self._file(which).read([one[1:] for one in wanted])
+            pieces = self._read_remote(wanted) if which is None else self._file(which).read(wanted)
             for place, piece in zip(theirs, pieces, strict=True):
                 answer[place] = piece
         return answer
@@ -108,13 +109,7 @@ class Files:
     def _file(self, number: int) -> LocalFile:
         if self._process != os.getpid():  # a fork: what is closed here stays open there
             self._start_closed()
-        file = self._open.get(number)
-        if file is None:
-            file = LocalFile(self.paths[number], self.sizes[number])
-            while len(self._open) >= _MAX_OPEN:
-                self._open.pop(next(iter(self._open)), None)
-            self._open[number] = file
-        return file
+        return self._local.file(number)
 
     def described(self) -> str:
         """What tells these files from others, wherever they lie, in a few words: for the ``repr`` of a source.
@@ -128,13 +123,13 @@ class Files:
         text = "".join(
             f"{PurePosixPath(remote.without_query(path)).name}:{size};" for path, size in zip(self.paths, self.sizes, strict=True)
         )
-        digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:8]
+        digest = hashlib.sha1(text.encode("utf-8", "surrogateescape"), usedforsecurity=False).hexdigest()[:8]
         num_files = f"{len(self)} file{'' if len(self) == 1 else 's'}"
         return f"{num_files}, {sum(self.sizes)} bytes, {digest}"
 
     def close(self) -> None:
         """Closes all files. The next read opens them again."""
-        self._start_closed()
+        self._local.close()
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> Files:
         if REPLACEMENT in memo:
@@ -145,7 +140,7 @@ class Files:
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_open", "_process")}
+        return {name: value for name, value in vars(self).items() if name not in ("_local", "_process")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -175,12 +170,21 @@ def list_files(name: str, patterns: Any, filesystem: Any = None) -> list[str]:
     for pattern in patterns:
         if not isinstance(pattern, str | os.PathLike) or not isinstance(os.fspath(pattern), str):
             raise TypeError(f"{name} must have items that are paths or patterns, got {pattern!r:.200}")
-        for path in with_braces(os.fspath(pattern).removeprefix("file://")):
+        for path in _one_by_one(name, os.fspath(pattern), filesystem):
             those = _files_like(path, filesystem)
             if not those:
                 raise FileNotFoundError(f"{name}: there is no file {path!r}")
             found += those
     return found
+
+
+def _one_by_one(name: str, pattern: str, filesystem: Any) -> list[str]:
+    """What the braces in a pattern stand for. A local file may have them in its name."""
+    if filesystem is None and pattern.startswith("file://"):
+        pattern = urllib.parse.unquote(pattern.removeprefix("file://"))
+    if filesystem is None and not is_url(pattern) and Path(pattern).exists():
+        return [pattern]
+    return with_braces(pattern, name)
 
 
 def _files_like(path: str, filesystem: Any) -> list[str]:
@@ -192,7 +196,7 @@ def _files_like(path: str, filesystem: Any) -> list[str]:
     return sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []  # noqa: PTH207 - paths as they were given
 
 
-def with_braces(pattern: str) -> list[str]:
+def with_braces(pattern: str, name: str = "pattern") -> list[str]:
     """The patterns that ``{a,b}`` and ``{000..127}`` in ``pattern`` stand for, the leftmost braces changing slowest.
 
     Example:
@@ -206,6 +210,8 @@ def with_braces(pattern: str) -> list[str]:
         choices = match[3].split(",")
     else:
         width = len(match[1]) if len(match[1]) == len(match[2]) or match[1].startswith("0") else 0
+        if int(match[1]) > int(match[2]):
+            raise ValueError(f"{name}: {match[0]} stands for nothing, since {match[1]} is more than {match[2]}; turn them round")
         choices = [f"{number:0{width}d}" for number in range(int(match[1]), int(match[2]) + 1)]
-    rest = with_braces(pattern[match.end() :])
+    rest = with_braces(pattern[match.end() :], name)
     return [pattern[: match.start()] + choice + tail for choice in choices for tail in rest]

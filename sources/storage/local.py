@@ -1,32 +1,46 @@
-"""Ranges of local files."""
+"""Ranges of local files.
+
+What holds:
+
+1. A file stays open as long as somebody refers to it: reads under way end before it is closed.
+2. What is read is what the file was when its size was found out: another size or time of change is an error, in the file that is
+   open and in one that is opened again under the same name.
+3. Each ``LocalFiles`` has few files open, fewer where the process may not have many. Where none is left to be had, all that are
+   open anywhere and not being read are closed.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+import sys
+import threading
+import weakref
 from collections.abc import Sequence
 
 from gristmill.sources.storage.errors import changed
+
+_MAX_OPEN = 128
+_SHARE_OF_LIMIT = 8  # of the files that a process may have open
+_MAX_READ = (1 << 31) - (1 << 12)  # of Linux, at a time
+
+_lock = threading.Lock()
+_everybody: weakref.WeakSet[LocalFiles] = weakref.WeakSet()
 
 
 class LocalFile:
     """A local file, open until nobody refers to it any more. All its methods may be called by several threads at once.
 
-    Args:
-        path: the file.
-        size: how many bytes it must have.
-
     Raises:
         OSError: it cannot be opened.
-        ChangedFileError: it has another size.
     """
 
-    def __init__(self, path: str, size: int) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._opened_as = self._status()
-        if self._opened_as[0] != size:
-            raise changed(path, f"it had {size} bytes and has {self._opened_as[0]}")
+        self.status = self._status()
 
     def _status(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
@@ -34,16 +48,17 @@ class LocalFile:
 
     def _check(self) -> None:
         """A file that was written in place is noticed after each read; one that was replaced is read as it was."""
-        if self._status() != self._opened_as:
+        if self._status() != self.status:
             raise changed(self._path, "it was written to while it was read")
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes from ``start`` to ``stop - 1`` of each range, which must lie in the file."""
+    def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """The bytes from ``start`` to ``stop - 1`` for each ``(_, start, stop)``."""
         descriptor = self._descriptor
-        pieces = [os.pread(descriptor, stop - start, start) for start, stop in ranges]
+        pieces = [os.pread(descriptor, min(stop - start, _MAX_READ), start) for _, start, stop in ranges]
         self._check()
-        for place, (start, stop) in enumerate(ranges):
-            if len(pieces[place]) < stop - start:  # Linux reads at most 2 GB at a time
+        for place, (_, start, stop) in enumerate(ranges):
+            if len(pieces[place]) < stop - start:
+                pieces[place] = b""  # before its place is taken by all of it
                 whole = bytearray(stop - start)
                 self.read_into(start, memoryview(whole))
                 pieces[place] = bytes(whole)
@@ -66,12 +81,177 @@ class LocalFile:
             os.close(self._descriptor)
 
 
+class LocalFiles:
+    """Local files by number, opened when they are read."""
+
+    def __init__(self, paths: Sequence[str], sizes: Sequence[int]) -> None:
+        self._paths, self._sizes = paths, sizes
+        self._open: dict[int, LocalFile] = {}
+        self._statuses: dict[int, tuple[int, int]] = {}  # of files that this process has opened before
+        with _lock:
+            _everybody.add(self)
+
+    def file(self, number: int) -> LocalFile:
+        """The file, open.
+
+        Raises:
+            ChangedFileError: it has another size, or was another one when it was opened last.
+            OSError: it cannot be opened.
+        """
+        opened = self._open
+        file = opened.get(number)
+        if file is not None:
+            return file
+        file = self._opened(self._paths[number])
+        if file.status[0] != self._sizes[number]:
+            raise changed(self._paths[number], f"it had {self._sizes[number]} bytes and has {file.status[0]}")
+        if self._statuses.setdefault(number, file.status) != file.status:
+            raise changed(self._paths[number], "it was written anew")
+        for other in list(opened)[: len(opened) + 1 - _max_open()]:
+            opened.pop(other, None)
+        opened[number] = file
+        return file
+
+    @staticmethod
+    def _opened(path: str) -> LocalFile:
+        try:
+            return LocalFile(path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        with _lock:
+            for files in list(_everybody):
+                files.close()
+        return LocalFile(path)
+
+    def close(self) -> None:
+        """Closes what nobody reads. The next read opens it again."""
+        self._open = {}
+
+
+def _max_open() -> int:
+    if sys.platform == "win32":
+        return _MAX_OPEN
+    import resource
+
+    return max(2, min(_MAX_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_LIMIT))
+
+
 def local_size(path: str) -> int:
     """The number of bytes of a file.
 
     Raises:
-        OSError: there is no such file, or it is a folder.
+        OSError: there is no such file, or it is a folder or a pipe.
     """
-    if os.path.isdir(path):
+    status = os.stat(path)  # noqa: PTH116 - a path as it was given
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(f"{path} is a folder, not a file: name its files, or a pattern such as {path.rstrip('/')}/*")
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"{path} is a pipe or a device, which cannot be read in any order: copy what it gives to a file")
+    return status.st_size, status.st_mtime_ns
+
+    def _check(self) -> None:
+        """A file that was written in place is noticed after each read; one that was replaced is read as it was."""
+        if self._status() != self.status:
+            raise changed(self._path, "it was written to while it was read")
+
+    def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """The bytes from ``start`` to ``stop - 1`` for each ``(_, start, stop)``."""
+        descriptor = self._descriptor
+        pieces = [os.pread(descriptor, min(stop - start, _MAX_READ), start) for _, start, stop in ranges]
+        self._check()
+        for place, (_, start, stop) in enumerate(ranges):
+            if len(pieces[place]) < stop - start:
+                pieces[place] = b""  # before its place is taken by all of it
+                whole = bytearray(stop - start)
+                self.read_into(start, memoryview(whole))
+                pieces[place] = bytes(whole)
+        return pieces
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fills ``buffer``, which is writable and contiguous, with the bytes from ``start`` on."""
+        buffer = buffer.cast("B")
+        done = 0
+        while done < len(buffer):
+            num_bytes = os.preadv(self._descriptor, [buffer[done:]], start + done)
+            if not num_bytes:
+                self._check()
+                raise OSError(f"{self._path} ends at byte {start + done}, which should have {len(buffer) - done} bytes more")
+            done += num_bytes
+        self._check()
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+
+class LocalFiles:
+    """Local files by number, opened when they are read."""
+
+    def __init__(self, paths: Sequence[str], sizes: Sequence[int]) -> None:
+        self._paths, self._sizes = paths, sizes
+        self._open: dict[int, LocalFile] = {}
+        self._statuses: dict[int, tuple[int, int]] = {}  # of files that this process has opened before
+        with _lock:
+            _everybody.add(self)
+
+    def file(self, number: int) -> LocalFile:
+        """The file, open.
+
+        Raises:
+            ChangedFileError: it has another size, or was another one when it was opened last.
+            OSError: it cannot be opened.
+        """
+        opened = self._open
+        file = opened.get(number)
+        if file is not None:
+            return file
+        file = self._opened(self._paths[number])
+        if file.status[0] != self._sizes[number]:
+            raise changed(self._paths[number], f"it had {self._sizes[number]} bytes and has {file.status[0]}")
+        if self._statuses.setdefault(number, file.status) != file.status:
+            raise changed(self._paths[number], "it was written anew")
+        for other in list(opened)[: len(opened) + 1 - _max_open()]:
+            opened.pop(other, None)
+        opened[number] = file
+        return file
+
+    @staticmethod
+    def _opened(path: str) -> LocalFile:
+        try:
+            return LocalFile(path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        with _lock:
+            for files in list(_everybody):
+                files.close()
+        return LocalFile(path)
+
+    def close(self) -> None:
+        """Closes what nobody reads. The next read opens it again."""
+        self._open = {}
+
+
+def _max_open() -> int:
+    if sys.platform == "win32":
+        return _MAX_OPEN
+    import resource
+
+    return max(2, min(_MAX_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_LIMIT))
+
+
+def local_size(path: str) -> int:
+    """The number of bytes of a file.
+
+    Raises:
+        OSError: there is no such file, or it is a folder or a pipe.
+    """
+    status = os.stat(path)  # noqa: PTH116 - a path as it was given
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(f"{path} is a folder, not a file: name its files, or a pattern such as {os.path.join(path, '*')}")
-    return os.stat(path).st_size
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(
+            f"{path} is no file whose parts can be read in any order, but a pipe or a device: copy what it gives to a file"
+        )
+    return status.st_size
