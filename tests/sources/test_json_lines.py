@@ -363,7 +363,7 @@ def test_an_index_with_wrong_places_is_noticed(tmp_path):
     whole = index.read_bytes()
     header = 20 + int.from_bytes(whole[12:16], "little")
     for number, match in [
-        (1000, "names byte 1000 of a part that has 28"),
+        (1000, "names byte 999 of a part that has 28"),
         (7 << 28, "is noted as from"),
         (5, "is no line any more"),
     ]:
