@@ -191,6 +191,10 @@ class CachedFiles(Files):
         self._room = Room(self._folder, self._max_bytes)
         self._keep_again_at = self._look_after_at = 0.0
 
+    def close(self) -> None:
+        super().close()
+        self._parts = {}
+
     def __getstate__(self) -> dict[str, Any]:
         own = ("_parts", "_names", "_under_way", "_room", "_keep_again_at", "_look_after_at")
         return {name: value for name, value in super().__getstate__().items() if name not in own}
