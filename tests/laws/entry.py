@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -30,7 +30,8 @@ class IterEntry:
     name: str
     make: Callable[[], IterDataset[Any]]
     expected: list[Any]
-    states_vary: bool = False  # with what an iterator has in memory: where they lead does not
+    # With what an iterator has in memory, or, always, with where it was restored: where they lead does not.
+    states_vary: bool | Literal["always"] = False
 
 
 # The functions of the table have names in a module, so that plain ``pickle`` finds them.

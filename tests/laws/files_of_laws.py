@@ -45,6 +45,33 @@ def rows_file(start: int, stop: int) -> str:
     return str(path)
 
 
+def examples(shards: list[tuple[int, int]]) -> Any:
+    """What a data set of Hugging Face is generated from."""
+    for start, stop in shards:
+        yield from [{"x": x} for x in range(start, stop)]
+
+
+def examples_of(*shards: tuple[int, int]) -> Any:
+    import datasets
+
+    return datasets.IterableDataset.from_generator(examples, gen_kwargs={"shards": list(shards)})
+
+
+def rows_of(*files: str) -> Any:
+    """The rows of Parquet files, streamed by Hugging Face's library without a network and a cache."""
+    import datasets
+
+    return datasets.IterableDataset.from_parquet(list(files), cache_dir=_folder().name)
+
+
+def is_no_multiple_of_three(row: dict[str, Any]) -> bool:
+    return bool(row["x"] % 3)
+
+
+def twice_of_each(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {"x": [x for x in rows["x"] for _ in range(2)]}
+
+
 def number(row: dict[str, Any]) -> int:
     return int(row["x"])
 

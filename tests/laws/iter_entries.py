@@ -22,7 +22,17 @@ from entry import (
     repeated,
     unless_none,
 )
-from files_of_laws import Stream, number, records_file, rows_file, size
+from files_of_laws import (
+    Stream,
+    examples_of,
+    is_no_multiple_of_three,
+    number,
+    records_file,
+    rows_file,
+    rows_of,
+    size,
+    twice_of_each,
+)
 from formulas import stream, window_order
 from local_workers import LocalWorkersIterDataset
 
@@ -35,6 +45,7 @@ from gristmill.dataset.stages.bin_packing import BestFitPackIterDataset, FirstFi
 from gristmill.dataset.stages.concat_then_split import BOSHandling, ConcatThenSplitIterDataset
 from gristmill.dataset.stages.elastic import ElasticIterator
 from gristmill.dataset.stages.flat_map import FlatMapIterDataset
+from gristmill.dataset.stages.hugging_face import HuggingFaceIterDataset
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.map import MapIterDataset
 from gristmill.dataset.stages.options import WithOptionsIterDataset
@@ -277,6 +288,25 @@ _ROWS: list[tuple[Any, ...]] = [
         "parquet_workers",
         lambda: LocalWorkersIterDataset(ParquetIterDataset(rows_file(0, 8)).map(number), 2),
         [0, 3, 1, 4, 2, 5, 6, 7],
+    ),
+    ("hugging_face", lambda: HuggingFaceIterDataset(examples_of((0, 5), (7, 9))).map(number), [0, 1, 2, 3, 4, 7, 8]),
+    (
+        "hugging_face_rows",
+        lambda: HuggingFaceIterDataset(rows_of(rows_file(0, 4), rows_file(10, 12)).filter(is_no_multiple_of_three)).map(number),
+        [1, 2, 10, 11],
+        "always",
+    ),
+    (
+        "hugging_face_batches",
+        lambda: HuggingFaceIterDataset(examples_of((0, 5)).map(twice_of_each, batched=True, batch_size=2)).map(number),
+        [0, 0, 1, 1, 2, 2, 3, 3, 4, 4],
+        "always",
+    ),
+    ("hugging_face_empty", lambda: HuggingFaceIterDataset(examples_of((3, 3))), []),
+    (
+        "hugging_face_workers",
+        lambda: LocalWorkersIterDataset(HuggingFaceIterDataset(examples_of((0, 3), (5, 6))).map(number), 2),
+        [0, 5, 1, 2],
     ),
     # Packing
     (

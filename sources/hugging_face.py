@@ -1,0 +1,181 @@
+"""The rows of a data set of Hugging Face's ``datasets``, each exactly as the data set gives it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
+
+from gristmill.core.errors import KeyRangeError, missing_package
+from gristmill.core.naming import transform_name
+
+_NUM_SAMPLED = 8  # rows that tell data sets apart in the ``repr``
+
+
+class HuggingFaceSource:
+    """Returns the rows of a ``datasets.Dataset``: ``source[i]`` is what ``dataset[i]`` is, in the data set's own format.
+
+    So a format (``with_format("numpy")``, ``"torch"``, ``"jax"``, ``"arrow"``, ...), chosen columns, ``output_all_columns``,
+    ``with_transform`` and features that are decoded (images, audio) all hold. A block of rows is read at once where that is
+    sure to give the same: rows without a format, of plain features; rows in the format ``"arrow"``; numbers in the format
+    ``"numpy"``. Everything else is read row by row, as in a block the library gives other types (a float of 64 bits becomes one
+    of 32, integers beside a missing one become floats), and hands a transform many rows.
+
+    A data set on disk stays memory-mapped: copies in workers carry its paths and map the files again. One in memory is copied
+    with its rows. All methods may be called by several threads at once. The files must not change while they are read.
+
+    Args:
+        dataset: one split. It is not copied, and must not be changed afterwards (``set_format``; use ``with_format`` before).
+
+    Raises:
+        TypeError: it is something else, such as all splits (``DatasetDict``), or a stream (``HuggingFaceIterDataset`` is for those).
+        ImportError: ``datasets`` is not installed.
+
+    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; whatever the library or a transform raises.
+
+    Example:
+        >>> import datasets
+        >>> letters = datasets.Dataset.from_dict({"number": [1, 2, 3], "letter": ["a", "b", "c"]})
+        >>> source = HuggingFaceSource(letters)
+        >>> source[1], len(source)
+        ({'number': 2, 'letter': 'b'}, 3)
+        >>> HuggingFaceSource(letters.with_format("numpy", columns=["number"]))[2]
+        {'number': np.int64(3)}
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        _check(dataset)
+        self._dataset = dataset
+        self._start_without_views()
+
+    def _start_without_views(self) -> None:
+        self._text: str | None = None
+        self._table: Any = None  # the same rows as Arrow tables
+        self._others: Any = None  # the same rows without the columns that are read from those, if there are any
+
+    def __len__(self) -> int:
+        num_rows: int = self._dataset.num_rows
+        return num_rows
+
+    def __getitem__(self, record_key: SupportsIndex) -> Any:
+        return self._dataset[self._checked(record_key)]
+
+    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[Any]:
+        """Returns ``[self[key] for key in record_keys]``, by one read where that gives the same."""
+        keys = [self._checked(record_key) for record_key in record_keys]
+        format_type = self._dataset.format["type"]
+        if len(keys) > 1 and self._dataset.column_names:
+            if format_type is None and all(map(_is_plain, self._dataset.features.values())):
+                rows: list[Any] = self._dataset.__getitems__(keys)
+                return rows
+            if format_type == "arrow" and not self._dataset.format["output_all_columns"]:
+                table = self._dataset[keys]
+                return [table.slice(place, 1) for place in range(len(keys))]
+            if format_type == "numpy" and not self._dataset.format["output_all_columns"]:
+                return self._numpy_rows(keys)
+        return [self._dataset[key] for key in keys]
+
+    def _checked(self, record_key: SupportsIndex) -> int:
+        key = operator.index(record_key)
+        if not 0 <= key < len(self):
+            raise KeyRangeError(f"record key must be in [0, {len(self)}), the number of rows, got {key}")
+        return key
+
+    def _numpy_rows(self, keys: list[int]) -> list[dict[str, Any]]:
+        names = [name for name in self._dataset.column_names if name in self._dataset.format["columns"]]
+        numbers = self._numbers(names, keys)
+        if not numbers:
+            return [self._dataset[key] for key in keys]
+        rest = [name for name in names if name not in numbers]
+        if not rest:
+            return [dict(zip(names, row, strict=True)) for row in zip(*[numbers[name] for name in names], strict=True)]
+        others = self._others
+        if others is None or others.format["columns"] != rest:
+            others = self._others = self._dataset.with_format(columns=rest, **_format_of(self._dataset))
+        rows = []
+        for place, key in enumerate(keys):
+            row = others[key]
+            rows.append({name: numbers[name][place] if name in numbers else row[name] for name in names})
+        return rows
+
+    def _numbers(self, names: list[str], keys: list[int]) -> dict[str, list[Any]]:
+        """The columns of numbers in which none is missing: a missing one makes a float of an integer, in its row alone."""
+        candidates = [name for name in names if _is_number(self._dataset.features[name])]
+        if not candidates:
+            return {}
+        table = self._arrow_rows(keys).select(candidates)
+        return {name: list(column.to_numpy()) for name, column in zip(candidates, table.columns, strict=True) if not column.null_count}
+
+    def _arrow_rows(self, keys: list[int]) -> Any:
+        if self._table is None:
+            self._table = self._dataset.with_format("arrow")
+        return self._table[keys]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_dataset": self._dataset}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start_without_views()
+
+    def __repr__(self) -> str:
+        """Tells the rows by some of them: fingerprints of the library change with the time when a file was written."""
+        if self._text is None:
+            import hashlib
+
+            num_rows, given = len(self), self._dataset.format
+            sampled = sorted({num_rows * part // _NUM_SAMPLED for part in range(_NUM_SAMPLED)} | {num_rows - 1}) if num_rows else []
+            rows = self._arrow_rows(sampled).to_pylist() if sampled else []
+            content = f"{sorted(self._dataset.features.items())}{rows}"
+            digest = hashlib.sha1(content.encode("utf8", "surrogatepass"), usedforsecurity=False).hexdigest()[:8]
+            transform = given["format_kwargs"].get("transform")
+            how = given["type"] if transform is None else transform_name(transform)
+            others = ", output_all_columns" if given["output_all_columns"] else ""
+            self._text = f"HuggingFaceSource({num_rows} rows, columns={given['columns']}{others}, format={how}, {digest})"
+        return self._text
+
+
+def _check(dataset: Any) -> None:
+    try:
+        import datasets
+    except ImportError as error:
+        raise missing_package("datasets", "huggingface", "HuggingFaceSource") from error
+    if isinstance(dataset, datasets.Dataset):
+        return
+    if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
+        remedy = f"choose one of its splits, such as dataset[{next(iter(dataset), 'train')!r}]"
+    elif isinstance(dataset, datasets.IterableDataset):
+        remedy = "it has no random access: use HuggingFaceIterDataset(dataset), or load it without streaming=True"
+    elif isinstance(dataset, str):
+        remedy = "load it: datasets.load_dataset(name, split='train'), datasets.load_from_disk(path)"
+    else:
+        remedy = "other sources need no wrapper"
+    raise TypeError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}: {remedy}")
+
+
+def _is_plain(feature: Any) -> bool:
+    """Whether a value of ``feature`` does not depend on those it is read with."""
+    import datasets
+
+    if isinstance(feature, dict):
+        return all(map(_is_plain, feature.values()))
+    if isinstance(feature, list):
+        return all(map(_is_plain, feature))
+    if type(feature) in (datasets.List, datasets.LargeList):
+        return _is_plain(feature.feature)
+    return type(feature) in (datasets.Value, datasets.ClassLabel)
+
+
+def _is_number(feature: Any) -> bool:
+    import datasets
+    import pyarrow
+
+    if type(feature) not in (datasets.Value, datasets.ClassLabel):
+        return False
+    kind = feature.pa_type
+    return bool(pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind))
+
+
+def _format_of(dataset: Any) -> dict[str, Any]:
+    given = dataset.format
+    return {"type": given["type"], **given["format_kwargs"]}

@@ -1,0 +1,185 @@
+"""``HuggingFaceSource``: every row is the data set's own, in every format, alone and in blocks, in any thread and process."""
+
+import os
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from refusing import assert_raises
+
+from gristmill import MapDataset, MultiprocessingOptions
+from gristmill.core.errors import KeyRangeError
+from gristmill.sources import HuggingFaceSource
+from gristmill.sources.reading import read_keys
+from gristmill.testing import assert_source_conforms
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+datasets = pytest.importorskip("datasets")
+NUM_ROWS = 23
+
+
+def columns():
+    rng = random.Random(0)
+    return {
+        "x": list(range(NUM_ROWS)),
+        "small": [float(i) / 3 for i in range(NUM_ROWS)],
+        "some": [None if i % 4 == 1 else i for i in range(NUM_ROWS)],
+        "flag": [i % 3 == 0 for i in range(NUM_ROWS)],
+        "text": ["é" * (i % 5) + "\0" * (i % 2) for i in range(NUM_ROWS)],
+        "raw": [bytes([i]) * (i % 3) for i in range(NUM_ROWS)],
+        "ragged": [[rng.random() for _ in range(i % 4)] for i in range(NUM_ROWS)],
+        "even": [[i, i + 1] for i in range(NUM_ROWS)],
+        "deep": [{"a": [{"b": i}] * (i % 3), "c": None if i % 2 else "c"} for i in range(NUM_ROWS)],
+        "grid": [[[i, 1], [2, None if i == 5 else 3]] for i in range(NUM_ROWS)],
+        "label": [i % 2 for i in range(NUM_ROWS)],
+    }
+
+
+FEATURES = {"small": datasets.Value("float32"), "label": datasets.ClassLabel(names=["no", "yes"])}
+
+
+def in_memory():
+    ds = datasets.Dataset.from_dict(columns())
+    return ds.cast(datasets.Features({**ds.features, **FEATURES}))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("hugging_face")
+    in_memory().save_to_disk(path, num_shards=3)
+    return path
+
+
+def lengths_of(rows):
+    return {"lengths": [len(text) for text in rows["text"]], "together": [len(rows["x"])] * len(rows["x"])}
+
+
+FORMATS = {
+    "none": lambda ds: ds,
+    "numpy": lambda ds: ds.with_format("numpy"),
+    "numpy columns": lambda ds: ds.with_format("numpy", columns=["text", "small", "x"]),
+    "numbers": lambda ds: ds.with_format("numpy", columns=["label", "x"]),
+    "numpy dtype": lambda ds: ds.select_columns(["x", "even"]).with_format("numpy", dtype="int16"),
+    "all columns": lambda ds: ds.with_format("numpy", columns=["x"], output_all_columns=True),
+    "columns": lambda ds: ds.with_format(columns=["text", "ragged"]),
+    "jax": lambda ds: ds.with_format("jax", columns=["x", "ragged"]),
+    "arrow": lambda ds: ds.with_format("arrow"),
+    "pandas": lambda ds: ds.with_format("pandas"),
+    "transform": lambda ds: ds.with_transform(lengths_of),
+    "grid": lambda ds: ds.select_columns(["x"]).add_column("g", [[[i]] for i in range(len(ds))], feature=GRID),
+    "selected": lambda ds: ds.select([5, 3, 8, 1, 7]).with_format("numpy"),
+    "shuffled": lambda ds: ds.shuffle(seed=1),
+}
+GRID = datasets.Array2D(shape=(1, 1), dtype="int32")
+
+
+def plain(value):
+    """``value`` with all its types, comparable by ``==``."""
+    if isinstance(value, dict):
+        return [(name, plain(item)) for name, item in value.items()]
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return type(value), value.dtype, value.shape, plain(value.tolist())
+    if hasattr(value, "to_pylist"):
+        return type(value), value.schema, repr(value.to_pylist())
+    return type(value), getattr(value, "dtype", None), repr(value)
+
+
+@pytest.mark.parametrize("chosen", FORMATS)
+def test_rows_are_the_data_sets_own_in_every_format(chosen, folder):
+    if chosen == "jax":
+        pytest.importorskip("jax")
+    for ds in (datasets.load_from_disk(folder), in_memory()):
+        formatted = FORMATS[chosen](ds)
+        source = HuggingFaceSource(formatted)
+        expected = [plain(formatted[i]) for i in range(len(formatted))]
+        assert [plain(source[i]) for i in range(len(source))] == expected
+        rng = random.Random(2)
+        for size in (0, 1, 2, 3, 7, 40):
+            keys = [rng.randrange(len(formatted)) for _ in range(size)]
+            assert [plain(row) for row in source.__getitems__(keys)] == [expected[key] for key in keys]
+            assert len(read_keys(source, [np.int32(key) for key in keys])) == size
+
+
+@pytest.mark.parametrize("chosen", ["none", "numpy", "arrow"])
+def test_it_conforms(chosen, folder):
+    assert_source_conforms(HuggingFaceSource(FORMATS[chosen](datasets.load_from_disk(folder))), max_records=7)
+
+
+def test_rows_without_columns_and_data_sets_without_rows():
+    ds = datasets.Dataset.from_dict({"x": [1, 2, 3]})
+    assert HuggingFaceSource(ds.remove_columns("x")).__getitems__([0, 0]) == [{}, {}] or not len(ds.remove_columns("x"))
+    empty = HuggingFaceSource(ds.select([]))
+    assert len(empty) == 0 and "0 rows" in repr(empty)
+    assert_raises(KeyRangeError, "must be in \\[0, 0\\)", lambda: empty[0])
+
+
+def test_keys_out_of_range_are_refused(folder):
+    source = HuggingFaceSource(datasets.load_from_disk(folder))
+    for key in (-1, NUM_ROWS, np.int64(-NUM_ROWS), 2**70):
+        assert_raises(KeyRangeError, rf"must be in \[0, {NUM_ROWS}\), the number of rows, got {key}", lambda key=key: source[key])
+        assert_raises(KeyRangeError, f"got {key}", source.__getitems__, [0, key, 1])
+    assert_raises(TypeError, None, lambda: source["x"])
+
+
+def test_the_text_tells_the_data_in_every_run_and_place(folder, tmp_path):
+    text = repr(HuggingFaceSource(datasets.load_from_disk(folder)))
+    datasets.load_from_disk(folder).save_to_disk(tmp_path / "copy")
+    assert repr(HuggingFaceSource(datasets.load_from_disk(tmp_path / "copy"))) == text
+    assert repr(HuggingFaceSource(in_memory())) == text
+    program = f"import datasets, gristmill.sources as s; print(s.HuggingFaceSource(datasets.load_from_disk({str(folder)!r})))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip() == text
+    seen = {text}
+    for other in (
+        in_memory().select(range(NUM_ROWS - 1)),
+        in_memory().shuffle(seed=1),
+        in_memory().rename_column("x", "y"),
+        in_memory().with_format("numpy"),
+        in_memory().with_format("numpy", columns=["x"]),
+        in_memory().with_transform(lengths_of),
+    ):
+        assert repr(HuggingFaceSource(other)) not in seen
+        seen.add(repr(HuggingFaceSource(other)))
+
+
+def test_copies_of_data_on_disk_carry_paths_and_workers_read_them(folder):
+    import cloudpickle
+
+    ds = datasets.concatenate_datasets([datasets.load_from_disk(folder)] * 50)
+    source = HuggingFaceSource(ds.with_format("numpy", columns=["x", "ragged"]))
+    repr(source), source.__getitems__([1, 2])
+    small = HuggingFaceSource(datasets.load_from_disk(folder).with_format("numpy"))
+    assert len(cloudpickle.dumps(small)) < 5000
+    pipeline = MapDataset.source(source).shuffle(seed=1).map(lambda row: int(row["x"]) + len(row["ragged"])).to_iter_dataset()
+    assert list(pipeline.mp_prefetch(MultiprocessingOptions(num_workers=2))) == list(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda ds: datasets.DatasetDict(test=ds), r"got DatasetDict: choose one of its splits, such as dataset\['test'\]"),
+        (lambda ds: ds.to_iterable_dataset(), "got IterableDataset: it has no random access: use HuggingFaceIterDataset"),
+        (lambda ds: "imdb", r"got str: load it: datasets\.load_dataset"),
+        (lambda ds: [1, 2], "got list: other sources need no wrapper"),
+    ],
+)
+def test_what_is_no_data_set_is_refused_with_a_remedy(wrong, message):
+    assert_raises(TypeError, f"dataset must be a datasets.Dataset, {message}", HuggingFaceSource, wrong(in_memory()))
+
+
+def test_errors_of_the_library_and_of_transforms_come_through(folder, tmp_path):
+    def fail(rows):
+        raise ValueError(f"row {rows['x']} is bad")
+
+    source = HuggingFaceSource(in_memory().with_transform(fail))
+    assert_raises(ValueError, r"row \[3\] is bad", source.__getitems__, [3, 4])
+    import cloudpickle
+
+    datasets.load_from_disk(folder).save_to_disk(tmp_path / "gone")
+    copied = cloudpickle.dumps(HuggingFaceSource(datasets.load_from_disk(tmp_path / "gone")))
+    for file in (tmp_path / "gone").glob("*.arrow"):
+        file.unlink()
+    assert_raises(FileNotFoundError, "gone", cloudpickle.loads, copied)
