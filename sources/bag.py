@@ -1,0 +1,291 @@
+"""The records of Bagz files.
+
+A file is its records, one behind the other, and then for each of them where it ends, in 64-bit little-endian words; the last word
+is so where the words begin. Records are compressed one by one in files called ``.bagz``, and as they are in others.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from types import TracebackType
+from typing import Any, Self, SupportsIndex
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gristmill.core.errors import KeyRangeError, missing_package
+from gristmill.sources.storage.errors import DamagedFileError, changed, damaged
+from gristmill.sources.storage.files import Files, is_url, list_files
+
+_WORD_BYTES = 8
+_SHARDS = r"(.*)@(\d+|\*)(\.[^/@]*)?"
+_REMEDY = "Copy or write the file anew"
+
+# The library reads single records from mapped memory, and many in threads. Threads hide slow storage, but cost about this much per
+# record even where there is nothing to hide.
+_POOLED_READ_SECONDS = 20e-6
+
+
+class BagDataSource:
+    """Returns the records of Bagz files, as ``bytes``: those of the first file, then those of the second, and so on.
+
+    Files called ``.bagz`` have compressed records, others plain ones, as the library ``bagz`` has it. It reads them; each file is
+    mapped into memory when a record of it is wanted for the first time. A block is read record by record, and in the library's
+    threads if that is slow. Damage is an error that names file and byte; the format has no checksums, so a plain record whose
+    bytes were changed cannot be told.
+
+    Copies in workers carry paths and sizes, and open the files again. All methods may be called by several threads at once. The
+    files must not change while they are read: before each block it is looked whether they did.
+
+    ``lengths``, for ``bucket_batch``, are the sizes of the records in bytes; sources with compressed files have none.
+
+    Args:
+        paths: a file, or a sequence of files; ``*``, ``?``, ``{000..127}`` and the like stand for what is there, and, as in the
+            library, ``name@3.bagz`` for ``name-00000-of-00003.bagz`` to ``name-00002-of-00003.bagz``, ``name@*.bagz`` for as many as
+            there are, and commas separate files.
+
+    Raises:
+        TypeError, ValueError: ``paths`` is something else, or has URLs.
+        FileNotFoundError: a file is missing.
+        DamagedFileError: a file is cut off, or no Bagz file.
+        ImportError: ``bagz`` is not installed (it exists for Linux only).
+
+    Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; ``DamagedFileError``; ``ChangedFileError``.
+
+    Example:
+        >>> import os, tempfile, bagz
+        >>> path = os.path.join(tempfile.mkdtemp(), "letters.bagz")
+        >>> with bagz.Writer(path) as writer:
+        ...     for record in (b"a", b"bb", b""):
+        ...         writer.write(record)
+        >>> source = BagDataSource(path)
+        >>> len(source), source[1], source.__getitems__([2, 0])
+        (3, b'bb', [b'', b'a'])
+    """
+
+    def __init__(self, paths: Any) -> None:
+        _library()
+        self._files = Files(_expanded(paths))
+        self._ends = list(accumulate(self._check(number) for number in range(len(self._files))))
+        self._start_closed()
+
+    def _start_closed(self) -> None:
+        self._readers: dict[int, tuple[Any, tuple[int, int]]] = {}  # of each file that is open, and what it was when it was opened
+        self._process = os.getpid()
+
+    def _check(self, number: int) -> int:
+        """How many records a file has."""
+        path, size = self._files.paths[number], self._files.sizes[number]
+        if not size:
+            return 0
+        if size < _WORD_BYTES:
+            raise damaged(path, 0, f"it has {size} bytes, too few for a Bagz file", _REMEDY)
+        begin = int.from_bytes(self._files.read([(number, size - _WORD_BYTES, size)])[0], "little")
+        num_records, rest = divmod(size - begin, _WORD_BYTES)
+        if rest or num_records < 1:
+            limits = os.path.join(os.path.dirname(path), f"limits.{os.path.basename(path)}")
+            if os.path.exists(limits):
+                what = f"the ends of its records are in a file of their own, {limits}"
+                raise damaged(path, size, what, "Close its writer, or write it with LimitsPlacement.TAIL")
+            raise damaged(path, size - _WORD_BYTES, f"it is cut off, or no Bagz file: its last word is {begin}", _REMEDY)
+        return num_records
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, record_key: SupportsIndex) -> bytes:
+        number, position = self._locate(record_key)
+        self._check_unchanged([number])
+        return self._read(number, position)
+
+    def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[bytes]:
+        """Returns ``[self[key] for key in record_keys]``."""
+        places = [self._locate(record_key) for record_key in record_keys]
+        self._check_unchanged({number for number, _ in places})
+        records: list[bytes] = []
+        deadline = time.perf_counter() + _POOLED_READ_SECONDS * len(places)
+        for number, position in places:
+            records.append(self._read(number, position))
+            if time.perf_counter() > deadline:  # slow storage, large records, or a busy interpreter
+                break
+        return records + self._pooled_read(places[len(records) :])
+
+    def _locate(self, record_key: SupportsIndex) -> tuple[int, int]:
+        """Returns the number of the file of a record and its position there."""
+        key = operator.index(record_key)
+        if not 0 <= key < self._ends[-1]:
+            raise KeyRangeError(f"record key must be in [0, {self._ends[-1]}), the number of records, got {key}")
+        number = bisect_right(self._ends, key)
+        return number, key - (self._ends[number - 1] if number else 0)
+
+    def _check_unchanged(self, numbers: Any) -> None:
+        """Refuses to read on in files that were written to, or replaced: memory that is mapped to a file that was cut off must
+        not be touched, or the system ends the process.
+        """
+        if self._process != os.getpid():
+            self._start_closed()
+        for number in numbers:
+            _, opened_as = self._readers.get(number) or self._open(number)
+            if _status(self._files.paths[number]) != opened_as:
+                raise changed(self._files.paths[number], "it was written to or replaced while it was read")
+
+    def _open(self, number: int) -> tuple[Any, tuple[int, int]]:
+        path, size = self._files.paths[number], self._files.sizes[number]
+        opened_as = _status(path)
+        if opened_as[0] != size:
+            raise changed(path, f"it had {size} bytes and has {opened_as[0]}")
+        bagz = _library()
+        try:
+            reader = bagz.Reader(path)
+        except ValueError as error:
+            raise damaged(path, 0, f"it is no Bagz file ({error})", _REMEDY) from error
+        return self._readers.setdefault(number, (reader, opened_as))
+
+    def _read(self, number: int, position: int) -> bytes:
+        reader, _ = self._readers.get(number) or self._open(number)
+        try:
+            record: bytes = reader[position]
+        except (ValueError, IndexError) as error:
+            raise self._damaged(number, position, error) from error
+        return record
+
+    def _damaged(self, number: int, position: int, error: Exception) -> DamagedFileError:
+        path, size = self._files.paths[number], self._files.sizes[number]
+        begin, end = self._limits(number, position, position + 1)[:2].tolist()
+        last = int(self._limits(number, -1, -1)[0])
+        if not begin <= end <= last:
+            word = last + _WORD_BYTES * position
+            return damaged(path, min(word, size), f"record {position} is said to be from byte {begin} to {end}", _REMEDY)
+        return damaged(path, begin, f"record {position}, up to byte {end}, cannot be read ({error})", _REMEDY)
+
+    def _limits(self, number: int, first: int, last: int) -> NDArray[np.uint64]:
+        """Where the records ``first - 1`` to ``last - 1`` of a file end; record -1 ends at its beginning. Of ``-1``, where all end."""
+        size = self._files.sizes[number]
+        num_records = self._ends[number] - (self._ends[number - 1] if number else 0)
+        if last < 0:
+            first = last = num_records
+        table = size - _WORD_BYTES * num_records
+        start, stop = table + _WORD_BYTES * max(first - 1, 0), table + _WORD_BYTES * last
+        words = np.frombuffer(self._files.read([(number, start, stop)])[0], "<u8")
+        return words if first else np.concatenate([np.zeros(1, np.uint64), words])
+
+    def _pooled_read(self, places: list[tuple[int, int]]) -> list[bytes]:
+        """By the library's threads. Where a compressed record cannot be read, they give empty ones without a word."""
+        found: dict[tuple[int, int], bytes] = {}
+        for number in {number for number, _ in places}:
+            positions = sorted({position for of, position in places if of == number})
+            reader, _ = self._readers.get(number) or self._open(number)
+            try:
+                records = reader.read_indices(positions)
+            except ValueError:
+                continue  # it is met below, in order
+            found.update({(number, position): record for position, record in zip(positions, records, strict=True) if record})
+        return [found.get(place) or self._read(*place) for place in places]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The sizes of all records, in bytes. Reads 8 bytes per record.
+
+        Raises:
+            AttributeError: records are compressed, so that nobody knows.
+        """
+        compressed = next((path for path in self._files.paths if path.endswith(".bagz")), None)
+        if compressed is not None:
+            raise AttributeError(f"lengths: the records of {compressed} are compressed: their sizes are not known before they are read")
+        starts = [0, *self._ends[:-1]]
+        parts = [
+            np.diff(self._limits(number, 0, end - start).astype(np.int64))
+            for number, (start, end) in enumerate(zip(starts, self._ends, strict=True))
+            if end > start
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    def close(self) -> None:
+        """Closes all files. The next read opens them again."""
+        self._start_closed()
+        self._files.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_readers", "_process")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._start_closed()
+
+    def __repr__(self) -> str:
+        return f"BagDataSource({self._files.described()})"
+
+
+def _library() -> Any:
+    try:
+        import bagz
+    except ImportError as error:
+        if sys.platform != "linux":
+            raise ImportError(
+                "BagDataSource needs the package bagz, which exists for Linux only: read the files there, or keep the data in another "
+                "format (ArrayRecordDataSource, ParquetSource)"
+            ) from error
+        raise missing_package("bagz", "bagz", "BagDataSource") from error
+    return bagz
+
+
+def _status(path: str) -> tuple[int, int]:
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
+def _expanded(paths: Any) -> list[str]:
+    """The files that ``paths`` stands for."""
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    if not isinstance(paths, Sequence) or not all([isinstance(path, str | os.PathLike) for path in paths]) or not paths:
+        return list_files("paths", paths)  # which says what is wrong
+    found: list[str] = []
+    for path in paths:
+        for part in re.split(r",(?![^{]*\})", str(os.fspath(path))):
+            if is_url(part) and not part.startswith("file://"):
+                raise ValueError(
+                    f"paths must be local files, as the library bagz maps them into memory, got {part!r}: keep a copy on disk, by "
+                    "gristmill.sources.cached(urls, folder, max_bytes=...)"
+                )
+            found += _shards(part)
+    for path in found:
+        if "," in path or re.fullmatch(_SHARDS, path):
+            raise ValueError(f"paths: the library takes the name {path!r} for that of several files: rename the file or its folder")
+    return found
+
+
+def _shards(path: str) -> list[str]:
+    """``name-00000-of-00003.bagz`` and so on, of ``name@3.bagz``; of another path what the pattern stands for."""
+    match = re.fullmatch(_SHARDS, path)
+    if match is None:
+        return list_files("paths", path)
+    name, number, suffix = match[1], match[2], match[3] or ""
+    if number == "*":
+        import glob
+
+        first_shards = glob.glob(f"{glob.escape(name)}-00000-of-*{suffix}")
+        numbers = [re.fullmatch(r".*-of-(\d{5})", file.removesuffix(suffix)) for file in first_shards]
+        counts = sorted({int(found[1]) for found in numbers if found is not None})
+        if len(counts) != 1:
+            what = f"several sets of shards, of {counts}" if counts else "no first shard"
+            raise FileNotFoundError(f"paths: there is {what} for {path!r}: name the shards you mean, as {name}@8{suffix}")
+        number = str(counts[0])
+    files = [f"{name}-{shard:05d}-of-{int(number):05d}{suffix}" for shard in range(int(number))]
+    missing = [file for file in files if not os.path.exists(file)]
+    if missing or not files:
+        raise FileNotFoundError(f"paths: of the {number} shards of {path!r}, {len(missing)} are missing: {missing[:3]}")
+    return files
