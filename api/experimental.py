@@ -14,6 +14,7 @@ from gristmill.dataset.stages.concat_then_split import BOSHandling, ConcatThenSp
 from gristmill.dataset.stages.device_put import device_put
 from gristmill.dataset.stages.elastic import ElasticIterator
 from gristmill.dataset.stages.flat_map import FlatMapIterDataset, FlatMapMapDataset
+from gristmill.dataset.stages.hugging_face import HuggingFaceIterDataset
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.stages.limit import LimitIterDataset
 from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
@@ -44,6 +45,7 @@ __all__ = [
     "FlatMapIterDataset",
     "FlatMapMapDataset",
     "FlatMapTransform",
+    "HuggingFaceIterDataset",
     "InterleaveIterDataset",
     "LimitIterDataset",
     "MapWithIndexTransform",

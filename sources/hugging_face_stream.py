@@ -81,6 +81,23 @@ def fresh(stream: Any) -> Any:
     return new
 
 
+def finish(stream: Any) -> None:
+    """Closes the event loops in which ``async`` functions of a ``fresh`` stream have run: the library leaves them open."""
+    import asyncio
+
+    for step in _steps(stream._ex_iterable):
+        loops = getattr(step, "_owned_loops_and_tasks", None) or []
+        while loops:
+            loop, tasks = loops.pop()
+            if loop.is_running():  # that of the caller
+                continue
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.close()
+
+
 def sharded(stream: Any, num_shards: int, index: int) -> Any:
     """The shards ``index``, ``index + num_shards``, … of ``stream``."""
     share = stream.shard(num_shards=num_shards, index=index, contiguous=False)
@@ -117,8 +134,16 @@ def fits(stream: Any, state: Any) -> bool:
         return False
     reader = fresh(stream)
     initial = reader.state_dict()["examples_iterable"]
-    known = [_own_steps(step)._init_state_dict() for step in _steps(reader._ex_iterable)]
+    known = [form for step in _steps(reader._ex_iterable) for form in _forms(_own_steps(step)._init_state_dict())]
+    known += _forms(initial)  # with the steps that the library puts around the others
     return _is_like(state["examples_iterable"], initial, known)
+
+
+def _forms(state: Any) -> list[Any]:
+    """``state``, and the states in it."""
+    if isinstance(state, dict):
+        return [state] * ("type" in state) + [form for value in state.values() for form in _forms(value)]
+    return [form for value in state for form in _forms(value)] if isinstance(state, list) else []
 
 
 def _is_like(state: Any, initial: Any, known: list[Any], is_whole: bool = True) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -21,7 +21,7 @@ from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Piece, Traced, Tracing, refuse_to_trace
 from gristmill.dataset.telling.failures import tell
-from gristmill.sources.hugging_face_stream import StreamFacts, examined, fits, fresh, sharded
+from gristmill.sources.hugging_face_stream import StreamFacts, examined, finish, fits, fresh, sharded
 
 _EXAMPLES_BETWEEN_PLACES = 256  # how many are read again after an error, at most, where the library's states are exact
 _ALL = range(sys.maxsize)
@@ -144,7 +144,7 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
         self._is_at_end = False
         self._place_known = self._place_before = _START  # both at or before ``_index``, the second before the last element
         self._reader: Any = None  # a data set of our own, whose ``state_dict`` is that of
-        self._examples: Iterator[Any] | None = None  # what comes behind element ``_index``
+        self._examples: Generator[Any, None, None] | None = None  # what comes behind element ``_index``
 
     def __str__(self) -> str:
         facts = self._facts.described
@@ -190,7 +190,7 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
             self._note_place()
         return part
 
-    def _open(self) -> Iterator[Any]:
+    def _open(self) -> Generator[Any, None, None]:
         """Makes a reader, and has it read again what was delivered since the place that is known."""
         if self._closed:
             raise ValueError(f"{self} is closed")
@@ -210,9 +210,11 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
         return examples
 
     def _drop_reader(self) -> None:
-        examples, self._examples, self._reader = self._examples, None, None
+        examples, reader, self._examples, self._reader = self._examples, self._reader, None, None
         if examples is not None:
-            examples.close()  # type: ignore[attr-defined]  (a generator)
+            examples.close()
+        if reader is not None:
+            finish(reader)
 
     def _note_place(self) -> None:
         if self._examples is None or not self._facts.is_exact or self._place_known.index == self._index:
