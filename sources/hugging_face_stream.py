@@ -7,7 +7,8 @@ step keeps its position in itself, so two iterations of one stream disturb each 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gristmill.core.value import Value
@@ -81,8 +82,13 @@ def fresh(stream: Any) -> Any:
     return new
 
 
-def finish(stream: Any) -> None:
-    """Closes the event loops in which ``async`` functions of a ``fresh`` stream have run: the library leaves them open."""
+def finish(stream: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+    """Closes the event loops in which ``async`` functions of a ``fresh`` stream have run: the library leaves them open.
+
+    At the end of the interpreter it does nothing: there, names of this module may be gone.
+    """
+    if is_finalizing():
+        return
     import asyncio
 
     for step in _steps(stream._ex_iterable):

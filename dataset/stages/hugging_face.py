@@ -136,6 +136,7 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
 
     _flow = "stateful"  # an element does not add one to every count in the state
     _stays_on_error = True
+    _finish = staticmethod(finish)  # which is there until the end of the program, as a name of the module may not be
 
     def __init__(self, data: Any, facts: StreamFacts, kept: range) -> None:
         super().__init__()
@@ -214,7 +215,7 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
         if examples is not None:
             examples.close()
         if reader is not None:
-            finish(reader)
+            self._finish(reader)
 
     def _note_place(self) -> None:
         if self._examples is None or not self._facts.is_exact or self._place_known.index == self._index:

@@ -3,6 +3,9 @@
 import json
 import os
 import random
+import subprocess
+import sys
+import textwrap
 
 import pytest
 from refusing import assert_raises
@@ -391,6 +394,21 @@ def test_outputs_are_explained_by_their_place_in_the_stream(folder):
     share = iter(slice_pipeline(ds, 1, 4))
     next(share)
     assert [record.record_key for record in explain(share).records] == [1, 5, 9]
+
+
+@pytest.mark.parametrize("name", ["async", "by column"])
+def test_a_program_that_ends_with_an_open_iterator_ends_silently(name, tmp_path):
+    program = f"""
+        import datasets
+        from gristmill.experimental import HuggingFaceIterDataset
+        async def with_z(row):
+            return {{"z": row["x"]}}
+        ds = datasets.Dataset.from_dict({{"x": [1, 1, 2, 3]}}).to_iterable_dataset()
+        it = iter(HuggingFaceIterDataset({"ds.map(with_z)" if name == "async" else "ds.batch(by_column='x')"}))
+        print(next(it)["x"])
+    """
+    run = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=50)
+    assert (run.returncode, run.stderr) == (0, "") and run.stdout in ("1\n", "[1, 1]\n")
 
 
 def test_epochs_repeat_the_order_and_what_is_behind_shuffles(folder):
