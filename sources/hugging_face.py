@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, SupportsIndex
 
 from gristmill.core.errors import KeyRangeError, missing_package
@@ -49,13 +49,25 @@ class HuggingFaceSource:
         self._start_without_views()
 
     def _start_without_views(self) -> None:
+        self._num_rows: int = self._dataset.num_rows
+        self._read_block = self._block_reader()
         self._text: str | None = None
         self._table: Any = None  # the same rows as Arrow tables
         self._others: Any = None  # the same rows without the columns that are read from those, if there are any
 
+    def _block_reader(self) -> Callable[[list[int]], list[Any]]:
+        """What reads several rows, each as it would be alone."""
+        dataset = self._dataset
+        given = dataset.format
+        if not dataset.column_names or given["output_all_columns"]:
+            return self._single_rows
+        if given["type"] is None and all(map(_is_plain, dataset.features.values())):
+            return dataset.__getitems__  # type: ignore[no-any-return]
+        ways = {"arrow": self._tables, "numpy": self._numpy_rows}
+        return ways.get(given["type"], self._single_rows)
+
     def __len__(self) -> int:
-        num_rows: int = self._dataset.num_rows
-        return num_rows
+        return self._num_rows
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
         return self._dataset[self._checked(record_key)]
@@ -63,29 +75,26 @@ class HuggingFaceSource:
     def __getitems__(self, record_keys: Sequence[SupportsIndex]) -> list[Any]:
         """Returns ``[self[key] for key in record_keys]``, by one read where that gives the same."""
         keys = [self._checked(record_key) for record_key in record_keys]
-        format_type = self._dataset.format["type"]
-        if len(keys) > 1 and self._dataset.column_names:
-            if format_type is None and all(map(_is_plain, self._dataset.features.values())):
-                rows: list[Any] = self._dataset.__getitems__(keys)
-                return rows
-            if format_type == "arrow" and not self._dataset.format["output_all_columns"]:
-                table = self._dataset[keys]
-                return [table.slice(place, 1) for place in range(len(keys))]
-            if format_type == "numpy" and not self._dataset.format["output_all_columns"]:
-                return self._numpy_rows(keys)
-        return [self._dataset[key] for key in keys]
+        return self._read_block(keys) if len(keys) > 1 else self._single_rows(keys)
 
     def _checked(self, record_key: SupportsIndex) -> int:
         key = operator.index(record_key)
-        if not 0 <= key < len(self):
-            raise KeyRangeError(f"record key must be in [0, {len(self)}), the number of rows, got {key}")
+        if not 0 <= key < self._num_rows:
+            raise KeyRangeError(f"record key must be in [0, {self._num_rows}), the number of rows, got {key}")
         return key
+
+    def _single_rows(self, keys: list[int]) -> list[Any]:
+        return [self._dataset[key] for key in keys]
+
+    def _tables(self, keys: list[int]) -> list[Any]:
+        table = self._dataset[keys]
+        return [table.slice(place, 1) for place in range(len(keys))]
 
     def _numpy_rows(self, keys: list[int]) -> list[dict[str, Any]]:
         names = [name for name in self._dataset.column_names if name in self._dataset.format["columns"]]
         numbers = self._numbers(names, keys)
         if not numbers:
-            return [self._dataset[key] for key in keys]
+            return self._single_rows(keys)
         rest = [name for name in names if name not in numbers]
         if not rest:
             return [dict(zip(names, row, strict=True)) for row in zip(*[numbers[name] for name in names], strict=True)]
