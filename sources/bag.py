@@ -14,6 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
@@ -28,8 +29,8 @@ _WORD_BYTES = 8
 _SHARDS = r"(.*)@(\d+|\*)(\.[^/@]*)?"
 _REMEDY = "Copy or write the file anew"
 
-# The library reads single records from mapped memory, and many in threads. Threads hide slow storage, but cost about this much per
-# record even where there is nothing to hide.
+# The library reads single records from mapped memory, and many in threads. Threads hide slow storage, but cost about this
+# much per record even where there is nothing to hide.
 _POOLED_READ_SECONDS = 20e-6
 
 
@@ -48,8 +49,8 @@ class BagDataSource:
 
     Args:
         paths: a file, or a sequence of files; ``*``, ``?``, ``{000..127}`` and the like stand for what is there, and, as in the
-            library, ``name@3.bagz`` for ``name-00000-of-00003.bagz`` to ``name-00002-of-00003.bagz``, ``name@*.bagz`` for as many as
-            there are, and commas separate files.
+            library, ``name@3.bagz`` for ``name-00000-of-00003.bagz`` to ``name-00002-of-00003.bagz``, ``name@*.bagz`` for as
+            many as there are, and commas separate files.
 
     Raises:
         TypeError, ValueError: ``paths`` is something else, or has URLs.
@@ -77,7 +78,7 @@ class BagDataSource:
         self._start_closed()
 
     def _start_closed(self) -> None:
-        self._readers: dict[int, tuple[Any, tuple[int, int]]] = {}  # of each file that is open, and what it was when it was opened
+        self._readers: dict[int, tuple[Any, tuple[int, int]]] = {}  # of open files, and what they were when they were opened
         self._process = os.getpid()
 
     def _check(self, number: int) -> int:
@@ -90,8 +91,8 @@ class BagDataSource:
         begin = int.from_bytes(self._files.read([(number, size - _WORD_BYTES, size)])[0], "little")
         num_records, rest = divmod(size - begin, _WORD_BYTES)
         if rest or num_records < 1:
-            limits = os.path.join(os.path.dirname(path), f"limits.{os.path.basename(path)}")
-            if os.path.exists(limits):
+            limits = Path(path).parent / f"limits.{Path(path).name}"
+            if limits.exists():
                 what = f"the ends of its records are in a file of their own, {limits}"
                 raise damaged(path, size, what, "Close its writer, or write it with LimitsPlacement.TAIL")
             raise damaged(path, size - _WORD_BYTES, f"it is cut off, or no Bagz file: its last word is {begin}", _REMEDY)
@@ -158,23 +159,21 @@ class BagDataSource:
 
     def _damaged(self, number: int, position: int, error: Exception) -> DamagedFileError:
         path, size = self._files.paths[number], self._files.sizes[number]
-        begin, end = self._limits(number, position, position + 1)[:2].tolist()
-        last = int(self._limits(number, -1, -1)[0])
+        words = self._words(number, max(position - 1, 0), position + 1).tolist()
+        begin, end = words if position else (0, *words)
+        last = int(self._words(number, -1, 0)[0])
         if not begin <= end <= last:
             word = last + _WORD_BYTES * position
             return damaged(path, min(word, size), f"record {position} is said to be from byte {begin} to {end}", _REMEDY)
         return damaged(path, begin, f"record {position}, up to byte {end}, cannot be read ({error})", _REMEDY)
 
-    def _limits(self, number: int, first: int, last: int) -> NDArray[np.uint64]:
-        """Where the records ``first - 1`` to ``last - 1`` of a file end; record -1 ends at its beginning. Of ``-1``, where all end."""
-        size = self._files.sizes[number]
+    def _words(self, number: int, first: int, stop: int) -> NDArray[np.uint64]:
+        """Where the records ``first`` to ``stop - 1`` of a file end; negative ones and 0 are counted from its end."""
         num_records = self._ends[number] - (self._ends[number - 1] if number else 0)
-        if last < 0:
-            first = last = num_records
-        table = size - _WORD_BYTES * num_records
-        start, stop = table + _WORD_BYTES * max(first - 1, 0), table + _WORD_BYTES * last
-        words = np.frombuffer(self._files.read([(number, start, stop)])[0], "<u8")
-        return words if first else np.concatenate([np.zeros(1, np.uint64), words])
+        first, stop = (num_records + first, num_records + stop) if first < 0 else (first, stop)
+        table = self._files.sizes[number] - _WORD_BYTES * num_records
+        data = self._files.read([(number, table + _WORD_BYTES * first, table + _WORD_BYTES * stop)])[0]
+        return np.frombuffer(data, "<u8")
 
     def _pooled_read(self, places: list[tuple[int, int]]) -> list[bytes]:
         """By the library's threads. Where a compressed record cannot be read, they give empty ones without a word."""
@@ -198,10 +197,10 @@ class BagDataSource:
         """
         compressed = next((path for path in self._files.paths if path.endswith(".bagz")), None)
         if compressed is not None:
-            raise AttributeError(f"lengths: the records of {compressed} are compressed: their sizes are not known before they are read")
+            raise AttributeError(f"lengths: the records of {compressed} are compressed: only reading them tells their sizes")
         starts = [0, *self._ends[:-1]]
         parts = [
-            np.diff(self._limits(number, 0, end - start).astype(np.int64))
+            np.diff(self._words(number, 0, end - start).astype(np.int64), prepend=0)
             for number, (start, end) in enumerate(zip(starts, self._ends, strict=True))
             if end > start
         ]
@@ -235,15 +234,15 @@ def _library() -> Any:
     except ImportError as error:
         if sys.platform != "linux":
             raise ImportError(
-                "BagDataSource needs the package bagz, which exists for Linux only: read the files there, or keep the data in another "
-                "format (ArrayRecordDataSource, ParquetSource)"
+                "BagDataSource needs the package bagz, which exists for Linux only: read the files there, or keep the data in "
+                "another format (ArrayRecordDataSource, ParquetSource)"
             ) from error
         raise missing_package("bagz", "bagz", "BagDataSource") from error
     return bagz
 
 
 def _status(path: str) -> tuple[int, int]:
-    status = os.stat(path)
+    status = Path(path).stat()
     return status.st_size, status.st_mtime_ns
 
 
@@ -258,13 +257,14 @@ def _expanded(paths: Any) -> list[str]:
         for part in re.split(r",(?![^{]*\})", str(os.fspath(path))):
             if is_url(part) and not part.startswith("file://"):
                 raise ValueError(
-                    f"paths must be local files, as the library bagz maps them into memory, got {part!r}: keep a copy on disk, by "
-                    "gristmill.sources.cached(urls, folder, max_bytes=...)"
+                    f"paths must be local files, as the library bagz maps them into memory, got {part!r}: keep a copy on disk, "
+                    "by gristmill.sources.cached(urls, folder, max_bytes=...); bagz.Reader itself, which is a source as it is, reads "
+                    "gs:// with the package bagz-gcs"
                 )
-            found += _shards(part)
+            found += _shards(part.removeprefix("file://"))
     for path in found:
         if "," in path or re.fullmatch(_SHARDS, path):
-            raise ValueError(f"paths: the library takes the name {path!r} for that of several files: rename the file or its folder")
+            raise ValueError(f"paths: the library takes the name {path!r} for that of several files: rename the file")
     return found
 
 
@@ -275,17 +275,16 @@ def _shards(path: str) -> list[str]:
         return list_files("paths", path)
     name, number, suffix = match[1], match[2], match[3] or ""
     if number == "*":
-        import glob
-
-        first_shards = glob.glob(f"{glob.escape(name)}-00000-of-*{suffix}")
-        numbers = [re.fullmatch(r".*-of-(\d{5})", file.removesuffix(suffix)) for file in first_shards]
+        beside = [file.name for file in Path(name).parent.glob("*")]
+        first_shard = re.escape(Path(name).name) + r"-00000-of-(\d{5})" + re.escape(suffix)
+        numbers = [re.fullmatch(first_shard, file) for file in beside]
         counts = sorted({int(found[1]) for found in numbers if found is not None})
         if len(counts) != 1:
             what = f"several sets of shards, of {counts}" if counts else "no first shard"
             raise FileNotFoundError(f"paths: there is {what} for {path!r}: name the shards you mean, as {name}@8{suffix}")
         number = str(counts[0])
     files = [f"{name}-{shard:05d}-of-{int(number):05d}{suffix}" for shard in range(int(number))]
-    missing = [file for file in files if not os.path.exists(file)]
+    missing = [file for file in files if not Path(file).exists()]
     if missing or not files:
         raise FileNotFoundError(f"paths: of the {number} shards of {path!r}, {len(missing)} are missing: {missing[:3]}")
     return files

@@ -28,7 +28,8 @@ class HuggingFaceSource:
         dataset: one split. It is not copied, and must not be changed afterwards (``set_format``; use ``with_format`` before).
 
     Raises:
-        TypeError: it is something else, such as all splits (``DatasetDict``), or a stream (``HuggingFaceIterDataset`` is for those).
+        TypeError: it is something else, such as all splits (``DatasetDict``), or a stream, for which there is
+            ``HuggingFaceIterDataset``.
         ImportError: ``datasets`` is not installed.
 
     Errors of reading: ``KeyRangeError`` if a key is not in ``[0, len(source))``; whatever the library or a transform raises.
@@ -113,7 +114,8 @@ class HuggingFaceSource:
         if not candidates:
             return {}
         table = self._arrow_rows(keys).select(candidates)
-        return {name: list(column.to_numpy()) for name, column in zip(candidates, table.columns, strict=True) if not column.null_count}
+        columns = zip(candidates, table.columns, strict=True)
+        return {name: list(column.to_numpy()) for name, column in columns if not column.null_count}
 
     def _arrow_rows(self, keys: list[int]) -> Any:
         if self._table is None:
@@ -133,8 +135,8 @@ class HuggingFaceSource:
             import hashlib
 
             num_rows, given = len(self), self._dataset.format
-            sampled = sorted({num_rows * part // _NUM_SAMPLED for part in range(_NUM_SAMPLED)} | {num_rows - 1}) if num_rows else []
-            rows = self._arrow_rows(sampled).to_pylist() if sampled else []
+            sampled = {num_rows * part // _NUM_SAMPLED for part in range(_NUM_SAMPLED)} | {num_rows - 1}
+            rows = self._arrow_rows(sorted(sampled)).to_pylist() if num_rows else []
             content = f"{sorted(self._dataset.features.items())}{rows}"
             digest = hashlib.sha1(content.encode("utf8", "surrogatepass"), usedforsecurity=False).hexdigest()[:8]
             transform = given["format_kwargs"].get("transform")

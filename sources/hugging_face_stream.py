@@ -1,7 +1,8 @@
 """What has to be known of the streams of Hugging Face's ``datasets`` so that they can be resumed exactly and shared out.
 
-A stream is a tree of steps (``_ex_iterable``), which the library itself walks by the names ``ex_iterable`` and ``ex_iterables``. Each
-step keeps its position in itself, so two iterations of one stream disturb each other: ``fresh`` gives one with steps of its own.
+A stream is a tree of steps (``_ex_iterable``), which the library itself walks by the names ``ex_iterable`` and ``ex_iterables``.
+Each step keeps its position in itself, so two iterations of one stream disturb each other: ``fresh`` gives one with steps of its
+own.
 """
 
 from __future__ import annotations
@@ -220,9 +221,9 @@ def _check_shuffle(step: Any) -> None:
     buffer_size = getattr(step, "buffer_size", 1)
     if buffer_size > 1:
         raise ValueError(
-            f"dataset must not be shuffled with a buffer, got shuffle(buffer_size={buffer_size}): the library loses what is in the buffer "
-            "when it is resumed. Shuffle the files alone with dataset.shuffle(seed=..., buffer_size=1), and the examples behind it: "
-            f"HuggingFaceIterDataset(dataset).window_shuffle({buffer_size}, seed=...)"
+            f"dataset must not be shuffled with a buffer, got shuffle(buffer_size={buffer_size}): the library loses what is in the "
+            "buffer when it is resumed. Shuffle the files alone with dataset.shuffle(seed=..., buffer_size=1), and the examples "
+            f"behind it: HuggingFaceIterDataset(dataset).window_shuffle({buffer_size}, seed=...)"
         )
     generator = getattr(step, "generator", None)
     entropy = getattr(getattr(getattr(generator, "bit_generator", None), "seed_seq", None), "entropy", 0)

@@ -64,8 +64,8 @@ class HuggingFaceIterDataset(IterDataset[Any]):
     fail behind this dataset (``.map(...)``), where ``skip_failed`` and ``tolerate`` go past them.
 
     Args:
-        dataset: one split, loaded with ``streaming=True``, or made by ``to_iterable_dataset``. What is done to it later (``set_epoch``)
-            does not matter.
+        dataset: one split, loaded with ``streaming=True``, or made by ``to_iterable_dataset``. What is done to it later
+            (``set_epoch``) does not matter.
 
     Raises:
         TypeError: it is something else: all splits, or one with random access (``HuggingFaceSource`` is for those).
@@ -108,7 +108,8 @@ class HuggingFaceIterDataset(IterDataset[Any]):
     @property
     def _element_spec(self) -> Any:
         raise NotImplementedError(
-            f"{self} cannot say what its examples look like: features do not tell where values are missing, nor how long lists are"
+            f"{self} cannot say what its examples look like: features do not tell where values are missing, nor how long lists "
+            "are. Put a map with an output_spec of its own behind it that needs no input_spec"
         )
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
@@ -208,8 +209,8 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
         num_found = sum([1 for _ in islice(examples, num_again)])
         if num_found < num_again:
             raise StateMismatchError(
-                f"the state of {self} is about a longer stream: {num_again - num_found} of the examples that it has delivered are "
-                "not there any more. Restore it with the files that it was saved with"
+                f"the state of {self} is about a longer stream: {num_again - num_found} of the examples that it has delivered "
+                "are not there any more. Restore it with the files that it was saved with"
             )
         self._examples = examples
         return examples
@@ -263,8 +264,8 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
             state = None
         if not self._facts.is_exact or not fits(self._data, state):
             raise StateMismatchError(
-                f"library_state in the state of {self} must be the text of a state_dict of an equal data set in the same epoch, got "
-                f"{shown(text)}: restore it with the data set, the steps and the release of datasets that it was saved with"
+                f"library_state in the state of {self} must be the text of a state_dict of an equal data set in the same epoch, "
+                f"got {shown(text)}: restore it with the data set, the steps and the release of datasets that it was saved with"
             )
 
     def _go_to(self, index: int, is_at_end: bool, place: _Place) -> None:
@@ -299,8 +300,8 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
             self._take(1)
         except Exception as error:
             raise NotImplementedError(
-                f"{self} cannot move past what failed: the library cannot. Do what may fail behind it, by .map(...) of the pipeline, "
-                "where skip_failed() and tolerate() go past it; leave out damaged files when the data set is loaded"
+                f"{self} cannot move past what failed: the library cannot. Do what may fail behind it, by .map(...) of the "
+                "pipeline, where skip_failed() and tolerate() go past it; leave out damaged files when the data set is loaded"
             ) from error
 
     def close(self) -> None:

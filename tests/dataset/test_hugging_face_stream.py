@@ -245,7 +245,11 @@ def test_what_the_library_may_lose_is_counted_from_the_beginning(name, folder):
         (lambda ds: ds.shuffle(buffer_size=1), ValueError, r"without a seed"),
         (lambda ds: datasets.interleave_datasets([ds, ds], [0.5, 0.5]), ValueError, "without a seed"),
         (lambda ds: datasets.IterableDatasetDict(a=ds), TypeError, r"got IterableDatasetDict: choose .* dataset\['a'\]"),
-        (lambda ds: datasets.Dataset.from_dict({"x": [1]}), TypeError, "got Dataset: it has random access: use .*HuggingFaceSource"),
+        (
+            lambda ds: datasets.Dataset.from_dict({"x": [1]}),
+            TypeError,
+            "got Dataset: it has random access: use .*HuggingFaceSource",
+        ),
         (lambda ds: "imdb", TypeError, "got str: load it: .*streaming=True"),
         (lambda ds: [1], TypeError, "got list: load_dataset"),
     ],
@@ -300,14 +304,18 @@ def test_states_of_other_streams_are_refused_and_change_nothing(folder):
 
 def test_a_state_of_a_longer_stream_that_is_counted_is_an_error(folder):
     def stream(shards):
-        return HuggingFaceIterDataset(datasets.IterableDataset.from_generator(generated, gen_kwargs={"shards": shards}).map(with_z))
+        return HuggingFaceIterDataset(
+            datasets.IterableDataset.from_generator(generated, gen_kwargs={"shards": shards}).map(with_z)
+        )
 
     it = iter(stream([1, 2]))
     state = [it.get_state() for _ in it][7]
     it = iter(stream([1]))
     it.set_state(state)
     for _ in range(2):
-        assert_raises(StateMismatchError, "about a longer stream: 3 of the examples that it has delivered are not there", next, it)
+        assert_raises(
+            StateMismatchError, "about a longer stream: 3 of the examples that it has delivered are not there", next, it
+        )
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4, 5])
@@ -407,7 +415,9 @@ def test_a_program_that_ends_with_an_open_iterator_ends_silently(name, tmp_path)
         it = iter(HuggingFaceIterDataset({"ds.map(with_z)" if name == "async" else "ds.batch(by_column='x')"}))
         print(next(it)["x"])
     """
-    run = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=50)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=50
+    )
     assert (run.returncode, run.stderr) == (0, "") and run.stdout in ("1\n", "[1, 1]\n")
 
 
