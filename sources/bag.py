@@ -258,8 +258,8 @@ def _expanded(paths: Any) -> list[str]:
             if is_url(part) and not part.startswith("file://"):
                 raise ValueError(
                     f"paths must be local files, as the library bagz maps them into memory, got {part!r}: keep a copy on disk, "
-                    "by gristmill.sources.cached(urls, folder, max_bytes=...); bagz.Reader itself, which is a source as it is, reads "
-                    "gs:// with the package bagz-gcs"
+                    "by gristmill.sources.cached(urls, folder, max_bytes=...); bagz.Reader itself, which is a source as it is, "
+                    "reads gs:// with the package bagz-gcs"
                 )
             found += _shards(part.removeprefix("file://"))
     for path in found:

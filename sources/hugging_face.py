@@ -63,7 +63,7 @@ class HuggingFaceSource:
         if not dataset.column_names or given["output_all_columns"]:
             return self._single_rows
         if given["type"] is None and all(map(_is_plain, dataset.features.values())):
-            return dataset.__getitems__  # type: ignore[no-any-return]
+            return dataset.__getitems__
         ways = {"arrow": self._tables, "numpy": self._numpy_rows}
         return ways.get(given["type"], self._single_rows)
 

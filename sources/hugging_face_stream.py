@@ -221,8 +221,8 @@ def _check_shuffle(step: Any) -> None:
     buffer_size = getattr(step, "buffer_size", 1)
     if buffer_size > 1:
         raise ValueError(
-            f"dataset must not be shuffled with a buffer, got shuffle(buffer_size={buffer_size}): the library loses what is in the "
-            "buffer when it is resumed. Shuffle the files alone with dataset.shuffle(seed=..., buffer_size=1), and the examples "
+            f"dataset must not be shuffled with a buffer, got shuffle(buffer_size={buffer_size}): the library loses what is in "
+            "it when it is resumed. Shuffle the files alone with dataset.shuffle(seed=..., buffer_size=1), and the examples "
             f"behind it: HuggingFaceIterDataset(dataset).window_shuffle({buffer_size}, seed=...)"
         )
     generator = getattr(step, "generator", None)

@@ -168,15 +168,18 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
     def _take(self, n: int) -> list[Any]:
         if self._is_at_end:
             return []
+        before = self._mark()
         elements: list[Any] = []
         try:
             while len(elements) < n:
-                part = self._read(min(n - len(elements), _EXAMPLES_BETWEEN_PLACES))
+                num_wanted = min(n - len(elements), _EXAMPLES_BETWEEN_PLACES)
+                part = self._read(num_wanted)
                 elements += part
-                if self._is_at_end:
+                if len(part) < num_wanted:
                     break
-        except BaseException as error:
+        except BaseException as error:  # an interrupt, too, which may come up anywhere
             self._drop_reader()
+            self._index, self._is_at_end, self._place_known, self._place_before = before
             tell(error, self)
             raise
         return elements

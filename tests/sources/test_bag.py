@@ -1,6 +1,5 @@
 """``BagDataSource``: the library's records, in any order; files that are damaged, cut off, foreign or changed."""
 
-import os
 import random
 import struct
 import subprocess
