@@ -31,7 +31,7 @@ _REMEDY = "Copy or write the file anew"
 
 # The library reads single records from mapped memory, and many in threads. Threads hide slow storage, but cost about this
 # much per record even where there is nothing to hide.
-_POOLED_READ_SECONDS = 20e-6
+_POOLED_READ_SECONDS = 50e-6
 
 
 class BagDataSource:
