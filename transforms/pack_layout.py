@@ -140,6 +140,11 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self._order)
 
+    @property
+    def extras(self) -> list[list[Any]]:
+        """What was given along with the sequences of each row."""
+        return [self._extras[r] for r in self._order]
+
     def __getitem__(self, i: int) -> dict[str, Any]:
         r = self._order[i]
         row: dict[str, Any] = {name: column[r] for name, column in self._flat}

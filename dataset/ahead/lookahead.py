@@ -43,6 +43,11 @@ class Lookahead:
             return copied(snapshot(self._it))
         return copied(self._states[self.position - 1] if self.position else self._before)
 
+    @property
+    def next_state(self) -> Any:
+        """The state after the next element, which is known; not to be changed."""
+        return self._states[self.position]
+
     def states(self) -> Callable[[int], Any]:
         """What gives, whenever it is asked, the ``state`` at a ``num_passed`` within the block that ``block`` gave last."""
         if self._state_at is None:

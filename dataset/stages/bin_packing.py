@@ -19,6 +19,8 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.dataset.bases.traced import Traced, Tracing
+from gristmill.dataset.drawn import draws_before
+from gristmill.dataset.states.mixtures import DELIVERED, DRAWN
 from gristmill.transforms.bin_packing import Bins, MakePlacer, best_fit, emission_order, first_fit
 from gristmill.transforms.pack_layout import PackedRows, PackLayout
 from gristmill.transforms.sequences import Array
@@ -224,6 +226,24 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         super().__init__(parent, 0)
         self._packing = packing
         self._num_bytes: int | None = None
+        # Of the group that was made last, if it is of a mixture: the number of rows before it, where the elements of each of its
+        # rows were, and, when that was asked for, which elements were delivered with each.
+        self._rows: tuple[int, list[list[int]]] | None = None
+        self._delivered: tuple[int, list[dict[str, int]] | None] | None = None
+        self._told: tuple[int, int, Any] | None = None  # the same at a position, as its state says
+
+    def _delivered_at(self, at: Position[int]) -> Any:
+        """Which elements of the group at ``at`` were delivered, by component of the mixture before it, if that is known."""
+        if self._told is not None and self._told[:2] == (at.start, at.num_taken):
+            return self._told[2]
+        if self._rows is None or self._rows[0] != at.start or not at.parent.get(DRAWN):
+            return None
+        if self._delivered is None or self._delivered[0] != at.start:
+            draws = draws_before(self._source, at.parent)
+            stop = at.parent[DRAWN][-1][0]
+            self._delivered = at.start, draws and draws.delivered(at.parent["index"], stop, self._rows[1])
+        found = self._delivered[1]
+        return found and {name: f"{bits:x}" for name, bits in found[at.num_taken].items()}
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
@@ -241,10 +261,11 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
 
     def _pack(self, memory: Memory[Bins], at: Position[int]) -> Position[int] | None:
         packing = self._packing
+        notes = draws_before(self._source, at.parent) is not None
         for element in self._elements(memory, at):
             sequences, carried = packing.layout.read(element)
             bins = memory.open or packing.bins_like(sequences)
-            if not bins.add(sequences, carried):
+            if not bins.add(sequences, (*carried, memory.ahead.next_state["index"] - 1) if notes else carried):
                 break
             memory.open = bins
         packed, memory.open = memory.open, None
@@ -256,7 +277,8 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
             )
         if packed is None:
             return None
-        memory.group = packing.rows(packed, at.start)
+        memory.group = rows = packing.rows(packed, at.start)
+        self._rows = (at.start, [[extra[-1] for extra in extras] for extras in rows.extras]) if notes else None
         self._num_bytes = packed.num_bytes(packing.num_packing_bins)
         return at
 
@@ -269,7 +291,15 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         return held and f"up to {self._packing.num_packing_bins} {held}"
 
     def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
-        return {"parent": parent, "next_row": num_taken, "counter": self._at.start + num_taken}
+        state = {"parent": parent, "next_row": num_taken, "counter": self._at.start + num_taken}
+        delivered = self._delivered_at(self._at) if num_taken and self._has_mixtures is not False else None
+        return state if delivered is None else {**state, DELIVERED: delivered}
+
+    def _restore(self, state: Any) -> None:
+        super()._restore(state)
+        row, count = state["next_row"], state["counter"]
+        self._told = (count - row, row, state[DELIVERED]) if DELIVERED in state else None
+        self._rows = self._delivered = None
 
     def _position_in(self, state: Any) -> Position[int]:
         row, count = state_count(state, "next_row", self), state_count(state, "counter", self)

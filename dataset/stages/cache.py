@@ -42,7 +42,8 @@ class CacheIterDataset(IterDataset[T]):
 
     Order: the parent's. State: the parent's, the number of elements so far, whether the cache is complete, and where
     ``skip_failed`` has left out some, if it has; no elements. A new iterator that is restored computes those before its position
-    again. Cost: a list's, and the memory of all elements.
+    again; so of a mixture in mapping form with other weights or components its state is refused, unless nothing has come yet:
+    mix behind it. Cost: a list's, and the memory of all elements.
 
     Args:
         parent: the dataset; all its elements must fit in memory.

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.core.errors import StateMismatchError
 from gristmill.core.naming import transform_name
 from gristmill.core.state import shown, state_count, state_field, state_flag, state_list
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import (
-    BlockIterator,
     DatasetIterator,
     are_taken_again,
-    go_to,
     iterate,
     marked,
     pull,
@@ -27,13 +25,14 @@ from gristmill.dataset.bases.next_index import check_no_gaps, move_to_index
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.traced import Tracing, with_component
+from gristmill.dataset.drawn import Draws
 from gristmill.dataset.epochs import in_epoch
-from gristmill.dataset.pieces import Piece, pieces_of
-from gristmill.dataset.plans import PatternPlan, Plan, plan_of
+from gristmill.dataset.mix_turns import TurnsIterator, known
+from gristmill.dataset.pieces import Piece, passed_in, pieces_of
+from gristmill.dataset.plans import PatternPlan, Plan
 from gristmill.dataset.stages.mix import as_datasets, check_stop, named, plan_for
-from gristmill.dataset.states.mixtures import DRAWN, OWN
-from gristmill.dataset.tally import Tally
-from gristmill.dataset.telling.failures import add_before, tell, told
+from gristmill.dataset.states.mixtures import DRAWN, OWN, PASSED, text_of
+from gristmill.dataset.telling.failures import add_before, told
 from gristmill.dataset.watching import looking_once
 
 T = TypeVar("T")
@@ -114,43 +113,7 @@ def _manner(by: Any, stop: str) -> list[str]:
     return [f"by={transform_name(by)}"] * (by is not None) + [f"stop={stop!r}"] * (stop != "first")
 
 
-class _CountedIterator(BlockIterator[T]):
-    """Knows what was drawn of each component of a mixture."""
-
-    _names: list[str] | None
-    _plan: Plan
-    _own: dict[str, Any]
-    _is_plain: bool
-    _whole: int
-    _index: int
-    _has_ended: bool
-    _tally: Tally | None
-
-    def _nothing(self) -> Tally:
-        return Tally.nothing(len(self._parents), self._whole)
-
-    def _tally_in(self, state: Mapping[str, Any], index: int) -> Tally | None:  # ``None``: it follows from the index
-        if "counts" in state or not (self._is_plain or self._names):
-            return Tally.read(state, self._plan.names, self._whole, self)
-        weights = state.get(OWN, self._own if self._is_plain else None)
-        if self._is_plain and weights == self._own:
-            return None
-        # Of states that do not say their weights nothing is known.
-        elements = {} if weights is None else plan_of(weights).counts_by_name(index - state_flag(state, "stop", self))
-        return self._nothing().added({i: elements.get(name, 0) for i, name in enumerate(self._plan.names)})
-
-    def _counts_in(self, state: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-        """What was drawn of each component up to a state of this iterator, or of one like it."""
-        return self._numbers(self._tally_in(state, state["index"]), state["index"] - bool(state["stop"]))
-
-    def _drawn(self) -> dict[str, dict[str, int]]:
-        return self._numbers(self._tally, self._index - self._has_ended)
-
-    def _numbers(self, tally: Tally | None, index: int) -> dict[str, dict[str, int]]:
-        return (tally or Tally.of_elements(self._plan.counts(index))).by_name(self._plan.names)
-
-
-class MixedDatasetIterator(_CountedIterator[T]):
+class MixedDatasetIterator(TurnsIterator[T]):
     _flow = "stateful"
     _is_expected = False  # the parents read ahead
     _was_asked = False
@@ -167,13 +130,18 @@ class MixedDatasetIterator(_CountedIterator[T]):
         self._is_plain = self._follows and isinstance(plan, PatternPlan)
         self._own = plan.described()
         self._left: tuple[Any, Plan, Sequence[int | None]] | None = None  # what is left of a plan when some have ended
+        self._marks = []
         self._index = 0  # how often a parent was asked for an element
         self._has_ended = False
         self._pieces: tuple[Piece, ...] = ()
+        self._passed: dict[
+            int, str
+        ] = {}  # of the next elements of components, which ones are passed over; never changed in place
+        self._own_draws: Draws | None = None
         self._whole = plan.whole * _FINE if by is not None else 0
         self._tally = None if self._is_plain else self._nothing()  # ``None``: it follows from the index
 
-    _placed_by = ("_index", "_has_ended", "_pieces", "_tally")
+    _placed_by = ("_index", "_has_ended", "_pieces", "_passed", "_tally")
 
     def __str__(self) -> str:
         manner = "".join([f", {part}" for part in _manner(self._by, self._stop)])
@@ -216,23 +184,27 @@ class MixedDatasetIterator(_CountedIterator[T]):
         (plan, places_of), start = self._current(), self._index
         stop = min([start + n, *[piece.stop for piece in self._pieces[:1]]])
         stop = stop if plan.end is None else min(stop, plan.end)
-        if stop - start <= 1:
+        if stop - start <= 1 or self._passed or None in places_of:
             return self._take_one()
-        before = [marked(parent) for parent in self._parents]
+        shares, places = plan.select(range(start, stop))
+        asked = [self._parents[known(places_of[component])] for component, _ in shares]
+        before = [marked(parent) for parent in asked]
         if any([mark is None for mark in before]):
             return [x for _ in range(start, stop) for x in self._take_one()]
-        shares, places = plan.select(range(start, stop))
         found: list[Any] = []
         for component, inner in shares:
-            elements = self._pull(_known(places_of[component]), len(inner))
+            elements = self._pull(known(places_of[component]), len(inner))
             if len(elements) < len(inner):  # then the parents are asked again, for what comes before that
-                for parent, mark in zip(self._parents, before, strict=True):
+                for parent, mark in zip(asked, before, strict=True):
                     return_to(parent, mark)
                 return [x for _ in range(start, stop) for x in self._take_one()]
             found += elements
+        if (draws := self._draws) is not None:
+            components = [known(places_of[component]) for component, inner in shares for _ in inner]
+            draws.note(start, [components[place] for place in places])
         self._index = stop
         if self._tally is not None:
-            self._tally = self._tally.added({_known(places_of[component]): len(inner) for component, inner in shares})
+            self._tally = self._tally.added({known(places_of[component]): len(inner) for component, inner in shares})
         return [found[place] for place in places]
 
     def _take_one(self) -> list[Any]:
@@ -242,10 +214,10 @@ class MixedDatasetIterator(_CountedIterator[T]):
                 self._has_ended = True
                 break
             taken = self._pull(component, 1)
-            if taken:
-                self._pass(component, taken[0])
+            if not taken:
+                self._end(component)
+            elif not self._pass(component, taken[0]):
                 return taken
-            self._end(component)
         return []
 
     def _end(self, component: int) -> None:
@@ -257,6 +229,7 @@ class MixedDatasetIterator(_CountedIterator[T]):
         assert self._tally is not None
         if self._stop == "all":
             self._tally = self._tally.ending(component)
+            self._passed = {i: bits for i, bits in self._passed.items() if i != component}
             return
         if component in self._tally.ended:
             reason = f"an epoch of {self._parents[component]} has no elements, so beginning it anew would never end"
@@ -274,70 +247,13 @@ class MixedDatasetIterator(_CountedIterator[T]):
             are_taken_again(parents)
         self._parents = tuple(parents)
 
-    def _current(self) -> tuple[Plan, Sequence[int | None]]:
-        """The plan at this position, without components that have ended, and which component each of its own is."""
-        pieces = self._pieces
-        if pieces and pieces[0].stop <= self._index:
-            self._pieces = pieces = tuple([piece for piece in pieces if piece.stop > self._index])
-        plan, places = pieces[0][1:] if pieces else (self._plan, range(len(self._parents)))
-        if self._stop != "all" or self._tally is None or not self._tally.ended:
-            return plan, places
-        key = id(plan), self._tally.ended
-        if self._left is None or self._left[0] != key:
-            kept = [i for i, place in enumerate(places) if place not in self._tally.ended]
-            self._left = key, plan.only([plan.names[i] for i in kept]), [places[i] for i in kept]
-        return self._left[1:]
-
-    def _next_component(self) -> int | None:
-        """Which component is next; ``None`` if there is none that has a weight."""
-        plan, places = self._current()
-        if not places or (plan.end is not None and self._index >= plan.end):
-            return None
-        if self._by is None:
-            return _known(places[plan.at(self._index)[0]])
-        tally = self._tally
-        assert tally is not None
-        owed = [
-            (tally.behind(i), i) for i, weight in zip(places, plan.weights(self._index), strict=True) if weight and i is not None
-        ]
-        return min(owed)[1] if owed else None
-
-    def _pass(self, component: int, element: Any) -> None:
-        """Counts an element."""
-        if self._by is None:
-            length = 1
-        else:
-            try:
-                length = as_int("the length of an element", self._by(element), minimum=0)
-            except Exception as error:
-                tell(error, self)
-                raise
-        tally = self._tally
-        if tally is not None:
-            tally = tally.added({component: 1}, length)
-            if self._by is not None and length:
-                plan, places = self._current()
-                tally = tally.aimed(dict(zip(places, plan.weights(self._index), strict=True)), length)
-            if self._stop == "never" and tally.ended:
-                tally = tally._replace(ended=tally.ended - {component})
-        self._tally = tally
-        self._index += 1
-
     def _pull(self, component: int, n: int) -> list[Any]:
+        self._moves([component])
         try:
             return pull(self._parents[component], n)
         except Exception as error:
             add_before(error, f"It happened in the component with input_index={component} of {self}.")
             raise
-
-    def _mark(self) -> Any:
-        return self.get_state() if self._stop == "never" else super()._mark()
-
-    def _return_to(self, mark: Any) -> None:
-        go_to(self, mark) if self._stop == "never" else super()._return_to(mark)
-
-    def _state_at(self, mark: Any) -> Any:
-        return mark if self._stop == "never" else super()._state_at(mark)
 
     def get_state(self) -> Any:
         states: Any = [parent.get_state() for parent in self._parents]
@@ -349,6 +265,11 @@ class MixedDatasetIterator(_CountedIterator[T]):
         pieces = [[piece.stop, piece.plan.described()] for piece in self._pieces if piece.stop > self._index]
         if pieces:
             state[DRAWN] = pieces
+        if self._pieces or self._passed:
+            passed: dict[str, str | None] = dict.fromkeys(self._forgotten())
+            passed.update({self._plan.names[i]: text_of(bits) for i, bits in self._passed.items()})
+            if passed:
+                state[PASSED] = passed
         if self._tally is not None:
             state.update(self._tally.saved(self._plan.names))
         return state
@@ -363,14 +284,18 @@ class MixedDatasetIterator(_CountedIterator[T]):
         else:
             states = _states_by_name(states, self._names, self)
             pieces = pieces_of(state, self._plan, self, follows=self._follows)
+        passed = {} if self._names is None else passed_in(state, self._names, self)
         tally = self._tally_in(state, index)
+        self._moves(range(len(self._parents)))
         for component, epoch in enumerate((tally or self._nothing()).epochs):
             if epoch or (self._tally is not None and self._tally.epochs[component]):
                 self._open(component, epoch)
         for i, (parent, parent_state) in enumerate(zip(self._parents, states, strict=True)):
             parent.set_state(iterate(self._datasets[i]).get_state() if parent_state is _NEW else parent_state)
-        self._index, self._has_ended, self._pieces, self._tally = index, has_ended, pieces, tally
+        self._index, self._has_ended, self._pieces, self._passed, self._tally = index, has_ended, pieces, passed, tally
         self._is_expected = self._was_asked = False
+        if (draws := self._draws) is not None:
+            draws.go_to(index)
 
     def _get_next_index(self) -> int:
         self._check_index()
@@ -379,11 +304,14 @@ class MixedDatasetIterator(_CountedIterator[T]):
     def _set_next_index(self, index: int) -> None:
         self._check_index()
         nums = self._plan.counts(index)
+        self._moves(range(len(self._parents)))
         for parent, num in zip(self._parents, nums, strict=True):
             move_to_index(parent, num)
-        self._index, self._has_ended, self._pieces = index, False, ()
+        self._index, self._has_ended, self._pieces, self._passed = index, False, (), {}
         self._tally = None if self._is_plain else self._nothing().added(dict(enumerate(nums)))
         self._is_expected = self._was_asked = False
+        if (draws := self._draws) is not None:
+            draws.go_to(index)
 
     def _check_index(self) -> None:
         check_no_gaps(self)
@@ -392,10 +320,15 @@ class MixedDatasetIterator(_CountedIterator[T]):
 
     def _skip(self) -> None:
         component = self._next_component()
+        self._moves([] if component is None else [component])
         if component is None or not skip_one(self._parents[component]):
             self._has_ended = True
-        elif self._tally is not None:
-            self._tally = self._tally.added({component: 1}, None if self._by is None else 0)
+        else:
+            self._is_passed(component)
+            if (draws := self._draws) is not None:
+                draws.note(self._index, [~component])
+            if self._tally is not None:
+                self._tally = self._tally.added({component: 1}, None if self._by is None else 0)
         self._index += 1
 
 
@@ -407,11 +340,6 @@ def _first_turns(plan: Plan, start: int) -> dict[int, float]:
     for i, place in enumerate(places):
         first.setdefault(found[place], i)
     return first
-
-
-def _known(place: int | None) -> int:
-    assert place is not None, "what is no longer there is refused when it would be drawn from"
-    return place
 
 
 def _states_by_name(states: Any, names: Sequence[str], owner: object) -> list[Any]:
