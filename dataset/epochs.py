@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from gristmill.core.indices import Indices
 from gristmill.dataset.bases.map import MapDataset, ReindexMapDataset
@@ -40,6 +40,7 @@ class EpochMapDataset(ReindexMapDataset[T]):
     """
 
     _adds_step = False
+    _stage_name: ClassVar = None  # states say the epoch, and are restored where it is another one
     _parameters: EpochParameters
 
     def __init__(self, parent: MapDataset[T], epoch: int) -> None:

@@ -22,7 +22,15 @@ from typing import Any
 from gristmill.core.config import config
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.node import parents_of, upstream_for_observers
-from gristmill.dataset.bases.observing import Instrument, Method, drawn_from, let_observe, opens_pipelines, work_ahead
+from gristmill.dataset.bases.observing import (
+    Instrument,
+    Method,
+    drawn_from,
+    let_observe,
+    num_long_elements,
+    opens_pipelines,
+    work_ahead,
+)
 from gristmill.dataset.tally import sum_of_counts
 from gristmill.dataset.watching import observe_as, observed_as, unobserve
 from gristmill.diagnostics.annotations import annotated
@@ -156,6 +164,15 @@ class Observer:
             probe, drawn = self.probe_of(it), drawn_from(it)
             if probe is not None and drawn is not None:
                 found[probe.number] = sum_of_counts(found.get(probe.number, {}), drawn)
+        return found
+
+    def num_long(self) -> dict[int, int]:
+        """How many elements were longer than the last boundary of steps that make batches by length, by number of the probe."""
+        found: dict[int, int] = {}
+        for it in self.alive():
+            probe, num = self.probe_of(it), num_long_elements(it)
+            if probe is not None and num is not None:
+                found[probe.number] = found.get(probe.number, 0) + num
         return found
 
     def _adopt_component(self, opener: Probe, it: DatasetIterator[Any]) -> None:

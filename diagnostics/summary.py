@@ -46,6 +46,8 @@ class StageSummary:
         memory_wait_ns: the same, because elements ahead took all the memory that they may.
         components: of a mixture of streams in this process: what was drawn of each component (``elements``, ``lengths``,
             ``epochs``).
+        num_long: of a stage that makes batches of a stream by length, in this process: how many elements were longer than the
+            last boundary, since the beginning of the stream; else ``None``.
     """
 
     id: int
@@ -70,6 +72,7 @@ class StageSummary:
     thread_wait_ns: int = 0
     memory_wait_ns: int = 0
     components: dict[str, dict[str, int]] = field(default_factory=dict)
+    num_long: int | None = None
 
     @property
     def mean_processing_time_ns(self) -> float:
@@ -136,6 +139,17 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         parts = ", ".join([f"{num:,} by {step}" for step, num in self.faults.items()])
         return f"faults passed over: {parts}" if parts else ""
 
+    @property
+    def too_long(self) -> str:
+        """How many elements were longer than the last boundary, and in which stages; empty without any."""
+        parts = ", ".join([f"{node.num_long:,} in {node.name}" for node in self.nodes.values() if node.num_long])
+        return f"longer than the last boundary: {parts}" if parts else ""
+
+    @property
+    def remarks(self) -> list[str]:
+        """What stands below the table."""
+        return [line for line in (self.read_ahead, self.passed_over, self.too_long) if line]
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data."""
         nodes = {str(key): {**asdict(node), "inputs": list(node.inputs)} for key, node in self.nodes.items()}
@@ -149,7 +163,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     def __str__(self) -> str:
         bottleneck = self.bottleneck
         rows = [_row(node, node is bottleneck) for node in sorted(self.nodes.values(), key=lambda node: -node.wait_time_ratio)]
-        return "\n".join([aligned(_HEADINGS, rows), *filter(None, [self.read_ahead, self.passed_over])])
+        return "\n".join([aligned(_HEADINGS, rows), *self.remarks])
 
 
 _HEADINGS = (
@@ -368,7 +382,7 @@ def _summary(
     ratios = _ratios(records, observer.root.number, transport)
     depths = {probe.number: probe.depth() for probe in observer.probes if probe.category == "prefetch"}
     threads = {probe.number: probe.num_threads for probe in observer.probes}
-    components = observer.components()
+    components, num_long = observer.components(), observer.num_long()
     nodes = {}
     for number, id_ in order.items():
         record = records[number]
@@ -397,6 +411,7 @@ def _summary(
             record.thread_wait,
             record.memory_wait,
             components.get(number, {}),
+            num_long.get(number),
         )
     output = observer.output
     return ExecutionSummary(nodes, output.last - output.first if output.first is not None else 0, output.waited)

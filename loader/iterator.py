@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gristmill.core.cached import cached
@@ -12,6 +12,7 @@ from gristmill.core.naming import one_line, stable_repr
 from gristmill.core.state import plain_int, shown, state_count, state_field, state_from_text, state_to_text
 from gristmill.dataset.bases.iterator import iterate, write_when_created
 from gristmill.dataset.bases.next_index import get_next_index, set_next_index
+from gristmill.dataset.states.mixtures import as_names, without_components
 from gristmill.dataset.telling.description import few_files, source_difference, source_files
 from gristmill.dataset.tolerance import FaultCounts
 from gristmill.samplers import IterableSampler
@@ -132,11 +133,12 @@ class DataLoaderIterator(Iterator[Any]):
                 }
             )
 
-    def set_state(self, state: bytes | str | Mapping[str, Any]) -> None:
+    def set_state(self, state: bytes | str | Mapping[str, Any], *, drop: Collection[str] = ()) -> None:
         """Continues from ``state``, backwards or forwards, also after the end or an error.
 
         Args:
             state: what ``get_state`` returned; its text or the decoded mapping will do as well.
+            drop: names of components of mixtures whose positions are to be forgotten, as with ``DatasetIterator.set_state``.
 
         Raises:
             StateTextError: (also a ``json.JSONDecodeError``) the text is not JSON; nothing has changed then, as with the others.
@@ -147,6 +149,8 @@ class DataLoaderIterator(Iterator[Any]):
             state = state_from_text(state, "a DataLoader")
         if not isinstance(state, Mapping):
             raise StateMismatchError(f"a DataLoader state must be a JSON object, got {shown(state)}")
+        if drop:
+            state = without_components(state, as_names(drop))
         if self._plan.keeps_whole_states:
             if self._validate:
                 self._check_origin({**{key: self._origin[key] for key in _ORIGIN}, **state})  # Grain writes none in this case

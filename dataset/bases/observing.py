@@ -73,6 +73,10 @@ class Observable:
         """What it has drawn so far of each component, of a mixture; asked by any thread."""
         return None
 
+    def _num_long_elements(self) -> int | None:
+        """How many of its elements were too long so far, of a step that makes batches by length; asked by any thread."""
+        return None
+
     def _worker_processes(self) -> Sequence[Any]:
         """The worker processes that compute its elements at the moment."""
         return ()
@@ -117,6 +121,11 @@ def work_ahead(it: Observable) -> WorkAhead | None:
 def drawn_from(it: Observable) -> dict[str, dict[str, int]] | None:
     """What a mixture of streams has drawn of each component so far; ``None`` of others."""
     return it._drawn()
+
+
+def num_long_elements(it: Observable) -> int | None:
+    """How many elements were longer than the last boundary, of what makes batches by length; ``None`` of others."""
+    return it._num_long_elements()
 
 
 def shared_budget(it: Any) -> Budget | None:

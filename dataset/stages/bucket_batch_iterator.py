@@ -156,6 +156,9 @@ class BucketBatchDatasetIterator(BlockIterator[T]):
         """How many elements have come that are longer than the last boundary, and were truncated or dropped."""
         return self._at.num_long
 
+    def _num_long_elements(self) -> int:
+        return self.num_long
+
     def _begin(self, at: _At) -> None:
         self._at = at
         self._memory: _Memory | None = self._new_memory()  # ``None`` after an interrupt

@@ -103,6 +103,7 @@ _COMPONENT = (*_STAGE, "component")
 DRAWN = Family("gauge", "gristmill_component_elements", "Elements that a mixture has drawn of a component.", _COMPONENT)
 LENGTHS = Family("gauge", "gristmill_component_lengths", "Their lengths together, as the mixture measures them.", _COMPONENT)
 EPOCHS = Family("gauge", "gristmill_component_epochs", "How often a component of a mixture has begun anew.", _COMPONENT)
+LONG = Family("gauge", "gristmill_long_elements", "Elements longer than the last boundary of batches by length.", _STAGE)
 BUDGET_WAIT = Family(
     "counter",
     "gristmill_budget_wait_ns",
@@ -131,6 +132,7 @@ FAMILIES = (
     QUEUE_DEPTH,
     *_BUDGET,
     *_COMPONENTS,
+    LONG,
 )
 
 Key = tuple[Family, tuple[str, ...]]  # a metric and the values of its labels
@@ -210,6 +212,8 @@ class Metrics:
             for component, counts in node.components.items():
                 for family, entry in ((DRAWN, "elements"), (LENGTHS, "lengths"), (EPOCHS, "epochs")):
                     gauges[family, (*key, component)] = counts[entry]
+            if node.num_long is not None:
+                gauges[LONG, key] = node.num_long
             if node.buffered is not None:
                 gauges[QUEUE_DEPTH, key] = gauges.get((QUEUE_DEPTH, key), 0) + node.buffered
         for step, num in snapshot.summary.faults.items():

@@ -185,7 +185,7 @@ def _stages(summary: ExecutionSummary, colours: dict[int, str], binding: StageSu
             *rows,
             "</tbody></table></div>",
             *([f'<p class="soft">… and {left} more stages, with smaller shares.</p>'] if left else []),
-            *[f'<p class="soft">{safe(line)}</p>' for line in (summary.read_ahead, summary.passed_over) if line],
+            *[f'<p class="soft">{safe(line)}</p>' for line in summary.remarks],
         ]
     )
 

@@ -12,6 +12,7 @@ from formulas import bucket_batches, shuffled
 from local_workers import LocalWorkersIterDataset
 from refusing import assert_raises, assert_refused, assert_stays
 
+import gristmill
 from gristmill import MapDataset, bucket_boundaries
 from gristmill.experimental import ShapeDtypeStruct, get_element_spec
 from gristmill.sharding import ShardOptions
@@ -250,6 +251,17 @@ def test_streams_go_on_after_any_state_and_any_error(seed):
             state, it = it.get_state(), iter(failing) if rng.random() < 0.5 else it
             it.set_state(state)
     assert seen == stream_model(lengths, [key for key in range(len(lengths)) if key not in bad], [2, 5, 6], sizes, on_long)
+
+
+def test_what_is_too_long_is_in_reports_and_metrics():
+    lengths = MapDataset.source([1, 9, 2, 9, 9, 1]).to_iter_dataset(DIRECT)
+    it = iter(lengths.map(np.zeros).bucket_batch(len, [2], batch_sizes=2, on_long="drop").map(len))
+    with gristmill.observe(it) as observed:
+        assert next(it) == 2
+        assert "longer than the last boundary" in str(observed.summary()) and "longer than" in observed.report()
+        assert [*it] == [1]
+        (found,) = [node.num_long for node in observed.summary().values() if node.num_long is not None]
+        assert found == 3 and "3 in BucketBatch" in str(observed.summary())
 
 
 def test_a_stream_refuses_what_is_too_long_and_leaves_out_a_batch_that_cannot_be_made():

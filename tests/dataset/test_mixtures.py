@@ -147,7 +147,7 @@ def test_by_length_the_component_that_is_furthest_behind_is_next(weights):
             it = other
 
 
-def test_until_all_have_ended_and_never():
+def test_until_all_have_ended_and_never(tmp_path):
     parts = {"a": MapDataset.range(3), "b": MapDataset.range(10, 20), "c": MapDataset.range(100, 105)}
     for weights in (None, {"a": 1, "b": 2, "c": 1}, Schedule({0: {"a": 1, "b": 1}, 4: {"a": 1, "b": 1, "c": 3}})):
         ds, stream = MapDataset.mix(parts, weights, stop="all"), IterDataset.mix(parts, weights, stop="all")
@@ -163,6 +163,10 @@ def test_until_all_have_ended_and_never():
         again = iter(stream)
         again.set_state(json.loads(json.dumps(it.get_state())))
         assert again.counts() == it.counts() and [next(again) for _ in range(30)] == [next(it) for _ in range(30)]
+    # What a checkpoint says of the pipeline is the same in every epoch.
+    CheckpointHandler().save(tmp_path, it)
+    CheckpointHandler().restore(tmp_path, again)
+    assert again.counts() == it.counts() and next(again) == next(it)
     shuffled = IterDataset.mix([MapDataset.range(50).shuffle(seed=1).to_iter_dataset()], stop="never")
     epochs = np.array(list(shuffled.limit(150))).reshape(3, 50)
     assert all(sorted(epoch) == [*range(50)] for epoch in epochs) and len({tuple(epoch) for epoch in epochs.tolist()}) == 3

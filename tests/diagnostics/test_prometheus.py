@@ -37,6 +37,7 @@ FAULTS = "gristmill_faults_total"
 RESTARTS = "gristmill_worker_restarts_total"
 GAUGES = ("gristmill_stage_wait_ratio", "gristmill_queue_depth", "gristmill_budget", "gristmill_budget_used")
 GAUGES += tuple([f"gristmill_component_{what}" for what in ("elements", "lengths", "epochs")])
+GAUGES += ("gristmill_long_elements",)
 BUDGET_WAIT = "gristmill_budget_wait_ns_total"
 SLOW = "SlowSource"
 SECONDS = 0.001  # so long that every read is timed

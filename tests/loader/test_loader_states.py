@@ -27,6 +27,15 @@ def parsed(it):
     return json.loads(it.get_state())
 
 
+def test_names_to_drop_are_passed_on():
+    it = iter(make(5))
+    first, state = next(it), it.get_state()
+    rest = [*it]
+    it.set_state(state, drop={"gone"})
+    assert [*it] == rest and first not in rest
+    assert_raises(TypeError, "a set of names", it.set_state, state, drop="gone")
+
+
 TRICKY = ['a "quoted" name', "back\\slash \\n \\u0041 \\", "new\nline\ttab\x00nul", "é ß 日本 \U0001f600 \ud800", '"0": 0']
 TRICKY += ['{"last_seen_indices": {"0": 0}}', '"0": -1, "1": 2}', "", "% %s {0} {}"]
 

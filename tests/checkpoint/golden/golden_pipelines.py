@@ -23,6 +23,24 @@ def with_index(index, element):
     return index, int(element)
 
 
+def sequence(element):
+    return {"x": np.full(1 + int(element) % 3, int(element))}
+
+
+def text(element):
+    return np.full(1 + int(element) % 5, int(element))
+
+
+def num_tokens(element):
+    return len(element["x"])
+
+
+def fourth_fails(element):
+    if element % 4 == 3:
+        raise ValueError("damaged")
+    return int(element)
+
+
 def pipelines(m):
     """Functions that make the pipelines, by name. Files are looked for in ``data``, beside this file."""
     x = m.experimental
@@ -170,6 +188,11 @@ def own_pipelines(m):
     def tokens(i):
         return {"a": list(range(10 * i, 10 * i + 1 + i * 7 % 9)), "b": list(range(1 + i * 3 % 5))}
 
+    parts = {name: m.MapDataset.range(10 * i, 10 * i + 3 + 2 * i).to_iter_dataset() for i, name in enumerate("abc", 1)}
+    schedule = m.Schedule({0: {"a": 1, "b": 1}, 4: {"a": 1, "b": 2, "c": 2}})
+    sequences = {name: part.map(sequence) for name, part in parts.items() if name != "c"}
+    texts = m.MapDataset.range(11).map(text).seed(7).shuffle()
+
     def loader(*operations, workers=0):
         sampler = m.samplers.IndexSampler(11, shard, True, 3, 5)
         source = m.sources.RangeDataSource(0, 11, 1)
@@ -194,6 +217,17 @@ def own_pipelines(m):
         ),
         "threads_numbered": lambda: numbers.to_iter_dataset().map_with_index(with_index).multithread_prefetch(3, 1),
         "workers_numbered": lambda: numbers.to_iter_dataset().map_with_index(with_index).mp_prefetch(m.MultiprocessingOptions(3)),
+        "mix_schedule": lambda: m.IterDataset.mix(parts, schedule, stop="all"),
+        "mix_never_endless": lambda: m.IterDataset.mix(parts, {"a": 2, "b": 1, "c": 1}, stop="never").batch(3),
+        "mix_by_length": lambda: m.IterDataset.mix(sequences, {"a": 2, "b": 1}, by=num_tokens, stop="all"),
+        "mix_in_bins": lambda: m.experimental.FirstFitPackIterDataset(
+            m.IterDataset.mix(sequences, {"a": 2, "b": 1}, by=num_tokens, stop="all"), length_struct={"x": 6}, num_packing_bins=3
+        ),
+        "mix_in_windows": lambda: m.IterDataset.mix(parts, schedule, stop="all").window_shuffle(4, seed=2),
+        "bucket_batch": lambda: texts.bucket_batch([1 + i % 5 for i in range(11)], [2, 5], max_tokens=10, window=6, seed=3),
+        "bucket_batch_stream": lambda: texts.to_iter_dataset().bucket_batch(len, [2, 4], batch_sizes=3, on_long="truncate"),
+        "block_shuffle": lambda: m.MapDataset.range(11).block_shuffle(2, group_size=2, seed=4).repeat(2).batch(3),
+        "tolerate": lambda: numbers.map(fourth_fails).to_iter_dataset().tolerate(ValueError, max_rate=None, max_total=4).batch(2),
         "elastic_filter": lambda: elastic(numbers.filter(lambda v: v % 5), 4, half),
         "elastic_files": lambda: elastic(interleave([group(i) for i in range(7)], cycle_length=2), 4, half),
         "elastic_single": lambda: elastic(interleave([group(i) for i in range(7)], cycle_length=9), 0, m.ShardOptions(0, 2)),
