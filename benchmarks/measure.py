@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from workload import Measured, Run
 
+MODULES = {"gristmill": "gristmill", "grain": "grain", "torch": "torch", "tf.data": "tensorflow"}  # others get NumPy
 PAUSE_SECONDS = 0.1  # for the read-ahead of the run before, which may be another process's, to die down
 
 
@@ -60,7 +61,7 @@ def main() -> None:
     question, name, candidate = sys.argv[1:]
     workloads = importlib.import_module(f"questions.{question}").WORKLOADS
     (workload,) = (w for w in workloads if w.name == name)
-    module = importlib.import_module(candidate if candidate in ("gristmill", "grain", "torch") else "numpy")
+    module = importlib.import_module(MODULES.get(candidate, "numpy"))
     run = workload.candidates[candidate](module)
     version = getattr(module, "__version__", "")
     print(json.dumps({"version": str(version), **digest(run)}), flush=True)

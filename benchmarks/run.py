@@ -35,12 +35,13 @@ HERE = Path(__file__).parent
 PYTHONS = {
     "grain": HERE.parent / ".peers/grain/bin/python",
     "torch": HERE.parent / ".peers/torch/bin/python",
+    "tf.data": HERE.parent / ".peers/clients/bin/python",  # which has TensorFlow
 }
 # Installed packages are compiled; a checkout is to be as well, by its first run.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 LIMIT_SECONDS = 300  # for one answer
 EXIT_SECONDS = 10
-NOT_INSTALLED = "not installed: run `make peers`"
+NOT_INSTALLED = "not installed: run `make {}`"
 
 
 class Candidate:
@@ -49,7 +50,7 @@ class Candidate:
     def __init__(self, question: str, workload: Workload, name: str, errors: IO[str], environment: Mapping[str, str]):
         python = PYTHONS.get(name, Path(sys.executable))
         if not python.exists():
-            raise RuntimeError(NOT_INSTALLED)
+            raise RuntimeError(NOT_INSTALLED.format("clients" if name == "tf.data" else "peers"))
         self._errors = errors
         self._process = subprocess.Popen(
             [python, HERE / "measure.py", question, workload.name, name],

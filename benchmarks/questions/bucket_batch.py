@@ -1,8 +1,9 @@
 """What does it cost to put records of similar lengths into one batch?
 
 Planning: the batches of ``MANY`` shuffled records by their lengths alone, up to the last one of an epoch; the bound is NumPy's
-shuffle of that many and a sort by buckets. Batches: ``RECORDS`` records in memory, shuffled, by a chain and by a stream; the
-bound puts them into lists, one for each bucket, as they come, and pads each list when it is full.
+shuffle of that many and a sort by buckets. Batches: ``RECORDS`` records in memory, shuffled, by a chain and by a stream.
+tf.data's ``bucket_by_sequence_length`` has them in one tensor, shuffled before; the bound puts them into lists, one for each bucket, as
+they come, and pads each list when it is full.
 """
 
 import time
@@ -14,18 +15,13 @@ MANY = 10_000_000
 RECORDS = 20_000
 MAX_TOKENS = 65_536
 BUCKETS = 8
+LIMITS = (55, 99, 152, 223, 311, 444, 646, 1000)  # bucket_boundaries(lengths(RECORDS), BUCKETS), for those who do not have it
 
 
 def lengths(num):
     """Log-normal, as those of texts, with a median of 100 and at most 1000."""
     found = np.random.default_rng(0).lognormal(np.log(100), 1, num).astype(np.int64) + 1
     return np.minimum(found, 1000)
-
-
-def boundaries():
-    import gristmill
-
-    return gristmill.bucket_boundaries(lengths(RECORDS), BUCKETS)
 
 
 def records():
@@ -67,18 +63,18 @@ def plan_at_once(_):
 
 def chain(grain):
     source = grain.MapDataset.source(records()).shuffle(seed=0)
-    ds = source.bucket_batch(lengths(RECORDS), boundaries(), max_tokens=MAX_TOKENS)
+    ds = source.bucket_batch(lengths(RECORDS), LIMITS, max_tokens=MAX_TOKENS)
     return lambda: (ds[i] for i in range(len(ds)))
 
 
 def stream(grain):
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     source = grain.MapDataset.source(records()).shuffle(seed=0).to_iter_dataset(options)
-    return lambda: iter(source.bucket_batch(len, boundaries(), max_tokens=MAX_TOKENS))
+    return lambda: iter(source.bucket_batch(len, LIMITS, max_tokens=MAX_TOKENS))
 
 
 def lists(_):
-    found, limits = records(), boundaries()
+    found, limits = records(), LIMITS
     order = np.random.default_rng(0).permutation(RECORDS).tolist()
 
     def padded(rows, limit):
@@ -104,9 +100,28 @@ def lists(_):
     return run
 
 
+def tf_data(tf):
+    found = records()
+    order = np.random.default_rng(0).permutation(RECORDS).tolist()
+    values = tf.constant(np.concatenate([found[key] for key in order]))
+    ends = tf.constant(np.cumsum([0, *[len(found[key]) for key in order]]))
+    ds = (
+        tf.data.Dataset.range(RECORDS)
+        .map(lambda i: values[ends[i] : ends[i + 1]])
+        .bucket_by_sequence_length(
+            lambda record: tf.shape(record)[0],
+            bucket_boundaries=[limit + 1 for limit in LIMITS],  # the first lengths that do not go into a bucket
+            bucket_batch_sizes=[*[MAX_TOKENS // limit for limit in LIMITS], 1],
+            pad_to_bucket_boundary=True,
+        )
+    )
+    return ds.as_numpy_iterator
+
+
 def batches(name, candidate, times):
     goals = {f"≤ {times} × the lists": lambda m: m["gristmill"] <= times * m["lists"]}
-    candidates = {"gristmill": candidate, "lists": lists}
+    goals["as quick as tf.data"] = lambda m: m["gristmill"] <= m["tf.data"]
+    candidates = {"gristmill": candidate, "tf.data": tf_data, "lists": lists}
     return Workload(f"bucket_batch: {name}", "µs/record", 1e6, RECORDS, candidates, goals)
 
 
