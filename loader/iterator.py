@@ -138,7 +138,7 @@ class DataLoaderIterator(Iterator[Any]):
 
         Args:
             state: what ``get_state`` returned; its text or the decoded mapping will do as well.
-            drop: names of components of mixtures whose positions are to be forgotten, as with ``DatasetIterator.set_state``.
+            drop: names of components of mixtures to forget, as with ``DatasetIterator.set_state``.
 
         Raises:
             StateTextError: (also a ``json.JSONDecodeError``) the text is not JSON; nothing has changed then, as with the others.
@@ -149,15 +149,13 @@ class DataLoaderIterator(Iterator[Any]):
             state = state_from_text(state, "a DataLoader")
         if not isinstance(state, Mapping):
             raise StateMismatchError(f"a DataLoader state must be a JSON object, got {shown(state)}")
-        if drop:
-            state = without_components(state, as_names(drop))
+        state = without_components(state, as_names(drop)) if drop else state
         if self._plan.keeps_whole_states:
             if self._validate:
                 self._check_origin({**{key: self._origin[key] for key in _ORIGIN}, **state})  # Grain writes none in this case
             self._iterator.set_state(state)
             return
-        missing = [key for key in _KEYS if key not in state]
-        if missing:
+        if missing := [key for key in _KEYS if key not in state]:
             raise StateKeyError(f"a DataLoader state must have the keys {missing}, found only {shown(list(state))}")
         if plain_int(state["version"]) != _VERSION:
             raise StateMismatchError(f"the version of a DataLoader state must be {_VERSION}, got {shown(state['version'])}")
@@ -188,8 +186,7 @@ class DataLoaderIterator(Iterator[Any]):
             raise StateMismatchError(
                 f"last_seen_indices in the state of a DataLoader must have the keys {keys} alone, got {shown(last_seen)}"
             )
-        last = plain_int(last_worker)
-        if last is None or not -1 <= last < count:
+        if (last := plain_int(last_worker)) is None or not -1 <= last < count:
             raise StateMismatchError(
                 f"last_worker_index in the state of a DataLoader must be in [-1, {count - 1}], got {shown(last_worker)}"
             )

@@ -2,8 +2,8 @@
 
 Planning: the batches of ``MANY`` shuffled records by their lengths alone, up to the last one of an epoch; the bound is NumPy's
 shuffle of that many and a sort by buckets. Batches: ``RECORDS`` records in memory, shuffled, by a chain and by a stream.
-tf.data's ``bucket_by_sequence_length`` has them in one tensor, shuffled before; the bound puts them into lists, one for each bucket, as
-they come, and pads each list when it is full.
+tf.data's ``bucket_by_sequence_length`` has them in one tensor, shuffled before; the bound puts them into lists, one for each
+bucket, as they come, and pads each list when it is full.
 """
 
 import time
