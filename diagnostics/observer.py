@@ -27,7 +27,6 @@ from gristmill.dataset.bases.observing import (
     Method,
     drawn_from,
     let_observe,
-    num_long_elements,
     opens_pipelines,
     work_ahead,
 )
@@ -164,15 +163,6 @@ class Observer:
             probe, drawn = self.probe_of(it), drawn_from(it)
             if probe is not None and drawn is not None:
                 found[probe.number] = sum_of_counts(found.get(probe.number, {}), drawn)
-        return found
-
-    def num_long(self) -> dict[int, int]:
-        """How many elements were longer than the last boundary of steps that make batches by length, by number of the probe."""
-        found: dict[int, int] = {}
-        for it in self.alive():
-            probe, num = self.probe_of(it), num_long_elements(it)
-            if probe is not None and num is not None:
-                found[probe.number] = found.get(probe.number, 0) + num
         return found
 
     def _adopt_component(self, opener: Probe, it: DatasetIterator[Any]) -> None:

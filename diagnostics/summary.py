@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from gristmill.dataset.bases.observing import num_long_elements
 from gristmill.diagnostics.ahead import BudgetUse, ahead_text, budgets_of
 from gristmill.diagnostics.probe import Cell
 from gristmill.diagnostics.remote import StageRecord, WorkerGroup, WorkerReport, lanes_of, merge, records_of
@@ -382,7 +383,7 @@ def _summary(
     ratios = _ratios(records, observer.root.number, transport)
     depths = {probe.number: probe.depth() for probe in observer.probes if probe.category == "prefetch"}
     threads = {probe.number: probe.num_threads for probe in observer.probes}
-    components, num_long = observer.components(), observer.num_long()
+    components, num_long = observer.components(), _num_long(observer)
     nodes = {}
     for number, id_ in order.items():
         record = records[number]
@@ -415,6 +416,16 @@ def _summary(
         )
     output = observer.output
     return ExecutionSummary(nodes, output.last - output.first if output.first is not None else 0, output.waited)
+
+
+def _num_long(observer: Any) -> dict[int, int]:
+    """How many elements were longer than the last boundary of steps that make batches by length, by number of the probe."""
+    found: dict[int, int] = {}
+    for it in observer.alive():
+        probe, num = observer.probe_of(it), num_long_elements(it)
+        if probe is not None and num is not None:
+            found[probe.number] = found.get(probe.number, 0) + num
+    return found
 
 
 def _num_bytes(cell: Cell) -> int:

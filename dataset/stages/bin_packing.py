@@ -241,7 +241,8 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         if self._delivered is None or self._delivered[0] != at.start:
             draws = draws_before(self._source, at.parent)
             stop = at.parent[DRAWN][-1][0]
-            self._delivered = at.start, draws and draws.delivered(at.parent["index"], stop, self._rows[1])
+            found = None if draws is None else draws.delivered(at.parent["index"], stop, self._rows[1])
+            self._delivered = at.start, found
         found = self._delivered[1]
         return found and {name: f"{bits:x}" for name, bits in found[at.num_taken].items()}
 

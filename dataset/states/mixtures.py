@@ -124,7 +124,8 @@ def _mixture_without(state: Mapping[str, Any], names: frozenset[str], *, is_held
 
 def _beginning_anew(state: Mapping[str, Any], names: frozenset[str]) -> Mapping[str, Any]:
     """The state of bins such that they begin a new group with what they hold, if components of their mixture are in ``names``."""
-    delivered, mixture = state.get(DELIVERED), state.get("parent")
+    delivered: Any = state.get(DELIVERED)
+    mixture: Any = state.get("parent")
     if not isinstance(delivered, Mapping) or not is_mixture(mixture) or state.get("skipped"):
         return state
     gone = {str(name) for name in mixture["parents"]} & names
