@@ -121,7 +121,7 @@ def test_a_second_epoch_asks_for_nothing(server, data, tmp_path):
 
 @pytest.mark.parametrize("max_bytes", [None, 64 << 10, MB, 4 * MB])
 def test_ranges_are_the_same_in_many_threads_and_within_the_room_there_is(server, data, tmp_path, max_bytes):
-    ranges = some_ranges(data, 300, random.Random(max_bytes))
+    ranges = some_ranges(data, 300 if max_bytes is None or max_bytes >= MB else 50, random.Random(max_bytes))
     files = CachedFiles(Files(urls(server)), str(tmp_path), max_bytes)
     blocks = [ranges[start : start + 10] for start in range(0, len(ranges), 10)]
     with ThreadPoolExecutor(16) as pool:
