@@ -4,9 +4,8 @@
     python examples/train_digits.py                      # goes on from the last checkpoint; --workers 2: a run with processes
 
 A small convolutional network learns from the loader of `digits_loader.py`; Orbax saves it together with the loader's iterator.
-`log.txt` gets a line for every step (number, loss, digest of the batch) and a last one with the accuracy on held-out scans, a
-digest of the parameters, and how many records could not be read. `train_digits_story.py` shows that a run that was stopped
-ends with the same bits and counts.
+`log.txt` gets a line for every step (number, loss, digest of the batch), at last the accuracy on held-out scans, a digest of the
+parameters and the number of unreadable records. `train_digits_story.py` shows that a run that was stopped ends with the same.
 """
 
 import argparse

@@ -10,7 +10,7 @@ from refusing import assert_raises
 import gristmill
 
 # That these are there, the tests of the reference say, which have their parameters; some are at home elsewhere.
-ELSEWHERE = {"FlatMapTransform", "MapWithIndexTransform", "assert_equal_output_after_checkpoint", "get_execution_summary"}
+ELSEWHERE = {"FlatMapTransform", "HuggingFaceIterDataset", "MapWithIndexTransform", "assert_equal_output_after_checkpoint", "get_execution_summary"}
 EXPERIMENTAL = " ".join(sorted({*gristmill.experimental.__all__} - ELSEWHERE))
 TRANSFORMS = ["{}Transform", "python.{}Transform", "experimental.{}Transform", "python.experimental.{}Transform"]
 HERE, IN_PYTHON, IN_EXPERIMENTAL = "{}", "python.{}", "python.experimental.{}"
@@ -20,6 +20,8 @@ FAMILIES = [
     ("DataLoader load ReadOptions Record RecordMetadata config MapDataset IterDataset DatasetIterator", "", [IN_PYTHON]),
     ("IndexSampler SequentialSampler Sampler", "samplers.", [IN_PYTHON, HERE]),
     ("RandomAccessDataSource ArrayRecordDataSource RangeDataSource", "sources.", [IN_PYTHON, HERE]),
+    ("BagDataSource HuggingFaceSource JsonlSource ParquetSource TarSource TokenSource cached", "sources.", [HERE]),
+    ("ChangedFileError DamagedFileError", "sources.", []),
     ("Map RandomMap Filter", "transforms.", TRANSFORMS[:2]),
     ("MapWithIndex", "transforms.", TRANSFORMS),
     ("Tolerate", "transforms.", []),
@@ -38,6 +40,7 @@ FAMILIES = [
     ("iter_dataset iterator map_dataset sampler source transform", "testing.assert_{}_conforms", []),
     ("assert_deterministic", "testing.", []),
     ("assert_equal_output_after_checkpoint", "testing.", ["experimental.{}", IN_EXPERIMENTAL]),
+    ("HuggingFaceIterDataset", "experimental.", [IN_EXPERIMENTAL, HERE]),
     (EXPERIMENTAL, "experimental.", [IN_EXPERIMENTAL]),
 ]
 ALIASES = {
