@@ -44,7 +44,8 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 	$(PY) -m pip install --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
-PYTEST := $(PY) -m pytest --numprocesses=auto --dist=worksteal
+# One process more than CPUs: many tests wait, for programs, servers and threads.
+PYTEST = $(PY) -m pytest --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 1)') --dist=worksteal
 
 .PHONY: test
 test: $(VENV)/.installed-test  ## run the tests and the examples in docstrings, ALL_TESTS_TAKE; with CI=true the slow ones too

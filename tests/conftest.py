@@ -5,6 +5,7 @@ import signal
 import sys
 
 import new_seed
+import pytest
 
 # Where this is set, each of the hundreds of programs and workers that are started from here compiles what it imports anew.
 sys.dont_write_bytecode = os.environ.get("PYTHONDONTWRITEBYTECODE") == "mutants"  # of which the code changes within seconds
@@ -18,3 +19,17 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def pytest_report_header() -> str:
     return f"slow property tests: {new_seed.VARIABLE}={new_seed.SEED} draws these examples again"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each process begins with its share of the tests that take long or wait, so that none has them all at the end."""
+    num = getattr(config, "workerinput", {}).get("workercount", 1)
+    takes_long = [item.get_closest_marker("slow") is not None or "faults" in item.path.parts for item in items]
+    long = [item for item, is_long in zip(items, takes_long, strict=True) if is_long]
+    rest = [item for item, is_long in zip(items, takes_long, strict=True) if not is_long]
+    items.clear()
+    for i in range(num):
+        part = long[i::num]
+        size = len(rest) // (num - i)
+        items += part + rest[:size]
+        del rest[:size]
