@@ -331,6 +331,8 @@ def _open_reader(filename: str, options: str) -> Any:
     if filename and Path(filename).exists():
         raise RuntimeError(f"{filename} cannot be read as an ArrayRecord file: {reason or 'it is incomplete'}")
     hint = "; patterns are not expanded, pass a list of files" if re.search(r"[*?@]", filename) else ""
+    if "://" in filename:
+        hint = f"; grain.sources.cached([{filename!r}], folder) downloads it, and gives the path to read"
     raise MissingFileError(f"{filename or repr(filename)} does not exist: {reason}{hint}")
 
 

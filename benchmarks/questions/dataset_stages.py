@@ -27,6 +27,11 @@ def weighted_mix_batch(grain):
     return lambda: iter(ds.to_iter_dataset(no_threads(grain)))
 
 
+def mix_500_batch(grain):
+    ds = grain.MapDataset.mix(shuffled_ranges(grain, 500)).batch(BATCH)
+    return lambda: iter(ds.to_iter_dataset(no_threads(grain)))
+
+
 def cost_of(stage):
     """The candidate: what a pipeline of batches takes longer with ``stage`` than without."""
 
@@ -58,6 +63,12 @@ def concatenated(grain, ds):
 
 def iter_mix(grain):
     datasets = [grain.MapDataset.range(FEW // 5).to_iter_dataset() for _ in range(5)]
+    ds = grain.IterDataset.mix(datasets).batch(BATCH)
+    return lambda: iter(ds)
+
+
+def iter_mix_500(grain):
+    datasets = [grain.MapDataset.range(ELEMENTS // 500).to_iter_dataset(no_threads(grain)) for _ in range(500)]
     ds = grain.IterDataset.mix(datasets).batch(BATCH)
     return lambda: iter(ds)
 
@@ -127,11 +138,13 @@ def stage_cost(name, stage):
 WORKLOADS = [
     against_grain("mix of five shuffled ranges, batch(128)", mix_batch, ELEMENTS, 20),
     against_grain("mix of five, weights 1 2 3 4 0.7, batch(128)", weighted_mix_batch, 53_450, 20),
+    against_grain("mix of 500 shuffled ranges, batch(128)", mix_500_batch, ELEMENTS, 20),
     stage_cost("mix", mixed),
     stage_cost("concatenate", concatenated),
     stage_cost("slice", lambda grain, ds: ds[1::2].repeat(2)),
     stage_cost("shuffle", lambda grain, ds: ds.shuffle(seed=3)),
     against_grain("IterDataset.mix of five, batch(128)", iter_mix, FEW, 10),
+    against_grain("IterDataset.mix of 500, batch(128)", iter_mix_500, ELEMENTS, 10),
     against_grain("interleave of 16, 8 at a time, batch(128)", interleave, FEW, 5),
     against_grain("zip of two streams, batch(128)", zipped, FEW, 5),
     against_grain("window shuffle of 2000, batch(128)", window_shuffle, FEW, 5),
