@@ -266,7 +266,7 @@ def check_world(num, size, num_lanes, part):
 WORLDS = [(n, b, k, part) for part in (1, 0.6) for b in range(1, 13) for k in divisors(b, 12) for n in range(k, 41)]
 
 
-@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [29, pytest.param(3, marks=pytest.mark.slow)])
 def test_small_worlds(step):
     for world in WORLDS[::step]:
         check_world(*world)
