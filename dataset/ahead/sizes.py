@@ -45,9 +45,9 @@ class Sampling:
 
     def num_of(self, seconds: float) -> int:
         """How many of the elements that took ``seconds``."""
-        self._num += seconds * _SHARE / _SECONDS
-        num = int(self._num)
-        self._num = min(self._num - num, 1.0)
+        chosen = self._num + seconds * _SHARE / _SECONDS  # kept here: threads that come together may forget some, and no more
+        num = int(chosen)
+        self._num = min(chosen - num, 1.0)
         return num
 
 

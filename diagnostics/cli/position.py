@@ -195,6 +195,17 @@ def _bins(state: Any, stage: Description) -> str:
     return f"packed: {count_text(state.get('counter'), 'row')} delivered, {number_text(state['next_row'])} of them from here on:"
 
 
+def _buckets(state: Any, stage: Description) -> str:
+    held = state.get("held") or "none"
+    return f"in buckets: those of {count_text(state['num_read'], 'element')} from here on that are held ({held}):"
+
+
+def _tolerated(state: Any, stage: Description) -> str:
+    faults = state.get("faults")
+    total = faults[0].get("total") if isinstance(faults, list) and faults and isinstance(faults[0], Mapping) else None
+    return f"tolerated: {number_text(total)} of {count_text(state['tried'], 'element')} passed over"
+
+
 def _cache(state: Any, stage: Description) -> str:
     progress = "cached" if state["cache_filled"] else "being cached"
     return f"{progress}: {count_text(state.get('position'), 'element')} delivered, of those from here on:"
@@ -248,10 +259,12 @@ _FORMS: dict[str, tuple[tuple[str, ...], Callable[..., Iterator[str]]]] = {
     "batch_idx": (("RebatchDatasetIterator",), _above("parent", _rebatch)),
     "next_index_in_buffer": (("FlatMapDatasetIterator", "FlatMap"), _above("parent", _flat_map)),
     "next_row": (("BinPackDatasetIterator",), _above("parent", _bins)),
+    "num_read": (("BucketBatchDatasetIterator",), _above("parent", _buckets)),
     "index_for_rng": (("RandomMapDatasetIterator",), _above("parent", _counted("random map", "index_for_rng"))),
     "counter": (("MapWithIndexDatasetIterator",), _above("parent", _counted("map with index", "counter"))),
     "shard_index": (("ElasticIterator",), _elastic),
     "next_index": (("PrefetchDatasetIterator", "DataLoader"), _next_index),
+    "tried": (("TolerateDatasetIterator",), _above("parent", _tolerated)),
     "global_next_index": ((), _plain(lambda state: f"next index of all shards: {number_text(state['global_next_index'])}")),
     "row_group": ((), _plain(_row)),
     "reader_offset": ((), _plain(lambda state: f"at byte {number_text(state['reader_offset'])} of the file")),

@@ -18,7 +18,6 @@ import hashlib
 import logging
 import os
 import re
-import resource
 import threading
 import time
 import uuid
@@ -30,11 +29,12 @@ from urllib.parse import urlsplit
 from gristmill.core.errors import as_int
 from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
 from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, layout_for
+from gristmill.sources.storage.posix import resource
 from gristmill.sources.storage.remote import check_range, without_query
 
 _log = logging.getLogger("gristmill")
 
-_MAX_OPEN = max(64, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))  # parts of 256 MB
+_MAX_OPEN = max(64, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)) if resource else 64  # parts of 256 MB
 _WAIT_SECONDS = 20.0
 _RETRY_SECONDS = 60.0  # after the disk was full, say
 _BLOCKS_AT_ONCE = 64  # in memory

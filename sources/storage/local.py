@@ -14,12 +14,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 import threading
 import weakref
 from collections.abc import Sequence
 
 from gristmill.sources.storage.errors import changed
+from gristmill.sources.storage.posix import resource
 
 _MAX_OPEN = 128
 _SHARE_OF_LIMIT = 8  # of the files that a process may have open
@@ -130,10 +130,6 @@ class LocalFiles:
 
 
 def _max_open() -> int:
-    if sys.platform == "win32":
-        return _MAX_OPEN
-    import resource
-
     return max(2, min(_MAX_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_LIMIT))
 
 
@@ -143,6 +139,8 @@ def local_size(path: str) -> int:
     Raises:
         OSError: there is no such file, or it is a folder or a pipe.
     """
+    if not hasattr(os, "pread"):
+        raise RuntimeError(f"{path} cannot be read by ranges here, where there is no os.pread: use Linux, macOS or WSL")
     status = os.stat(path)  # noqa: PTH116 - a path as it was given
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(f"{path} is a folder, not a file: name its files, or a pattern such as {path.rstrip('/')}/*")

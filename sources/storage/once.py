@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from gristmill.sources.storage.posix import fcntl
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

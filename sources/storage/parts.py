@@ -15,7 +15,6 @@ What holds for all threads and processes that share a folder, whenever one of th
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import struct
@@ -25,6 +24,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from gristmill.sources.storage.posix import fcntl
 
 _BLOCK_BYTES = 1 << 20
 _BLOCKS_PER_PART = 256  # as large as can be, so that few files have to be open: a table has one page

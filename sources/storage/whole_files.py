@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -24,6 +23,7 @@ from pathlib import Path, PurePosixPath
 
 from gristmill.sources.storage.files import Files
 from gristmill.sources.storage.parts import Room
+from gristmill.sources.storage.posix import fcntl
 from gristmill.sources.storage.remote import without_query
 
 _log = logging.getLogger("gristmill")

@@ -162,7 +162,7 @@ def test_text_is_no_source():
     sampler = grain.samplers.SequentialSampler(1)
     for path in ("/data/*.array_record", b"/data", pathlib.Path("/data")):
         for make in (MapDataset.source, grain.load, lambda source: grain.DataLoader(data_source=source, sampler=sampler)):
-            assert_raises(TypeError, r"source must have .* a path is no source.*ArrayRecordDataSource\(paths\)", make, path)
+            assert_raises(TypeError, r"source must have .* a path is no source.*ArrayRecordDataSource, ", make, path)
     assert list(MapDataset.source(["/a", "/b"])) == ["/a", "/b"]
     assert_raises(TypeError, r"got 3 of type int$", MapDataset.source, 3)
 

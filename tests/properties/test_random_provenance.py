@@ -4,6 +4,7 @@ import itertools
 import random
 import re
 
+import pytest
 from local_workers import LocalWorkersIterDataset
 from new_seed import SEED
 
@@ -105,6 +106,7 @@ def check(ds, rng, ledger):
     return len(seen)
 
 
+@pytest.mark.filterwarnings("ignore:.*takes a part of shuffled elements")
 def test_random_pipelines(tmp_path):
     num_outputs = 0
     for k in range(NUM_PIPELINES):

@@ -1,0 +1,9 @@
+"""Modules of Python that Windows lacks. Files by ranges need them: ``local_size`` refuses local files there."""
+
+try:
+    import fcntl
+    import resource
+except ImportError:
+    fcntl = resource = None  # type: ignore[assignment]
+
+__all__ = ["fcntl", "resource"]
