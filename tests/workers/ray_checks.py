@@ -219,7 +219,7 @@ def test_random_pipelines():
     from stream_model import Endless, build, outcomes, trees
 
     @seed(SEED)
-    @settings(max_examples=100, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate])
+    @settings(max_examples=30, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate])
     @given(tree=trees)
     def check(tree):
         try:
@@ -239,23 +239,23 @@ def test_random_pipelines():
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_fifty_kills_resizes_and_a_node_that_goes(cluster):
+def test_many_kills_resizes_and_a_node_that_goes(cluster):
     rng = random.Random(SEED)
     ds = MapDataset.range(10**6).shuffle(1).map(slow).to_iter_dataset().filter(lambda x: int(x[0]) % 5)
     lanes = iter(MapDataset.range(10**6).shuffle(1).to_iter_dataset().filter(lambda x: x % 5).mp_prefetch(LANES))
     it = iter(ds.mp_prefetch(RayOptions(3, num_lanes=5, num_cpus=1)))
     extra = cluster.add_node(num_cpus=3, node_ip_address="127.0.0.1", object_store_memory=200 * MEGABYTE)
     kills, next_at = 0, 0.0
-    while kills < 50:
+    while kills < 20:
         assert int(next(it)[0]) == next(lanes)
         if time.monotonic() > next_at:
             next_at = time.monotonic() + rng.choice([0.0, 0.1, 1.0]) * rng.random()
             with contextlib.suppress(ProcessLookupError):  # killed before, and nobody has noticed yet
                 os.kill(rng.choice([*actors(it).values()]), signal.SIGKILL)
                 kills += 1
-                if kills % 10 == 5:
+                if kills % 5 == 3:
                     it.resize(rng.randint(1, 5))
-                if kills == 25:
+                if kills == 10:
                     cluster.remove_node(extra, allow_graceful=False)
     assert all(int(next(it)[0]) == next(lanes) for _ in range(500))
     it.close()
