@@ -398,3 +398,10 @@ def test_the_mixture_changes(tmp_path):
 def test_rows_of_parquet_files_are_shuffled_within_bounds():
     output = run_example("parquet_rows.py", "--max-bytes", 100_000)
     assert "batches of (500, 16), each of 4 to 4 sensors" in output and "resumed: the same 30 batches" in output
+
+
+def test_bag_records_are_batched_by_length_and_resumed(tmp_path: Path) -> None:
+    output = run_example("bag_records.py", "--out", tmp_path / "bags")
+    assert int(re.findall(r"(\d+)% of them is padding", output)[0]) < 35
+    assert "batches of each length: {9: 5, 16: 6, 32: 9, 64: 5}" in output
+    assert "resumed in the middle: 13 batches, bit-identical" in output
