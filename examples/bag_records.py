@@ -1,4 +1,4 @@
-"""Pack token sequences of a Hugging Face data set into Bagz files once, and train from batches of similar lengths, exactly resumed.
+"""Pack token sequences of a Hugging Face data set into Bagz files, and train from batches of similar lengths, exactly resumed.
 
     python examples/bag_records.py   # writes into out/bag_records, prints the shapes of an epoch
 
