@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from gristmill.core.cached import cached
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.state import plain_counts, shown, state_field
@@ -73,12 +75,10 @@ class TriedMapDataset(BlockMapDataset[Any]):
     _element_spec = spec_of_first_parent
     _origins = same_index
     _adds_step = False
-    _is_observed = False
 
     def __init__(self, parent: MapDataset[Any]) -> None:
         super().__init__(parent)
         self.stages = tolerating(parent)
-        self._is_last = self.stages == [parent]
         self.known = Known()
         self._bare = _Without(self.stages).replaced(parent)  # quicker, as long as nothing fails
         self._leaves_out = {tolerance_of(stage).limits.number for stage in self.stages if not tolerance_of(stage).replaces}
@@ -92,16 +92,28 @@ class TriedMapDataset(BlockMapDataset[Any]):
 
     def _set_instrument(self, wrap: Wrap | None) -> None:
         super()._set_instrument(wrap)
-        self._is_observed = wrap is not None  # who looks sees every step
+        if wrap is not None:
+            self._least_bare = sys.maxsize  # who looks sees every step
+        else:
+            vars(self).pop("_least_bare", None)
+
+    @cached
+    def _least_bare(self) -> int:
+        """Of so many elements and more, no step is asked alone: one that is the last can be told later what has failed."""
+        return sys.maxsize if self._draws_once else 1 if self.stages == [self._parents[0]] else 2
 
     def _block(self, indices: Indices) -> list[Any]:
-        known, num, parent = self.known, len(indices), self._parents[0]  # type: Known, int, Any
         failed: Exception | None = None
-        if indices[0] >= known.until and (num > 1 or self._is_last) and not (self._is_observed or self._draws_once):
+        if len(indices) >= self._least_bare and indices[0] >= self.known.until:
             try:
                 return self._bare._block(indices)
             except Exception as error:
-                failed = error if num == 1 else None  # of several it comes again
+                failed = error
+        return self._tried_block(indices, failed)
+
+    def _tried_block(self, indices: Indices, failed: Exception | None) -> list[Any]:
+        """What comes up on the way is noted. Of one element, ``failed`` has come up already; of several, it comes again."""
+        known, num, parent = self.known, len(indices), self._parents[0]  # type: Known, int, Any
         if num > 1 and (indices[0] < known.until or not self._is_traced):
             return [self._block([i])[0] for i in as_ints(indices)]
         outer, events = (running.events, running.known), []  # type: tuple[Any, Any], list[Event]
@@ -109,7 +121,7 @@ class TriedMapDataset(BlockMapDataset[Any]):
         if known.until and indices[0] < known.until:
             running.known = known.by_index.get(indices[0], {})
         try:
-            elements = parent._block(indices) if failed is None else [parent._one(*as_ints(indices), failed)]
+            elements = parent._block(indices) if failed is None or num > 1 else [parent._one(*as_ints(indices), failed)]
         finally:
             running.events, running.known = outer
         return self._with_faults(as_ints(indices), elements, events) if events else elements
@@ -162,7 +174,7 @@ class TriedDatasetIterator(PassingIterator[Any]):
 
     def __init__(self, parent: DatasetIterator[Any], ds: TriedMapDataset, *, keeps_nones: bool) -> None:
         super().__init__(parent)
-        self._ds = ds
+        self._ds, self._known = ds, ds.known
         self._keeps_nones = keeps_nones
         self._stages = [tolerance_of(stage) for stage in ds.stages]
         self._slots = {tolerance.limits.number: i for i, tolerance in enumerate(self._stages)}
@@ -180,9 +192,9 @@ class TriedDatasetIterator(PassingIterator[Any]):
         source: Any = self._source
         index = source._next_index
         elements = source._take(n)
-        if not self._ds.known.has_more:
+        if not self._known.has_more:
             if elements:
-                self._last = (index, NONE_SEEN), self._totals
+                self._last = index, self._totals
             return elements
         before = (index, source._mark()[1]), self._totals, self._rows, self._recent
         taken: list[Any] = []
@@ -197,11 +209,14 @@ class TriedDatasetIterator(PassingIterator[Any]):
                 self._return_to(before)
             raise
         if taken:
-            self._last = before[:2]
+            self._last = index, before[1]
         return taken
 
     def _before_last(self) -> Any:
-        return None if self._last is None else self._state_at(self._last)
+        if self._last is None:
+            return None
+        index, totals = self._last
+        return self._state_at(((index, NONE_SEEN), totals))
 
     def _state_at(self, mark: Any) -> Any:
         start, totals, *_ = mark
