@@ -114,8 +114,9 @@ def _through_a_cache(source: Any, folder: str, max_bytes: int | None) -> Any:
         replaced.append(files)
         return CachedFiles(files, folder, max_bytes)
 
+    memo: dict[Any, Any] = {REPLACEMENT: wrap}
     try:
-        duplicate = copy.deepcopy(source, {REPLACEMENT: wrap})  # type: ignore[dict-item]
+        duplicate = copy.deepcopy(source, memo)
     except TypeError:  # what cannot be pickled
         replaced.clear()
     if not replaced:

@@ -110,12 +110,14 @@ def _index_paths(wanted: Arrangement) -> list[str]:
 
 def _npy_tokens(files: Files, number: int, head: bytes, dtype: np.dtype[Any] | None) -> StoredArray:
     array = npy_array(files, number, head)
-    if array is None and dtype is None:
+    if array is not None:
+        return array
+    if dtype is None:
         raise ValueError(
             f"dtype must be given: {files.paths[number]} has no header of NumPy's. OLMo's files have none, in spite of their "
             "name: give the dtype that they were written with, such as numpy.uint16 or numpy.uint32"
         )
-    return array or plain_array(files, number, dtype)  # type: ignore[arg-type]
+    return plain_array(files, number, dtype)
 
 
 def _raw_tokens(files: Files, number: int, head: bytes, dtype: np.dtype[Any] | None) -> StoredArray:
