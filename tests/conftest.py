@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from itertools import groupby
 
 import new_seed
 import pytest
@@ -17,6 +18,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+_SHARE_A_SITE = ("test_site", "test_release")  # or archives, which take long to build
+
+
 def pytest_report_header() -> str:
     return f"slow property tests: {new_seed.VARIABLE}={new_seed.SEED} draws these examples again"
 
@@ -27,9 +31,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     takes_long = [item.get_closest_marker("slow") is not None or "faults" in item.path.parts for item in items]
     long = [item for item, is_long in zip(items, takes_long, strict=True) if is_long]
     rest = [item for item, is_long in zip(items, takes_long, strict=True) if not is_long]
+    together = [list(same) for _, same in groupby(long, lambda item: item.path if item.path.stem in _SHARE_A_SITE else item)]
     items.clear()
     for i in range(num):
-        part = long[i::num]
+        part = [item for same in together[i::num] for item in same]
         size = len(rest) // (num - i)
         items += part + rest[:size]
         del rest[:size]

@@ -86,7 +86,7 @@ def test_no_link_is_broken_notebooks_are_offered_and_pictures_have_descriptions(
 SECTIONS = {
     "skip bad records": "guides/debugging#skip-bad-records",
     "csv": "guides/sequential_sources#csv",
-    "webdataset": "guides/tar_files",
+    "webdataset shards": "guides/tar_files",
     "keras": "guides/pytorch_and_keras#keras",
     "parquet": "guides/parquet",
 }
