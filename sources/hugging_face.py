@@ -146,22 +146,45 @@ class HuggingFaceSource:
         return self._text
 
 
-def _check(dataset: Any) -> None:
+def check_data_set(dataset: Any, kind: str, reader: str, *, for_other: str, how_to_load: str, else_: str) -> None:
+    """Refuses what is not the kind of data set that a reader is for, and says what to do instead.
+
+    Args:
+        dataset: what was given.
+        kind: the class of ``datasets`` that is wanted, ``"Dataset"`` or ``"IterableDataset"``.
+        reader: who wants it.
+        for_other: what to do with one of the other class.
+        how_to_load: what makes a data set of a name.
+        else_: what to do with anything else.
+
+    Raises:
+        TypeError: it is something else.
+        ImportError: ``datasets`` is not installed.
+    """
     try:
         import datasets
     except ImportError as error:
-        raise missing_package("datasets", "huggingface", "HuggingFaceSource") from error
-    if isinstance(dataset, datasets.Dataset):
+        raise missing_package("datasets", "huggingface", reader) from error
+    if isinstance(dataset, getattr(datasets, kind)):
         return
     if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
         remedy = f"choose one of its splits, such as dataset[{next(iter(dataset), 'train')!r}]"
-    elif isinstance(dataset, datasets.IterableDataset):
-        remedy = "it has no random access: use HuggingFaceIterDataset(dataset), or load it without streaming=True"
-    elif isinstance(dataset, str):
-        remedy = "load it: datasets.load_dataset(name, split='train'), datasets.load_from_disk(path)"
+    elif isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+        remedy = for_other
     else:
-        remedy = "other sources need no wrapper"
-    raise TypeError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}: {remedy}")
+        remedy = f"load it: {how_to_load}" if isinstance(dataset, str) else else_
+    raise TypeError(f"dataset must be a datasets.{kind}, got {type(dataset).__name__}: {remedy}")
+
+
+def _check(dataset: Any) -> None:
+    check_data_set(
+        dataset,
+        "Dataset",
+        "HuggingFaceSource",
+        for_other="it has no random access: use HuggingFaceIterDataset(dataset), or load it without streaming=True",
+        how_to_load="datasets.load_dataset(name, split='train'), datasets.load_from_disk(path)",
+        else_="other sources need no wrapper",
+    )
 
 
 def _is_plain(feature: Any) -> bool:

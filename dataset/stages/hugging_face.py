@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from gristmill.core.errors import StateMismatchError, missing_package
+from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_count, state_field, state_flag
 from gristmill.core.value import Value
 from gristmill.dataset.bases.iter import IterDataset
@@ -21,6 +21,7 @@ from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Piece, Traced, Tracing, refuse_to_trace
 from gristmill.dataset.telling.failures import tell
+from gristmill.sources.hugging_face import check_data_set
 from gristmill.sources.hugging_face_stream import StreamFacts, examined, finish, fits, fresh, sharded
 
 _EXAMPLES_BETWEEN_PLACES = 256  # how many are read again after an error, at most, where the library's states are exact
@@ -107,6 +108,7 @@ class HuggingFaceIterDataset(IterDataset[Any]):
 
     @property
     def _element_spec(self) -> Any:
+        # The answer of every stage that does not know it (see ``spec_of``): one that is wrong for some rows would be worse.
         raise NotImplementedError(
             f"{self} cannot say what its examples look like: features do not tell where values are missing, nor how long lists "
             "are. Put a map with an output_spec of its own behind it that needs no input_spec"
@@ -302,6 +304,7 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
         try:
             self._take(1)
         except Exception as error:
+            # A generator of Python that has raised is at its end, and the library's state still stands before what failed.
             raise NotImplementedError(
                 f"{self} cannot move past what failed: the library cannot. Do what may fail behind it, by .map(...) of the "
                 "pipeline, where skip_failed() and tolerate() go past it; leave out damaged files when the data set is loaded"
@@ -350,18 +353,11 @@ def _itself(x: Any) -> Any:
 
 
 def _check(dataset: Any) -> None:
-    try:
-        import datasets
-    except ImportError as error:
-        raise missing_package("datasets", "huggingface", "HuggingFaceIterDataset") from error
-    if isinstance(dataset, datasets.IterableDataset):
-        return
-    if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
-        remedy = f"choose one of its splits, such as dataset[{next(iter(dataset), 'train')!r}]"
-    elif isinstance(dataset, datasets.Dataset):
-        remedy = "it has random access: use MapDataset.source(HuggingFaceSource(dataset)), which shuffles all of it"
-    elif isinstance(dataset, str):
-        remedy = "load it: datasets.load_dataset(name, split='train', streaming=True)"
-    else:
-        remedy = "load_dataset(..., streaming=True) gives one"
-    raise TypeError(f"dataset must be a datasets.IterableDataset, got {type(dataset).__name__}: {remedy}")
+    check_data_set(
+        dataset,
+        "IterableDataset",
+        "HuggingFaceIterDataset",
+        for_other="it has random access: use MapDataset.source(HuggingFaceSource(dataset)), which shuffles all of it",
+        how_to_load="datasets.load_dataset(name, split='train', streaming=True)",
+        else_="load_dataset(..., streaming=True) gives one",
+    )

@@ -4,6 +4,6 @@ try:
     import fcntl
     import resource
 except ImportError:
-    fcntl = resource = None  # type: ignore[assignment]
+    fcntl = resource = None  # type: ignore[assignment]  # for checkers they are modules, as on the systems where files are read
 
 __all__ = ["fcntl", "resource"]

@@ -271,6 +271,7 @@ def test_a_part_that_is_too_large_is_refused_with_what_to_do(tmp_path, monkeypat
 
 @pytest.mark.parametrize("command", ["gzip", "zstd"])
 def test_what_the_error_says_makes_a_file_of_small_parts(tmp_path, command):
+    # The error names a command line; zstd's is not part of every system (the package zstandard, which reads, is installed).
     if not all(map(shutil.which, (command, "split"))):
         pytest.skip(f"{command} and split are not installed")
     records = [{"id": i, "text": random.Random(i).randbytes(3000).hex()} for i in range(350)]
