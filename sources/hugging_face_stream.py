@@ -140,9 +140,9 @@ def fits(stream: Any, state: Any) -> bool:
     if not isinstance(state, dict) or set(state) != {"examples_iterable", "epoch"} or state["epoch"] != stream.epoch:
         return False
     reader = fresh(stream)
+    read = reader._prepare_ex_iterable_for_iteration()  # with steps around the others, and in later epochs other ones within
     initial = reader.state_dict()["examples_iterable"]
-    known = [form for step in _steps(reader._ex_iterable) for form in _forms(_own_steps(step)._init_state_dict())]
-    known += _forms(initial)  # with the steps that the library puts around the others
+    known = [form for step in _steps(read) for form in _forms(_own_steps(step)._init_state_dict())]
     return _is_like(state["examples_iterable"], initial, known)
 
 
