@@ -28,6 +28,7 @@ _ROUNDS = 4  # of every shuffle in a pipeline
 _WINDOW = 4096  # indices permuted at a time, for lengths above _WHOLE
 _WHOLE = 1 << 16  # up to this length an epoch's permutation is computed at once
 _SMALL = 1 << 11  # up to this length of a table, fewer operations matter more than shorter ones
+_FEW = 32  # for fewer records a single walk takes longer than the whole permutation
 _NUM_WINDOWS = 8  # kept per Permutation: some epochs or some threads at different places
 
 
@@ -89,7 +90,14 @@ def _round(z: Any, half: int) -> Any:
     return (rot1 & rot8) ^ rot2
 
 
+@lru_cache(maxsize=256)
+def _permuted_few(max_index: int, seed: int, rounds: int) -> list[int]:
+    return cast("list[int]", _first_returns(_encrypt_16_bits(round_keys(seed, rounds)), max_index + 1).tolist())
+
+
 def _permute_one(index: int, max_index: int, seed: int, rounds: int) -> int:
+    if max_index < _FEW:
+        return _permuted_few(max_index, seed, rounds)[index]
     half = _half_bits(max_index)
     if index >> 2 * half:
         return index  # does not fit the block: see the module's docstring

@@ -160,6 +160,8 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
             self._finalizer = finalizer
         pool = self._pool
         while pool is None or pool.is_closed:
+            if self._closed:
+                raise self._unusable()
             self._held.clear()
             pool, self._resting = self._resting, None
             if pool is None:
@@ -172,6 +174,9 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
             except BaseException:
                 self._park_unless_held(pool)
                 raise
+        if self._closed:  # by another thread, which looked for a pool before this one was held
+            pool.close()
+            raise self._unusable()
         if self._tell is not None:
             self._tell(pool)
         return self._lanes_in(pool)

@@ -101,7 +101,7 @@ def check_refused_or_a_state(make, it, before, wrong, *, is_quick=True):
 def test_a_damaged_state_is_refused_or_one_to_continue_from(name, seed):
     make, states, rng = PIPELINES[name], states_of(name), random.Random(f"{name} {seed}")
     it = iter(make())
-    for _ in range(2 if name in SLOW else 8 + 20 * seed):
+    for _ in range(2 if name in SLOW else 8 + 8 * seed):
         if name in VARYING:  # what it has in memory decides what becomes of a state that cannot be
             it = iter(make())
         state = rng.choice(states)

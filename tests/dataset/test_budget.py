@@ -35,7 +35,7 @@ class Threads:
         return x
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 16, None])
+@pytest.mark.parametrize("num_threads", [1, 16, None])
 @pytest.mark.parametrize(
     "make",
     [

@@ -341,6 +341,21 @@ class TestProcesses:
         ended.set_state(iter(ds).get_state())
         assert not self.pids(ended) & of_ended
 
+    def test_one_that_is_closed_while_its_workers_are_hired_leaves_none(self):
+        class Closes:
+            it = None
+
+            def __reduce__(self):
+                closing = threading.Thread(target=self.it.close)
+                closing.start()
+                closing.join()
+                return abs, (0,)
+
+        held = Closes()
+        Closes.it = it = iter(numbers(6).map(lambda x: (x, held)).mp_prefetch(workers(1)))
+        fails(it, ValueError, match="is closed")
+        assert not [worker for worker in it._worker_processes() if worker.is_alive()]
+
     def test_a_stuck_worker_is_replaced_when_nobody_wants_its_element_any_more(self, tmp_path):
         pid_file = tmp_path / "pid"
 

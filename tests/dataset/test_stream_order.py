@@ -140,7 +140,7 @@ def check(ds, rng, ways):
         it.close()
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", range(20))
 def test_chains_are_those_without_workers(number):
     rng = random.Random(number)
     check(drawn_chain(rng), rng, [(local, 1), (local, 2), (local, rng.choice([3, 7])), (in_threads, 2)][number % 2 :: 2])
@@ -150,9 +150,9 @@ def test_chains_are_those_without_workers(number):
 @pytest.mark.timeout(400)
 def test_many_chains_are_those_without_workers():
     rng = random.Random(SEED)
-    for _ in range(120):
+    for _ in range(50):
         check(drawn_chain(rng), rng, [(local, rng.choice([1, 2, 3, 7]))])
-    for _ in range(8):
+    for _ in range(4):
         check(drawn_chain(rng), rng, [(in_processes, rng.choice([1, 2, 3]))])
 
 
@@ -173,7 +173,7 @@ def files(rng, bad):
     return BEHIND[rng.choice([*BEHIND])](ds)
 
 
-@pytest.mark.parametrize("number", range(16))
+@pytest.mark.parametrize("number", range(8))
 def test_interleaves_are_those_without_workers(number):
     rng = random.Random(number)
     ds = files(rng, [10**9, 11][number % 2])

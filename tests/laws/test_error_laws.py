@@ -8,6 +8,7 @@ import pytest
 from computing_ahead import Boom, Failing
 from entry import DIRECT, THREADED
 from local_workers import LocalWorkersIterDataset
+from new_seed import SEED
 from refusing import assert_raises
 from users_datasets import BareIterator, Given
 
@@ -104,7 +105,7 @@ STAGES = {
     "iter_window_shuffle": following(lambda ds, b: ds.map(b).window_shuffle(1, seed=0)),
 }
 each_stage = pytest.mark.parametrize("stage", STAGES)
-each_half = pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
+each_part = pytest.mark.parametrize("part", [0, pytest.param(1 + SEED % 3, marks=pytest.mark.slow, id="another")])
 
 # What stands after it, and what becomes of a list of outcomes: elements, or ``FAILED``
 FAILED = object()
@@ -189,14 +190,14 @@ THOROUGH = ("source", "map", "iter_map", "iter_filter", "legacy_operation")
 TYPICAL = ("alone", "batch", "batch_thread_prefetch", "mix", "interleave", "cache_repeat")
 
 
-def combinations(stage, half, *choices):
-    """Half of all that may stand behind ``stage`` with all that may fail, and in turn one of all combinations of ``choices``."""
+def combinations(stage, part, *choices):
+    """A fourth of all that may stand behind ``stage`` with all that may fail, and in turn one of all combinations of ``choices``."""
     afters = AFTER if stage in THOROUGH else TYPICAL
     turns = itertools.cycle(itertools.product(*choices))
     for _ in range(list(STAGES).index(stage)):
         next(turns)
     for number, ((after, bad), choice) in enumerate(zip(itertools.product(afters, BAD), turns, strict=False)):
-        if number % 2 == half:
+        if number % 4 == part:
             yield after, bad, *choice
         if bad is BAD[-1]:  # so that any two choices meet
             next(turns)
@@ -222,10 +223,10 @@ def check_nothing_to_skip(it):
     assert_raises(ValueError, "nothing to skip", it.skip_failed)
 
 
-@each_half
+@each_part
 @each_stage
-def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage, half):
-    for after, bad, mode, error in combinations(stage, half, MODES_AND_WORKER, errors_of(stage)):
+def test_permanent_failures_can_be_skipped_and_nothing_else_is_lost(stage, part):
+    for after, bad, mode, error in combinations(stage, part, MODES_AND_WORKER, errors_of(stage)):
         case, raised = (after, bad, mode, error), RuntimeError if error is StopIteration else Boom
         it = iter(build(stage, after, mode, Bombs(bad, error=error)))
         expected, delivered, has_failed = outcomes(stage, after, bad), [], False
@@ -262,13 +263,13 @@ def check_state_of_failure(stage, after, mode, state, delivered):
         assert rest == [x for x in healthy if x not in delivered], (after, mode)
 
 
-@each_half
+@each_part
 @each_stage
-def test_transient_failures_heal(stage, half):
+def test_transient_failures_heal(stage, part):
     # A filter may have got further; an interleave opens datasets for its state.
     keeps_state = "filter" not in stage and stage != "iter_make_dataset"
     kinds = [(1, Boom), (3, Boom), (2, KeyboardInterrupt), (2, errors_of(stage)[-1])]
-    for after, bad, mode, (times, error) in combinations(stage, half, MODES, kinds):
+    for after, bad, mode, (times, error) in combinations(stage, part, MODES, kinds):
         it = iter(build(stage, after, mode, Bombs(bad, times, error)))
         delivered = []
         for _ in range(200):

@@ -100,8 +100,8 @@ def test_states_restore_at_every_position(entry):
     run(used, 3)
     run(exhausted)
     positions = spread(len(states), 40)
-    for position in [*positions, *reversed(positions)]:
-        for it in (iter(ds), used, exhausted):
+    for position, its in [*[(i, (iter(ds), used, exhausted)) for i in positions], *[(i, (used,)) for i in reversed(positions)]]:
+        for it in its:
             for state in (states[position], {**states[position], "unknown": [1, 2]}):
                 it.set_state(state)
                 assert it.get_state() == states[position]

@@ -159,7 +159,7 @@ def ends():
     os.close(fd)
 
 
-@settings(LENIENT, max_examples=90)
+@settings(LENIENT, max_examples=45)
 @given(elements=st.lists(ELEMENTS, max_size=3), min_shared_bytes=st.sampled_from([0, 10**5]))
 def test_messages(ends, elements, min_shared_bytes):
     arena, reader = ends
@@ -189,7 +189,7 @@ def check_through_workers(ds, count):
         check_independent(list(it), list(ds))
 
 
-@settings(WITH_WORKERS, max_examples=4)
+@settings(WITH_WORKERS, max_examples=3)
 @given(count=st.sampled_from([1, 2]), elements=st.lists(ELEMENTS, min_size=4, max_size=8))
 def test_through_workers(classes_in_workers, count, elements):
     # Many elements travel in one message.
@@ -199,7 +199,7 @@ def test_through_workers(classes_in_workers, count, elements):
 NUMBERS = st.sampled_from(["i1", "u1", "i4", "u8", "f2", "f4", "f8", "c8", ">f4", ">i8", "?"])
 
 
-@settings(WITH_WORKERS, max_examples=4)
+@settings(WITH_WORKERS, max_examples=3)
 @given(
     st.lists(NUMBERS, min_size=12, max_size=12), st.sampled_from([0, 1, 3, 20000]), st.integers(1, 5), st.integers(0, 2**32 - 1)
 )

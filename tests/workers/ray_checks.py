@@ -204,6 +204,7 @@ def test_what_is_wrong_is_said(caplog):
     assert [*names.to_iter_dataset().mp_prefetch(secret)] == ["secret", "tpu", ""]
     starved = iter(names.to_iter_dataset().mp_prefetch(RayOptions(1, resources={"third": 1})))
     thread = threading.Thread(target=assert_raises, args=(RuntimeError, "closed", next, starved))
+    caplog.clear()  # the one before may have waited, too
     with caplog.at_level(logging.WARNING, "gristmill"):
         thread.start()
         wait_until(lambda: "started none of 1 actors" in caplog.text)
@@ -218,7 +219,7 @@ def test_random_pipelines():
     from stream_model import Endless, build, outcomes, trees
 
     @seed(SEED)
-    @settings(max_examples=30, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate])
+    @settings(max_examples=10, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate])
     @given(tree=trees)
     def check(tree):
         try:
@@ -245,16 +246,16 @@ def test_many_kills_resizes_and_a_node_that_goes(cluster):
     it = iter(ds.mp_prefetch(RayOptions(3, num_lanes=5, num_cpus=1)))
     extra = cluster.add_node(num_cpus=3, node_ip_address="127.0.0.1", object_store_memory=200 * MEGABYTE)
     kills, next_at = 0, 0.0
-    while kills < 20:
+    while kills < 9:
         assert int(next(it)[0]) == next(lanes)
         if time.monotonic() > next_at:
             next_at = time.monotonic() + rng.choice([0.0, 0.1, 1.0]) * rng.random()
             with contextlib.suppress(ProcessLookupError):  # killed before, and nobody has noticed yet
                 os.kill(rng.choice([*actors(it).values()]), signal.SIGKILL)
                 kills += 1
-                if kills % 5 == 3:
+                if kills % 3 == 2:
                     it.resize(rng.randint(1, 5))
-                if kills == 10:
+                if kills == 5:
                     cluster.remove_node(extra, allow_graceful=False)
     assert all(int(next(it)[0]) == next(lanes) for _ in range(500))
     it.close()
