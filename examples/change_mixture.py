@@ -34,9 +34,10 @@ def read_corpora(num_files: int) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {name: [] for name in NAMES}
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:num_files]:
         text = path.read_text(encoding="utf-8")
+        lines = text.splitlines(keepends=True)
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
-                found["code"].append(ast.get_source_segment(text, node) or "pass")
+                found["code"].append("".join(lines[node.lineno - 1 : node.end_lineno]).strip())
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
                 found["docs"].append(docstring)
         with path.open("rb") as file:
