@@ -27,7 +27,7 @@ ANYHOW = {
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
 }
 QUICK = settings(max_examples=200, derandomize=True, **ANYHOW)
-THOROUGH = settings(max_examples=700, print_blob=True, **ANYHOW)  # with other examples every time
+THOROUGH = settings(max_examples=350, print_blob=True, **ANYHOW)  # with other examples every time
 
 
 class Run:
