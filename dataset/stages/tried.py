@@ -45,9 +45,12 @@ class Tried:
 class Known:
     """What the iterator of a ``TriedMapDataset`` and this tell each other."""
 
-    until = 0  # before this index the outcomes are known
-    by_index: Mapping[int, Mapping[tuple[str, int], int]] = {}  # what fails there, and how often
-    has_more = False  # something has failed
+    __slots__ = ("by_index", "has_more", "until")
+
+    def __init__(self) -> None:
+        self.until = 0  # before this index the outcomes are known
+        self.by_index: Mapping[int, Mapping[tuple[str, int], int]] = {}  # what fails there, and how often
+        self.has_more = False  # something has failed
 
 
 class _Without(PipelineEditor):
@@ -104,11 +107,11 @@ class TriedMapDataset(BlockMapDataset[Any]):
 
     def _block(self, indices: Indices) -> list[Any]:
         failed: Exception | None = None
-        if len(indices) >= self._least_bare and indices[0] >= self.known.until:
+        if len(indices) >= self._least_bare and (not (until := self.known.until) or indices[0] >= until):
             try:
                 return self._bare._block(indices)
             except Exception as error:
-                failed = error
+                failed = error  # outside of this clause, what comes then is not said to come of it
         return self._tried_block(indices, failed)
 
     def _tried_block(self, indices: Indices, failed: Exception | None) -> list[Any]:
