@@ -259,10 +259,11 @@ def tallies(state: Any, path: tuple[Any, ...] = ()) -> Iterator[Tally]:
     if type(state) is dict:
         found = state.get("faults")
         if type(found) is list and found and type(found[0]) is Faults:
-            place = state["next_index"] if "next_index" in state else state["tried"]
+            place = _place_in(state)
             tried = state.get("tried", place)
             for i, faults in enumerate(found):
-                num: Any = faults["passed"]["tried"] if "passed" in faults else tried[i] if type(tried) is list else tried
+                num: Any = tried[i] if type(tried) is list else tried
+                num = faults["passed"]["tried"] if "passed" in faults else faults.get("tried", num)
                 yield Tally((*path, i), faults, place, num)
         for key, value in state.items():
             if type(value) in (dict, list):
@@ -271,6 +272,12 @@ def tallies(state: Any, path: tuple[Any, ...] = ()) -> Iterator[Tally]:
         for i, value in enumerate(state):
             if type(value) in (dict, list):
                 yield from tallies(value, (*path, i))
+
+
+def _place_in(state: Any) -> int:
+    """How many elements of an iterator its state is after."""
+    place: int = next(state[key] for key in ("next_index", "global_next_index", "tried") if key in state)
+    return place
 
 
 def with_passed(before: Any, now: Any) -> Any:
@@ -300,7 +307,7 @@ def keep_known(state: Any, now: Any) -> Any:
     if isinstance(state, dict) and type(now) is dict:
         found, known = state.get("faults"), now.get("faults")
         if isinstance(found, list) and type(known) is list and known and type(known[0]) is Faults:
-            place = state["next_index"] if "next_index" in state else state["tried"]
+            place = _place_in(state)
             for faults, at in zip(found, known, strict=True):
                 if "passed" in at and at["passed"]["until"] > place:
                     over = [entry for entry in at["passed"]["over"] if entry[0] >= place]

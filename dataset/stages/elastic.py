@@ -53,8 +53,13 @@ class ElasticIterator(BlockIterator[T], IterDataset[T]):
     It is an iterator, and also a dataset that can be chained (``it.map(...)``) whose only iterator it is itself: iterating over
     it again goes on where it is.
 
-    Order: as above. State: ``{"global_next_index": g}``; for an ``IterDataset`` this shard, the number of shards, and which
-    datasets are where. Cost: that of ``ds``, sliced, batched and converted by ``to_iter_dataset``.
+    Where ``ds`` tolerates faults, every shard has the budget for its own part, and the state has the shard's counts beside the
+    position. The same number of shards goes on with them. Another one goes on with the rate, of one shard or of all whose states
+    a checkpoint joins: as many faults as that are of its own elements so far, rounded up. What fails is tried anew.
+
+    Order: as above. State: ``{"global_next_index": g}``, with ``tolerate`` also ``"faults"``; for an ``IterDataset`` this shard,
+    the number of shards, and which datasets are where. Cost: that of ``ds``, sliced, batched and converted by
+    ``to_iter_dataset``.
 
     Args:
         ds: a ``MapDataset``, not sharded. Or an ``IterDataset``: an ``InterleaveIterDataset``, with or without steps after it

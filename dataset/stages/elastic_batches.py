@@ -18,6 +18,7 @@ from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, read, same_
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
 from gristmill.dataset.bases.node import dropping_steps, only_parent
 from gristmill.dataset.stages.batch import batch_function
+from gristmill.dataset.stages.elastic_faults import ShardFaults
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.stages.map import MapMapDataset
 from gristmill.dataset.stages.map_with_index import MapWithIndexMapDataset
@@ -49,6 +50,7 @@ class BatchesIterator(BlockIterator[Any]):
         self._read_options = read_options
         self._multiprocessing_options = multiprocessing_options
         self._position = 0
+        self._faults = ShardFaults(ds, is_common=isinstance(self, SparseBatchesIterator))
 
     def __str__(self) -> str:
         return f"ElasticIterator(global_batch_size={self._global_batch_size}, shard_options={self._shard})"
@@ -73,6 +75,8 @@ class BatchesIterator(BlockIterator[Any]):
         if self._running is None:
             running = self._start()
             share_context([running], self._ctx)
+            if self._faults:
+                self._faults.go_on(running)
             self._running = running
         if self._closed:  # perhaps in the meantime
             self._running.close()
@@ -113,7 +117,8 @@ class BatchesIterator(BlockIterator[Any]):
             self._running.close()
 
     def get_state(self) -> Any:
-        return {"global_next_index": self._position}
+        state: dict[str, Any] = {"global_next_index": self._position}
+        return {**state, "faults": self._faults.of(self._running)} if self._faults else state
 
     def _restore(self, state: Any) -> None:
         value = state_field(state, "global_next_index", self)
@@ -124,6 +129,8 @@ class BatchesIterator(BlockIterator[Any]):
                 f"global_next_index in the state of {self} must be in [0, {end}), for a dataset of length {self._length}, "
                 f"got {shown(value)}"
             )
+        if self._faults:
+            self._faults.restore(state.get("faults"), self)
         self._move(position)
 
     def _move(self, position: int) -> None:
@@ -134,6 +141,8 @@ class BatchesIterator(BlockIterator[Any]):
             return
         if is_of_running and self._num_left:
             move_to_index(self._running, step)
+            if self._faults:
+                self._faults.go_on(self._running)
         else:
             self._stop()
 
@@ -148,7 +157,8 @@ class BatchesIterator(BlockIterator[Any]):
             raise StateMismatchError(
                 f"all shards of {self} must be at the same global_next_index when their number changes, got {sorted(positions)}"
             )
-        return {"global_next_index": positions.pop()}
+        merged: dict[str, Any] = {"global_next_index": positions.pop()}
+        return {**merged, "faults": self._faults.merged(states, self)} if self._faults else merged
 
 
 class SparseBatchesIterator(BatchesIterator):
@@ -172,7 +182,12 @@ class SparseBatchesIterator(BatchesIterator):
 
     def _skip(self) -> None:
         steps = _Steps(self._ds, self._global_batch_size, self._shard, self._read_options, self._position).__iter__()
+        if self._faults:
+            self._faults.take_from(self._run())
+            self._faults.go_on(steps)
         steps.pass_step()
+        if self._faults:
+            self._faults.take_from(steps)
         self._move(steps.position)
         steps.close()
 

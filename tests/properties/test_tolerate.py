@@ -121,10 +121,44 @@ def test_hosts_share_what_does_not_fail():
     for batch, *parts in zip(alone, *hosts, strict=True):
         assert np.concatenate(parts).tolist() == batch.tolist()
     assert sum(it.faults().total for it in hosts) == alone.faults().total == 3
-    replaced = thousand(then="replace")
-    shards = [ElasticIterator(replaced, 10, ShardOptions(i, 2)) for i in range(2)]
-    elements = np.sort(np.concatenate([np.concatenate(list(it)) for it in shards]))
-    assert elements.tolist() == sorted([replaced[i] for i in range(1000)])
+
+
+def shards(ds, num, size=20):
+    return [ElasticIterator(ds, size, ShardOptions(i, num)) for i in range(num)]
+
+
+@pytest.mark.parametrize("then", ["replace", "skip"])
+def test_shards_go_on_with_their_counts(then):
+    ds = thousand(then=then, max_total=2, max_rate=None)
+    elements = [x for x in (ds[i] for i in range(1000)) if x is not None]
+    whole = shards(thousand(then=then), 2)
+    found = np.sort(np.concatenate([np.concatenate(list(it)) for it in whole])).tolist()
+    assert found == sorted(elements)[: len(elements) // 20 * 20] if then == "skip" else sorted(elements)
+    assert [it.faults().total for it in whole] == ([1, 2] if then == "replace" else [3, 3])
+    (alone,) = shards(ds, 1)
+    for _ in range(40):
+        next(alone)
+    state = through_json(alone.get_state())
+    assert state["faults"] == [{"total": 2, "tried": state["global_next_index"]}]
+    for num, totals in ((1, [2]), (2, [1, 1]), (4, [1, 1, 1, 1])):
+        of_num = shards(ds, num)
+        for it in of_num:
+            it.set_state(state)
+            assert through_json(it.get_state()) == state
+            next(it)
+        assert [it.faults().total for it in of_num] == (totals if then == "replace" else [2] * num)
+        (again,) = shards(ds, 1)
+        again.set_state(again._merged_state([through_json(it.get_state()) for it in of_num]))
+        next(again)
+        assert again.faults().total == (sum(totals) if then == "replace" else 2)
+    assert delivered(alone)[0] == 5 - (then == "skip") and alone.faults().total == 2
+    old = shards(ds, 1)[0]
+    old.set_state({"global_next_index": state["global_next_index"]})
+    assert len([*old]) == 10 - (then == "skip") and old.faults().total == 1
+    for wrong in (3, [], [{}], [{"total": 1}], [{"total": -1, "tried": 3}], [{"total": 1, "tried": 3}, 1]):
+        assert_raises(StateMismatchError, "faults in the state", old.set_state, {**state, "faults": wrong})
+    plain = shards(MapDataset.range(1000), 1)[0]
+    assert plain.get_state() == {"global_next_index": 0}
 
 
 class Coin:

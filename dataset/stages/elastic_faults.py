@@ -1,0 +1,97 @@
+"""The counts of faults in the states of shards, whose number may change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import plain_counts, shown
+from gristmill.dataset.bases.iterator import DatasetIterator
+from gristmill.dataset.bases.node import tolerances
+from gristmill.dataset.states.values import copied
+from gristmill.dataset.tolerance import Faults, Limits, Tally, tallies
+
+
+class ShardFaults:
+    """What one shard has passed over, of the steps of ``ds`` that tolerate faults.
+
+    Law: a shard goes on with the counts in the state that it is given, as many as those are of its own elements: the same in the
+    same number of shards; in another one, the same rate, rounded up to a whole fault.
+
+    Args:
+        ds: the dataset.
+        is_common: whether every shard, and every lane of it, looks at all elements.
+    """
+
+    def __init__(self, ds: Any, is_common: bool) -> None:
+        self._limits: list[Limits] = [tolerance.limits for tolerance in tolerances(ds)]
+        self._is_common = is_common
+        self._before = [Faults({"total": 0, "tried": 0}, limits) for limits in self._limits]  # in the state it went on from
+
+    def __bool__(self) -> bool:
+        return bool(self._limits)
+
+    def of(self, running: DatasetIterator[Any] | None) -> list[Faults]:
+        """The counts where ``running`` is, which went on from these; these, if there is none yet."""
+        if running is None:
+            return copied(self._before)
+        found = [*tallies(running.get_state())]
+        return [self._joined(limits, _of_step(found, limits)) for limits in self._limits]
+
+    def _joined(self, limits: Limits, lanes: Sequence[Tally]) -> Faults:
+        if self._is_common:
+            lanes = [max(lanes, key=lambda tally: tally.tried)]
+        total, tried = sum([tally.faults.total for tally in lanes]), sum([tally.tried for tally in lanes])
+        recent = [passed for tally in lanes for passed in tally.faults.recent]
+        return Faults({"total": total, "tried": tried}, limits, tuple(recent))
+
+    def go_on(self, running: DatasetIterator[Any]) -> None:
+        """Lets ``running``, which is where these counts were taken, go on with them."""
+        state = copied(running.get_state())
+        found = [*tallies(state)]
+        for before, limits in zip(self._before, self._limits, strict=True):
+            lanes = _of_step(found, limits)
+            total, tried, own = before["total"], before["tried"], self._joined(limits, lanes)["tried"]
+            if tried not in (0, own):
+                total = -(-total * own // tried)
+            for i, tally in enumerate(lanes):
+                tally.faults["total"] = total if i == 0 or self._is_common else 0
+        running.set_state(state)
+
+    def take_from(self, running: DatasetIterator[Any]) -> None:
+        """Goes on from the counts of ``running``."""
+        self._before = self.of(running)
+
+    def restore(self, found: Any, owner: Any) -> None:
+        """Goes on from the counts in a state; from none, if it has none.
+
+        Raises:
+            StateMismatchError: these are no counts.
+        """
+        counts = [(0, 0)] * len(self._limits) if found is None else self._parsed(found, owner)
+        pairs = zip(counts, self._limits, strict=True)
+        self._before = [Faults({"total": total, "tried": tried}, limits) for (total, tried), limits in pairs]
+
+    def merged(self, states: Sequence[Any], owner: Any) -> list[dict[str, int]]:
+        """The counts of all shards in one."""
+        parsed = [self._parsed(state["faults"], owner) for state in states if state.get("faults") is not None]
+        parsed = parsed or [[(0, 0)] * len(self._limits)]
+        return [{"total": sum([t for t, _ in step]), "tried": sum([n for _, n in step])} for step in zip(*parsed, strict=True)]
+
+    def _parsed(self, found: Any, owner: Any) -> list[tuple[int, int]]:
+        entries = found if isinstance(found, list) else []
+        counts = [plain_counts([entry.get("total"), entry.get("tried")]) for entry in entries if isinstance(entry, Mapping)]
+        if len(counts) != len(self._limits) or len(entries) != len(counts):
+            counts = [None]
+        parsed = [(count[0], count[1]) for count in counts if count is not None]
+        if len(parsed) != len(counts):
+            raise StateMismatchError(
+                f"faults in the state of {owner} must be a list of the counts (total, tried) of {len(self._limits)} steps, "
+                f"got {shown(found)}"
+            )
+        return parsed
+
+
+def _of_step(found: Sequence[Tally], limits: Limits) -> list[Tally]:
+    return [tally for tally in found if tally.faults.limits is not None and tally.faults.limits.number == limits.number]
