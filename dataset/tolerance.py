@@ -430,14 +430,21 @@ class LaneBudgets:
         tolerances: of the steps upstream.
         states: gives the state of every lane after what was delivered.
         told: is told of the step's name, and how many of its faults are passed.
+        is_common: whether every lane looks at all elements, so that the faults of one are those of all.
     """
 
     def __init__(
-        self, tolerances: Iterable[Tolerance], states: Callable[[], Iterable[Any]], told: Callable[[str, int], None]
+        self,
+        tolerances: Iterable[Tolerance],
+        states: Callable[[], Iterable[Any]],
+        told: Callable[[str, int], None],
+        *,
+        is_common: bool = False,
     ) -> None:
         self._tolerances = {tolerance.limits.number: tolerance for tolerance in tolerances}
         self._states = states
         self._told = told
+        self._is_common = is_common
         self._seen: dict[int, Any] = {}  # of every lane, what its counts were read from
         self._counts: dict[tuple[Any, ...], tuple[str, int, int]] = {}  # number of the step, total, tried; by lane and path
         self._logs: dict[tuple[Any, ...], FaultLog] = {}
@@ -449,7 +456,16 @@ class LaneBudgets:
         for lane, state in enumerate(self._states()):
             for key, tally in self._of_lane(lane, state):
                 self._logs[key].cut(tally.until)  # what comes after that is tried again
-                self._note(key, tally)
+                if tally.faults.total >= self._known(key):
+                    self._note(key, tally)
+
+    def pass_skipped(self) -> None:
+        """As ``restart``, where somebody skipped an output: what failed in it is told, and not judged."""
+        for lane, state in enumerate(self._states()):
+            for key, tally in self._of_lane(lane, state):
+                if tally.faults.total > self._known(key):
+                    self._pass(key, tally)
+        self.restart()
 
     def judge(self, delivered: Sequence[tuple[int, Any, Callable[[], Any]]]) -> Exception | None:
         """Counts what is delivered: of which lane, from which sequence of states, and what gives the state.
@@ -481,13 +497,14 @@ class LaneBudgets:
     def _judge_all(self) -> FaultBudgetError | None:
         sums: dict[str, list[int]] = {}
         recent: dict[str, list[Passed]] = {}
-        for lane, state in enumerate(self._states()):
-            for key, (_, faults, _, tried) in self._of_lane(lane, state):
-                number = key[-1]
-                total = sums.setdefault(number, [0, 0])
-                total[0] += faults.total
-                total[1] += tried
-                recent.setdefault(number, []).extend(faults.recent)
+        found = [pair for lane, state in enumerate(self._states()) for pair in self._of_lane(lane, state)]
+        # By key, so that of lanes that have it in common the one that is farthest counts.
+        for key, (_, faults, _, tried) in dict(sorted(found, key=lambda pair: pair[1].tried)).items():
+            number = key[-1]
+            total = sums.setdefault(number, [0, 0])
+            total[0] += faults.total
+            total[1] += tried
+            recent.setdefault(number, []).extend(faults.recent)
         for number, (total_faults, tried) in sums.items():
             limits = self._tolerances[number].limits.replaced(max_consecutive=None)
             error = limits.excess(total_faults, tried, 0, latest(recent[number]))
@@ -499,7 +516,7 @@ class LaneBudgets:
         for tally in tallies(state):
             limits = tally.faults.limits
             if limits is not None and limits.number in self._tolerances:
-                key = lane, *tally.path, limits.number
+                key = 0 if self._is_common else lane, *tally.path, limits.number
                 log = tally.faults.log = self._logs.setdefault(key, FaultLog())
                 for place, *entry in tally.faults["passed"]["over"] if "passed" in tally.faults else ():
                     log.add(place, entry)

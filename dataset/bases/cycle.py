@@ -293,9 +293,10 @@ class CycleIterator(CyclePosition[T], Generic[T, M]):
             self._rest()
         return None
 
-    def judge_by(self, tolerances: Sequence[Any]) -> None:
+    def judge_by(self, tolerances: Sequence[Any], *, is_common: bool = False) -> None:
         """Judges what is delivered by what steps upstream tolerate; by nothing: somebody else does."""
-        self._budgets = LaneBudgets(tolerances, self._states, partial(tell_of_faults, self)) if tolerances else None
+        told = partial(tell_of_faults, self)
+        self._budgets = LaneBudgets(tolerances, self._states, told, is_common=is_common) if tolerances else None
         if tolerances:
             self._counts_faults = True
             vars(self)["_take_ready"] = list  # nothing is, before it is judged
@@ -349,4 +350,5 @@ class CycleIterator(CyclePosition[T], Generic[T, M]):
     def _skip(self) -> None:
         if self._collect(1, []) is not None and self._skip_failed(self._slot):
             self._pass_on()
-        self._judge_anew()
+        if self._budgets is not None:
+            self._budgets.pass_skipped()

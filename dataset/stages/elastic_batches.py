@@ -16,7 +16,8 @@ from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, ite
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, read, same_index
 from gristmill.dataset.bases.next_index import move_to_index, next_index_of
-from gristmill.dataset.bases.node import dropping_steps, only_parent
+from gristmill.dataset.bases.node import dropping_steps, only_parent, tolerances
+from gristmill.dataset.bases.round_robin import RoundRobinIterator
 from gristmill.dataset.stages.batch import batch_function
 from gristmill.dataset.stages.elastic_faults import ShardFaults
 from gristmill.dataset.stages.filter_guard import FilterGuard
@@ -168,7 +169,10 @@ class SparseBatchesIterator(BatchesIterator):
         steps = _Steps(self._ds, self._global_batch_size, self._shard, self._read_options, self._position)
         batches = steps.map(_Batch(self._ds, self._batch_fn))
         if self._multiprocessing_options.num_workers:
-            return iterate(batches.mp_prefetch(self._multiprocessing_options))
+            running = iterate(batches.mp_prefetch(self._multiprocessing_options))
+            assert isinstance(running, RoundRobinIterator)
+            running.judge_by(tolerances(self._ds), is_common=True)
+            return running
         num_ahead = self._read_options.prefetch_buffer_size if self._read_options.num_threads else 0
         return ThreadPrefetchDatasetIterator(iterate(batches), num_ahead)
 

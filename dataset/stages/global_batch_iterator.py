@@ -282,7 +282,8 @@ class GlobalBatchDatasetIterator(BlockIterator[T]):
         if not self._ahead:
             self._skip_parts()
         self._pass_step()
-        self._judge_anew()
+        if self._budgets is not None:
+            self._budgets.pass_skipped()
 
     def _skip_parts(self) -> None:
         for _ in range(self._num_parts):

@@ -263,10 +263,10 @@ class TriedDatasetIterator(PassingIterator[Any]):
         row = (num_in_row if last in (index, index - 1) else 0) + event.num, index
         fresh = tuple([Passed(index, [event.at, event.num], fault) for fault in event.faults])
         recent = (self._recent[slot] if row[0] > event.num else self._recent[slot][-NUM_LAST:]) + fresh
-        if judges and index >= self._again[slot].until:
+        if index >= self._again[slot].until:
             limits = tolerance.limits if self._ctx.lender is None else tolerance.limits.replaced(max_rate=None, max_total=None)
             error = limits.excess(total, self._tried(slot, index + 1), row[0], [passed.fault for passed in recent])
-            if error is not None:
+            if judges and error is not None:
                 raise error
             if index > self._written and self._ctx.lender is None:
                 tolerance.write(event.faults)

@@ -152,6 +152,11 @@ def test_shards_go_on_with_their_counts(then):
         next(again)
         assert again.faults().total == (sum(totals) if then == "replace" else 2)
     assert delivered(alone)[0] == 5 - (then == "skip") and alone.faults().total == 2
+    with ElasticIterator(ds, 20, ShardOptions(0, 1), multiprocessing_options=MultiprocessingOptions(2)) as by_workers:
+        by_workers.set_state(state)
+        assert delivered(by_workers)[0] == 5 - (then == "skip") and by_workers.faults().total == 2
+        by_workers.skip_failed()
+        assert len([*by_workers]) == 4 and by_workers.faults().total == 3
     old = shards(ds, 1)[0]
     old.set_state({"global_next_index": state["global_next_index"]})
     assert len([*old]) == 10 - (then == "skip") and old.faults().total == 1
@@ -271,9 +276,18 @@ def delivered(it):
     return num, caught.value
 
 
+def keys_in(log):
+    """The records of the faults since it was asked last."""
+    keys = [json.loads(line)["record_key"] for line in log.getvalue().splitlines()]
+    log.seek(0)
+    log.truncate()
+    return keys
+
+
 @pytest.mark.parametrize("limit", [{"max_total": 2, "max_rate": None}, {"max_rate": 2.5e-3}])
 def test_a_budget_is_exceeded_at_the_same_place(limit):
-    ds = thousand(**limit).to_iter_dataset()
+    log = io.StringIO()
+    ds = thousand(**limit, log=log).to_iter_dataset()
     alone = iter(ds)
     num, error = delivered(alone)
     assert num == 898 and [fault.record_key for fault in error.last] == [5, 17, 900] and "record 900 is broken" in str(error)
@@ -281,7 +295,7 @@ def test_a_budget_is_exceeded_at_the_same_place(limit):
     assert_raises(FaultBudgetError, "3 of 901", next, alone)
     assert alone.get_state() == state and alone.faults().total == 2
     alone.skip_failed()
-    assert len([*alone]) == 99 and alone.faults().total == 3
+    assert len([*alone]) == 99 and alone.faults().total == 3 and keys_in(log) == [5, 17, 900]
     behind = iter(MapDataset.range(1000).to_iter_dataset().map(break_some).tolerate(**limit))
     assert delivered(behind)[0] == 898
     lanes = [iter(ds.mp_prefetch(MultiprocessingOptions(num_lanes=4)))]
@@ -294,6 +308,7 @@ def test_a_budget_is_exceeded_at_the_same_place(limit):
         assert it.get_state() == state
         it.skip_failed()
         assert sum(1 for _ in it) == 996 - places[-1]
+        assert keys_in(log) == [5, 17, 900]
     assert len(set(places)) == 1
     # Counts go on after a restart.
     it = iter(ds)
