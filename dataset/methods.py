@@ -264,7 +264,8 @@ class MapElementMethods(Generic[T_co]):
                 those that it continues; ``None``: no limit.
             max_total: the most faults; ``None``: no limit.
             max_consecutive: the most in a row, in a lane if there are lanes; ``None``: no limit.
-            retries: how often to try an element again before that is a fault, for what is transient.
+            retries: how often to try an element again before that is a fault, for what is transient. Of several elements that
+                are computed at once nobody knows which has failed: each is computed again alone, which is its first try.
             backoff_seconds: to wait before the first of them; twice as long before each further one.
             then: ``"skip"``: there is no element at the index, as behind a filter. ``"replace"``: the element at another index of
                 the epoch, and of the same component of a mixture, takes its place; which one follows from the seed that a random
