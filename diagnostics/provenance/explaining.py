@@ -138,8 +138,8 @@ class _Subject:
                 set_next_index(it, step)
             except NotImplementedError as error:
                 raise NotImplementedError(
-                    f"output {step} does not follow from its number: {error}. Pass state=..., or record a Ledger while iterating "
-                    "(for batch in gristmill.Ledger(path).follow(it)) and pass it as ledger=..."
+                    f"output {step} does not follow from its number: {error}. Pass state=... (--state), or record a Ledger while "
+                    "iterating (for batch in gristmill.Ledger(path).follow(it)) and pass it as ledger=... (--ledger)"
                 ) from error
             return _told(_next(it, f"there is no output {step}", IndexError), tracing, step)
 

@@ -47,6 +47,9 @@ def test_what_is_told_of_a_record():
     of_books = [record for record in records if record.components[0] == "books"]
     assert [(record.component, record.components) for record in of_books] == [(1, ("books", 1))] * 2
     assert "books/1" in str(told) and "<td>books/1</td>" in told._repr_html_()
+    named = MapDataset.mix({"web": MapDataset.range(4), "code": MapDataset.range(4)})
+    for mixed in (named, named.split({"one": 0.5, "other": 0.5})["one"]):
+        assert [explain(mixed, step=i).rows[0].records[0].component for i in range(3)] == ["code", "web", "code"]
     plain = json.loads(json.dumps(told.to_dict()))
     assert plain["rows"][0]["records"][0]["record_key"] == records[0].record_key and told.faults == plain["faults"] == []
     assert eval(repr(records[0]), {"Record": Record}) == records[0]
