@@ -36,6 +36,8 @@ def _lines(state: Any, stage: Any, share: tuple[int, int] | None) -> Iterator[st
         for key, (owners, words) in _FORMS.items():
             if key in state:
                 yield from words(state, _owner(stage, owners), share)
+                if key in ("next_index", "global_next_index"):
+                    yield from _passed_over(state.get("faults"))
                 return
     yield "nothing: not begun, or at its end" if state is None else own_form(state)
 
@@ -62,6 +64,8 @@ def _indented(lines: Iterator[str]) -> Iterator[str]:
 
 def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -> Iterator[str]:
     dataset = stage if stage.get("stage") == "DataLoader" else _parent(stage)
+    if dataset.get("stage") == "TriedMapDataset":  # who books faults, which is no step of the user's
+        dataset = _parent(dataset)
     index, length = plain_int(state["next_index"]), plain_int(dataset.get("length"))
     if length is None or index is None:
         yield f"next index: {number_text(state['next_index'])}"
@@ -198,6 +202,14 @@ def _bins(state: Any, stage: Description) -> str:
 def _buckets(state: Any, stage: Description) -> str:
     held = state.get("held") or "none"
     return f"in buckets: those of {count_text(state['num_read'], 'element')} from here on that are held ({held}):"
+
+
+def _passed_over(faults: Any) -> Iterator[str]:
+    """What steps of map datasets have passed over, a line for each."""
+    for counts in faults if isinstance(faults, list) else ():
+        if isinstance(counts, Mapping):
+            of_tried = f" of {count_text(counts['tried'], 'element')}" if "tried" in counts else ""
+            yield f"tolerated: {number_text(counts.get('total'))}{of_tried} passed over"
 
 
 def _tolerated(state: Any, stage: Description) -> str:

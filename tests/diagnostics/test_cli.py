@@ -352,11 +352,17 @@ def test_words_of_positions():
             *(mixed, 3, "mixed: 3 elements", "dataset a:", "  next index: 2 of 9 in RangeMapDataset (22%)"),
             *("dataset b:", "  next index: 1 of 9 in RangeMapDataset (11%)"),
         ),
+        (
+            numbers.map(lambda x: 1 // x).tolerate(max_rate=None).to_iter_dataset(),
+            *(1, "next index: 2 of 10 in TolerateMapDataset (20%)", "tolerated: 1 passed over"),
+        ),
     ):
         with iter(ds) as it:
             for _ in range(num):
                 next(it)
             assert position_lines(it.get_state(), describe(it)) == expected
+    of_shards = {"global_next_index": 8, "faults": [{"total": 1, "tried": 4}]}
+    assert position_lines(of_shards, None) == ["next index of all shards: 8", "tolerated: 1 of 4 elements passed over"]
     shard = gristmill.sharding.ShardOptions(1, 3, drop_remainder=True)
     sampler = gristmill.samplers.IndexSampler(14, shard_options=shard, num_epochs=3)  # 4 records in each epoch
     with iter(gristmill.DataLoader(data_source=range(14), sampler=sampler, operations=[])) as it:
