@@ -40,8 +40,9 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     _element_spec = spec_of_first_parent
     _moves_records = True  # every component begins anew by itself
+    _names: Mapping[int, str] = {}  # of the components, where they have any
 
-    def __init__(self, datasets: Sequence[MapDataset[T]], selection_map: Any, *, names: Sequence[str] | None = None) -> None:
+    def __init__(self, datasets: Sequence[MapDataset[T]], selection_map: Any) -> None:
         super().__init__(as_datasets(datasets, MapDataset))
         if not hasattr(selection_map, "__getitem__") or not hasattr(selection_map, "__len__"):
             raise TypeError(
@@ -49,7 +50,6 @@ class MixedMapDataset(BlockMapDataset[T]):
                 f"got {shown(selection_map)} of type {type(selection_map).__name__}"
             )
         self._selection_map = selection_map
-        self._names: Sequence[Any] = range(len(self._parents)) if names is None else names  # what ``explain`` calls them
         self._length = len(selection_map)
 
     def __len__(self) -> int:
@@ -65,8 +65,13 @@ class MixedMapDataset(BlockMapDataset[T]):
             raise not_over_a_part(self, "selects elements by their position")
         parts = [replaced(parent) for parent in self._parents]
         kept, selection_map = self._selection_map.over_lengths([len(part) for part in parts])
-        names = [self._names[component] for component in kept]
-        return MixedMapDataset([parts[component] for component in kept], selection_map, names=names)
+        new = MixedMapDataset([parts[component] for component in kept], selection_map)
+        return new._with_names([self._names[component] for component in kept] if self._names else None)
+
+    def _with_names(self, names: Sequence[str] | None) -> MixedMapDataset[T]:
+        """This dataset, which nobody has seen yet, where ``explain`` calls the components by these names."""
+        self._names = dict(enumerate(names or ()))
+        return self
 
     def __str__(self) -> str:
         return f"MixedMapDataset[{len(self._parents)} parents]"
@@ -126,7 +131,7 @@ class MixedMapDataset(BlockMapDataset[T]):
 
     def _origins(self, index: int) -> Iterable[Part]:
         component, (inner,) = self._selected(index)
-        return [Part(self._parents[component], inner, components=(self._names[component],))]
+        return [Part(self._parents[component], inner, components=(self._names.get(component, component),))]
 
     def _select(self, indices: Indices) -> Selected:
         selection_map = self._selection_map
@@ -169,8 +174,8 @@ def mix(datasets: Any, weights: Any, by: Any = "elements", stop: str = "first") 
         raise ValueError(f"datasets to mix must have elements, but {', and '.join(empty)}, is empty: leave it out")
     if stop == "first" and not isinstance(weights, Schedule):
         proportions = integer_weights(weights, len(parents))
-        return MixedMapDataset(parents, SelectionWithProportionsMap.of_datasets(lengths, proportions), names=names)
-    return MixedMapDataset(parents, PlannedSelectionMap(plan_for(names, weights, len(parents)), lengths, stop), names=names)
+        return MixedMapDataset(parents, SelectionWithProportionsMap.of_datasets(lengths, proportions))._with_names(names)
+    return MixedMapDataset(parents, PlannedSelectionMap(plan_for(names, weights, len(parents)), lengths, stop))._with_names(names)
 
 
 def concatenate(datasets: Sequence[MapDataset[Any]]) -> MixedMapDataset[Any]:
