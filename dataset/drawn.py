@@ -10,11 +10,12 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from gristmill.dataset.bases.iterator import BlockIterator
 from gristmill.dataset.states.mixtures import is_mixture
+from gristmill.dataset.states.turns import Turns
 
 _LEAST = 1 << 16
 
@@ -47,38 +48,36 @@ class Draws:
         if not first <= position <= first + len(drawn):
             self._kept = position, []
 
-    def delivered(self, start: int, stop: int, rows: Sequence[Sequence[int]]) -> list[dict[str, int]] | None:
-        """Which elements of each component were delivered with the first rows: with none, with one, and so on.
+    def turns(self, start: int, stop: int, taken: Collection[int] | None = None) -> Turns | None:
+        """Of which components the elements between two positions are; ``None`` if that is not known any more.
 
         Args:
-            start: the position of the first element that is held.
+            start: the position of the first one.
             stop: that behind the last one.
-            rows: the positions of the elements of each.
-
-        Returns:
-            numbers whose first binary digit is 1, and then, for each element of the component, says whether it was delivered, or
-            passed over when it was drawn.
+            taken: the positions of those that a step holds; the others were left out before it. ``None``: it holds all of them.
         """
         first, drawn = self._kept
         if start < first:
             return None
-        held = [(position, i) for position, i in enumerate(drawn[start - first : stop - first], start) if i is not None]
-        nums: dict[int, int] = {}
-        bits: dict[int, tuple[int, int]] = {}  # at each position: the component and its bit
-        masks: dict[int, int] = {}
-        for position, i in reversed(held):
-            component = max(i, ~i)
-            bits[position] = component, 1 << nums.get(component, 0)
-            nums[component] = nums.get(component, 0) + 1
-            masks[component] = masks.get(component, 0) | (bits[position][1] if i < 0 else 0)
-        found = [{i: masks[i] | 1 << nums[i] for i in sorted(nums)}]
-        for row in rows:
-            masks = {**found[-1]}
-            for position in row:
-                component, bit = bits[position]
-                masks[component] |= bit
-            found.append(masks)
-        return [{self._names[i]: mask for i, mask in masks.items()} for masks in found]
+        draws = drawn[start - first : stop - first]
+        if taken is not None:
+            draws = [i if i is None or i < 0 or position in taken else ~i for position, i in enumerate(draws, start)]
+        places = {i: place for place, i in enumerate(sorted({max(i, ~i) for i in draws if i is not None}))}
+        found = [None if i is None else places[i] if i >= 0 else ~places[~i] for i in draws]
+        return Turns(start, tuple([self._names[i] for i in places]), tuple(found))
+
+
+def turns_between(it: Any, before: Any, behind: Any, taken: Collection[int] | None = None) -> Turns | None:
+    """Of which components a mixture has drawn the elements between two states of ``it``, if that is right behind the mixture.
+
+    Args:
+        it: the iterator.
+        before: the first state.
+        behind: the second one.
+        taken: the positions of those that ``it`` has given, if these are not all.
+    """
+    draws = draws_before(it, before)
+    return None if draws is None or not is_mixture(behind) else draws.turns(before["index"], behind["index"], taken)
 
 
 def draws_before(it: Any, state: Any) -> Draws | None:
@@ -88,7 +87,19 @@ def draws_before(it: Any, state: Any) -> Draws | None:
     """
     if not is_mixture(state):
         return None
+    draws = getattr([it, *_single_steps(it)][-1], "_draws", None)
+    return draws if isinstance(draws, Draws) else None
+
+
+def leaves_some_out(it: Any) -> bool:
+    """Whether not everything that the mixture before ``it`` draws is given by ``it``."""
+    return any([step._flow == "dropping" for step in [it, *_single_steps(it)][:-1]])
+
+
+def _single_steps(it: Any) -> list[Any]:
+    """What is before ``it``, as far as every step looks at each element alone."""
+    steps = []
     while isinstance(it, BlockIterator) and it._flow in ("one_to_one", "dropping") and len(it._parents) == 1:
         it = it._parents[0]
-    draws = getattr(it, "_draws", None)
-    return draws if isinstance(draws, Draws) else None
+        steps.append(it)
+    return steps

@@ -13,6 +13,7 @@ from gristmill.dataset.drawn import Draws
 from gristmill.dataset.pieces import Piece
 from gristmill.dataset.plans import Plan, plan_of
 from gristmill.dataset.states.mixtures import OWN
+from gristmill.dataset.states.turns import Turns
 from gristmill.dataset.tally import Tally
 from gristmill.dataset.telling.failures import tell
 
@@ -76,7 +77,7 @@ class TurnsIterator(CountedIterator[T]):
     _by: Callable[[Any], Any] | None
     _stop: str
     _pieces: tuple[Piece, ...]
-    _passed: dict[int, str]  # of the next elements of components, which ones are passed over; never changed in place
+    _again: tuple[Turns, Any] | None  # what is drawn again, and what of it is passed over; the same as states say it
     _left: tuple[Any, Plan, Sequence[int | None]] | None  # what is left of a plan when some have ended
     _own_draws: Draws | None
     _marks: list[weakref.ref[_Mark]]
@@ -133,12 +134,16 @@ class TurnsIterator(CountedIterator[T]):
     def _next_component(self) -> int | None:
         """Which component is next; ``None`` if there is none that has a weight. Moves past those that are not there any more."""
         while True:
+            if self._is_again:
+                turn = self._turn_again()
+                if turn is not None:
+                    return max(turn, ~turn)
+                self._index += 1
+                continue
             plan, places = self._current()
             if not places or (plan.end is not None and self._index >= plan.end):
                 return None
             due = self._due(plan, places)
-            if self._passed and due not in self._passed and (self._by is not None or due is not None):
-                return max(self._passed, key=lambda i: (len(self._passed[i]), -i))
             if due is not None or not self._pieces:
                 return due
             self._index = self._index + 1 if self._by is None else self._pieces[0].stop
@@ -149,9 +154,20 @@ class TurnsIterator(CountedIterator[T]):
             return places[plan.at(self._index)[0]]
         tally = self._tally
         assert tally is not None
-        weighed = [i for i, weight in zip(places, plan.weights(self._index), strict=True) if weight and i is not None]
-        owed = [(tally.behind(i), i) for i in weighed if not self._passed or i in self._passed]
+        weights = zip(places, plan.weights(self._index), strict=True)
+        owed = [(tally.behind(i), i) for i, weight in weights if weight and i is not None]
         return min(owed)[1] if owed else None
+
+    @property
+    def _is_again(self) -> bool:
+        return self._again is not None and self._index < self._again[0].stop
+
+    def _turn_again(self) -> int | None:
+        """Whose element is drawn again now, the complement if it is passed over; ``None``: nobody's who is still there."""
+        assert self._again is not None
+        turn = self._again[0].at(self._index)
+        has_ended = turn is not None and self._tally is not None and self._stop == "all" and max(turn, ~turn) in self._tally.ended
+        return None if has_ended else turn
 
     def _pass(self, component: int, element: Any) -> bool:
         """Counts an element; whether it is passed over."""
@@ -172,21 +188,12 @@ class TurnsIterator(CountedIterator[T]):
                 tally = tally.aimed({i: weight for i, weight in weights if i is not None}, length)
             if self._stop == "never" and tally.ended:
                 tally = tally._replace(ended=tally.ended - {component})
-        is_passed = self._is_passed(component)
+        is_passed = self._is_again and self._turn_again() == ~component
         if (draws := self._draws) is not None:
             draws.note(self._index, [~component if is_passed else component])
         self._tally = tally
         self._index += 1
         return is_passed
-
-    def _is_passed(self, component: int) -> bool:
-        """Whether its next element is passed over; which is forgotten then."""
-        bits = self._passed.get(component)
-        if bits is None:
-            return False
-        others = {i: left for i, left in self._passed.items() if i != component}
-        self._passed = {**others, component: bits[1:]} if bits[1:] else others
-        return bits[0] == "1"
 
     def _forgotten(self) -> list[str]:
         """Components that are left out where elements are drawn again."""

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.plans import Plan, plan_of
-from gristmill.dataset.states.mixtures import DRAWN, OWN, PASSED, bits_of
+from gristmill.dataset.states.mixtures import DRAWN, FORGOTTEN, OWN
 from gristmill.dataset.states.refilling import refuse_refilling
+from gristmill.dataset.states.turns import Turns
 
 
 class Piece(NamedTuple):
@@ -68,19 +69,25 @@ def pieces_of(state: Mapping[str, Any], own: Plan, owner: object, *, follows: bo
 
 def forgotten_in(state: Mapping[str, Any]) -> set[str]:
     """The components whose elements are left out where elements are drawn again, as a state says."""
-    passed = state.get(PASSED)
-    return {str(name) for name, bits in passed.items() if bits is None} if isinstance(passed, Mapping) else set()
+    names = state.get(FORGOTTEN, ())
+    return {*map(str, names)} if isinstance(names, list | tuple) else set()
 
 
-def passed_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> dict[int, str]:
-    """By component, which of its next elements are passed over, as a state says."""
-    passed = state.get(PASSED, {})
-    try:
-        return {i: bits for i, name in enumerate(names) if (bits := bits_of(passed.get(name) or "1"))}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise StateMismatchError(
-            f"{PASSED} in the state of {owner} must be a mapping of names to hexadecimal numbers, got {shown(passed)}"
-        ) from error
+def turns_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> Turns | None:
+    """Which elements are drawn again one after the other, as a state says, by the places of components in ``names``.
+
+    Raises:
+        StateMismatchError: the state says something else, or of components that are no longer there.
+    """
+    turns = Turns.of(state, owner)
+    if turns is None:
+        return None
+    gone = [name for name in turns.names if name is not None and name not in names]
+    if gone:
+        raise _needed(gone, owner)
+    places = [None if name is None else names.index(name) for name in turns.names]
+    draws = [None if i is None or (place := places[max(i, ~i)]) is None else place if i >= 0 else ~place for i in turns.draws]
+    return turns._replace(names=tuple(names), draws=tuple(draws), rows=())
 
 
 def _check_all_there(plan: Plan, start: int, stop: int, known: Collection[str], owner: object, *, follows: bool) -> None:
@@ -90,8 +97,12 @@ def _check_all_there(plan: Plan, start: int, stop: int, known: Collection[str], 
     nums = [b - a for a, b in zip(plan.counts(start), plan.counts(stop), strict=True)] if follows else plan.weights(start)
     names = [plan.names[i] for i in gone if nums[i]]
     if names:
-        raise StateMismatchError(
-            f"a step behind {owner} holds elements of components that the mixture does not have any more, {names!r:.200}, and "
-            "it is not known which others it holds: it fills itself again, which needs them. Keep them in the mixture, with the "
-            "weight 0 in a Schedule, until these elements have come; then they can be dropped"
-        )
+        raise _needed(names, owner)
+
+
+def _needed(names: Sequence[str], owner: object) -> StateMismatchError:
+    return StateMismatchError(
+        f"a step behind {owner} holds elements of components that the mixture does not have any more, {names!r:.200}, and "
+        "it is not known which others it holds: it fills itself again, which needs them. Keep them in the mixture, with the "
+        "weight 0 in a Schedule, until these elements have come; then they can be dropped"
+    )

@@ -16,12 +16,16 @@ from gristmill.dataset.bases.iterator import (
     snapshot,
     state_to_refill,
 )
+from gristmill.dataset.drawn import turns_between
 from gristmill.dataset.states.mixtures import drawn_until, has_mixtures
 from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.states.turns import TURNS, Turns
 from gristmill.dataset.states.values import copied
 
 T = TypeVar("T")
 S = TypeVar("S")  # what decides how a group is made, besides the elements
+
+FORGOTTEN: Any = object()  # in the place of an output that is left out, as its component was dropped
 
 
 class Position(NamedTuple, Generic[S]):
@@ -32,12 +36,14 @@ class Position(NamedTuple, Generic[S]):
         start: what else decides the group.
         num_taken: outputs of the group that have been delivered.
         skipped: which elements are left out, counted from the state of the parent.
+        turns: of which components of a mixture the elements are, as states say it; ``None``: that is not known, or not needed.
     """
 
     parent: Any
     start: S
     num_taken: int = 0
     skipped: tuple[int, ...] = ()
+    turns: Any = None
 
 
 class GroupedIterator(BlockIterator[T], Generic[T, S]):
@@ -55,6 +61,7 @@ class GroupedIterator(BlockIterator[T], Generic[T, S]):
     _is_costly_to_restore = True
     _refills = True
     _has_mixtures: bool | None = None  # whether states of the parent have those of mixtures; ``None``: that was not looked at
+    _behind: Any = None  # the parent's state behind the group that was made last, if it has those of mixtures
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:
         super().__init__(parent)
@@ -70,7 +77,10 @@ class GroupedIterator(BlockIterator[T], Generic[T, S]):
         """
         if self._has_mixtures is None:
             self._has_mixtures = has_mixtures(before)
-        return drawn_until(before, after(), is_last=is_last) if self._has_mixtures else before
+        if not self._has_mixtures:
+            return before
+        self._behind = after()
+        return drawn_until(before, self._behind, is_last=is_last)
 
     @abc.abstractmethod
     def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
@@ -110,6 +120,7 @@ class SizedGroupsIterator(GroupedIterator[T, S]):
     _left: list[Any] | None = None
     _start: Any = None  # the parent's state before the group
     _num_taken = 0  # outputs of the group that were delivered
+    _turns: Any = None  # of which components of a mixture the elements of the group are, when that is known
     _has_ended = False
 
     @abc.abstractmethod
@@ -140,7 +151,7 @@ class SizedGroupsIterator(GroupedIterator[T, S]):
             part = self._left[len(taken) - n :]
             self._num_taken += len(part)  # before they are taken away, in case of an interrupt
             del self._left[-len(part) :]
-            taken += part[::-1]
+            taken += part[::-1] if self._turns is None else [x for x in part[::-1] if x is not FORGOTTEN]
             if not self._left:
                 self._is_used_up()
         return taken
@@ -158,10 +169,12 @@ class SizedGroupsIterator(GroupedIterator[T, S]):
             raise
         if made is None:
             self._left, self._start, self._has_ended = [], start, True
+            self._turns = self._behind = None
             return False
         left, is_last = made
         # In this order, so that an interrupt in between finds a state that is not that of what is in memory, or none there.
         self._num_taken = delivered
+        self._turns = self._turns if delivered else None  # which a state has told
         self._start, self._has_ended = self._until(start, partial(snapshot, self._source), is_last=is_last), is_last
         self._left = left
         return bool(left) or not is_last
@@ -175,7 +188,25 @@ class SizedGroupsIterator(GroupedIterator[T, S]):
         source = self._source
         is_there = self._left is None or self._start is None
         parent = source.get_state() if is_there else state_to_refill(source, self._start, source.get_state)
-        return self._saved(parent, self._num_taken)
+        state = self._saved(parent, self._num_taken)
+        if self._num_taken and (turns := self._turns_told()) is not None:
+            state[TURNS] = turns
+        return state
+
+    def _turns_told(self) -> Any:
+        if self._turns is None and self._left is not None and self._behind is not None:
+            turns = self._turns_of_group(self._start, self._behind)
+            self._turns = None if turns is None else turns.saved()
+        return None if self._turns is None else copied(self._turns)
+
+    def _turns_of_group(self, before: Any, behind: Any) -> Turns | None:
+        """What the mixture before this has drawn for the group, which is between two states of the parent."""
+        return turns_between(self._source, before, behind)
+
+    def _restore(self, state: Any) -> None:
+        turns = Turns.of(state, self)
+        super()._restore(state)
+        self._turns = None if turns is None else turns.saved()
 
     def _begin(self, at: Position[S]) -> None:
         self._begin_after(at.num_taken)

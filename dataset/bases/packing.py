@@ -66,6 +66,10 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
     def _after_group(self, memory: Memory[G], at: Position[S]) -> Position[S]:
         """The position when all outputs of the group at ``at`` have been taken."""
 
+    def _turns_of(self, at: Position[S]) -> Any:
+        """What states in the group that is now at ``at`` say its elements are of."""
+        return at.turns
+
     def _held(self, at: Position[S]) -> str | None:
         return f"rows, {at.num_taken} of them delivered" if at.num_taken or at.skipped else None
 
@@ -81,7 +85,7 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
                 at, group = found
                 stop = min(len(group), at.num_taken + n - len(outputs))
                 outputs += [group[i] for i in range(at.num_taken, stop)]
-                at = Position(at.parent, at.start, stop, at.skipped)
+                at = at._replace(num_taken=stop)
                 if stop == len(group):
                     memory.group = None
                     at = self._after_group(memory, at)
@@ -117,6 +121,7 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
                     return None
                 # The element after the group is drawn, too: that it does not fit has closed the group.
                 at = found._replace(parent=self._until(found.parent, memory.ahead.drawn, is_last=memory.ahead.is_at_end))
+                at = at._replace(turns=self._turns_of(at))
             assert memory.group is not None
             if at.num_taken < len(memory.group):
                 return at, memory.group

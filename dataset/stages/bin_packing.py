@@ -19,8 +19,9 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.dataset.bases.traced import Traced, Tracing
-from gristmill.dataset.drawn import draws_before
-from gristmill.dataset.states.mixtures import DELIVERED, DRAWN
+from gristmill.dataset.drawn import draws_before, turns_between
+from gristmill.dataset.states.turns import TURNS, Turns
+from gristmill.dataset.states.values import copied
 from gristmill.transforms.bin_packing import Bins, MakePlacer, best_fit, emission_order, first_fit
 from gristmill.transforms.pack_layout import PackedRows, PackLayout
 from gristmill.transforms.sequences import Array
@@ -226,25 +227,14 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         super().__init__(parent, 0)
         self._packing = packing
         self._num_bytes: int | None = None
-        # Of the group that was made last, if it is of a mixture: the number of rows before it, where the elements of each of its
-        # rows were, and, when that was asked for, which elements were delivered with each.
-        self._rows: tuple[int, list[list[int]]] | None = None
-        self._delivered: tuple[int, list[dict[str, int]] | None] | None = None
-        self._told: tuple[int, int, Any] | None = None  # the same at a position, as its state says
+        self._rows: dict[int, int] | None = None  # of the group that was made last: the row of each position in a mixture
 
-    def _delivered_at(self, at: Position[int]) -> Any:
-        """Which elements of the group at ``at`` were delivered, by component of the mixture before it, if that is known."""
-        if self._told is not None and self._told[:2] == (at.start, at.num_taken):
-            return self._told[2]
-        if self._rows is None or self._rows[0] != at.start or not at.parent.get(DRAWN):
+    def _turns_of(self, at: Position[int]) -> Any:
+        turns = None if self._rows is None else turns_between(self._source, at.parent, self._behind)
+        if turns is None or self._rows is None:
             return None
-        if self._delivered is None or self._delivered[0] != at.start:
-            draws = draws_before(self._source, at.parent)
-            stop = at.parent[DRAWN][-1][0]
-            found = None if draws is None else draws.delivered(at.parent["index"], stop, self._rows[1])
-            self._delivered = at.start, found
-        found = self._delivered[1]
-        return found and {name: f"{bits:x}" for name, bits in found[at.num_taken].items()}
+        rows = [self._rows.get(position, -1) for position in range(turns.start, turns.stop)]
+        return turns._replace(rows=tuple(rows)).saved()
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
@@ -279,7 +269,7 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
         if packed is None:
             return None
         memory.group = rows = packing.rows(packed, at.start)
-        self._rows = (at.start, [[extra[-1] for extra in extras] for extras in rows.extras]) if notes else None
+        self._rows = {extra[-1]: row for row, extras in enumerate(rows.extras) for extra in extras} if notes else None
         self._num_bytes = packed.num_bytes(packing.num_packing_bins)
         return at
 
@@ -293,17 +283,11 @@ class BinPackDatasetIterator(PackIterator[int, Bins]):
 
     def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
         state = {"parent": parent, "next_row": num_taken, "counter": self._at.start + num_taken}
-        delivered = self._delivered_at(self._at) if num_taken and self._has_mixtures is not False else None
-        return state if delivered is None else {**state, DELIVERED: delivered}
-
-    def _restore(self, state: Any) -> None:
-        super()._restore(state)
-        row, count = state["next_row"], state["counter"]
-        self._told = (count - row, row, state[DELIVERED]) if DELIVERED in state else None
-        self._rows = self._delivered = None
+        return {**state, TURNS: copied(self._at.turns)} if num_taken and self._at.turns is not None else state
 
     def _position_in(self, state: Any) -> Position[int]:
         row, count = state_count(state, "next_row", self), state_count(state, "counter", self)
         if row > count:
             raise StateMismatchError(f"counter in the state of {self} must be at least next_row, {row}, got {count}")
-        return Position(state_field(state, "parent", self), count - row, row)
+        turns = Turns.of(state, self)
+        return Position(state_field(state, "parent", self), count - row, row, turns=turns and turns.saved())

@@ -23,6 +23,9 @@ from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.dataset.bases.parameters import Parameters, silent
 from gristmill.dataset.bases.traced import Traced, Tracing
+from gristmill.dataset.drawn import turns_between
+from gristmill.dataset.states.turns import TURNS, Turns
+from gristmill.dataset.states.values import copied
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
 from gristmill.transforms.pack_layout import spans_of
 from gristmill.transforms.sequences import Array, as_sequence
@@ -261,7 +264,9 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
             )
         ahead.restart_count(ahead.num_passed - rows.first)
         memory.group = outputs
-        memory.open = _Rows(Position(ahead.state, following), ahead.num_passed, Concatenation(self._targets), cut)
+        turns = None if cut is None else turns_between(self._source, ahead.state, ahead.next_state)
+        position = Position(ahead.state, following, turns=turns and turns.saved())
+        memory.open = _Rows(position, ahead.num_passed, Concatenation(self._targets), cut)
         return rows.position._replace(skipped=tuple([i - rows.first for i in at.skipped if i >= rows.first]))
 
     def _after_group(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices]:
@@ -290,11 +295,13 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
         return super()._held(at) or (None if at.start is None else "the rest of an element")
 
     def _saved(self, parent: Any, num_taken: int) -> dict[str, Any]:
-        start = self._at.start
+        start, turns = self._at.start, self._at.turns
         return {
             "parent_state": parent,
             "remainder_slices": {name: [-1, -1] if start is None else list(start[name]) for name in self._cut_names},
             "elements_from_buffer_after_checkpoint": num_taken,
+            # Of several rows at once, from which longer elements were passed through, it is not said whose they are.
+            **({} if start is None or turns is None or num_taken else {TURNS: copied(turns)}),
         }
 
     def _position_in(self, state: Any) -> Position[Slices]:
@@ -312,7 +319,10 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
                     f"remainder_slices in the state of {self} must be of all features, or none, got {shown(given)}"
                 )
             return Position(state_field(state, "parent_state", self), None, count)
-        return Position(state_field(state, "parent_state", self), slices, count)
+        turns = Turns.of(state, self)
+        if turns is not None and turns.last_is_gone:
+            return Position(state_field(state, "parent_state", self), None)
+        return Position(state_field(state, "parent_state", self), slices, count, turns=turns and turns.saved())
 
     def _slice_in(self, name: str, value: Any) -> tuple[int, int]:
         start, stop = map(plain_int, value) if isinstance(value, list | tuple) and len(value) == 2 else (None, None)

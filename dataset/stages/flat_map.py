@@ -19,6 +19,7 @@ from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside, function
 from gristmill.dataset.bases.traced import Traced, Tracing
+from gristmill.dataset.states.turns import is_gone
 from gristmill.dataset.states.values import LinearStates
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import FlatMap, check_max_fan_out, for_a_class, transform_function
@@ -239,7 +240,7 @@ class FlatMapDatasetIterator(SizedGroupsIterator[T, None]):
 
     def _position_in(self, state: Any) -> Position[None]:
         num_taken = state_count(state, "next_index_in_buffer", self)
-        return Position(state_field(state, "parent", self), None, num_taken)
+        return Position(state_field(state, "parent", self), None, 0 if is_gone(state, self) else num_taken)
 
     def _held(self, at: Position[None]) -> str | None:
         return f"an element, {at.num_taken} items of it delivered" if at.num_taken else None

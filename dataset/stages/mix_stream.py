@@ -28,10 +28,12 @@ from gristmill.dataset.bases.traced import Tracing, with_component
 from gristmill.dataset.drawn import Draws
 from gristmill.dataset.epochs import in_epoch
 from gristmill.dataset.mix_turns import TurnsIterator, known
-from gristmill.dataset.pieces import Piece, passed_in, pieces_of
+from gristmill.dataset.pieces import Piece, pieces_of, turns_in
 from gristmill.dataset.plans import PatternPlan, Plan
 from gristmill.dataset.stages.mix import as_datasets, check_stop, named, plan_for
-from gristmill.dataset.states.mixtures import DRAWN, OWN, PASSED, text_of
+from gristmill.dataset.states.mixtures import DRAWN, FORGOTTEN, OWN
+from gristmill.dataset.states.turns import TURNS, Turns
+from gristmill.dataset.states.values import copied
 from gristmill.dataset.telling.failures import add_before, told
 from gristmill.dataset.watching import looking_once
 
@@ -134,14 +136,12 @@ class MixedDatasetIterator(TurnsIterator[T]):
         self._index = 0  # how often a parent was asked for an element
         self._has_ended = False
         self._pieces: tuple[Piece, ...] = ()
-        self._passed: dict[
-            int, str
-        ] = {}  # of the next elements of components, which ones are passed over; never changed in place
+        self._again: tuple[Turns, Any] | None = None
         self._own_draws: Draws | None = None
         self._whole = plan.whole * _FINE if by is not None else 0
         self._tally = None if self._is_plain else self._nothing()  # ``None``: it follows from the index
 
-    _placed_by = ("_index", "_has_ended", "_pieces", "_passed", "_tally")
+    _placed_by = ("_index", "_has_ended", "_pieces", "_again", "_tally")
 
     def __str__(self) -> str:
         manner = "".join([f", {part}" for part in _manner(self._by, self._stop)])
@@ -184,7 +184,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
         (plan, places_of), start = self._current(), self._index
         stop = min([start + n, *[piece.stop for piece in self._pieces[:1]]])
         stop = stop if plan.end is None else min(stop, plan.end)
-        if stop - start <= 1 or self._passed or None in places_of:
+        if stop - start <= 1 or self._is_again or None in places_of:
             return self._take_one()
         shares, places = plan.select(range(start, stop))
         asked = [self._parents[known(places_of[component])] for component, _ in shares]
@@ -229,7 +229,6 @@ class MixedDatasetIterator(TurnsIterator[T]):
         assert self._tally is not None
         if self._stop == "all":
             self._tally = self._tally.ending(component)
-            self._passed = {i: bits for i, bits in self._passed.items() if i != component}
             return
         if component in self._tally.ended:
             reason = f"an epoch of {self._parents[component]} has no elements, so beginning it anew would never end"
@@ -265,11 +264,10 @@ class MixedDatasetIterator(TurnsIterator[T]):
         pieces = [[piece.stop, piece.plan.described()] for piece in self._pieces if piece.stop > self._index]
         if pieces:
             state[DRAWN] = pieces
-        if self._pieces or self._passed:
-            passed: dict[str, str | None] = dict.fromkeys(self._forgotten())
-            passed.update({self._plan.names[i]: text_of(bits) for i, bits in self._passed.items()})
-            if passed:
-                state[PASSED] = passed
+        if pieces and (forgotten := self._forgotten()):
+            state[FORGOTTEN] = forgotten
+        if self._again is not None and self._is_again:
+            state[TURNS] = copied(self._again[1])
         if self._tally is not None:
             state.update(self._tally.saved(self._plan.names))
         return state
@@ -284,7 +282,8 @@ class MixedDatasetIterator(TurnsIterator[T]):
         else:
             states = _states_by_name(states, self._names, self)
             pieces = pieces_of(state, self._plan, self, follows=self._follows)
-        passed = {} if self._names is None else passed_in(state, self._names, self)
+        turns = None if self._names is None else turns_in(state, self._names, self)
+        again = None if turns is None else (turns, copied(state[TURNS]))
         tally = self._tally_in(state, index)
         self._moves(range(len(self._parents)))
         for component, epoch in enumerate((tally or self._nothing()).epochs):
@@ -292,7 +291,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
                 self._open(component, epoch)
         for i, (parent, parent_state) in enumerate(zip(self._parents, states, strict=True)):
             parent.set_state(iterate(self._datasets[i]).get_state() if parent_state is _NEW else parent_state)
-        self._index, self._has_ended, self._pieces, self._passed, self._tally = index, has_ended, pieces, passed, tally
+        self._index, self._has_ended, self._pieces, self._again, self._tally = index, has_ended, pieces, again, tally
         self._is_expected = self._was_asked = False
         if (draws := self._draws) is not None:
             draws.go_to(index)
@@ -307,7 +306,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
         self._moves(range(len(self._parents)))
         for parent, num in zip(self._parents, nums, strict=True):
             move_to_index(parent, num)
-        self._index, self._has_ended, self._pieces, self._passed = index, False, (), {}
+        self._index, self._has_ended, self._pieces, self._again = index, False, (), None
         self._tally = None if self._is_plain else self._nothing().added(dict(enumerate(nums)))
         self._is_expected = self._was_asked = False
         if (draws := self._draws) is not None:
@@ -324,7 +323,6 @@ class MixedDatasetIterator(TurnsIterator[T]):
         if component is None or not skip_one(self._parents[component]):
             self._has_ended = True
         else:
-            self._is_passed(component)
             if (draws := self._draws) is not None:
                 draws.note(self._index, [~component])
             if self._tally is not None:

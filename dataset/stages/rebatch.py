@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,8 +18,10 @@ from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.parameters import Parameters
 from gristmill.dataset.bases.traced import Traced, Tracing, grouped
+from gristmill.dataset.drawn import turns_between
 from gristmill.dataset.states.mixtures import drawn_until, has_mixtures
 from gristmill.dataset.states.refilling import refilling
+from gristmill.dataset.states.turns import TURNS, Turns
 from gristmill.dataset.states.values import copied, is_same
 from gristmill.dataset.telling.failures import tell
 from gristmill.transforms.base import check_batch_size
@@ -113,12 +115,14 @@ class _Batch:
     num_rows: int
     before: Any  # the parent's state before it
     after: Any  # and after it
+    turns: Any = None  # of which component of a mixture it is, as states say it, if that is known
 
 
 class RebatchDatasetIterator(BlockIterator[T]):
     # The parent is always right behind the batch in memory, or at the batch that is to be cut.
     _flow = "stateful"
     _refills = True
+    _turns: Any = None  # those that a state says of the batch that is to be cut
     _has_mixtures: bool | None = None  # whether states of the parent have those of mixtures; ``None``: that was not looked at
 
     def __init__(self, parent: DatasetIterator[Any], parameters: RebatchParameters) -> None:
@@ -167,8 +171,12 @@ class RebatchDatasetIterator(BlockIterator[T]):
             after = copied(snapshot(self._source))
             if self._has_mixtures is None:
                 self._has_mixtures = has_mixtures(before)
-            start = drawn_until(before, after) if self._has_mixtures else before
+            start, turns = before, None
+            if self._has_mixtures:
+                start, turns = drawn_until(before, after), turns_between(self._source, before, after)
             batch = self._checked(elements[0], start, after) if elements else None
+            if batch is not None and turns is not None:
+                batch = replace(batch, turns=turns.saved())
         except BaseException:
             go_to(self._source, before)
             raise
@@ -231,10 +239,15 @@ class RebatchDatasetIterator(BlockIterator[T]):
     def get_state(self) -> Any:
         before, source = None if self._batch is None else self._batch.before, self._source
         parent = source.get_state() if before is None else state_to_refill(source, before, source.get_state)
-        return {"parent": parent, "batch_idx": self._row}
+        turns = self._turns if self._batch is None else self._batch.turns
+        told = {} if turns is None or not self._row else {TURNS: copied(turns)}
+        return {"parent": parent, "batch_idx": self._row, **told}
 
     def _restore(self, state: Any) -> None:
+        turns = Turns.of(state, self)
         row = state_count(state, "batch_idx", self)
+        if turns is not None and turns.last_is_gone:
+            row, turns = 0, None
         before = state_field(state, "parent", self)
         batch = self._batch
         if batch is not None and batch.leaves and is_same(before, batch.before) and self._row <= row <= batch.num_rows:
@@ -243,7 +256,7 @@ class RebatchDatasetIterator(BlockIterator[T]):
             with refilling(self, f"a batch, {row} rows of it delivered" if row else None):
                 self._source.set_state(before)
             self._batch = None
-        self._row = row
+        self._row, self._turns = row, turns and turns.saved()
 
     def _skip(self) -> None:
         try:

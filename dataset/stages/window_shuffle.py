@@ -8,13 +8,16 @@ from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.indices import Indices
 from gristmill.core.permutation import Permutation, shuffled_order
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.bases.grouped import Position, SizedGroupsIterator
+from gristmill.dataset.ahead.blocks import StatedBlocks
+from gristmill.dataset.bases.grouped import FORGOTTEN, Position, SizedGroupsIterator
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one, snapshot
 from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, silent
+from gristmill.dataset.drawn import draws_before, leaves_some_out, turns_between
+from gristmill.dataset.states.turns import Turns
 
 T = TypeVar("T")
 
@@ -152,9 +155,10 @@ class WindowShuffleDatasetIterator(SizedGroupsIterator[T, int]):
         self._parameters = parameters
         self._window_size, self._seed = parameters.window_size, parameters.seed
         self._number = 0  # of the window that the next element comes from
+        self._taken: set[int] | None = None  # where the elements of the window were in a mixture, if there were others in between
 
     def _make(self, num_delivered: int) -> tuple[list[Any], bool]:
-        window = pull(self._source, self._window_size)
+        window = self._window_again() if num_delivered and self._turns is not None else self._read_window()
         if len(window) < num_delivered:
             raise StateMismatchError(
                 f"pos_in_window in the state of {self} is {num_delivered}, but only {len(window)} elements follow where its "
@@ -165,6 +169,37 @@ class WindowShuffleDatasetIterator(SizedGroupsIterator[T, int]):
             order = shuffled_order(len(window), self._seed + self._number)[: len(window) - num_delivered]
             left = [window[i] for i in order.tolist()]
         return left, len(window) < self._window_size
+
+    def _read_window(self) -> list[Any]:
+        self._taken = None
+        is_noted = self._has_mixtures is not False and leaves_some_out(self._source)
+        if not is_noted or draws_before(self._source, snapshot(self._source)) is None:
+            return pull(self._source, self._window_size)
+        blocks, window, taken = StatedBlocks(self._source), [], set()
+        stop: BaseException | None = None
+        while len(window) < self._window_size and stop is None:
+            elements, states, stop = blocks.take(self._window_size - len(window))
+            window += elements
+            taken |= {state["index"] - 1 for state in states}
+        if stop is not None and not isinstance(stop, StopIteration):
+            raise stop
+        self._taken = taken
+        return window
+
+    def _window_again(self) -> list[Any]:
+        """The window of which a state has told, with ``FORGOTTEN`` where components were dropped."""
+        are_there = Turns.read(self._turns).are_there()
+        left = pull(self._source, sum(are_there))
+        if len(left) < sum(are_there):
+            raise StateMismatchError(
+                f"the state of {self} says that {sum(are_there)} elements follow where its window starts, but "
+                f"there are only {len(left)}: data have changed since"
+            )
+        elements = iter(left)
+        return [next(elements) if is_there else FORGOTTEN for is_there in are_there]
+
+    def _turns_of_group(self, before: Any, behind: Any) -> Turns | None:
+        return turns_between(self._source, before, behind, self._taken)
 
     def _is_used_up(self) -> None:
         self._number += 1

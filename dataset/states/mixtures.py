@@ -8,11 +8,13 @@ Guarantees for a state that is restored into a mixture with other weights or com
    again. So what is held comes again as it was, and nothing of it is skipped or comes twice.
 3. From there on the weights are the mixture's own. A state that is saved before that has what is left of the list.
 4. As the list is part of the state, none of this depends on when or where an iterator is restored.
-5. Bins also save, under ``"delivered"``, which elements of the group they hold were delivered, by component. When a component is
-   dropped, they begin a new group, and the mixture passes over just these of the components that stay, which its state says under
-   ``"passed"`` (``null`` for the dropped one): what was held of those comes once; what was held of the dropped one is forgotten.
-6. Where that is not known (other steps, steps behind those bins that hold rows of them), dropping is refused: what is held of the
-   dropped component cannot be drawn again.
+5. Steps right behind a mixture that hold elements also save, under ``"turns"``, of which components these are, in the order in
+   which they were drawn. When a component is dropped, the mixture gets that list, and draws those of the other components again
+   in the same order; those of the dropped one, which is ``"forgotten"``, are left out, and so is what the step would have made
+   of them. Bins, whose rows are others then, begin a new group: the list says which elements were delivered, and the mixture
+   passes over these.
+6. Where that is not known (steps that hold what other steps hold elements for), dropping is refused: what is held of the dropped
+   component cannot be drawn again.
 
 A mixture is found by its entries, as JSON; so states of nested steps, lanes and users' iterators are looked into as well.
 """
@@ -22,15 +24,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from gristmill.dataset.states.turns import TURNS, without
+
 OWN = "proportions"  # the weights of the mixture when the state was taken
 DRAWN = "drawn"
-PASSED = "passed"
-DELIVERED = "delivered"
-# What the states of steps say of the elements they hold, if these are any; of bins alone it is known which these are.
-_HELD = frozenset(
-    {"next_row", "pos_in_window", "next_index_in_buffer", "elements_from_buffer_after_checkpoint", "remainder_slices"}
-)
-_HELD |= {"batch_idx", "rows", "held", "position", "skipped"}
+FORGOTTEN = "forgotten"
+# What the states of steps say of the elements they hold, if these are any; those of ``TURNS`` apart it is not known which.
+_HELD = frozenset({"next_row", "pos_in_window", "next_index_in_buffer", "elements_from_buffer_after_checkpoint", "batch_idx"})
+_HELD |= {"rows", "held", "position", "skipped"}
 _PLACES = ("epoch", "iterators_in_use_indices")  # what must be the same in two states for what is in them to be the same iterator
 
 
@@ -103,52 +104,47 @@ def without_components(state: Any, names: frozenset[str], *, is_held: bool = Fal
         return state
     if is_mixture(state):
         return _mixture_without(state, names, is_held=is_held)
-    if not is_held:
-        state = _beginning_anew(state, names)
-    is_held = is_held or any([state.get(key) for key in _HELD])
-    return {key: without_components(value, names, is_held=is_held) for key, value in state.items()}
+    anew = None if is_held else _going_on_without(state, names)
+    is_held = is_held or (anew is None and _holds_some(state))
+    return {key: without_components(value, names, is_held=is_held) for key, value in (anew or state).items()}
+
+
+def _holds_some(state: Mapping[str, Any]) -> bool:
+    """Whether the step whose state this is takes elements again of which something was delivered."""
+    left: Any = state.get("remainder_slices")
+    slices = [*left.values()] if isinstance(left, Mapping) else left or []
+    return any([state.get(key) for key in _HELD]) or any([part != [-1, -1] for part in slices])
 
 
 def _mixture_without(state: Mapping[str, Any], names: frozenset[str], *, is_held: bool) -> dict[str, Any]:
     parents = {str(name): value for name, value in state["parents"].items()}
-    passed = state.get(PASSED) or {}
-    if not is_held and (passed or DRAWN in state):
-        passed = {**passed, **dict.fromkeys(sorted(names & parents.keys()))}  # nothing was delivered of what was drawn
-    is_held = is_held or any(passed.values())
+    kept = {**state}
+    if not is_held and (TURNS in state or DRAWN in state):  # nothing of it that was drawn is needed
+        kept[FORGOTTEN] = sorted({*state.get(FORGOTTEN, ()), *(names & parents.keys())})
+        if (turns := without(state.get(TURNS), names)) is not None:
+            kept[TURNS] = turns.saved()
+    is_held = is_held or TURNS in state
     left = {name: value for name, value in parents.items() if name not in names}
-    kept = {**state, "parents": {name: without_components(value, names, is_held=is_held) for name, value in left.items()}}
-    if passed:  # ``None`` remains: what is forgotten by all
-        kept[PASSED] = {name: bits for name, bits in passed.items() if name not in names or bits is None}
+    kept["parents"] = {name: without_components(value, names, is_held=is_held) for name, value in left.items()}
     return kept
 
 
-def _beginning_anew(state: Mapping[str, Any], names: frozenset[str]) -> Mapping[str, Any]:
-    """The state of bins such that they begin a new group with what they hold, if components of their mixture are in ``names``."""
-    delivered: Any = state.get(DELIVERED)
-    mixture: Any = state.get("parent")
-    if not isinstance(delivered, Mapping) or not is_mixture(mixture) or state.get("skipped"):
-        return state
-    gone = {str(name) for name in mixture["parents"]} & names
-    if not gone:
-        return state
-    try:
-        num_gone = sum([len(bits_of(bits)) for name, bits in delivered.items() if name in gone])
-    except (ValueError, TypeError):
-        return state  # it is damaged, and what it holds is refused
-    index = mixture["index"] + (num_gone if "whole" in mixture else 0)  # where it follows from that who is next, they are passed
-    anew = {key: value for key, value in state.items() if key != DELIVERED}
-    passed = {**mixture.get(PASSED, {}), **delivered}
-    return {**anew, "next_row": 0, "parent": {**mixture, "index": index, PASSED: passed}}
+def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:
+    """The state of a step such that it goes on without what it holds of components of its mixture with these names.
 
-
-def bits_of(text: Any) -> str:
-    """A 0 or 1 for each of some elements, which ``text_of`` has written; ``ValueError`` or ``TypeError`` for anything else."""
-    return f"{int(text, 16):b}"[1:]
-
-
-def text_of(bits: str) -> str:
-    """For a state: short."""
-    return f"{int(f'1{bits}', 2):x}"
+    ``None`` if it is not known what it holds.
+    """
+    keys = [key for key, value in state.items() if is_mixture(value)]
+    if TURNS not in state or len(keys) != 1 or state.get("skipped") or not names & {*map(str, state[keys[0]]["parents"])}:
+        return None
+    turns = without(state[TURNS], names)
+    if turns is None:
+        return None
+    mixture = {**state[keys[0]], TURNS: turns.saved()}
+    if not turns.rows:
+        return {**state, TURNS: turns.saved(), keys[0]: mixture}
+    mixture[TURNS] = turns.passing(state["next_row"]).saved()
+    return {**{key: value for key, value in state.items() if key != TURNS}, "next_row": 0, keys[0]: mixture}
 
 
 def as_names(drop: Any) -> frozenset[str]:

@@ -280,11 +280,11 @@ def test_what_is_gone_is_dropped_by_name(tmp_path):
     assert_raises(StateMismatchError, "CheckpointRestore", handler.restore, tmp_path, iter(left))
     arguments = gristmill.checkpoint.CheckpointRestore(iter(left), drop={"c"})
     assert handler.restore(tmp_path, args=arguments).counts().keys() == {"a", "b"}
-    # Of what a window holds it is not known what was delivered.
-    shuffled = iter(mixture({"a": 1, "b": 1, "c": 2}).window_shuffle(8, seed=1))
-    next(shuffled)
-    other = iter(left.window_shuffle(8, seed=1))
-    assert_raises(StateMismatchError, "weight 0", other.set_state, shuffled.get_state(), drop={"c"})
+    # Of what is held behind another step that holds elements it is not known whose it is.
+    packed = iter(STEPS["windows in bins"](mixture({"a": 1, "b": 1, "c": 2})))
+    next(packed)
+    other = iter(STEPS["windows in bins"](left))
+    assert_raises(StateMismatchError, "weight 0", other.set_state, packed.get_state(), drop={"c"})
 
 
 DROPPING = {
@@ -292,6 +292,13 @@ DROPPING = {
     "best_fit": STEPS["best_fit"],
     "bins, lanes": STEPS["bins, lanes"],
     "filter, thread, bins, batch": lambda ds: STEPS["first_fit"](ds.filter(is_kept).thread_prefetch(2)).batch(2, batch_fn=list),
+    "window_shuffle": STEPS["window_shuffle"],
+    "filter, thread, windows, lanes": lambda ds: (
+        ds.filter(is_kept).thread_prefetch(2).window_shuffle(9, seed=1).mp_prefetch(MultiprocessingOptions(0, num_lanes=2))
+    ),
+    "rebatch": lambda ds: ds.rebatch(2),
+    "concat_then_split": STEPS["concat_then_split"],
+    "filter, flat_map": lambda ds: STEPS["flat_map"](ds.filter(is_kept)),
 }
 
 
@@ -300,7 +307,7 @@ def is_kept(element):
 
 
 @pytest.mark.parametrize("step", DROPPING)
-def test_what_bins_hold_of_others_than_the_dropped_one_comes_once(step):
+def test_what_a_step_holds_of_others_than_the_dropped_one_comes_once(step):
     """At every output, then saved and restored again on the way; also when another one is dropped meanwhile."""
     before = [
         {"a": 1, "b": 2, "c": 1},
@@ -326,7 +333,7 @@ def test_what_bins_hold_of_others_than_the_dropped_one_comes_once(step):
         if step.startswith("filter"):
             expected = {x: n for x, n in expected.items() if x % 7 != 1}
         assert {x: n for x, n in found.items() if x < 1000 * (1 + len(names))} == expected, (num, options)
-        assert all(n == x % 3 + 1 for x, n in found.items()) and all(x // 1000 != 3 for x in after + last)
+        assert all(n <= x % 3 + 1 for x, n in found.items()) and all(x // 1000 != 3 for x in after + last)
         assert all(x < 3000 for x in last) and (len(names) == 2 or all(x < 2000 for x in last))
 
 

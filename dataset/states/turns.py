@@ -1,0 +1,123 @@
+"""Of which components elements were drawn, as states of steps that hold such elements say it (see ``states/mixtures.py``)."""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gristmill.core.errors import StateMismatchError
+from gristmill.core.state import shown
+
+TURNS = "turns"
+_SHORT = 16  # numbers that are saved as they are
+_DAMAGES = (ValueError, TypeError, KeyError, zlib.error)
+
+
+class Turns(NamedTuple):
+    """Of which components the elements are that a mixture has drawn one after the other.
+
+    Args:
+        start: the position in the mixture of the first one.
+        names: of the components; ``None``: its elements are forgotten.
+        draws: which of these each is of; the complement of that: it is passed over; ``None``: nothing was drawn.
+        rows: the output of the step in which each is, -1: in none; or empty, if that is not needed.
+    """
+
+    start: int
+    names: tuple[str | None, ...]
+    draws: tuple[int | None, ...]
+    rows: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, state: Any, owner: object) -> Turns | None:
+        """What a state says, if it says something. Raises ``StateMismatchError`` for what makes no sense."""
+        if TURNS not in state:
+            return None
+        try:
+            return cls.read(state[TURNS])
+        except _DAMAGES as error:
+            raise StateMismatchError(
+                f"{TURNS} in the state of {owner} must be what its mixture has drawn, got {shown(state[TURNS])}"
+            ) from error
+
+    @classmethod
+    def read(cls, saved: Any) -> Turns:
+        """What ``saved`` has made. Raises one of ``_DAMAGES`` for anything else."""
+        if not isinstance(saved, Mapping) or type(saved["start"]) is not int or saved["start"] < 0:
+            raise ValueError("there must be a start, 0 or more")
+        names = tuple([None if name is None else str(name) for name in saved["names"]])
+        draws = _unpacked(saved["draws"])
+        rows = _unpacked(saved["rows"]) if "rows" in saved else []
+        if max(map(abs, draws), default=0) > len(names) or (rows and len(rows) != len(draws)):
+            raise ValueError("there must be a name for each number, and a row for each draw or none")
+        return cls(saved["start"], names, tuple([_draw_of(code) for code in draws]), tuple(rows))
+
+    def saved(self) -> dict[str, Any]:
+        """For a state: short, and never changed in place."""
+        codes = [0 if i is None else i + 1 if i >= 0 else i for i in self.draws]
+        rows = {"rows": _packed(self.rows)} if self.rows else {}
+        return {"start": self.start, "names": [*self.names], "draws": _packed(codes), **rows}
+
+    def without(self, gone: Collection[str]) -> Turns:
+        """The same when components are forgotten."""
+        return self._replace(names=tuple([None if name in gone else name for name in self.names]))
+
+    def passing(self, num_rows: int) -> Turns:
+        """The same when all are passed over that are in the first outputs of the step."""
+        rows = self.rows or [-1] * len(self.draws)
+        draws = [~i if i is not None and i >= 0 and 0 <= row < num_rows else i for i, row in zip(self.draws, rows, strict=True)]
+        return self._replace(draws=tuple(draws), rows=())
+
+    @property
+    def stop(self) -> int:
+        """The position behind the last one."""
+        return self.start + len(self.draws)
+
+    def at(self, position: int) -> int | None:
+        return self.draws[position - self.start] if position >= self.start else None
+
+    def are_there(self) -> list[bool]:
+        """Whether each element that the step has got is still there, or of a component that is forgotten."""
+        return [self.names[i] is not None for i in self.draws if i is not None and i >= 0]
+
+    @property
+    def last_is_gone(self) -> bool:
+        return self.are_there()[-1:] == [False]
+
+
+def without(saved: Any, names: Collection[str]) -> Turns | None:
+    """Saved turns when components are forgotten; ``None`` if they make no sense."""
+    try:
+        return Turns.read(saved).without(names)
+    except _DAMAGES:
+        return None
+
+
+def is_gone(state: Any, owner: object) -> bool:
+    """Whether the one element that a step holds, whose state this is, is of a component that is forgotten."""
+    turns = Turns.of(state, owner)
+    return turns is not None and turns.last_is_gone
+
+
+def _draw_of(code: int) -> int | None:
+    return None if code == 0 else code - 1 if code > 0 else code
+
+
+def _packed(numbers: Iterable[int]) -> list[int] | str:
+    found = [*numbers]
+    if len(found) <= _SHORT:
+        return found
+    return base64.b64encode(zlib.compress(np.array(found, "<i4").tobytes(), 1)).decode()
+
+
+def _unpacked(packed: Any) -> Sequence[int]:
+    if isinstance(packed, str):
+        found: list[int] = np.frombuffer(zlib.decompress(base64.b64decode(packed, validate=True)), "<i4").tolist()
+        return found
+    if not isinstance(packed, list | tuple) or not all([type(number) is int for number in packed]):
+        raise TypeError("numbers must be a list of integers, or text")
+    return packed
