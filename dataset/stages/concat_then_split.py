@@ -23,7 +23,7 @@ from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.dataset.bases.parameters import Parameters, silent
 from gristmill.dataset.bases.traced import Traced, Tracing
-from gristmill.dataset.drawn import turns_between
+from gristmill.dataset.drawn import draws_before, turns_between
 from gristmill.dataset.states.turns import TURNS, Turns
 from gristmill.dataset.states.values import copied
 from gristmill.transforms.concat_split import Concatenation, Target, is_full_length
@@ -215,6 +215,8 @@ class _Rows:
     row: Concatenation
     cut: list[Array] | None = None  # the sequences of that element, if it was cut and is in memory
     passed: list[dict[str, Array]] = field(default_factory=list)
+    # By the position in the mixture before this, if there is one: the place in ``passed``, from 1; 0: the row; -1: not here yet.
+    places: dict[int, int] = field(default_factory=dict)
 
 
 class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
@@ -226,6 +228,7 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
         self._cut_names = [target.name for target in targets if not target.is_meta]
         self._splits_full_length = splits_full_length
         self._has_warned = False
+        self._made: tuple[_Rows, Slices]  # the group that was made last, and what is left of its last element
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
@@ -236,14 +239,18 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
         rows = memory.open = memory.open or _Rows(at, 0, Concatenation(self._targets))
         following: Slices = None
         cut: list[Array] | None = None
+        notes = draws_before(self._source, at.parent) is not None
         for element in self._elements(memory, at):
+            number = ahead.next_state["index"] - 1 if notes else 0
             is_first = ahead.num_passed == rows.first
             sequences = rows.cut if rows.cut is not None and is_first else self._read(element)
             left = rows.position.start if is_first else None
             if left is None and not self._splits_full_length and is_full_length(self._targets, sequences):
                 rows.passed.append(Concatenation(self._targets, sequences).output())
+                rows.places[number] = len(rows.passed)
                 continue
             rest = rows.row.add(sequences, self._starts(left, sequences))
+            rows.places[number] = -1 if rest else 0
             if rest is not None:
                 if any(rest):
                     cut, ends = sequences, map(len, sequences)
@@ -264,9 +271,8 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
             )
         ahead.restart_count(ahead.num_passed - rows.first)
         memory.group = outputs
-        turns = None if cut is None else turns_between(self._source, ahead.state, ahead.next_state)
-        position = Position(ahead.state, following, turns=turns and turns.saved())
-        memory.open = _Rows(position, ahead.num_passed, Concatenation(self._targets), cut)
+        self._made = rows, following
+        memory.open = _Rows(Position(ahead.state, following), ahead.num_passed, Concatenation(self._targets), cut)
         return rows.position._replace(skipped=tuple([i - rows.first for i in at.skipped if i >= rows.first]))
 
     def _after_group(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices]:
@@ -300,9 +306,18 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
             "parent_state": parent,
             "remainder_slices": {name: [-1, -1] if start is None else list(start[name]) for name in self._cut_names},
             "elements_from_buffer_after_checkpoint": num_taken,
-            # Of several rows at once, from which longer elements were passed through, it is not said whose they are.
-            **({} if start is None or turns is None or num_taken else {TURNS: copied(turns)}),
+            **({TURNS: copied(turns)} if turns is not None and (num_taken or start is not None) else {}),
         }
+
+    def _turns_of(self, at: Position[Slices]) -> Any:
+        rows, following = self._made
+        turns = turns_between(self._source, at.parent, self._behind, rows.places) if rows.places else None
+        if turns is None:
+            return None
+        is_first = not len(rows.row)  # there is no row before those that were passed
+        outputs = [rows.places.get(position, -1) for position in range(turns.start, turns.stop)]
+        left = following and {name: list(following[name]) for name in self._cut_names}
+        return turns._replace(rows=tuple([i - (is_first and i > 0) for i in outputs]), left=left).saved()
 
     def _position_in(self, state: Any) -> Position[Slices]:
         count = state_count(state, "elements_from_buffer_after_checkpoint", self)
@@ -312,17 +327,16 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
             raise StateMismatchError(
                 f"remainder_slices in the state of {self} must be of the features {self._cut_names}, got {shown(given)}"
             )
+        found = Turns.of(state, self)
+        turns = found and found.saved()
         starts = [start for start, _ in slices.values()]
         if min(starts, default=-1) < 0:
             if max(starts, default=-1) >= 0:
                 raise StateMismatchError(
                     f"remainder_slices in the state of {self} must be of all features, or none, got {shown(given)}"
                 )
-            return Position(state_field(state, "parent_state", self), None, count)
-        turns = Turns.of(state, self)
-        if turns is not None and turns.last_is_gone:
-            return Position(state_field(state, "parent_state", self), None)
-        return Position(state_field(state, "parent_state", self), slices, count, turns=turns and turns.saved())
+            return Position(state_field(state, "parent_state", self), None, count, turns=turns)
+        return Position(state_field(state, "parent_state", self), slices, count, turns=turns)
 
     def _slice_in(self, name: str, value: Any) -> tuple[int, int]:
         start, stop = map(plain_int, value) if isinstance(value, list | tuple) and len(value) == 2 else (None, None)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from gristmill.dataset.states.turns import TURNS, without
+from gristmill.dataset.states.turns import TURNS, Turns, without
 
 OWN = "proportions"  # the weights of the mixture when the state was taken
 DRAWN = "drawn"
@@ -141,10 +141,31 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
     if turns is None:
         return None
     mixture = {**state[keys[0]], TURNS: turns.saved()}
-    if not turns.rows:
-        return {**state, TURNS: turns.saved(), keys[0]: mixture}
-    mixture[TURNS] = turns.passing(state["next_row"]).saved()
-    return {**{key: value for key, value in state.items() if key != TURNS}, "next_row": 0, keys[0]: mixture}
+    anew = {**state, TURNS: turns.saved(), keys[0]: mixture}
+    if turns.rows or "remainder_slices" in state:  # a new group begins with what was not delivered
+        key = "next_row" if "next_row" in state else "elements_from_buffer_after_checkpoint"
+        anew[TURNS] = mixture[TURNS] = turns.passing(state[key]).saved()
+        anew[key] = 0
+        if "remainder_slices" in state and not _cuts_on(anew, turns, state[key]):
+            return None
+    return anew
+
+
+def _cuts_on(state: dict[str, Any], turns: Turns, num_rows: int) -> bool:
+    """Changes the state of a step that cuts elements such that it goes on where it has cut one, if that is still there.
+
+    Returns:
+        whether that is possible: others must not come first.
+    """
+    are_there = turns.passing(num_rows).are_there()
+    place = -1 if num_rows else 0  # of the one that was cut
+    left = turns.left if num_rows else state["remainder_slices"]
+    if left is None or not are_there or not are_there[place]:
+        left = {name: [-1, -1] for name in state["remainder_slices"]}
+    elif any(are_there[:place]):
+        return False
+    state["remainder_slices"] = left
+    return True
 
 
 def as_names(drop: Any) -> frozenset[str]:

@@ -24,13 +24,15 @@ class Turns(NamedTuple):
         start: the position in the mixture of the first one.
         names: of the components; ``None``: its elements are forgotten.
         draws: which of these each is of; the complement of that: it is passed over; ``None``: nothing was drawn.
-        rows: the output of the step in which each is, -1: in none; or empty, if that is not needed.
+        rows: the output of the step with which each was delivered, -1: not yet wholly; or empty, if that is not needed.
+        left: what the step says of the last one, if a part of that was delivered.
     """
 
     start: int
     names: tuple[str | None, ...]
     draws: tuple[int | None, ...]
     rows: tuple[int, ...] = ()
+    left: Any = None
 
     @classmethod
     def of(cls, state: Any, owner: object) -> Turns | None:
@@ -54,13 +56,14 @@ class Turns(NamedTuple):
         rows = _unpacked(saved["rows"]) if "rows" in saved else []
         if max(map(abs, draws), default=0) > len(names) or (rows and len(rows) != len(draws)):
             raise ValueError("there must be a name for each number, and a row for each draw or none")
-        return cls(saved["start"], names, tuple([_draw_of(code) for code in draws]), tuple(rows))
+        return cls(saved["start"], names, tuple([_draw_of(code) for code in draws]), tuple(rows), saved.get("left"))
 
     def saved(self) -> dict[str, Any]:
         """For a state: short, and never changed in place."""
         codes = [0 if i is None else i + 1 if i >= 0 else i for i in self.draws]
         rows = {"rows": _packed(self.rows)} if self.rows else {}
-        return {"start": self.start, "names": [*self.names], "draws": _packed(codes), **rows}
+        left = {} if self.left is None else {"left": self.left}
+        return {"start": self.start, "names": [*self.names], "draws": _packed(codes), **rows, **left}
 
     def without(self, gone: Collection[str]) -> Turns:
         """The same when components are forgotten."""
@@ -70,7 +73,7 @@ class Turns(NamedTuple):
         """The same when all are passed over that are in the first outputs of the step."""
         rows = self.rows or [-1] * len(self.draws)
         draws = [~i if i is not None and i >= 0 and 0 <= row < num_rows else i for i, row in zip(self.draws, rows, strict=True)]
-        return self._replace(draws=tuple(draws), rows=())
+        return self._replace(draws=tuple(draws), rows=(), left=None)
 
     @property
     def stop(self) -> int:
