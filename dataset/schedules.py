@@ -54,10 +54,10 @@ class Schedule:
 
     Args:
         steps: positions, from 0 on, to the weights from there on: a mapping of names to numbers, in the form of the datasets of
-            the mixture (or sequences of numbers). A name that is missing has the weight 0.
+            the mixture (or sequences of numbers, one for each dataset). A name that is missing has the weight 0.
 
     Raises:
-        TypeError: ``steps`` is not such a mapping.
+        TypeError: ``steps`` is not such a mapping, or a position is no integer.
         ValueError: there is no step at 0, or a step has only zeros, a negative weight, or one that is not 0 and below a millionth
             of the sum.
 
@@ -74,11 +74,15 @@ class Schedule:
     def __init__(self, steps: Mapping[int, Mapping[str, float] | Sequence[float]]) -> None:
         if not isinstance(steps, Mapping) or not steps:
             raise TypeError(f"a schedule must be a mapping of positions to weights, {{0: ...}} at least, got {shown(steps)}")
-        points = {as_int("a position of a schedule", position, minimum=0): step for position, step in steps.items()}
+        points = {_as_position(position): step for position, step in steps.items()}
         if 0 not in points:
             raise ValueError(f"a schedule must have weights at position 0, got {sorted(points)[:10]}")
         self._points = {position: _as_weights(position, points[position]) for position in sorted(points)}
         self._names = tuple(sorted({name for weights in self._points.values() for name in weights}))
+        nums = {None if isinstance(step, Mapping) else len(step) for step in points.values()}
+        if len(nums) > 1:
+            raise ValueError(f"a schedule must have mappings of names at all positions, or as many weights, got {shown(steps)}")
+        self._num_weights = nums.pop()
 
     @classmethod
     def linear(cls, points: Mapping[int, Mapping[str, float] | Sequence[float]]) -> Schedule:
@@ -99,6 +103,13 @@ class Schedule:
     def names(self) -> tuple[str, ...]:
         """Of the components, sorted."""
         return self._names
+
+    def check_num(self, num: int) -> None:
+        """Raises ``ValueError`` if its weights are sequences that are not of as many datasets."""
+        if self._num_weights not in (None, num):
+            raise ValueError(
+                f"a schedule must have one number for each of the {num} datasets at every position, got {self._num_weights}"
+            )
 
     def __repr__(self) -> str:
         name = "Schedule" if self._kind == "steps" else "Schedule.linear"
@@ -137,6 +148,12 @@ class Schedule:
             total = sum(row)
             shares.append([weight / total for weight in row])
         return ScheduledSelection([*rows], shares, is_linear=is_linear, end=0 if not drawn_from else end)
+
+
+def _as_position(position: Any) -> int:
+    if isinstance(position, bool | np.bool_):
+        raise TypeError(f"a position of a schedule must be an integer, got {position!r} of type {type(position).__name__}")
+    return as_int("a position of a schedule", position, minimum=0)
 
 
 def _as_weights(position: int, weights: Any) -> dict[str, Fraction]:

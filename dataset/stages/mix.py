@@ -229,6 +229,7 @@ def plan_for(names: list[str] | None, weights: Any, num: int, *, exactly: bool =
     """
     own = [str(i) for i in range(num)] if names is None else names
     if isinstance(weights, Schedule):
+        weights.check_num(num)
         unknown = sorted(set(weights.names) - set(own))
         if unknown:
             raise ValueError(f"a schedule must have weights of the datasets, {own!r:.200}, got {unknown!r:.200}, too")

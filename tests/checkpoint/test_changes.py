@@ -100,7 +100,7 @@ CASES = [(name, behind, (i + i // 4) % 4) for i, (name, behind) in enumerate(ite
 
 @pytest.mark.parametrize(("name", "behind", "change"), CASES)
 def test_a_step_that_holds_elements_fills_itself_as_it_was_or_refuses(name, behind, change):
-    """It refuses where it needs a component that is gone, but bins, and a cache, which would need all that ever was."""
+    """It refuses where it needs a component that is gone and does not know for what: a cache, and what cuts batches of several."""
     (before, after), step = CHANGES[change], HOLD[name]
     gone, num_refused = set(before) - set(after), 0
     message = r"CacheDatasetIterator holds \d+ elements" if name == "cache" else "holds elements of components that"
@@ -125,7 +125,7 @@ def test_a_step_that_holds_elements_fills_itself_as_it_was_or_refuses(name, behi
         assert flat(next(same)) == flat(next(it))
         for iterator in (it, other, same):
             iterator.close()
-    goes_on = name in ("first_fit", "best_fit")  # bins know which of their elements were delivered
+    goes_on = name not in ("cache", "rebatch")
     assert (num_refused > 0) == (name == "cache" or bool(gone and not goes_on))
 
 

@@ -337,6 +337,18 @@ def test_what_a_step_holds_of_others_than_the_dropped_one_comes_once(step):
         assert all(x < 3000 for x in last) and (len(names) == 2 or all(x < 2000 for x in last))
 
 
+@pytest.mark.parametrize("options", [{}, {"by": num_tokens}])
+def test_a_window_keeps_its_order_without_what_is_dropped(options):
+    for num in range(1, 31):
+        it = iter(STEPS["window_shuffle"](mixture({"a": 1, "b": 2, "c": 1}, **options)))
+        for _ in range(num):
+            next(it)
+        other = iter(STEPS["window_shuffle"](mixture({"a": 1, "b": 1}, **options)))
+        other.set_state(json.loads(json.dumps(it.get_state())), drop={"c"})
+        kept = [x for x in [next(it)["x"][0] for _ in range(-num % 10)] if x < 3000]
+        assert [next(other)["x"][0] for _ in kept] == kept
+
+
 def test_counts_are_in_reports_and_metrics():
     it = iter(mixture({"a": 1, "b": 2}, by=num_tokens).batch(3, batch_fn=list))
     with gristmill.observe(it) as observed:
@@ -358,12 +370,15 @@ def test_wrong_schedules_and_arguments():
         ({0: {"a": 0}}, ValueError, "above 0"),
         ({0: {"a": 1, "b": 1e-9}}, ValueError, "millionth"),
         ({0: 3}, TypeError, "names"),
+        ({False: {"a": 1}}, TypeError, "an integer, got False"),
+        ({0: [1, 2], 5: [1]}, ValueError, "as many weights"),
     ]
     for steps, error, match in wrong:
         assert_raises(error, match, Schedule, steps)
     for make in (MapDataset.mix, IterDataset.mix):
         assert_raises(ValueError, "'c'", make, parts, Schedule({0: {"a": 1, "c": 1}}))
         assert_raises(ValueError, "stop must be", make, parts, stop="last")
+        assert_raises(ValueError, "one number for each of the 2 datasets", make, [*parts.values()], Schedule({0: [1]}))
     assert_raises(ValueError, "Mix streams", MapDataset.mix, parts, by=len)
     assert_raises(TypeError, "by must be", IterDataset.mix, parts, by=3)
     assert_raises(TypeError, "length of an element", next, iter(IterDataset.mix(parts, by=str)))
