@@ -29,6 +29,7 @@ _WINDOW = 4096  # indices permuted at a time, for lengths above _WHOLE
 _WHOLE = 1 << 16  # up to this length an epoch's permutation is computed at once
 _SMALL = 1 << 11  # up to this length of a table, fewer operations matter more than shorter ones
 _FEW = 32  # for fewer records a single walk takes longer than the whole permutation
+_LONG = 4 * _WINDOW  # what is as long is computed at once, and not kept
 _NUM_WINDOWS = 8  # kept per Permutation: some epochs or some threads at different places
 
 
@@ -288,12 +289,14 @@ class Permutation:
         return result
 
     def run(self, epoch: int, start: int, num: int) -> NDArray[np.int64] | None:
-        """The records at ``start, start + 1, …`` of one epoch, read-only int64 [num]; ``None`` if they are not in one window."""
+        """The records at ``start, start + 1, …`` of one epoch, read-only int64 [num], or ``None`` if that is no quicker."""
         size = self._window_size
         window, offset = divmod(start, size)
-        if offset + num > min(size, self.length - window * size):
+        if offset + num <= min(size, self.length - window * size):
+            return self._window(epoch, window)[offset : offset + num]
+        if num < _LONG or start + num > self.length:
             return None
-        return self._window(epoch, window)[offset : offset + num]
+        return _permute_range(start, start + num, self.length - 1, (self.seed + epoch) & _UINT32)
 
     def _many(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.length <= _WHOLE:

@@ -37,7 +37,7 @@ class Turns(NamedTuple):
     @classmethod
     def of(cls, state: Any, owner: object) -> Turns | None:
         """What a state says, if it says something. Raises ``StateMismatchError`` for what makes no sense."""
-        if TURNS not in state:
+        if not isinstance(state, Mapping) or TURNS not in state:
             return None
         try:
             return cls.read(state[TURNS])
