@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from gristmill.core.state import plain_int
 from gristmill.dataset.states.turns import TURNS, Turns, without
 
 OWN = "proportions"  # the weights of the mixture when the state was taken
@@ -32,6 +33,10 @@ FORGOTTEN = "forgotten"
 # What the states of steps say of the elements they hold, if these are any; those of ``TURNS`` apart it is not known which.
 _HELD = frozenset({"next_row", "pos_in_window", "next_index_in_buffer", "elements_from_buffer_after_checkpoint", "batch_idx"})
 _HELD |= {"rows", "held", "position", "skipped"}
+_NUM_DELIVERED = (
+    "next_row",
+    "elements_from_buffer_after_checkpoint",
+)  # of groups that are others without some elements
 _PLACES = ("epoch", "iterators_in_use_indices")  # what must be the same in two states for what is in them to be the same iterator
 
 
@@ -142,13 +147,15 @@ def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[s
         return None
     mixture = {**state[keys[0]], TURNS: turns.saved()}
     anew = {**state, TURNS: turns.saved(), keys[0]: mixture}
-    if turns.rows or "remainder_slices" in state:  # a new group begins with what was not delivered
-        key = "next_row" if "next_row" in state else "elements_from_buffer_after_checkpoint"
-        anew[TURNS] = mixture[TURNS] = turns.passing(state[key]).saved()
-        anew[key] = 0
-        if "remainder_slices" in state and not _cuts_on(anew, turns, state[key]):
-            return None
-    return anew
+    key = next((key for key in _NUM_DELIVERED if key in state), None)
+    if key is None:
+        return anew
+    num = plain_int(state[key])
+    if num is None:
+        return None
+    anew[TURNS] = mixture[TURNS] = turns.passing(num).saved()  # a new group begins with what was not delivered
+    anew[key] = 0
+    return anew if "remainder_slices" not in state or _cuts_on(anew, turns, num) else None
 
 
 def _cuts_on(state: dict[str, Any], turns: Turns, num_rows: int) -> bool:
@@ -159,9 +166,12 @@ def _cuts_on(state: dict[str, Any], turns: Turns, num_rows: int) -> bool:
     """
     are_there = turns.passing(num_rows).are_there()
     place = -1 if num_rows else 0  # of the one that was cut
-    left = turns.left if num_rows else state["remainder_slices"]
+    slices = state["remainder_slices"]
+    if not isinstance(slices, Mapping):
+        return False
+    left = turns.left if num_rows else slices
     if left is None or not are_there or not are_there[place]:
-        left = {name: [-1, -1] for name in state["remainder_slices"]}
+        left = {name: [-1, -1] for name in slices}
     elif any(are_there[:place]):
         return False
     state["remainder_slices"] = left

@@ -100,7 +100,7 @@ CASES = [(name, behind, (i + i // 4) % 4) for i, (name, behind) in enumerate(ite
 
 @pytest.mark.parametrize(("name", "behind", "change"), CASES)
 def test_a_step_that_holds_elements_fills_itself_as_it_was_or_refuses(name, behind, change):
-    """It refuses where it needs a component that is gone and does not know for what: a cache, and what cuts batches of several."""
+    """It refuses where it needs a component that is gone, not knowing for what: a cache, and what cuts batches of several."""
     (before, after), step = CHANGES[change], HOLD[name]
     gone, num_refused = set(before) - set(after), 0
     message = r"CacheDatasetIterator holds \d+ elements" if name == "cache" else "holds elements of components that"
