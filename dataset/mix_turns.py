@@ -95,10 +95,21 @@ class TurnsIterator(CountedIterator[T]):
 
     def _moves(self, components: Iterable[int]) -> None:
         """Called before these are moved, so that whoever has marked this iterator can go back."""
-        for mark in [mark for ref in self._marks if (mark := ref()) is not None]:
-            for i in components:
-                if i not in mark.parents:
-                    mark.parents[i] = marked(self._parents[i])
+        marks = self._live_marks()
+        for i in components if marks else ():
+            if places := [mark.parents for mark in marks if i not in mark.parents]:
+                place = marked(self._parents[i])
+                for others in places:
+                    others[i] = place
+
+    def _move_from(self, places: Mapping[int, Any]) -> None:
+        """The same where the marks of these components are known."""
+        for mark in self._live_marks():
+            for i, place in places.items():
+                mark.parents.setdefault(i, place)
+
+    def _live_marks(self) -> list[_Mark]:
+        return [mark for ref in self._marks if (mark := ref()) is not None]
 
     def _return_to(self, mark: Any) -> None:
         if not isinstance(mark, _Mark):

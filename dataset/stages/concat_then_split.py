@@ -316,7 +316,7 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
             return None
         is_first = not len(rows.row)  # there is no row before those that were passed
         outputs = [rows.places.get(position, -1) for position in range(turns.start, turns.stop)]
-        left = following and {name: list(following[name]) for name in self._cut_names}
+        left = None if following is None else {name: list(following[name]) for name in self._cut_names}
         return turns._replace(rows=tuple([i - (is_first and i > 0) for i in outputs]), left=left).saved()
 
     def _position_in(self, state: Any) -> Position[Slices]:

@@ -187,16 +187,17 @@ class MixedDatasetIterator(TurnsIterator[T]):
         if stop - start <= 1 or self._is_again or None in places_of:
             return self._take_one()
         shares, places = plan.select(range(start, stop))
-        asked = [self._parents[known(places_of[component])] for component, _ in shares]
-        before = [marked(parent) for parent in asked]
-        if any([mark is None for mark in before]):
+        asked = [known(places_of[component]) for component, _ in shares]
+        before = {component: marked(self._parents[component]) for component in asked}
+        if None in before.values():
             return [x for _ in range(start, stop) for x in self._take_one()]
+        self._move_from(before)
         found: list[Any] = []
-        for component, inner in shares:
-            elements = self._pull(known(places_of[component]), len(inner))
+        for component, (_, inner) in zip(asked, shares, strict=True):
+            elements = self._pull(component, len(inner))
             if len(elements) < len(inner):  # then the parents are asked again, for what comes before that
-                for parent, mark in zip(asked, before, strict=True):
-                    return_to(parent, mark)
+                for moved, mark in before.items():
+                    return_to(self._parents[moved], mark)
                 return [x for _ in range(start, stop) for x in self._take_one()]
             found += elements
         if (draws := self._draws) is not None:
@@ -213,6 +214,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
             if component is None:
                 self._has_ended = True
                 break
+            self._moves([component])
             taken = self._pull(component, 1)
             if not taken:
                 self._end(component)
@@ -247,7 +249,6 @@ class MixedDatasetIterator(TurnsIterator[T]):
         self._parents = tuple(parents)
 
     def _pull(self, component: int, n: int) -> list[Any]:
-        self._moves([component])
         try:
             return pull(self._parents[component], n)
         except Exception as error:

@@ -175,7 +175,9 @@ class WindowShuffleDatasetIterator(SizedGroupsIterator[T, int]):
         is_noted = self._has_mixtures is not False and leaves_some_out(self._source)
         if not is_noted or draws_before(self._source, snapshot(self._source)) is None:
             return pull(self._source, self._window_size)
-        blocks, window, taken = StatedBlocks(self._source), [], set()
+        blocks = StatedBlocks(self._source)
+        window: list[Any] = []
+        taken: set[int] = set()
         stop: BaseException | None = None
         while len(window) < self._window_size and stop is None:
             elements, states, stop = blocks.take(self._window_size - len(window))
