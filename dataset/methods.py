@@ -1051,6 +1051,7 @@ class IterSequenceMethods(Generic[T_co]):
         """
         from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
 
+        _warn_of_small_groups(self, batch_size)
         given = (num_lanes, shard_options, workers, end, agree, agree_every, batch_fn)
         return GlobalBatchIterDataset(self, batch_size, *given)
 

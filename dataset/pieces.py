@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown
 from gristmill.dataset.plans import Plan, plan_of
-from gristmill.dataset.states.mixtures import DRAWN, FORGOTTEN, OWN
+from gristmill.dataset.states.mixtures import DRAWN, OWN, forgotten_in
 from gristmill.dataset.states.refilling import refuse_refilling
 from gristmill.dataset.states.turns import Turns
 
@@ -65,12 +65,6 @@ def pieces_of(state: Mapping[str, Any], own: Plan, owner: object, *, follows: bo
         _check_all_there(plan, start, stop, {*places, *forgotten}, owner, follows=follows)
         pieces.append(Piece(stop, plan, [places.get(name) for name in plan.names]))
     return tuple(pieces)
-
-
-def forgotten_in(state: Mapping[str, Any]) -> set[str]:
-    """The components whose elements are left out where elements are drawn again, as a state says."""
-    names = state.get(FORGOTTEN, ())
-    return {*map(str, names)} if isinstance(names, list | tuple) else set()
 
 
 def turns_in(state: Mapping[str, Any], names: Sequence[str], owner: object) -> Turns | None:

@@ -125,13 +125,19 @@ def _mixture_without(state: Mapping[str, Any], names: frozenset[str], *, is_held
     parents = {str(name): value for name, value in state["parents"].items()}
     kept = {**state}
     if not is_held and (TURNS in state or DRAWN in state):  # nothing of it that was drawn is needed
-        kept[FORGOTTEN] = sorted({*state.get(FORGOTTEN, ()), *(names & parents.keys())})
+        kept[FORGOTTEN] = sorted(forgotten_in(state) | (names & parents.keys()))
         if (turns := without(state.get(TURNS), names)) is not None:
             kept[TURNS] = turns.saved()
     is_held = is_held or TURNS in state
     left = {name: value for name, value in parents.items() if name not in names}
     kept["parents"] = {name: without_components(value, names, is_held=is_held) for name, value in left.items()}
     return kept
+
+
+def forgotten_in(state: Mapping[str, Any]) -> set[str]:
+    """The components whose elements are left out where elements are drawn again, as a state says."""
+    names = state.get(FORGOTTEN, ())
+    return {*map(str, names)} if isinstance(names, list | tuple) else set()
 
 
 def _going_on_without(state: Mapping[str, Any], names: frozenset[str]) -> dict[str, Any] | None:

@@ -169,6 +169,8 @@ def test_refusals_and_the_warning():
     for small in (ds, ds.map(str).to_iter_dataset()):
         with pytest.warns(UserWarning, match="fewer than a batch of 13"):
             small.batch(13)
+        with pytest.warns(UserWarning, match="fewer than a batch of 14"):
+            small.global_batch(14)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ds.batch(12)
