@@ -86,6 +86,21 @@ class StageSummary:
         return max(0, self.bytes_consumed - self.bytes_produced)
 
 
+_MAX_COMPONENTS = 8  # that are shown
+
+
+def _drawn_text(components: dict[str, dict[str, int]]) -> str:
+    most = sorted(components.items(), key=lambda item: -item[1]["elements"])
+    total = {key: max(1, sum([counts[key] for counts in components.values()])) for key in ("elements", "lengths")}
+    parts = []
+    for name, counts in most[:_MAX_COMPONENTS]:
+        num, length = counts["elements"], counts["lengths"]
+        of_length = f", {length / total['lengths']:.0%} of the length" if length != num else ""
+        parts.append(f"{name[:80]} {num:,} ({num / total['elements']:.0%}{of_length})")
+    left = len(most) - _MAX_COMPONENTS
+    return ", ".join(parts) + (f" and {left} more" if left > 0 else "")
+
+
 @dataclass(frozen=True)
 class ExecutionSummary(Mapping[int, StageSummary]):
     """The stages of a pipeline by their ids; ``str`` is a table, the stage with the largest share of waiting first.
@@ -141,6 +156,12 @@ class ExecutionSummary(Mapping[int, StageSummary]):
         return f"faults passed over: {parts}" if parts else ""
 
     @property
+    def drawn(self) -> str:
+        """What mixtures of streams have drawn of their components, those with the most first; empty without a mixture."""
+        mixtures = [node for node in self.nodes.values() if node.components]
+        return "; ".join([f"drawn by {node.id}: {_drawn_text(node.components)}" for node in mixtures])
+
+    @property
     def too_long(self) -> str:
         """How many elements were longer than the last boundary, and in which stages; empty without any."""
         parts = ", ".join([f"{node.num_long:,} in {node.name}" for node in self.nodes.values() if node.num_long])
@@ -149,7 +170,7 @@ class ExecutionSummary(Mapping[int, StageSummary]):
     @property
     def remarks(self) -> list[str]:
         """What stands below the table."""
-        return [line for line in (self.read_ahead, self.passed_over, self.too_long) if line]
+        return [line for line in (self.read_ahead, self.drawn, self.passed_over, self.too_long) if line]
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data."""

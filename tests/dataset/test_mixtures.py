@@ -354,7 +354,9 @@ def test_counts_are_in_reports_and_metrics():
     with gristmill.observe(it) as observed:
         for _ in range(4):
             next(it)
-        (node,) = [node for node in observed.summary().values() if node.components]
+        summary = observed.summary()
+        (node,) = [node for node in summary.values() if node.components]
+    assert f"drawn by {node.id}: b 8 (67%, " in str(summary) and " of the length), a 4 (33%, " in str(summary)
     assert node.components == it.counts() and sum(row["elements"] for row in node.components.values()) == 12
 
 
