@@ -1052,8 +1052,7 @@ class IterSequenceMethods(Generic[T_co]):
         from gristmill.dataset.stages.global_batch import GlobalBatchIterDataset
 
         _warn_of_small_groups(self, batch_size)
-        given = (num_lanes, shard_options, workers, end, agree, agree_every, batch_fn)
-        return GlobalBatchIterDataset(self, batch_size, *given)
+        return GlobalBatchIterDataset(self, batch_size, num_lanes, shard_options, workers, end, agree, agree_every, batch_fn)
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T_co]:
         """Returns a dataset of the same rows in batches of another size.

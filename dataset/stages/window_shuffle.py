@@ -8,7 +8,6 @@ from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.indices import Indices
 from gristmill.core.permutation import Permutation, shuffled_order
 from gristmill.core.state import state_count, state_field
-from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.bases.grouped import FORGOTTEN, Position, SizedGroupsIterator
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate, pull, skip_one, snapshot
@@ -16,7 +15,7 @@ from gristmill.dataset.bases.length import same_number
 from gristmill.dataset.bases.map import ReindexMapDataset
 from gristmill.dataset.bases.node import random_seed, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, silent
-from gristmill.dataset.drawn import draws_before, leaves_some_out, turns_between
+from gristmill.dataset.drawn import draws_before, leaves_some_out, position_before, turns_between
 from gristmill.dataset.states.turns import Turns
 
 T = TypeVar("T")
@@ -175,16 +174,12 @@ class WindowShuffleDatasetIterator(SizedGroupsIterator[T, int]):
         is_noted = self._has_mixtures is not False and leaves_some_out(self._source)
         if not is_noted or draws_before(self._source, snapshot(self._source)) is None:
             return pull(self._source, self._window_size)
-        blocks = StatedBlocks(self._source)
         window: list[Any] = []
         taken: set[int] = set()
-        stop: BaseException | None = None
-        while len(window) < self._window_size and stop is None:
-            elements, states, stop = blocks.take(self._window_size - len(window))
-            window += elements
-            taken |= {state["index"] - 1 for state in states}
-        if stop is not None and not isinstance(stop, StopIteration):
-            raise stop
+        position = position_before(self._source)
+        while len(window) < self._window_size and (element := self._source._take(1)):
+            window += element
+            taken.add(position() - 1)
         self._taken = taken
         return window
 
