@@ -191,7 +191,7 @@ TYPICAL = ("alone", "batch", "batch_thread_prefetch", "mix", "interleave", "cach
 
 
 def combinations(stage, part, *choices):
-    """A fourth of all that may stand behind ``stage`` with all that may fail, in turn with one of all combinations of ``choices``."""
+    """A fourth of all that may stand behind ``stage`` and of all that may fail, each with one combination of ``choices``."""
     afters = AFTER if stage in THOROUGH else TYPICAL
     turns = itertools.cycle(itertools.product(*choices))
     for _ in range(list(STAGES).index(stage)):
