@@ -457,10 +457,12 @@ class ScheduledSelection:
 
     def _released(self, segment: _Segment, members: Sequence[int], x: int, num: int) -> Any:
         """Units of ``members`` that were released, at ``num`` positions from ``x`` on in a segment."""
-        whole = self._whole
-        base = [segment.at(i, x) for i in members]
         slope = [segment.slope[i] + 2 * segment.bend[i] * x for i in members]
         bend = [segment.bend[i] for i in members]
+        common = math.gcd(self._whole, *slope, *bend)  # so that numbers are small; integrals are rounded up in any case
+        whole = self._whole // common
+        base = [-(-segment.at(i, x) // common) for i in members]
+        slope, bend = [n // common for n in slope], [n // common for n in bend]
         dtype: Any = np.int64 if whole * (num + 2) < _SAFE else object
         y = np.arange(num).astype(dtype)
         columns = [np.array([n if i else n % whole for n in part], dtype)[:, None] for i, part in enumerate((base, slope, bend))]
