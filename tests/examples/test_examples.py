@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(500)  # programs that train: on a busy machine 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PNG = b"\x89PNG\r\n\x1a\n"
-SAME, DIFFERENT = (f"batches, losses and parameters: {found}" for found in ("bit-identical", "DIFFERENT"))
+SAME = "batches, losses and parameters: bit-identical"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,7 +82,7 @@ def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_resumes_by_running_again_and_a_difference_is_noticed(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_by_running_again(tmp_path: Path) -> None:
     args = ["--out", tmp_path, "--steps", 40, "--save-every", 10, "--seed", 7]
     # Twice, the second time while the checkpoint of step 30 is being written.
     interrupted = ["train_digits.py", *args, "--name", "resumed", "--interrupt-at"]
@@ -97,12 +97,6 @@ def test_an_interrupted_run_resumes_by_running_again_and_a_difference_is_noticed
     assert len(steps_in(log)) > 41  # some steps were trained more than once
     state = next((runs / "resumed/checkpoints").glob("40/data/process_0-of-1.json"))
     assert "seed=7" in state.read_text()
-    args = ["--out", tmp_path, "--steps", 12, "--save-every", 5]
-    run_example("train_digits.py", *args, "--name", "resumed", "--interrupt-at", 8, status=3)
-    log = tmp_path / "seed0-batch64-workers0/resumed/log.txt"
-    lines = log.read_text().splitlines(keepends=True)
-    log.write_text("".join(lines[:3]) + lines[3][:-2] + "?\n" + "".join(lines[4:]))  # the digest of one batch
-    assert DIFFERENT in run_example("train_digits_story.py", *args, status=1)
 
 
 @pytest.mark.slow

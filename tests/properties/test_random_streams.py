@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from functools import partial
 
 import cloudpickle
 import list_model
@@ -96,7 +97,7 @@ class Run:
         try:
             elements = pull(self.it, n)
         except (Boom, ValueError, Transient, Interrupt):
-            go_to(self.it, before)
+            twice_if_transient(partial(go_to, self.it, before))
             self.is_failed = False
             return
         assert len(elements) == n or self.position + len(elements) == len(self.outcomes)
@@ -119,10 +120,7 @@ class Run:
     def restore(self, number):
         text, self.position = self.saved[number % len(self.saved)]
         state = json.loads(text)
-        try:
-            self.it.set_state(state)
-        except Transient:  # a dataset could not be opened
-            self.it.set_state(state)
+        twice_if_transient(partial(self.it.set_state, state))
         self.is_failed = False
         spoil_state(state)
         assert self.states_vary or self.state() == text
@@ -211,6 +209,13 @@ class Run:
         assert self.state() == end or self.is_failed
         for it in (self.it, *self.old):
             it.close()
+
+
+def twice_if_transient(go):
+    try:
+        go()
+    except Transient:  # a dataset could not be opened
+        go()
 
 
 def has_lazy_interleave(tree):
