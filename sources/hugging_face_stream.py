@@ -203,13 +203,27 @@ def _release() -> tuple[int, ...]:
 def _is_exact(step: Any) -> bool:
     import inspect
 
-    if type(step).__name__ not in _EXACT_STEPS:
+    if type(step).__name__ not in _EXACT_STEPS or not _has_one_kind(step):
         return False
     function = getattr(step, "function", None)
     if function is None:
         return True
+    if not _is_cut(step.ex_iterable):
+        return False
     is_of_tables = getattr(step, "formatting", None) is not None and step.formatting.is_table
     return not (inspect.iscoroutinefunction(function) or (is_of_tables and step.batched))
+
+
+def _has_one_kind(step: Any) -> bool:
+    """Whether all that is joined gives tables, or none: the library knows it of the whole, and shards of it may be others."""
+    return len({bool(inner.iter_arrow) for inner in getattr(step, "ex_iterables", ())}) < 2
+
+
+def _is_cut(step: Any) -> bool:
+    """Whether examples that a function gets from tables are counted one by one."""
+    while type(step).__name__ == "FormattedExamplesIterable":
+        step = step.ex_iterable
+    return not step.iter_arrow or type(step).__name__ == "RebatchedArrowExamplesIterable"
 
 
 def _shares(step: Any) -> bool:

@@ -52,7 +52,8 @@ class HuggingFaceIterDataset(IterDataset[Any]):
     gives the same examples in the same order again, so shuffle behind it. State: the library's ``state_dict`` as text, and how
     many elements there were. Restoring goes on with exactly the next example, any number of times: by the library's state where
     it is exact, which reads on in the file; else, for ``batch(by_column=...)``, ``map(batched=True)`` of Arrow tables, ``async``
-    functions, and releases before 5.2, by reading from the beginning. Cost: what the library's own iteration costs.
+    functions, files joined with a generator, and releases before 5.2, by reading from the
+    beginning. Cost: what the library's own iteration costs.
 
     A shuffle with a buffer (``shuffle(buffer_size=1000)``) is refused, as the library loses what is in the buffer when it is
     resumed: shuffle files by ``shuffle(seed=..., buffer_size=1)`` and examples by ``window_shuffle`` behind this dataset.
