@@ -188,7 +188,7 @@ def measure(question: str, workload: Workload, rounds: int, environment: Mapping
 
 def figure(value: float) -> str:
     """Three significant digits, without an exponent."""
-    return f"{value:.{max(0, 2 - math.floor(math.log10(value)))}f}" if value else "0"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if value else "0"
 
 
 def row(result: dict[str, Any]) -> list[str]:
