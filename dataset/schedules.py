@@ -27,6 +27,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -268,6 +269,8 @@ class ScheduledSelection:
         self._settled: list[int] | None = None
         last = self._segments[-1]
         self._gone = [i for i in range(self._num) if not last.slope[i]]  # those that are never drawn from again
+        self._period = self._whole // math.gcd(self._whole, *last.slope)  # of what comes when nothing changes any more
+        self._lap: tuple[list[int], list[int]] | None = None  # what comes in the first period
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
@@ -295,16 +298,32 @@ class ScheduledSelection:
 
     def __getitem__(self, position: int) -> tuple[int, int]:
         """The component at ``position`` and how often it came before."""
+        if self._period <= _BLOCK and position >= self._unchanging_from:
+            return self._repeated(position)
         number, offset = divmod(position, _BLOCK)
         block = self._blocks.get(number)
         if block is None:
             if self._missed != number:
                 self._missed = number
-                counts = self._counts(position)
-                component = self._next(position, counts)
-                return component, counts[component]
+                return self._single(position)
             block = self._block(number)
         return block[0][offset], block[1][offset]
+
+    def _single(self, position: int) -> tuple[int, int]:
+        counts = self._counts(position)
+        component = self._next(position, counts)
+        return component, counts[component]
+
+    def _repeated(self, position: int) -> tuple[int, int]:
+        """The same where windows are those of a period before, and so is what comes."""
+        laps, offset = divmod(position - self._unchanging_from, self._period)
+        if self._lap is None:
+            if self._missed != -2:  # the first one
+                self._missed = -2
+                return self._single(position)
+            self._lap = self._served(self._unchanging_from, self._period)
+        component, inner = self._lap[0][offset], self._lap[1][offset]
+        return component, inner + laps * self._segments[-1].slope[component] * self._period // self._whole
 
     def run(self, start: int, num: int) -> tuple[list[int], list[int]]:
         """The components at ``num`` positions from ``start`` on, and how often each came before."""
@@ -367,14 +386,19 @@ class ScheduledSelection:
     def _is_settled(self, position: int) -> bool:
         return bool(self._gone) and position > self._segments[-1].start + self._settling
 
-    @property
+    @cached_property
+    def _unchanging_from(self) -> int:
+        """From where on all windows began after the last step."""
+        return self._segments[-1].start + self._settling + self._longest
+
+    @cached_property
     def _settling(self) -> int:
         """How many positions after the last step that takes, at most; windows that began before it do not matter then."""
         last = self._segments[-1]
         period = self._whole // math.gcd(self._whole, *last.slope)
         return min(period, _MAX_SETTLING) + self._longest
 
-    @property
+    @cached_property
     def _longest(self) -> int:
         """The length of the longest window after the last step."""
         return self._whole // min([slope for slope in self._segments[-1].slope if slope], default=self._whole) + 2
