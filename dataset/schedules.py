@@ -422,11 +422,7 @@ class ScheduledSelection:
         """See the head of the module."""
         whole, integral = self._whole, self.integral(position)
         counts = [number // whole for number in integral]
-        members, since, given = (
-            [*range(self._num)],
-            0,
-            position,
-        )  # since when windows matter, and how many units were given to them
+        members, since, given = [*range(self._num)], 0, position  # since when windows matter; the units that members were given
         if self._is_settled(position):
             settled = self._settled_counts()
             since = self._segments[-1].start + self._settling - self._longest
@@ -445,27 +441,13 @@ class ScheduledSelection:
         for start in range(first, position + 1, _PIECE):
             stop = min(start + _PIECE, position + 1)
             surplus = self._surplus(members, start, stop, offset)
-            self._lower(lows, releases, surplus, start)
+            _lower(lows, releases, surplus, start)
         before = 0
         for (_, i), low in zip(units, lows, strict=True):
             ahead = num_ahead + low
             counts[i] += ahead - before
             before = ahead
         return counts
-
-    @staticmethod
-    def _lower(lows: list[int], releases: list[int], surplus: Any, start: int) -> None:
-        """Lowers ``lows[j]`` to the least of ``surplus - late``."""
-        times = np.arange(start, start + len(surplus))
-        released = np.searchsorted(np.sort(releases), times, side="right")
-        kept = np.flatnonzero(surplus < released)
-        if not len(kept):
-            return
-        late = (np.asarray(releases)[:, None] <= times[kept]).astype(np.int64)  # [unit, time]
-        late = late.sum(0) - np.cumsum(late, 0)  # of the units after each
-        least = (surplus[kept] - late).min(1)
-        for j, low in enumerate(least.tolist()):
-            lows[j] = min(lows[j], low)
 
     def _surplus(self, members: Sequence[int], start: int, stop: int, offset: int) -> Any:
         """How many units of ``members`` were released beyond one for each position, at the positions of a range."""
@@ -499,3 +481,17 @@ class ScheduledSelection:
         if self._settled is None:
             self._settled = self._counts(self._segments[-1].start + self._settling)
         return self._settled
+
+
+def _lower(lows: list[int], releases: list[int], surplus: Any, start: int) -> None:
+    """Lowers ``lows[j]`` to the least of ``surplus - late``."""
+    times = np.arange(start, start + len(surplus))
+    released = np.searchsorted(np.sort(releases), times, side="right")
+    kept = np.flatnonzero(surplus < released)
+    if not len(kept):
+        return
+    late = (np.asarray(releases)[:, None] <= times[kept]).astype(np.int64)  # [unit, time]
+    late = late.sum(0) - np.cumsum(late, 0)  # of the units after each
+    least = (surplus[kept] - late).min(1)
+    for j, low in enumerate(least.tolist()):
+        lows[j] = min(lows[j], low)
