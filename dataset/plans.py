@@ -224,6 +224,17 @@ class PlannedSelectionMap(BlockSelectionMap):
         component = phase.members[place]
         return component, count + phase.offsets[place] + epoch * self._epoch[component]
 
+    def nums_before(self, index: int) -> list[int]:
+        """How many of the first ``index`` elements each component gives."""
+        epoch = 0
+        if index > self._length and self._stop == "all":
+            epoch, index = divmod(index, self._length)
+        phase = self._phases[bisect_right(self._phases, index, key=lambda phase: phase.start) - 1]
+        nums = [*self._epoch]  # of those that have ended
+        for i, count, offset in zip(phase.members, phase.plan.counts(index), phase.offsets, strict=True):
+            nums[i] = count + offset
+        return [num + epoch * of_epoch for num, of_epoch in zip(nums, self._epoch, strict=True)]
+
     def select(self, indices: Indices) -> Selected:
         if not isinstance(indices, range) or indices.step != 1 or indices.start < 0 or indices.stop > self._length:
             return select_singly(self, indices)

@@ -161,6 +161,13 @@ class MapDataset(
         """How many elements of a parent, by its number, the first ``num`` elements are made of."""
         return num
 
+    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+        """What the first ``num`` elements were drawn from, by component of the nearest mixture upstream (see ``counts``).
+
+        ``None``: there is none, or they are not its first ones.
+        """
+        return self._parents[0]._counts_before(num) if type(self)._origins is _same_index else None
+
     def _divided(self, division: Division) -> Any:
         """What a worker has in place of this dataset, from which a stream is made."""
         if not division.is_sequential:

@@ -38,6 +38,7 @@ class Tolerating:
     def counts(self) -> dict[str, dict[str, int]]:
         """Returns what the state says of components of the mixture upstream, the nearest one, by name: how many ``"elements"``
         were drawn, their ``"lengths"`` together, the ``"epochs"`` before this one. What a step holds counts when it has come.
+        Of a mixture of map datasets, where they are read in its order and in this process.
         """
         from gristmill.dataset.telling.counts import counts_of
 

@@ -104,6 +104,10 @@ class BatchMapDataset(BlockMapDataset[T]):
         of_epoch = self._length * self._batch_size if self._parameters.drop_remainder else self._parent_length
         return epochs * of_epoch + min(position * self._batch_size, self._parent_length)
 
+    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+        found: dict[str, dict[str, int]] | None = self._parent._counts_before(self._num_drawn(num, 0))
+        return found
+
     def _origins(self, index: int) -> Iterable[Part]:
         epoch, position = divmod(index, len(self))
         first, offset = position * self._batch_size, epoch * self._parent_length

@@ -129,6 +129,15 @@ class MixedMapDataset(BlockMapDataset[T]):
                 return inner
         return num * len(self._parents[parent]) // max(1, self._length)
 
+    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+        if not isinstance(self._selection_map, SelectionWithProportionsMap | PlannedSelectionMap):
+            return None
+        nums = self._selection_map.nums_before(num)
+        counts = {}
+        for i, (count, parent) in enumerate(zip(nums, self._parents, strict=True)):
+            counts[self._names.get(i, str(i))] = {"elements": count, "lengths": count, "epochs": count // len(parent)}
+        return counts
+
     def _origins(self, index: int) -> Iterable[Part]:
         component, (inner,) = self._selected(index)
         return [Part(self._parents[component], inner, components=(self._names.get(component, component),))]

@@ -181,6 +181,10 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if "_reader" in vars(self):
             self._reader.ctx = ctx
 
+    def _counts_at(self, num: int) -> dict[str, dict[str, int]] | None:
+        """See ``MapDataset._counts_before``."""
+        return self._ds._counts_before(num)
+
     @property
     def _draws_from(self) -> Sequence[Any]:
         return (self._ds,)

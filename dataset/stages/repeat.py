@@ -79,6 +79,10 @@ class RepeatMapDataset(ReindexMapDataset[T]):
         self._check_not_empty(self._parent_length)
         return index % self._parent_length
 
+    def _counts_before(self, num: int) -> dict[str, dict[str, int]] | None:
+        found: dict[str, dict[str, int]] | None = self._parent._counts_before(num) if self._reseed else None
+        return found
+
     def _origins(self, index: int) -> Iterable[Part]:
         return [Part(self._parent, self._reindex(index), 0 if self._reseed else index // self._parent_length)]
 

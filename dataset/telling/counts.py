@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from gristmill.dataset.states.mixtures import mixtures_in
@@ -11,8 +12,10 @@ from gristmill.dataset.tally import sum_of_counts
 def counts_of(it: Any) -> dict[str, dict[str, int]]:
     """See ``DatasetIterator.counts``. All lanes of workers count; without ``by`` an element has the length 1.
 
+    Of a ``MapDataset.mix`` that is the first elements, where these are read in its order, by one process.
+
     Raises:
-        ValueError: there is no ``IterDataset.mix`` upstream.
+        ValueError: there is no ``IterDataset.mix`` upstream, nor a ``MapDataset.mix`` that is read in its order.
 
     Example:
         >>> from gristmill.dataset import IterDataset, MapDataset
@@ -21,20 +24,41 @@ def counts_of(it: Any) -> dict[str, dict[str, int]]:
         >>> it.counts()["a"]
         {'elements': 2, 'lengths': 2, 'epochs': 0}
     """
-    mixture = _nearest_mixture(it)
+    mixture = _nearest(it, "_counts_in")
     if mixture is None:
-        raise ValueError(f"{it} draws from no IterDataset.mix, whose components could be counted")
+        counts = _counts_of_map_datasets(it)
+        if counts is None:
+            raise ValueError(
+                f"{it} draws from no IterDataset.mix, nor in order and in this process from a MapDataset.mix, whose components "
+                "could be counted"
+            )
+        return counts
     total: dict[str, dict[str, int]] = {}
     for state in mixtures_in(it.get_state(), with_lists=True):  # one for each lane
         total = sum_of_counts(total, mixture._counts_in(state))
     return total
 
 
-def _nearest_mixture(it: Any) -> Any:
-    """An iterator like that of the mixture nearest to the output, which need not be where that one is."""
+def _counts_of_map_datasets(it: Any) -> dict[str, dict[str, int]] | None:
+    reading, places = _nearest(it, "_counts_at"), [*_places_in(it.get_state())]
+    counts: dict[str, dict[str, int]] | None = reading._counts_at(places[0]) if reading and len(places) == 1 else None
+    return counts
+
+
+def _places_in(state: Any) -> Iterator[int]:
+    """How many elements of map datasets have been read, as the innermost parts of a state say."""
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    inner = [place for part in parts for place in _places_in(part)]
+    if not inner and isinstance(state, dict) and type(state.get("next_index")) is int:
+        inner = [state["next_index"]]
+    yield from inner
+
+
+def _nearest(it: Any, name: str) -> Any:
+    """The nearest to the output that has this method: an iterator like that in use, which need not be where that one is."""
     level = [it]
     while level:
-        found = next((node for node in level if hasattr(node, "_counts_in")), None)
+        found = next((node for node in level if hasattr(node, name)), None)
         if found is not None:
             return found
         level = [upstream for node in level for upstream in node._described_upstream]

@@ -389,4 +389,26 @@ def test_wrong_schedules_and_arguments():
     assert_raises(TypeError, "length of an element", next, iter(IterDataset.mix(parts, by=str)))
     assert_raises(IndexError, "never stops", MapDataset.mix(parts, stop="never").__getitem__, -1)
     assert_raises(ValueError, "no IterDataset.mix", iter(MapDataset.range(3)).counts)
+
+
+@pytest.mark.parametrize("options", [{}, {"stop": "all"}, {"stop": "never"}])
+@pytest.mark.parametrize("weights", [{"a": 2, "b": 1, "c": 1}, Schedule({0: {"a": 1, "b": 3}, 7: {"a": 1, "c": 2, "b": 1}})])
+def test_a_mixture_of_map_datasets_counts_what_came(weights, options):
+    parts = {"a": MapDataset.range(7), "b": MapDataset.range(100, 106), "c": MapDataset.range(200, 205)}
+    mixed = MapDataset.mix(parts, weights, **options)
+    for ds in (mixed, *([] if "stop" in options and options["stop"] == "never" else [mixed.repeat(3)])):
+        it, seen = iter(ds.map(str).to_iter_dataset().thread_prefetch(3)), Counter()
+        for position, x in enumerate(itertools.islice(ds, 45)):
+            found = it.counts()
+            assert {name: counts["elements"] for name, counts in found.items()} == {name: seen[name] for name in "abc"}
+            assert all(found[name]["epochs"] == seen[name] // len(parts[name]) for name in "abc")
+            assert next(it) == str(x)
+            seen["abc"[x // 100]] += 1
+            if position == 20:
+                state, it = it.get_state(), iter(ds.map(str).to_iter_dataset().thread_prefetch(3))
+                it.set_state(state)
+    batches = iter(mixed.batch(4).to_iter_dataset())
+    next(batches)
+    assert sum(counts["elements"] for counts in batches.counts().values()) == 4
+    assert_raises(ValueError, "nor in order", iter(mixed.shuffle(seed=1) if options != {"stop": "never"} else mixed[::2]).counts)
     assert eval(repr(Schedule({0: {"a": 0.7, "b": 1}}))) == Schedule({0: {"b": 1, "a": Fraction(7, 10)}})
