@@ -27,7 +27,6 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -269,12 +268,16 @@ class ScheduledSelection:
         self._settled: list[int] | None = None
         last = self._segments[-1]
         self._gone = [i for i in range(self._num) if not last.slope[i]]  # those that are never drawn from again
+        self._longest = self._whole // min([slope for slope in last.slope if slope], default=self._whole) + 2  # of its windows
         self._period = self._whole // math.gcd(self._whole, *last.slope)  # of what comes when nothing changes any more
+        # How many positions after the last step that takes, at most; windows that began before it do not matter then.
+        self._settling = min(self._period, _MAX_SETTLING) + self._longest
+        self._unchanging_from = last.start + self._settling + self._longest  # all windows began after the last step
         self._lap: tuple[list[int], list[int]] | None = None  # what comes in the first period
         self.end = end
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_blocks": {}}
+        return {**vars(self), "_blocks": {}, "_lap": None, "_missed": -1}
 
     @property
     def whole(self) -> int:
@@ -385,23 +388,6 @@ class ScheduledSelection:
 
     def _is_settled(self, position: int) -> bool:
         return bool(self._gone) and position > self._segments[-1].start + self._settling
-
-    @cached_property
-    def _unchanging_from(self) -> int:
-        """From where on all windows began after the last step."""
-        return self._segments[-1].start + self._settling + self._longest
-
-    @cached_property
-    def _settling(self) -> int:
-        """How many positions after the last step that takes, at most; windows that began before it do not matter then."""
-        last = self._segments[-1]
-        period = self._whole // math.gcd(self._whole, *last.slope)
-        return min(period, _MAX_SETTLING) + self._longest
-
-    @cached_property
-    def _longest(self) -> int:
-        """The length of the longest window after the last step."""
-        return self._whole // min([slope for slope in self._segments[-1].slope if slope], default=self._whole) + 2
 
     def _deadline(self, i: int, count: int) -> float:
         found = self._first(i, (count + 1) * self._whole)
