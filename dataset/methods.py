@@ -21,7 +21,7 @@ from gristmill.core.errors import as_int
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.core.ray_options import RayOptions, WorkerOptions, check_worker_options
 from gristmill.core.sharding import ShardOptions
-from gristmill.dataset.bases.habits import without_hints
+from gristmill.dataset.bases.migration_hints import lookup_with_hint
 from gristmill.transforms import (
     DatasetSelectionMap,
     Filter,
@@ -93,8 +93,10 @@ def _warn_of_small_groups(ds: Any, batch_size: Any) -> None:
 
 
 class _DatasetMeta(abc.ABCMeta):
-    def __dir__(cls) -> list[str]:
-        return without_hints(cls, super().__dir__())
+    if not TYPE_CHECKING:  # with it, type checkers would accept any attribute
+
+        def __getattr__(cls, name: str) -> Any:
+            return lookup_with_hint(type.__getattribute__, cls, name)
 
 
 class MapDatasetMeta(_DatasetMeta):

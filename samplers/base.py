@@ -10,10 +10,8 @@ from gristmill.core.errors import as_int
 from gristmill.core.indices import Indices, as_ints
 from gristmill.core.record import RecordMetadata, sampled
 from gristmill.core.sharding import NoSharding, ShardOptions
-from gristmill.core.structural import without_metaclass
 
 
-@without_metaclass
 @runtime_checkable
 class Sampler(Protocol):
     """Anything that answers ``sampler[index]`` with a ``RecordMetadata`` and raises ``IndexError`` past its end.

@@ -6,24 +6,12 @@ import os
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from gristmill.core.state import shown
-from gristmill.core.structural import ProtocolMeta, without_metaclass
 
 T_co = TypeVar("T_co", covariant=True)
 
 
-class _SourceMeta(ProtocolMeta):
-    """Asks classes as ``hasattr`` does. ``Protocol`` takes a ``__getitem__`` that only says what to use instead for one."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return super().__instancecheck__(instance) and hasattr(type(instance), "__getitem__")
-
-    def __subclasscheck__(cls, subclass: type) -> bool:
-        return super().__subclasscheck__(subclass) and hasattr(subclass, "__getitem__")
-
-
-@without_metaclass
 @runtime_checkable
-class RandomAccessDataSource(Protocol[T_co], metaclass=_SourceMeta):
+class RandomAccessDataSource(Protocol[T_co]):
     """A collection of records that can be read in any order: ``len(source)`` and ``source[key]``.
 
     Subclassing is optional. Lists, tuples, NumPy arrays and the data sets of TFDS, Hugging Face and PyTorch are data

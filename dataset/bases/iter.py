@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from gristmill.core import grain_names
 from gristmill.dataset.bases.division import Division
-from gristmill.dataset.bases.habits import NO_ITEMS, OF_STREAMS, with_hints
 from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown, exact_length, length_hint
 from gristmill.dataset.bases.map import MapDataset
+from gristmill.dataset.bases.migration_hints import OF_STREAMS
 from gristmill.dataset.bases.node import DatasetNode, as_parents, is_of_library
 from gristmill.dataset.bases.traced import Tracing, refuse_to_trace
 from gristmill.dataset.methods import (
@@ -26,7 +26,6 @@ from gristmill.dataset.methods import (
 T_co = TypeVar("T_co", covariant=True)
 
 
-@with_hints(OF_STREAMS | {"__getitem__": NO_ITEMS})
 class IterDataset(
     DatasetNode,
     IterElementMethods[T_co],
@@ -59,6 +58,7 @@ class IterDataset(
     """
 
     _node_family = "IterDataset"
+    _migration_hints = OF_STREAMS
     _passes_on: ClassVar = False  # all it does with elements is to pass them on, each as it is
     _tells_place: ClassVar = False  # its state and those upstream say which element each of them gives next
     # What the step does, if several workers can do it, each to some of the elements: it changes them one by one, with their

@@ -14,8 +14,8 @@ from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
 from gristmill.dataset.bases.feed import Feed, StopInStream, one_by_one, what_failed
-from gristmill.dataset.bases.habits import OF_MAP_DATASETS, with_hints
 from gristmill.dataset.bases.length import AtMost, Exact, Length, of_number
+from gristmill.dataset.bases.migration_hints import OF_MAP_DATASETS
 from gristmill.dataset.bases.node import DatasetNode, ancestors, as_parents, dropping_steps, reads_once, spec_of_first_parent
 from gristmill.dataset.bases.observing import Instrument, Wrap, divert_items
 from gristmill.dataset.bases.origins import Part, RecordKey
@@ -33,7 +33,6 @@ T_co = TypeVar("T_co", covariant=True)
 _ALL = slice(None)
 
 
-@with_hints(OF_MAP_DATASETS)
 class MapDataset(
     DatasetNode,
     MapElementMethods[T_co],
@@ -61,6 +60,7 @@ class MapDataset(
     """
 
     _node_family = "MapDataset"
+    _migration_hints = OF_MAP_DATASETS
     _parents: tuple[MapDataset[Any], ...] = ()
     _current_instrument: Instrument | None = None  # of an object of a user's class
     _reads_blocks = False  # whether it asks who reads for blocks that are kept (see ``kept``)

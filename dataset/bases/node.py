@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from gristmill.core.inert import STATS
 from gristmill.core.options import DatasetOptions, ReadOptions
 from gristmill.core.seeds import check_seed, derive_seed
 from gristmill.core.state import shown
-from gristmill.dataset.bases.habits import without_hints
+from gristmill.dataset.bases.migration_hints import lookup_with_hint
 from gristmill.dataset.bases.parameters import NONE, Parameters, parameters_of
 
 S = TypeVar("S")
@@ -79,6 +79,7 @@ class Node:
 class DatasetNode(Node):
     """What a ``MapDataset`` and an ``IterDataset`` have in common."""
 
+    _migration_hints: ClassVar[Mapping[str, str]] = {}  # by name, for attributes of other libraries
     _seed_point: int | None = None  # the seed given at this point of the pipeline
     _drops = False  # whether this step may leave out elements of its parent
     _adds_step = True  # whether it counts in the distance of a seed (what does not has one parent)
@@ -115,8 +116,11 @@ class DatasetNode(Node):
             "pytree of ShapeDtypeStruct"
         )
 
-    def __dir__(self) -> list[str]:
-        return without_hints(self, super().__dir__())
+    if not TYPE_CHECKING:  # with it, type checkers would accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            inherited = getattr(super(), "__getattr__", None)  # of another base of a user's class
+            return inherited(name) if inherited else lookup_with_hint(object.__getattribute__, self, name)
 
     def _repr_html_(self) -> str:
         return hooks.pipeline_html(self)

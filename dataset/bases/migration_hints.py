@@ -1,16 +1,9 @@
-"""Methods of other libraries: where somebody looks for one, the error says what to write here.
-
-1. They are no attributes: ``hasattr`` is false, ``getattr`` gives its default, ``dir`` does not list them, and what a subclass,
-   an object or another base calls so is found.
-2. Looking up any other attribute costs nothing: with a ``__getattr__``, Python looks up all of them the slow way.
-"""
+"""Migration hints: the error for a method of another library names its counterpart here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
-
-C = TypeVar("C", bound=type)
+from collections.abc import Callable
+from typing import Any
 
 _ROWS = "rows of arrays are MapDataset.source({'x': x, 'y': y}), records of a list or data source MapDataset.source(records)"
 _GENERATOR = "what can only be read in order is an IterDataset of your own: derive a class and return its iterator from __iter__"
@@ -90,49 +83,23 @@ OF_STREAMS = _OF_BOTH | {
     "unbatch": _UNBATCH.format(call="flat_map(rows)"),
 }
 
-NO_ITEMS = (
-    f"{_NO_RANDOM_ACCESS}index or slice the MapDataset before to_iter_dataset(); ds.limit(n) is the beginning of a stream, "
-    "next(iter(ds)) its first element"
-)
 
+def lookup_with_hint(lookup: Callable[[Any, str], Any], obj: Any, name: str) -> Any:
+    """Look up an attribute again that was not found; an ``AttributeError`` gets the migration hint.
 
-class NotSubscriptableError(TypeError, AttributeError):
-    """Something without random access was indexed. An ``AttributeError``, so that ``hasattr`` denies ``__getitem__``."""
+    This is the body of ``__getattr__``, which Python calls only for attributes that are missing.
+    They stay missing for ``hasattr``, ``dir``, ``inspect.getattr_static`` and runtime protocols. An
+    ``AttributeError`` that a property raises keeps its message.
 
-
-class _Elsewhere:
-    """What stands in a class for an attribute that there is not."""
-
-    def __init__(self, home: type, name: str, hint: str) -> None:
-        self._home, self._name, self._hint = home, name, hint
-
-    def __get__(self, obj: Any, owner: type) -> Any:
-        try:  # of a class that comes later
-            return getattr(super(self._home, owner if obj is None else obj), self._name)
-        except AttributeError:
-            pass
-        if obj is None and hasattr(type(owner), self._name):  # a factory, which instances do not have
-            return getattr(type(owner), self._name).__get__(owner)
-        if self._name == "__getitem__":
-            raise NotSubscriptableError(f"'{owner.__name__}' object is not subscriptable: {self._hint}")
-        what = f"type object '{owner.__name__}'" if obj is None else f"'{owner.__name__}' object"
-        raise AttributeError(f"{what} has no attribute '{self._name}': {self._hint}")
-
-
-def with_hints(hints: Mapping[str, str]) -> Callable[[C], C]:
-    """Lets a class say what to use in place of attributes that it does not have: their names, each with the words for it."""
-
-    def add(cls: C) -> C:
-        for name, hint in hints.items():
-            assert name not in vars(cls), name
-            setattr(cls, name, _Elsewhere(cls, name, hint))
-        return cls
-
-    return add
-
-
-def without_hints(obj: Any, names: Iterable[str]) -> list[str]:
-    """``names``, as ``dir`` finds them in an object or class, without those that there are not."""
-    import inspect
-
-    return [name for name in names if not isinstance(inspect.getattr_static(obj, name, None), _Elsewhere)]
+    Args:
+        lookup: ``object.__getattribute__``, or ``type.__getattribute__`` for a class.
+        obj: a dataset or a class of datasets, with hints by attribute name in ``_migration_hints``.
+        name: the missing attribute.
+    """
+    try:
+        return lookup(obj, name)
+    except AttributeError as error:
+        classes = (obj if isinstance(obj, type) else type(obj)).__mro__
+        if name in obj._migration_hints and not any([name in vars(cls) for cls in classes]):
+            error.args = (f"{error}: {obj._migration_hints[name]}",)
+        raise
