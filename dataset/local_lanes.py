@@ -16,7 +16,7 @@ from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
 from gristmill.dataset.bases.observing import WorkAhead
-from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
+from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard, whole_beginnings
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.worker_task import share_threads
@@ -61,6 +61,9 @@ class LocalLanesIterator(InProcessIterator[T]):
 
     def _work_ahead(self) -> WorkAhead:
         return super()._work_ahead()._replace(waits=False)
+
+    def _beginnings(self) -> list[Any]:
+        return whole_beginnings(self._ds, self._count)
 
     def _shard(self, it: DatasetIterator[Any]) -> Shard:
         share_threads(it, self._count)

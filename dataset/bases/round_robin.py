@@ -34,7 +34,7 @@ from gristmill.dataset.states.old import (
     parse_old_workers_state,
     refuse_old_interleave,
 )
-from gristmill.dataset.states.values import CycleState, copied, given
+from gristmill.dataset.states.values import CycleState, copied, given, is_same
 from gristmill.dataset.watching import watch_if_tracked
 
 T = TypeVar("T")
@@ -92,6 +92,10 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
     @abc.abstractmethod
     def _share(self, index: int) -> IterDataset[T]:
         """The part of the pipeline that shard ``index`` computes."""
+
+    def _beginnings(self) -> list[Any]:
+        """Return the state of each shard before its first element, as states of this iterator have it."""
+        return [snapshot(it) for it in self._share_iterators()]
 
     @property
     def _described_parameters(self) -> dict[str, Any]:
@@ -213,7 +217,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
             NotImplementedError: it is elsewhere.
         """
         if self._initial_states is None and any([after is _BEGINNING for after in self._after]):
-            self._initial_states = [snapshot(it) for it in self._share_iterators()]
+            self._initial_states = self._beginnings()
             self._judge_anew()
         states = []
         for slot, after in enumerate(self._after):
@@ -234,21 +238,26 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         )
 
     def _restore(self, state: Any) -> None:
-        shares, nums = self._share_iterators(), [0] * self._count
+        shares = self._share_iterators()
         if is_old_workers_state(state):
-            slot, values, nums = parse_old_workers_state(state, self, self._count)
-            values = [snapshot(it) if value is None else given(value) for it, value in zip(shares, values, strict=True)]
-            if None in values:
+            cycle, nums = _parse_old(state, self, shares)
+            if None in cycle.states:
                 raise self._stateless()
-            cycle = CycleState(slot, self._count, list(range(self._count)), values, [0] * self._count)
+            unused = []
         else:
-            cycle = _parse(state, self, self._count)
-        for it, value in zip(shares, cycle.states, strict=True):
-            if value is not None and is_of_blocks(it):  # what users do with a state may take long or have effects
+            cycle, nums = _parse(state, self, self._count), [0] * self._count
+            self._initial_states = self._beginnings()
+            starts = zip(cycle.states, self._initial_states, strict=True)
+            unused = [i for i, (value, start) in enumerate(starts) if value is not None and is_same(value, start)]
+        for i, (it, value) in enumerate(zip(shares, cycle.states, strict=True)):
+            # A user's set_state may take long or have effects.
+            if value is not None and i not in unused and is_of_blocks(it):
                 it.set_state(value)
         if self._counts_faults:  # of which a text does not say whose they are
             cycle.states = [value if value is None else snapshot(it) for it, value in zip(shares, cycle.states, strict=True)]
         self._go_to(cycle)
+        for i in unused:
+            self._after[i] = _BEGINNING
         self._undropped = {i: (([cycle.states[i]], 0), num) for i, num in enumerate(nums) if num}
         self._judge_anew()
 
@@ -266,13 +275,13 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
             return indices[0]
         index = sum(indices)
         if indices != self._indices_of_shares(index) or any([may_have_gaps(it) for it in shares]):
-            raise self._uneven()
+            raise _uneven(self, self._count)
         return index
 
     def _set_next_index(self, index: int) -> None:
         shares = self._share_iterators()
         if self._count > 1 and any([may_have_gaps(it) for it in shares]):
-            raise self._uneven()
+            raise _uneven(self, self._count)
         try:
             for it, own_index in zip(shares, self._indices_of_shares(index), strict=True):
                 move_to_index(it, own_index)
@@ -280,7 +289,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
             lengths = [num_elements(self._share(i)) for i in range(self._count)]
             nums = [length.num for length in lengths if isinstance(length, Exact)]
             if len(nums) == self._count and nums != self._indices_of_shares(sum(nums)):
-                raise self._uneven() from None
+                raise _uneven(self, self._count) from None
             raise
         states = [it.get_state() for it in shares]
         cycle = CycleState(index % self._count, self._count, list(range(self._count)), states, [0] * self._count)
@@ -289,12 +298,6 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
     def _indices_of_shares(self, index: int) -> list[int]:
         """How many of the first ``index`` elements each share has, if all are of one length or the first ones longer by one."""
         return [-((i - index) // self._count) for i in range(self._count)]
-
-    def _uneven(self) -> NotImplementedError:
-        return NotImplementedError(
-            f"{self} has no index for its elements: its {self._count} shares are not of one length, so that where they are does "
-            "not follow from how many elements came before. Use get_state and set_state"
-        )
 
     def _skip(self) -> None:
         try:
@@ -311,6 +314,33 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         if state is not None:
             self._after[slot] = [state], 0
         return state is not None
+
+
+def _uneven(owner: object, num_shares: int) -> NotImplementedError:
+    return NotImplementedError(
+        f"{owner} has no index for its elements: its {num_shares} shares are not of one length, so that their positions do not "
+        "follow from the number of elements that came before. Use get_state and set_state"
+    )
+
+
+def whole_beginnings(ds: IterDataset[Any], count: int) -> list[Any]:
+    """Return the states of ``count`` workers that have not delivered an element.
+
+    As in Grain, each is the initial state of the whole pipeline. A share may have another one: an
+    interleave opens fewer datasets where the share has fewer.
+    """
+    return [snapshot(iterate(ds))] * count
+
+
+def _parse_old(state: Any, owner: object, shares: Sequence[DatasetIterator[Any]]) -> tuple[CycleState, list[int]]:
+    """Return the parts of a state of Grain before 0.2.16, and the elements of each share delivered since.
+
+    Raises:
+        StateMismatchError: it cannot be one.
+    """
+    slot, values, nums = parse_old_workers_state(state, owner, len(shares))
+    states = [snapshot(it) if value is None else given(value) for it, value in zip(shares, values, strict=True)]
+    return CycleState(slot, len(shares), list(range(len(shares))), states, [0] * len(shares)), nums
 
 
 def _parse(state: Any, owner: object, num_shards: int) -> CycleState:

@@ -1,7 +1,6 @@
 """What ``DataLoader`` and ``load`` accept, refuse and show; what is said to whoever comes from PyTorch; lengths."""
 
 import abc
-import copy
 import inspect
 import itertools
 import operator

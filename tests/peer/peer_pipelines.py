@@ -521,6 +521,16 @@ class Pipelines(random.Random):
         count = self.randint(1, min(2, node.num_sliced))
         return self.spec(node.then(f".mp_prefetch(m.MultiprocessingOptions({count}))", "interleaved"), [], 12)
 
+    def files_spec(self):
+        """Streams interleaved by two workers, each of which may have fewer streams than the cycle has slots."""
+        lengths = [self.randint(1, 5) for _ in range(self.randint(2, 4))]
+        streams = ", ".join(f"lambda: M.range({length}).to_iter_dataset()" for length in lengths)
+        code = f"x.InterleaveIterDataset(M.source([{streams}]).map(call), cycle_length={self.randint(2, 4)})"
+        if self.chance(0.5):
+            code = f"x.WindowShuffleIterDataset({code}, window_size=3, seed=1)"
+        node = Node(f"{code}.batch(2).mp_prefetch(m.MultiprocessingOptions(2))", is_map=False)
+        return self.spec(node, [], 6)
+
     def rows_spec(self):
         """Packed, split or rebatched elements."""
         make = self.one_of(self.iter_pack, self.iter_pack, self.iter_split, self.iter_rebatch, self.iter_rebatch)

@@ -230,4 +230,5 @@ def test_many_random_datasets():
 @pytest.mark.timeout(900)  # Grain's processes take their time to start
 def test_random_datasets_with_workers():
     rng = Pipelines("workers")
-    check_equal([{**rng.workers_spec(), "in_lanes": i % 2 == 0} for i in range(4)])
+    specs = [*[rng.workers_spec() for _ in range(4)], *[rng.files_spec() for _ in range(4)]]
+    check_equal([{**spec, "in_lanes": i % 2 == 0} for i, spec in enumerate(specs)])
