@@ -17,13 +17,9 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from pythons import find_pythons
+
 ROOT = Path(__file__).resolve().parents[1]
-OLDEST = (3, 11)
-PROBE = """
-import platform, sys, sysconfig, ensurepip, venv
-if platform.python_implementation() == "CPython" and not sysconfig.get_config_var("Py_GIL_DISABLED"):
-    print(sys.version_info.major, sys.version_info.minor)
-"""
 INSTALLED = "import gristmill; print(gristmill.__version__, gristmill.__file__)"
 
 
@@ -48,7 +44,7 @@ def main() -> None:
     missing = sorted({*output("git", "ls-files").splitlines()} - names_in(sdist))
     if missing:
         sys.exit(f"release: MANIFEST.in leaves out {missing}")
-    pythons = os.environ.get("PYTHONS", "").split() or find_pythons()
+    pythons = os.environ.get("PYTHONS", "").split() or [*find_pythons().values()]
     for python in pythons:
         test(python, version, sdist, wheel)
     print(f"\n{sdist.name} and {wheel.name} build reproducibly and pass the tests with {', '.join(map(str, pythons))}.")
@@ -113,20 +109,6 @@ def names_in(sdist: Path) -> set[str]:
     """The files in an sdist, without the folder that they are in."""
     with tarfile.open(sdist) as archive:
         return {member.name.partition("/")[2] for member in archive if member.isfile()}
-
-
-def find_pythons() -> list[str]:
-    """One interpreter for every version of CPython that we support and that is installed here."""
-    named = [shutil.which(f"python3.{minor}") for minor in range(OLDEST[1], 30)]
-    built = sorted(map(str, Path.home().glob(".pyenv/versions/*/bin/python")))
-    found: dict[str, str] = {}
-    for python in [sys.executable, *named, *built]:
-        if python:
-            probe = subprocess.run([python, "-c", PROBE], capture_output=True, text=True)
-            version = probe.stdout.strip()
-            if probe.returncode == 0 and version and tuple(map(int, version.split())) >= OLDEST:
-                found.setdefault(version, python)
-    return [*found.values()]
 
 
 def test(python: str, version: str, sdist: Path, wheel: Path) -> None:

@@ -21,9 +21,17 @@ from refusing import assert_raises
 import gristmill
 
 ROOT = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("release", ROOT / ".ci/release.py")
-release = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(release)
+
+
+def script(name):
+    """The module of a script in .ci, which others there import by this name."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f".ci/{name}.py")
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+pythons, release = script("pythons"), script("release")
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 VERSION = SETUP["metadata"]["version"]
@@ -97,7 +105,7 @@ class TestArchives:
             expected |= {f"{folder}/{path.name}" for path in here.glob("*.py")}
         assert names == expected >= {f"{folder}/__init__.py" for folder in folders.values()}
         fields = {"Name": "gristmill", "Version": VERSION, "License-Expression": "Apache-2.0", "License-File": "LICENSE"}
-        fields |= {"Requires-Python": ">={}.{}".format(*release.OLDEST), "Description-Content-Type": "text/markdown"}
+        fields |= {"Requires-Python": ">={}.{}".format(*pythons.OLDEST), "Description-Content-Type": "text/markdown"}
         assert {name: metadata[name] for name in fields} == fields
         assert metadata.get_payload(decode=True).decode().startswith("# gristmill")
         assert set(metadata.get_all("Provides-Extra")) == {*SETUP["options.extras_require"]}
@@ -138,9 +146,10 @@ def test_what_may_be_released(tmp_path):
 
 
 def test_interpreters_are_found_once_and_named_in_the_metadata():
-    probes = [[python, "-c", release.PROBE] for python in release.find_pythons()]
-    found = [subprocess.run(probe, capture_output=True, text=True, check=True).stdout.split() for probe in probes]
-    versions = [tuple(map(int, version)) for version in found]
-    assert sys.version_info[:2] in versions and min(versions) >= release.OLDEST and len({*versions}) == len(versions)
+    found = pythons.find_pythons()
+    assert sys.version_info[:2] in found and [*found] == sorted(found) and min(found) >= pythons.OLDEST
+    for version, path in found.items():
+        command = [path, "-c", "import sys; print(sys.version_info[:2])"]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{version}\n"
     named = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
-    assert named[0] == ".".join(map(str, release.OLDEST)) and len(named) >= 3
+    assert named[0] == ".".join(map(str, pythons.OLDEST)) and len(named) >= 3

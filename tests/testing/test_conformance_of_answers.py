@@ -3,7 +3,6 @@
 What all of them have in common is broken by sources here, and by the others only as far as it shows that they check it.
 """
 
-import itertools
 import os
 import threading
 from functools import partial
@@ -248,7 +247,7 @@ def draw():
     return np.random.default_rng().normal()
 
 
-BUFFER, RNG, COUNT = np.zeros(3, int), np.random.default_rng(0), itertools.count()
+BUFFER, RNG, COUNT = np.zeros(3, int), np.random.default_rng(0), iter(range(10**6))
 WRONG = [
     source(
         "len(source) is the number ...len(source) after reads must be 20, got 25",
