@@ -41,8 +41,11 @@ define ensure_venv
 	@$(1)/bin/python -m uv --version >/dev/null 2>&1 || $(1)/bin/python -m pip install --quiet --disable-pip-version-check uv
 endef
 
+# The folders of the package: a new file in one of them needs a new install, which makes a link to it.
+FOLDERS := $(shell find $$(sed -n 's/^    gristmill[.a-z]* = //p' setup.cfg) -type d ! -name __pycache__)
+
 # One stamp per extra of setup.cfg.
-$(VENV)/.installed-%: setup.cfg pyproject.toml
+$(VENV)/.installed-%: setup.cfg pyproject.toml $(FOLDERS)
 	$(call ensure_venv,$(VENV))
 	@echo "Installs into $(VENV), unless it is there: $(or $(BRINGS_$*),the extra $* of setup.cfg)."
 	$(call install,$(VENV)) --editable '.[$*]'
@@ -74,16 +77,10 @@ docs: $(VENV)/.installed-docs  ## build the site of the documentation into out/d
 	@echo "open out/docs/index.html"
 
 .PHONY: lint
-lint: $(VENV)/.installed-dev typecheck  ## ruff, and mypy --strict on an installed copy
+lint: $(VENV)/.installed-dev  ## ruff and mypy --strict
+	$(PY) -m mypy --package gristmill
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-
-# mypy cannot follow the editable install of a package whose folders are mapped.
-.PHONY: typecheck
-typecheck: $(VENV)/.installed-dev
-	@rm -rf .typecheck build
-	$(call install,$(VENV)) --no-deps --target .typecheck .
-	MYPYPATH=.typecheck $(PY) -m mypy --package gristmill
 
 .PHONY: peers
 peers: .peers/grain/.installed-$(GRAIN) .peers/torch/.installed-$(TORCH) .peers/orbax-oldest/.installed-$(ORBAX_OLDEST)
@@ -130,5 +127,5 @@ release: $(VENV)/.installed-release  ## build, check and test a release; TESTS="
 
 .PHONY: clean
 clean:  ## remove everything that was built or installed
-	rm -rf .venv .venv-* .peers .typecheck build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .peers build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

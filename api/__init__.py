@@ -152,8 +152,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    legacy = [name for name in dir(importlib.import_module("gristmill.python")) if not name.startswith("_")]
-    return sorted({*globals(), *_MODULES, *_NAMES, *legacy})
+    own = [name for name in globals() if name.startswith("__")]
+    return sorted({*own, *_MODULES, *_NAMES, *importlib.import_module("gristmill.python").__all__})
 
 
 def _new_observer() -> Any:

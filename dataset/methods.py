@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 import numpy as np
 
@@ -251,7 +251,7 @@ class MapElementMethods(Generic[T_co]):
         backoff_seconds: float = 0.1,
         then: Literal["skip", "replace"] = "skip",
         log: Any = None,
-    ) -> MapDataset[T_co]:
+    ) -> MapDataset[T_co | None]:
         """Returns a dataset in which elements that fail are ``None``, or another element, within a budget.
 
         ``it.faults()`` counts them. It covers the steps between it and the ``tolerate`` before, or the source. What is passed
@@ -288,7 +288,7 @@ class MapElementMethods(Generic[T_co]):
         given = (errors, max_rate, max_total, max_consecutive, retries, backoff_seconds, then, log)
         return TolerateMapDataset(self, *given)
 
-    def filter(self, transform: Filter | Callable[[Any], bool]) -> MapDataset[T_co]:
+    def filter(self, transform: Filter | Callable[[Any], bool]) -> MapDataset[T_co | None]:
         """Returns a dataset in which the elements that ``transform`` rejects are ``None``; its length is unchanged.
 
         Args:
@@ -306,7 +306,11 @@ class MapElementMethods(Generic[T_co]):
 
         return FilterMapDataset(self, transform)
 
-    def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[S]], *, max_fan_out: int | None = None) -> MapDataset[S]:
+    @overload
+    def flat_map(self, transform: FlatMap) -> MapDataset[Any]: ...
+    @overload
+    def flat_map(self, transform: Callable[[Any], Iterable[S]], *, max_fan_out: int | None = None) -> MapDataset[S | None]: ...
+    def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[Any]], *, max_fan_out: int | None = None) -> MapDataset[Any]:
         """Returns a dataset of the items that ``transform`` makes of each element.
 
         Every element has ``max_fan_out`` indices, so the length is multiplied by it; those without an item are ``None``.
@@ -328,7 +332,11 @@ class MapElementMethods(Generic[T_co]):
 
         return FlatMapMapDataset(self, flat_map_of(transform, max_fan_out))
 
-    def map(self, transform: Map | Callable[[Any], S]) -> MapDataset[S]:
+    @overload
+    def map(self, transform: Map) -> MapDataset[Any]: ...
+    @overload
+    def map(self, transform: Callable[[Any], S]) -> MapDataset[S]: ...
+    def map(self, transform: Map | Callable[[Any], Any]) -> MapDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``; a result of ``None`` removes the element.
 
         Args:
@@ -345,7 +353,11 @@ class MapElementMethods(Generic[T_co]):
 
         return MapMapDataset(self, transform)
 
-    def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], S]) -> MapDataset[S]:
+    @overload
+    def map_with_index(self, transform: MapWithIndex) -> MapDataset[Any]: ...
+    @overload
+    def map_with_index(self, transform: Callable[[int, Any], S]) -> MapDataset[S]: ...
+    def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], Any]) -> MapDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given their index.
 
         The index goes on growing in later epochs: it is the one of ``ds[index]``, not the position in the epoch.
@@ -364,9 +376,13 @@ class MapElementMethods(Generic[T_co]):
 
         return MapWithIndexMapDataset(self, transform)
 
+    @overload
+    def random_map(self, transform: RandomMap, *, seed: int | None = None) -> MapDataset[Any]: ...
+    @overload
+    def random_map(self, transform: Callable[[Any, np.random.Generator], S], *, seed: int | None = None) -> MapDataset[S]: ...
     def random_map(
-        self, transform: RandomMap | Callable[[Any, np.random.Generator], S], *, seed: int | None = None
-    ) -> MapDataset[S]:
+        self, transform: RandomMap | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
+    ) -> MapDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given a random generator.
 
         Every index has its own random stream, so the draws do not depend on the order of reading; later epochs draw anew.
@@ -559,7 +575,13 @@ class MapSequenceMethods(Generic[T_co]):
 
         return ZipMapDataset([self, *others], drop_missing=drop_missing)
 
-    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T_co]:
+    @overload
+    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: Literal[True]) -> IterDataset[T_co]: ...
+    @overload
+    def to_iter_dataset(
+        self: MapSequenceMethods[S | None], read_options: ReadOptions | None = None, *, allow_nones: bool = False
+    ) -> IterDataset[S]: ...
+    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[Any]:
         """Returns an ``IterDataset`` of one epoch of this dataset.
 
         Elements are computed ahead by threads, in blocks, and come out in order.
@@ -870,7 +892,11 @@ class IterElementMethods(Generic[T_co]):
 
         return FilterIterDataset(self, transform)
 
-    def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[S]]) -> IterDataset[S]:
+    @overload
+    def flat_map(self, transform: FlatMap) -> IterDataset[Any]: ...
+    @overload
+    def flat_map(self, transform: Callable[[Any], Iterable[S]]) -> IterDataset[S]: ...
+    def flat_map(self, transform: FlatMap | Callable[[Any], Iterable[Any]]) -> IterDataset[Any]:
         """Returns a dataset of the items that ``transform`` makes of each element, in order.
 
         An addition to Grain's methods: it stands for ``FlatMapIterDataset``.
@@ -889,7 +915,11 @@ class IterElementMethods(Generic[T_co]):
 
         return FlatMapIterDataset(self, transform)
 
-    def map(self, transform: Map | Callable[[Any], S]) -> IterDataset[S]:
+    @overload
+    def map(self, transform: Map) -> IterDataset[Any]: ...
+    @overload
+    def map(self, transform: Callable[[Any], S]) -> IterDataset[S]: ...
+    def map(self, transform: Map | Callable[[Any], Any]) -> IterDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``.
 
         Args:
@@ -902,7 +932,11 @@ class IterElementMethods(Generic[T_co]):
 
         return MapIterDataset(self, transform)
 
-    def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], S]) -> IterDataset[S]:
+    @overload
+    def map_with_index(self, transform: MapWithIndex) -> IterDataset[Any]: ...
+    @overload
+    def map_with_index(self, transform: Callable[[int, Any], S]) -> IterDataset[S]: ...
+    def map_with_index(self, transform: MapWithIndex | Callable[[int, Any], Any]) -> IterDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given their count from 0.
 
         Args:
@@ -919,9 +953,13 @@ class IterElementMethods(Generic[T_co]):
 
         return MapWithIndexIterDataset(self, transform)
 
+    @overload
+    def random_map(self, transform: RandomMap, *, seed: int | None = None) -> IterDataset[Any]: ...
+    @overload
+    def random_map(self, transform: Callable[[Any, np.random.Generator], S], *, seed: int | None = None) -> IterDataset[S]: ...
     def random_map(
-        self, transform: RandomMap | Callable[[Any, np.random.Generator], S], *, seed: int | None = None
-    ) -> IterDataset[S]:
+        self, transform: RandomMap | Callable[[Any, np.random.Generator], Any], *, seed: int | None = None
+    ) -> IterDataset[Any]:
         """Returns a dataset of the elements transformed by ``transform``, which is also given a random generator.
 
         The ``i``-th element that arrives here has stream ``i`` of the seed. The generator must not be kept after the call.

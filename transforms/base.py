@@ -29,7 +29,7 @@ class Map(abc.ABC):
     """
 
     @abc.abstractmethod
-    def map(self, element: Any) -> Any:
+    def map(self, element: Any, /) -> Any:
         """Returns the transformed element."""
 
 
@@ -37,7 +37,7 @@ class RandomMap(abc.ABC):
     """A transformation that draws from the element's private random generator."""
 
     @abc.abstractmethod
-    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+    def random_map(self, element: Any, rng: np.random.Generator, /) -> Any:
         """Returns the transformed element; ``rng`` must not be kept after the call."""
 
 
@@ -45,7 +45,7 @@ class TfRandomMap(abc.ABC):
     """A random transformation under the method name that Grain's TensorFlow backend uses."""
 
     @abc.abstractmethod
-    def np_random_map(self, element: Any, rng: np.random.Generator) -> Any:
+    def np_random_map(self, element: Any, rng: np.random.Generator, /) -> Any:
         """Returns the transformed element."""
 
 
@@ -53,7 +53,7 @@ class MapWithIndex(abc.ABC):
     """A transformation of an element and its index."""
 
     @abc.abstractmethod
-    def map_with_index(self, index: int, element: Any) -> Any:
+    def map_with_index(self, index: int, element: Any, /) -> Any:
         """Returns the transformed element."""
 
 
@@ -61,7 +61,7 @@ class Filter(abc.ABC):
     """Decides which elements stay."""
 
     @abc.abstractmethod
-    def filter(self, element: Any) -> bool:
+    def filter(self, element: Any, /) -> bool:
         """Returns whether to keep the element."""
 
 
@@ -83,7 +83,7 @@ class FlatMap(abc.ABC):
     max_fan_out: int
 
     @abc.abstractmethod
-    def flat_map(self, element: Any) -> Iterable[Any]:
+    def flat_map(self, element: Any, /) -> Iterable[Any]:
         """Returns the items that take the element's place, in order; a generator will do."""
 
 

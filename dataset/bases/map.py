@@ -80,12 +80,12 @@ class MapDataset(
     @overload
     def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...
     @overload
-    def __getitem__(self, index: int) -> T_co | None: ...
+    def __getitem__(self, index: int) -> T_co: ...
     @abc.abstractmethod
     def __getitem__(self, index: Any) -> Any:
         """Returns the element at ``index``, ``None`` if there is none; for a slice, the dataset of those elements."""
 
-    def __iter__(self) -> DatasetIterator[T_co]:
+    def __iter__(self: MapDataset[T | None]) -> DatasetIterator[T]:
         return self.to_iter_dataset().__iter__()
 
     def __repr__(self) -> str:
