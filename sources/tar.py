@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import operator
 import os
 from bisect import bisect_right
@@ -27,6 +28,9 @@ _NEAR_BYTES = 1 << 11  # parts of a record that lie no further apart are read at
 _COPIED_BYTES = 1 << 15  # longer parts are read by themselves, so that they need not be cut out of what was read
 
 
+_log = logging.getLogger("gristmill")
+
+
 class TarSource:
     """The records of WebDataset shards, which are tar archives: files of one stem are a record.
 
@@ -35,8 +39,11 @@ class TarSource:
     before it, with the folder. Nothing is decoded: that is for a ``map``. There is no ``"__url__"``: records are the same
     wherever the data lie.
 
-    The files of a record must be neighbours in the archive, as for WebDataset. As there, folders, links, files without an
-    extension, hidden files (``.name``) and those whose name, or first folder, begins and ends with ``__`` belong to no record.
+    The files of a record must be neighbours in the archive, as for WebDataset. As there, folders,
+    files without an extension, hidden files (``.name``) and those whose name, or first folder,
+    begins and ends with ``__`` belong to no record. A hard link has the bytes of the file that it
+    points to, which must be before it in the archive. Symbolic links are missing from their
+    records; a warning counts them.
 
     The first time an archive is seen its headers are read, not its data, and an index is written: to ``<archive>.gmidx``, or into
     ``index_dir``. From then on a record takes one read, and one more for each large file. The header of a file is compared with
@@ -51,7 +58,8 @@ class TarSource:
 
     Raises:
         FileNotFoundError: nothing is there for one of the patterns.
-        DamagedFileError: a file is no tar archive, is cut off or damaged; files of a record lie apart, or two have one extension.
+        DamagedFileError: a file is no tar archive, is cut off or damaged; files of a record lie apart, or two have one extension;
+            a hard link points to no file before it; nothing in an archive belongs to a record.
         ValueError: an archive is compressed or has sparse files.
         OSError: a file cannot be read, or its index cannot be written.
 
@@ -88,6 +96,22 @@ class TarSource:
         )
         self._ends = list(itertools.accumulate(index.length("lengths") for index in self._indices))
         self._lengths: np.ndarray | None = None
+        self._warn_of_links()
+
+    def _warn_of_links(self) -> None:
+        num_links = [index.length("links") for index in self._indices]
+        if any(num_links):
+            archive = next(number for number, num in enumerate(num_links) if num)
+            index = self._indices[archive]
+            example = bytes(index.read("example", 0, index.length("example")))
+            _log.warning(
+                "TarSource: symbolic links are not followed: %d are missing from their records, "
+                "such as %r of %s. Write the archives with the files themselves, by "
+                "tar --dereference for example",
+                sum(num_links),
+                example.decode("utf-8", "surrogateescape"),
+                self._files.paths[archive],
+            )
 
     @property
     def paths(self) -> list[str]:
@@ -178,7 +202,8 @@ class TarSource:
             header, stop = start - BLOCK_BYTES, start + size
             is_alone = size > _COPIED_BYTES
             together = start if is_alone else stop
-            if begin >= 0 and header - end <= _NEAR_BYTES and together - begin <= _COPIED_BYTES:
+            is_near = begin >= 0 and 0 <= header - end <= _NEAR_BYTES  # hard links lead back
+            if is_near and together - begin <= _COPIED_BYTES:
                 ranges[-1] = archive, begin, together
             else:
                 begin = header

@@ -1,15 +1,22 @@
-"""What is noted about tar archives: for each record its key, and where its files are.
+"""Index of a tar archive: for each record its key and the places of its files.
 
-The arrays of an index: ``starts``, where the entry of each record begins, and the last one ends; ``entries``, the entries, each
-with a checksum of its own; ``lengths``, how many bytes the files of each record have.
+The arrays of an index:
+
+- ``starts``: the offset of each record's entry in ``entries``, and the end of the last one
+- ``entries``: the entries, each with a checksum of its own
+- ``lengths``: the number of bytes of each record's files
+- ``links``: the offsets of the headers of symbolic links that are missing from their records
+- ``example``: the name of the first of these links
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from posixpath import normpath
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +24,7 @@ import numpy as np
 from gristmill.sources.storage.errors import DamagedFileError, damaged
 from gristmill.sources.storage.files import Files
 from gristmill.sources.storage.sidecar import Sidecar
-from gristmill.sources.tar_members import BLOCK_BYTES, Member, tar_members
+from gristmill.sources.tar_members import Member, tar_members
 
 _NUMBER = struct.Struct("<I")
 _CHECKSUM_AND_NUMBER = struct.Struct("<II")  # before the files of an entry: how many
@@ -37,30 +44,76 @@ class Entry(NamedTuple):
 
 
 def index_archive(files: Files, number: int, progress: Callable[[int], None], window_bytes: int) -> Mapping[str, np.ndarray]:
-    """The arrays of an index. For ``progress``, ``window_bytes`` and what is raised see ``tar_members``."""
-    members = tar_members(files, number, window_bytes, progress)
+    """Return the arrays of an index.
+
+    For ``progress``, ``window_bytes`` and errors see ``tar_members``.
+    """
     starts, lengths, entries = [0], [], bytearray()
-    for entry in _grouped(members, files.paths[number]):
+    links: list[Member] = []
+    members = _resolved(files, number, window_bytes, progress)
+    for entry in _grouped(members, files.paths[number], links):
         entries += _packed(entry)
         starts.append(len(entries))
         lengths.append(sum([size for _, _, size, _ in entry.files]))
+    example = links[0].name.encode("utf-8", "surrogateescape") if links else b""
     return {
         "starts": np.array(starts, "<i8"),
         "entries": np.frombuffer(entries, np.uint8),
         "lengths": np.array(lengths, "<i8"),
+        "links": np.array([link.offset for link in links], "<i8"),
+        "example": np.frombuffer(example, np.uint8),
     }
 
 
-def _grouped(members: Iterable[Member], path: str) -> Iterator[Entry]:
-    """The records in an archive. Raises ``DamagedFileError`` if it cannot be told what belongs to one."""
+def _resolved(files: Files, number: int, window_bytes: int, progress: Callable[[int], None]) -> Iterator[Member]:
+    """Yields the members of an archive, hard links with kind and data of the member they point to.
+
+    A link stays as it is if no member before it has that name. A link that points to what has its
+    own name already is left out: tar writes one for a file that it is told to store twice.
+    """
+    before: dict[str, Member] | None = None  # by name
+    for count, member in enumerate(tar_members(files, number, window_bytes, progress)):
+        if member.kind == "hard link":
+            if before is None:  # Headers are read twice here, because most archives have no links.
+                first = itertools.islice(tar_members(files, number, window_bytes), count)
+                before = {normpath(other.name): other for other in first}
+            target = before.get(normpath(member.target), member)
+            namesake = before.get(normpath(member.name))
+            if namesake is not None and namesake[1:5] == target[1:5]:
+                continue
+            member = target._replace(name=member.name, offset=member.offset, target=member.target)
+        if before is not None:
+            before[normpath(member.name)] = member
+        yield member
+
+
+def _grouped(members: Iterable[Member], path: str, links: list[Member]) -> Iterator[Entry]:
+    """Yields the records in an archive.
+
+    Symbolic links that are missing from the records are appended to ``links``.
+
+    Raises:
+        DamagedFileError: the files of a record cannot be told.
+    """
     keys: set[str] = set()
+    extensions: set[str] = set()  # of the record that is being put together
     entry: Entry | None = None
-    num_files = 0
-    for name, start, size, crc in members:
-        num_files += 1
-        parts = _key_and_extension(name)
-        if parts is None:
+    counts = {"file": 0, "hard link": 0, "symbolic link": 0, "other": 0}
+    for member in members:
+        counts[member.kind] += 1
+        parts = _key_and_extension(member.name)
+        if parts is None or member.kind == "other":
             continue
+        if member.kind == "symbolic link":
+            links.append(member)
+            continue
+        if member.kind == "hard link":
+            raise damaged(
+                path,
+                member.offset,
+                f"{member.name!r} is a hard link to {member.target!r}, and no file before it in the archive has that name",
+                "Write the archive with both files, or without hard links, by tar --hard-dereference for example",
+            )
         key, extension = parts
         if entry is None or key != entry.key:
             if entry is not None:
@@ -68,26 +121,36 @@ def _grouped(members: Iterable[Member], path: str) -> Iterator[Entry]:
             if key in keys:
                 raise damaged(
                     path,
-                    start - BLOCK_BYTES,
-                    f"the files of the record {key!r} lie apart: before {name!r} are files of other records",
+                    member.offset,
+                    f"the files of the record {key!r} lie apart: before {member.name!r} are files of other records",
                     "Write the archive with the files of a record together, by tar --sort=name for example",
                 )
             keys.add(key)
-            entry = Entry(key, [])
-        if extension == "__key__" or any([extension == other for other, *_ in entry.files]):
+            entry, extensions = Entry(key, []), {"__key__"}
+        if extension in extensions:
             raise damaged(
                 path,
-                start - BLOCK_BYTES,
+                member.offset,
                 f"the record {key!r} has {extension!r} already, and here again",
                 "Write the archive with each file once, and names that differ before their first dot for different records",
             )
-        entry.files.append((extension, start, size, crc))
+        extensions.add(extension)
+        entry.files.append((extension, member.start, member.size, member.header_crc))
     if entry is not None:
         yield entry
-    elif num_files:
-        raise damaged(
-            path, 0, f"none of its {num_files} files belongs to a record", "Name them by key and extension, such as 0001.jpg"
-        )
+    elif any(counts.values()):
+        raise _without_records(path, counts)
+
+
+def _without_records(path: str, counts: Mapping[str, int]) -> DamagedFileError:
+    num_files, num_links = counts["file"] + counts["hard link"], counts["symbolic link"]
+    others = ""
+    if num_links or counts["other"]:
+        others = f"; it has {num_links} symbolic links and {counts['other']} folders and devices"
+    remedy = "Name them by key and extension, such as 0001.jpg"
+    if num_links:
+        remedy += ", and store files in place of symbolic links, by tar --dereference for example"
+    return damaged(path, 0, f"none of its {num_files} files belongs to a record{others}", remedy)
 
 
 def _key_and_extension(name: str) -> tuple[str, str] | None:

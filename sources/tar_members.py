@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from gristmill.sources.storage.errors import DamagedFileError, damaged
 from gristmill.sources.storage.files import Files
@@ -17,10 +17,12 @@ BLOCK_BYTES = 512  # headers and data begin at multiples of it
 _MAX_EXTENDED_BYTES = 1 << 24  # a damaged size must not allocate memory for data that do not exist
 _MAX_EMPTY_BYTES = 1 << 20  # as far as programs fill up an archive without files
 _REMEDY = "Write the archive again, or leave it out"
-_FILES = b"0\x007"  # kinds of members: a file, for old programs, for those that know contiguous files
+_FILES = b"0\x007"  # types of members: a file, for old programs, for those that know contiguous files
 _WITHOUT_DATA = b"\x00123456"  # links, devices, folders; an old program's folder
 _EXTENDED = b"xXgLK"  # they tell something about the next members
 _PASSED_OVER = b"DV"  # GNU tar's lists of folders, and names of volumes
+_USED = (b"path", b"linkpath", b"size")  # of what extended headers tell
+_SPARSE = b"GNU.sparse"  # prefix of what they tell of a file that is not stored in one piece
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -31,17 +33,35 @@ _COMPRESSIONS = {
 }
 
 
+Kind = Literal["file", "hard link", "symbolic link", "other"]
+"""Kind of a member; folders, devices and names of volumes are ``"other"``."""
+_LINKS: dict[int, Kind] = {ord("1"): "hard link", ord("2"): "symbolic link"}
+
+
 class Member(NamedTuple):
-    """A file in an archive: its name, where its data begin, how many bytes they are, a checksum of the header before them."""
+    """Member of an archive.
+
+    Attributes:
+        name: its name.
+        start: the offset of its data in the archive.
+        size: the number of bytes of its data.
+        header_crc: a checksum of the header before the data.
+        kind: its kind; only files have data.
+        offset: the offset of its header.
+        target: the name that a link points to.
+    """
 
     name: str
     start: int
     size: int
     header_crc: int
+    kind: Kind
+    offset: int
+    target: str
 
 
 def header_crc(block: bytes) -> int:
-    """A checksum by which a header is known again: two files with the same one have the same name, size and time."""
+    """Return a checksum of a header: files with the same one have the same name, size and time."""
     return zlib.crc32(block)
 
 
@@ -61,7 +81,7 @@ def is_header(block: bytes) -> bool:
 def tar_members(
     files: Files, number: int, window_bytes: int = 1 << 12, progress: Callable[[int], object] = lambda _: None
 ) -> Iterator[Member]:
-    """The files in archive ``number`` of ``files``, in its order; folders and links are passed over.
+    """Yields all members of archive ``number`` of ``files``, in its order.
 
     Args:
         window_bytes: how much to read at a time, more than the 512 bytes of a header: what can be read while one waits for an
@@ -111,8 +131,7 @@ class _Archive:
             else:
                 member, stop = self._member(block, offset, of_all | of_next)
                 of_next = {}
-                if member is not None:
-                    yield member
+                yield member
             progress(stop)
             offset = stop
         if of_next:
@@ -155,13 +174,13 @@ class _Archive:
                 )
             offset += len(piece)
 
-    def _member(self, block: bytes, offset: int, told: dict[bytes, bytes]) -> tuple[Member | None, int]:
-        """What the header at ``offset`` is of, if it is a file, and where it ends."""
+    def _member(self, block: bytes, offset: int, told: dict[bytes, bytes]) -> tuple[Member, int]:
+        """Return the member whose header is at ``offset``, and the offset behind it."""
         kind = block[156]
         name = told.get(b"path") or _name(block)
         is_file = kind in _FILES and not (kind == 0 and name.endswith(b"/"))
         shown = name.decode("utf-8", "surrogateescape")
-        if kind == ord("S") or any([key.startswith(b"GNU.sparse") for key in told]):
+        if kind == ord("S") or any([key.startswith(_SPARSE) for key in told]):
             raise ValueError(
                 f"{self._path} has at byte {offset} a file that is not stored in one piece, {shown!r}: write the archive without "
                 "--sparse"
@@ -171,7 +190,16 @@ class _Archive:
         start = offset + BLOCK_BYTES
         size = self._num_bytes(block, offset, told.get(b"size"))
         stop = self._stop(start + size if is_file or kind not in _WITHOUT_DATA else start, offset, shown)
-        return Member(shown, start, size, header_crc(block)) if is_file else None, stop
+        target = told.get(b"linkpath") or block[157:257].split(b"\0", 1)[0]
+        return Member(
+            shown,
+            start,
+            size,
+            header_crc(block),
+            "file" if is_file else _LINKS.get(kind, "other"),
+            offset,
+            target.decode("utf-8", "surrogateescape") if kind in _LINKS else "",
+        ), stop
 
     def _extended(self, block: bytes, offset: int) -> tuple[dict[bytes, bytes], int]:
         """What an extended header tells, and where it ends."""
@@ -182,10 +210,12 @@ class _Archive:
             raise self._damaged(offset, f"an extended header of {size} bytes is too long")
         data = self._read(start, size)
         if block[156] in b"LK":  # GNU tar's: the whole text
-            return ({b"path": data.split(b"\0", 1)[0]} if block[156:157] == b"L" else {}), stop
+            key = b"path" if block[156:157] == b"L" else b"linkpath"
+            return {key: data.split(b"\0", 1)[0]}, stop
         try:
-            told = dict(_pax_records(data))
-            if b"\0" in told.get(b"path", b""):
+            records = _pax_records(data)
+            told = {key: value for key, value in records if key in _USED or key.startswith(_SPARSE)}
+            if any([b"\0" in told.get(key, b"") for key in (b"path", b"linkpath")]):
                 raise ValueError
             return told, stop
         except ValueError:

@@ -23,7 +23,8 @@ from gristmill.sources.tar_members import tar_members
 from gristmill.testing import assert_source_conforms
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
-OTHERS = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
+OTHERS = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.FIFOTYPE]
+KINDS = {tarfile.REGTYPE: "file", tarfile.LNKTYPE: "hard link", tarfile.SYMTYPE: "symbolic link"}
 INDEX = r"[Dd]elete (it|/.*/a\.tar\.gmidx)"
 
 
@@ -50,7 +51,8 @@ def naive(paths, extensions=None):
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 match = re.match(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$", member.name, re.DOTALL)
-                if not member.isreg() or match is None or re.match(r"__[^/]*__($|/)", member.name):
+                is_file = member.isreg() or member.islnk()  # of a hard link tarfile reads the target
+                if not is_file or match is None or re.match(r"__[^/]*__($|/)", member.name):
                     continue
                 key, extension = match[1], match[2].lower()
                 if records[-1] is None or records[-1]["__key__"] != key:
@@ -67,6 +69,7 @@ def random_archive(path, rng, kind):
     def name(size):
         return "".join(rng.choices(letters, k=size)).strip() or "x"
 
+    targets = []
     with tarfile.open(path, "w", format=FORMATS[kind]) as tar:
         for number in range(rng.randrange(1, 12)):
             folder = "/".join(name(rng.choice([3, 30] if kind == "ustar" else [3, 60, 200])) for _ in range(rng.randrange(3)))
@@ -83,6 +86,7 @@ def random_archive(path, rng, kind):
                     mtime=mtime,
                     uid=rng.choice([0, 3_000_000]) if kind != "ustar" else 0,
                 )
+                targets += [f"{stem}.{extension}"] * (kind != "ustar" or len(stem) < 90)
                 if not rng.randrange(3):
                     add(tar, f"{folder}/{name(3)}.jpg".lstrip("/"), type=rng.choice(OTHERS), linkname=stem[:90])
                 if not rng.randrange(3):
@@ -91,6 +95,12 @@ def random_archive(path, rng, kind):
                         rng.choice([".hidden.jpg", "a/._0.jpg", "README", "__x__", "__x__/a.jpg", "b/none"]),
                         rng.randbytes(700),
                     )
+            links = rng.sample(["-.jpg", ".0", ".1", ".2"], rng.randrange(4))
+            for name_of_link in [f"{stem}{end}" for end in sorted(links, reverse=True)]:
+                if targets:
+                    target = rng.choice(["", "./"]) + rng.choice(targets)
+                    add(tar, name_of_link, type=tarfile.LNKTYPE, linkname=target)
+                    targets += [name_of_link] * (kind != "ustar" or len(stem) < 90)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -112,7 +122,44 @@ def test_any_archive_is_read_as_tarfile_reads_it(tmp_path, seed):
     for window_bytes in (512, 5000, 1 << 22):
         members = list(tar_members(Files(paths[:1]), 0, window_bytes))
         with tarfile.open(paths[0], "r:") as tar:
-            assert [x[:3] for x in members] == [(x.name, x.offset_data, x.size) for x in tar if x.isreg()]
+            expected = list(tar)
+        files = [(x.name, x.offset_data, x.size) for x in expected if x.isreg()]
+        assert [x[:3] for x in members if x.kind == "file"] == files
+        kinds = [(x.name, KINDS.get(x.type, "other"), x.linkname * (x.type in KINDS)) for x in expected]
+        assert [(x.name.rstrip("/"), x.kind, x.target) for x in members] == kinds
+
+
+def test_hard_links_are_read_and_symbolic_ones_are_counted(tmp_path, caplog):
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for name, data in (("0.jpg", bytes(70_000)), ("0.txt", b"zero"), ("1.txt", b"one")):
+        (folder / name).write_bytes(data)
+    links = {"0.png": "0.txt", "1.jpg": "0.jpg", "2.jpg": "1.jpg", "2.txt": "0.txt", "3.txt": "2.txt"}
+    for name, target in links.items():
+        os.link(folder / target, folder / name)
+    for name in ("1.png", "2.png", "latest", ".x.png"):
+        (folder / name).symlink_to("0.jpg")
+    os.link(folder / "2.png", folder / "3.png", follow_symlinks=False)
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:  # which stores a file once, as tar does
+        for name in sorted(path.name for path in folder.iterdir()):
+            tar.add(folder / name, f"./{name}")
+        for name in ("./1.jpg", "3.txt"):  # as tar does for a file that it is told to store twice
+            add(tar, name, type=tarfile.LNKTYPE, linkname="0.jpg" if "1" in name else "./3.txt")
+    files = {"0": ("jpg", "png", "txt"), "1": ("jpg", "txt"), "2": ("jpg", "txt"), "3": ("txt",)}
+    expected = [
+        {"__key__": f"./{key}", **{name: (folder / f"{key}.{name}").read_bytes() for name in names}}
+        for key, names in files.items()
+    ]
+    sizes = [sum(map(len, [*record.values()][1:])) for record in expected]
+    for _ in range(2):  # without an index, and with one
+        caplog.clear()
+        source = TarSource([path, path])
+        assert list(source) == source.__getitems__(range(8)) == 2 * expected
+        assert source.lengths.tolist() == 2 * sizes
+        (warning,) = [record.getMessage() for record in caplog.records]
+        match = rf": 6 are missing from their records, such as './1\.png' of {path}\. .*--dereference"
+        assert re.search(match, warning)
 
 
 def test_some_files_alone(tmp_path):
@@ -243,6 +290,10 @@ def pax(records):
     return header("x", len(records), type=b"x") + padded(records)
 
 
+def link(name, target, kind=b"1"):
+    return header(name, type=kind, linkname=target)
+
+
 A, B, END = file("a.jpg"), file("b.jpg"), bytes(1024)
 WRONG = bytearray(A)
 WRONG[3] ^= 1
@@ -271,6 +322,41 @@ REFUSED = {
     "apart": (A + B + file("a.cls") + END, "byte 2048: the files of the record 'a' lie apart: before 'a.cls' .*--sort=name"),
     "no records": (file("README") + file("LICENSE") + END, "none of its 2 files belongs to a record. Name them"),
 }  # fmt: skip
+PIPE = header("pipe", type=b"6")
+REFUSED |= {
+    "nothing but symbolic links": (
+        link("a.jpg", "x", b"2") * 2 + END,
+        "byte 0: none of its 0 files .* 2 symbolic links and 0 folders and devices.*--dereference",
+    ),
+    "nothing but folders": (
+        header("a/", type=b"5") + header("a.b", type=b"5") + END,
+        "byte 0: none of its 0 files belongs to a record; .* 0 symbolic links and 2 folders",
+    ),
+    "nothing but a pipe and a link to it": (
+        PIPE + link("a.jpg", "pipe") + END,
+        "byte 0: none of its 0 files .* and 2 folders and devices",
+    ),
+    "a hard link to nothing": (
+        A + link("b.jpg", "c.jpg") + END,
+        "byte 1024: 'b.jpg' is a hard link to 'c.jpg', and no file before .*--hard-dereference",
+    ),
+    "a hard link forward": (
+        link("a.jpg", "b.jpg") + B + END,
+        "byte 0: 'a.jpg' is a hard link to 'b.jpg', and no file before",
+    ),
+    "a hard link to such a one": (
+        link("x", "y") + link("a.jpg", "x") + END,
+        "byte 512: 'a.jpg' is a hard link to 'x', and no file before",
+    ),
+    "a hard link in place of a file": (
+        A + B + link("a.jpg", "b.jpg") + END,
+        "byte 2048: the files of the record 'a' lie apart",
+    ),
+    "a link with a zero": (
+        A + pax(b"14 linkpath=\0\n"[:14]) + B + END,
+        "byte 1536: there is no extended header",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -302,7 +388,7 @@ def test_archives_without_end_without_files_and_with_old_and_global_headers(tmp_
     latin = tarfile.TarInfo("ö.jpg").tobuf(tarfile.GNU_FORMAT, "latin-1")
     members += [
         header("v7/", 1500, type=b"\0"),
-        header("link", 1500, type=b"1"),
+        header("link", 1500, type=b"1", linkname="a.jpg"),
         header("volume", type=b"V"),
         header("c.jpg", type=b"7"),
         bytes(signed),
