@@ -15,13 +15,14 @@ import numpy as np
 
 from gristmill.core.errors import KeyRangeError, add_note, as_int
 from gristmill.core.naming import transform_name
-from gristmill.sources.storage.errors import changed, damaged
+from gristmill.sources.storage.errors import DamagedFileError, changed, damaged
 from gristmill.sources.storage.files import Files, list_files
 from gristmill.sources.storage.frames import OFFSET_BITS, Frames
 from gristmill.sources.storage.lines import BLANK, BYTE_ORDER_MARK, scan_lines
 from gristmill.sources.storage.sidecar import open_sidecars, without_sidecars
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
+_CHECKED_BYTES = 1 << 12  # in front of the first record of a file, which must be blank
 _NEWLINE = 10
 _DECODER = json.JSONDecoder()
 
@@ -30,8 +31,8 @@ class JsonlSource:
     """What the lines of JSON files say, one record a line; keys count through the files in the order of ``patterns``.
 
     A record is what ``json.loads`` makes of a line, ``source[key]`` always of the same one. Lines end with ``\\n`` or ``\\r\\n``;
-    the last of a file may lack it. Lines of whitespace alone are no records, and a byte order mark in front of the first is not
-    part of it.
+    the last of a file may lack it. Lines of whitespace alone are no records, and a byte order mark in front of a line is not part
+    of it. A line ``null`` is an error when it is read, because ``None`` stands for a missing element.
 
     Where the lines begin is noted once, in an index beside each file, ``<file>.gmidx`` (8 bytes a record), by the first process
     that needs it. A record costs two reads then, whatever the size of the file, and nothing is held in memory.
@@ -121,7 +122,7 @@ class JsonlSource:
 
         Raises:
             KeyRangeError: the key is negative or not below ``len(self)``.
-            DamagedFileError: the line is not valid; the text says where it is.
+            DamagedFileError: the line is not valid, or it is ``null``; the text says where it is.
             ChangedFileError: the file is not the one that the index was made of.
             OSError: the file cannot be read.
         """
@@ -156,9 +157,10 @@ class JsonlSource:
         return number, index - (self._ends[number - 1] if number else 0)
 
     def _ranges(self, lines: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """What is to be read for each line: up to where the next one begins, and the byte in front of it, which ends another.
+        """Return what is to be read for each line, and how many bytes of that are in front of the line.
 
-        There is no such byte at the start of a file, or of a part of a compressed one: the second list says how many there are.
+        What is read ends where the next line begins. It starts with the byte that ends the line before, and for the first line
+        of a file with what is in front of it; in compressed files not before the part that the line begins in.
         """
         by_file: dict[int, list[int]] = {}
         for place, (number, _) in enumerate(lines):
@@ -168,11 +170,16 @@ class JsonlSource:
         for number, places in by_file.items():
             sidecar, offsets, end = self._sidecars[number], _OFFSETS if self._is_compressed[number] else -1, self._stops[number]
             found = sidecar.read_many("records", [lines[place][1] for place in places], 2).tolist()
+            last = sidecar.length("records") - 2
             for place, (start, stop) in zip(places, found, strict=True):
-                if not start < stop <= end:
-                    what = f"record {lines[place][1]} is noted as from {start} to {stop} of {end}"
+                record = lines[place][1]
+                if not start < stop <= end or (record == last and stop < end):
+                    what = f"record {record} is noted as from {start} to {stop} of {end}"
                     raise damaged(sidecar.path, 0, what, "Delete it: it is made anew")
-                leads[place] = lead = 1 if start & offsets else 0
+                lead = 1 if start & offsets else 0
+                if not record:
+                    lead = min(start & offsets, _CHECKED_BYTES)
+                leads[place] = lead
                 ranges[place] = number, start - lead, stop
         return ranges, leads
 
@@ -188,41 +195,54 @@ class JsonlSource:
 
     def _record(self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes) -> Any:
         end = text.find(b"\n", lead)
-        if end != len(text) - 1 or (lead and text[0] != _NEWLINE):
+        if end != len(text) - 1 or lead > 1 or (lead and text[0] != _NEWLINE):
             self._check(line, lead, span, text, end)
         content = text[lead : end if end >= 0 else None].removesuffix(b"\r")
         try:
             if self._parse is not None:
-                return self._parse(content)
-            string = str(content, "utf-8")
-            record, length = _DECODER.raw_decode(string)
-            return record if length == len(string) else json.loads(string)
+                record = self._parse(_without_marks(content))
+            else:
+                string = str(content, "utf-8")
+                record, length = _DECODER.raw_decode(string)
+                if length != len(string):
+                    record = json.loads(string)
         except Exception as error:
-            if self._parse is None and isinstance(error, ValueError | RecursionError):
-                return self._parsed_again(content, line, span[1] + lead)
-            add_note(error, f"in record {line[1]} of {self._files.paths[line[0]]}, {self._told(line[0], span[1] + lead)}")
-            raise
+            if self._parse is not None or not isinstance(error, ValueError | RecursionError):
+                add_note(error, f"in record {line[1]} of {self._files.paths[line[0]]}, {self._told(line[0], span[1] + lead)}")
+                raise
+            record = self._parsed_again(content, line, span[1] + lead)
+        if record is None and _without_marks(content).strip(BLANK) == b"null":
+            raise self._null(line, span[1] + lead)
+        return record
+
+    def _null(self, line: tuple[int, int], start: int) -> DamagedFileError:
+        return DamagedFileError(
+            f"{self._files.paths[line[0]]} has null in record {line[1]}, {self._told(line[0], start)}: None stands for a missing "
+            "element. Write another value there, give a parse that makes one of it, or leave out what fails with tolerate()"
+        )
 
     def _check(self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes, end: int) -> None:
         """A line that is not between two others: the first, the last without an end, or one that blank lines follow."""
         number, start, stop = span
-        begins = not lead or text[0] == _NEWLINE or (line[1] == 0 and text[0] == BYTE_ORDER_MARK[-1])
+        others = BLANK + BYTE_ORDER_MARK  # around lines
+        begins = text[0] == _NEWLINE if lead and line[1] else not text[:lead].strip(others)
         ends = text[-1] == _NEWLINE or stop == self._stops[number]
-        if not begins or not ends or (end >= 0 and text[end + 1 :].strip(BLANK)):
+        if not begins or not ends or (end >= 0 and text[end + 1 :].strip(others)):
             told = self._told(number, start + lead)
             raise changed(self._files.paths[number], f"its record {line[1]} is no line any more ({told})")
 
     def _parsed_again(self, content: bytes, line: tuple[int, int], start: int) -> Any:
-        """What ``json.loads`` makes of a line, which takes blanks in front and has errors that tell most."""
+        """Return what ``json.loads`` makes of a line: it takes blanks in front, and its errors say most."""
         number, index = line
+        text = _without_marks(content)
         try:
-            return json.loads(str(content, "utf-8"))
+            return json.loads(str(text, "utf-8"))
         except (ValueError, RecursionError) as error:
-            offset = 0
+            offset = len(content) - len(text)
             if isinstance(error, UnicodeDecodeError):
-                offset = error.start
+                offset += error.start
             elif isinstance(error, json.JSONDecodeError):
-                offset = len(error.doc[: error.pos].encode())
+                offset += len(error.doc[: error.pos].encode())
             what = f"record {index} of the file, {self._told(number, start)}, is not valid JSON ({error}): {content[:40]!r}"
             first = self._part(number, start) if self._is_compressed[number] else start + offset
             remedy = "Repair the line, or leave out what fails with tolerate()"
@@ -255,3 +275,9 @@ class JsonlSource:
     def __repr__(self) -> str:
         parse = "" if self._parse is None else f", parse={transform_name(self._parse)}"
         return f"JsonlSource({self._files.described()}{parse})"
+
+
+def _without_marks(content: bytes) -> bytes:
+    while content.startswith(BYTE_ORDER_MARK):
+        content = content[len(BYTE_ORDER_MARK) :]
+    return content

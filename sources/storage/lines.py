@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 
@@ -15,9 +17,14 @@ BLANK = b" \t\r\n"  # what JSON calls whitespace
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 22
 _PIECE_BYTES = 1 << 18  # fits in a processor's cache, where lines are looked for
-_IS_BLANK = np.zeros(256, bool)
-_IS_BLANK[list(BLANK)] = True
+_HEAD_BYTES = 1 << 12  # by which a file is recognised as text
+_MAY_BE_BLANK = np.zeros(256, bool)  # the first byte of a line that is no record
+_MAY_BE_BLANK[list(BLANK + BYTE_ORDER_MARK[:1])] = True
 _NEWLINE = 10
+_OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")  # of UTF-16 and UTF-32
+_WIDE = rb"[\t\n\r -~]"  # the first two characters of JSON are ASCII
+_WIDE_TEXT = re.compile(rb"(?:%b\0){2}|(?:\0%b){2}|(?:%b\0{3}){2}|(?:\0{3}%b){2}" % ((_WIDE,) * 4))
+_CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def scan_lines(files: Files, number: int, progress: Callable[[int], None]) -> Mapping[str, np.ndarray]:
@@ -44,7 +51,7 @@ def _scan_compressed(files: Files, number: int, progress: Callable[[int], None],
     texts = [0]
     for frame in frames_of(files, number):
         if not bounds:
-            _check_text(files.paths[number], frame.text[:4096])
+            _check_text(files.paths[number], frame.text[:_HEAD_BYTES])
         bounds += frame.start, frame.stop
         texts.append(texts[-1] + len(frame.text))
         lines.add(np.frombuffer(frame.text, np.uint8))
@@ -65,20 +72,45 @@ def _scan_plain(files: Files, number: int, progress: Callable[[int], None], line
         piece = buffer[: min(_READ_BYTES, size - start)]
         files.read_into(number, start, piece.data)
         if not start:
-            _check_text(files.paths[number], piece[:4096].tobytes())
+            _check_text(files.paths[number], piece[:_HEAD_BYTES].tobytes())
         lines.add(piece)
         progress(start + len(piece))
 
 
 def _check_text(path: str, head: bytes) -> None:
+    """Refuses files that are no text in UTF-8 at all. A line with zero bytes is an error of its own when it is read.
+
+    A crash of a system leaves runs of zeros in files, so zeros alone do not make a file binary.
+    """
     zero = head.find(b"\0")
-    if zero >= 0:
-        what = "there is a zero byte, so it is not text in UTF-8"
-        raise damaged(path, zero, what, "Leave out files of other formats, and write UTF-16 as UTF-8")
+    if head.startswith(_OTHER_MARKS) or _WIDE_TEXT.match(head) or (zero >= 0 and _is_binary(head)):
+        found = "there is a zero byte" if zero >= 0 else f"it begins with {head[:2]!r}"
+        what = f"{found}, so it is not text in UTF-8"
+        raise damaged(path, max(zero, 0), what, "Leave out files of other formats, and write UTF-16 as UTF-8")
+
+
+def _is_binary(head: bytes) -> bool:
+    """True if most lines have control characters or are not UTF-8, or if the file is a tar archive."""
+    lines = [line for line in head.split(b"\n") if line.strip(b"\0" + BLANK)]
+    return 2 * sum(map(_is_foreign, lines)) > len(lines) or head[257:262] == b"ustar"
+
+
+def _is_foreign(line: bytes) -> bool:
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(line)  # the last line of the head may be cut off in a character
+    except UnicodeDecodeError:
+        return True
+    return _CONTROL.search(line) is not None
+
+
+def _is_blank(line: np.ndarray) -> bool:
+    return not line.tobytes().replace(BYTE_ORDER_MARK, b"").strip(BLANK)
 
 
 class LineStarts:
     """Finds where lines begin that are not blank, in a text that comes in pieces.
+
+    Byte order marks are blank: files that begin with one may be joined. The one at the beginning of the text is in no line.
 
     Example:
         >>> with LineStarts() as lines:
@@ -88,37 +120,37 @@ class LineStarts:
     """
 
     def __init__(self) -> None:
-        self._head = np.empty(0, np.uint8)  # all that has come, while it is too short for a byte order mark
+        self._held = np.empty(0, np.uint8)  # the last bytes that have come, while they may begin a byte order mark
         self._position = 0
         self._pending: int | None = 0  # where the line begins of which only blanks have come
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (8 bytes a line may be more than there is memory)
 
     def add(self, piece: np.ndarray) -> None:
         """The text goes on with these bytes (``uint8``)."""
-        if self._position == 0:
-            piece = np.concatenate([self._head, piece]) if len(self._head) else piece
-            if len(piece) < len(BYTE_ORDER_MARK):
-                self._head = piece.copy()
-                return
-            if piece[: len(BYTE_ORDER_MARK)].tobytes() == BYTE_ORDER_MARK:
-                self._position = self._pending = len(BYTE_ORDER_MARK)
-                piece = piece[len(BYTE_ORDER_MARK) :]
         for start in range(0, len(piece), _PIECE_BYTES):
-            self._add(piece[start : start + _PIECE_BYTES])
+            part = piece[start : start + _PIECE_BYTES]
+            if len(self._held):
+                part = np.concatenate([self._held, part])
+            tail = part[-2:].tobytes()
+            num_held = 2 if tail == BYTE_ORDER_MARK[:2] else int(tail.endswith(BYTE_ORDER_MARK[:1]))
+            self._held = part[len(part) - num_held :].copy()
+            self._add(part[: len(part) - num_held])
 
     def noted(self) -> np.ndarray:
         """Where the lines begin and, as the last item, where the text ends; once all has come."""
-        if self._position == 0:
-            self._add(self._head)
+        self._add(self._held)
         self._file.write(np.array([self._position], "<u8").data)
         self._file.flush()
         return np.memmap(self._file, "<u8", "r+")
 
     def _add(self, piece: np.ndarray) -> None:
+        if self._position == 0 and piece[: len(BYTE_ORDER_MARK)].tobytes() == BYTE_ORDER_MARK:
+            self._position = self._pending = len(BYTE_ORDER_MARK)
+            piece = piece[len(BYTE_ORDER_MARK) :]
         base, self._position = self._position, self._position + len(piece)
         newlines = np.flatnonzero(piece == _NEWLINE)
         if self._pending is not None:
-            if piece[: newlines[0] if len(newlines) else None].tobytes().strip(BLANK):
+            if not _is_blank(piece[: newlines[0] if len(newlines) else None]):
                 self._file.write(np.array([self._pending], "<u8").data)
             elif not len(newlines):
                 return
@@ -130,10 +162,10 @@ class LineStarts:
             self._pending = self._position
             starts = starts[:-1]
         first_bytes = piece[starts]
-        is_record = ~_IS_BLANK[first_bytes]
-        for i in np.flatnonzero(~is_record & (first_bytes != _NEWLINE)).tolist():  # lines that begin with a blank
+        is_record = ~_MAY_BE_BLANK[first_bytes]
+        for i in np.flatnonzero(~is_record & (first_bytes != _NEWLINE)).tolist():
             is_last = i + 1 == len(newlines)
-            if piece[starts[i] : None if is_last else newlines[i + 1]].tobytes().strip(BLANK):
+            if not _is_blank(piece[starts[i] : None if is_last else newlines[i + 1]]):
                 is_record[i] = True
             elif is_last:
                 self._pending = base + int(starts[i])

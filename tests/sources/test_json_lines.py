@@ -1,12 +1,16 @@
 """Lines of JSON: the records that a naive reader finds, in any order, from files that are compressed or not; and damage."""
 
+import contextlib
 import gzip
+import io
 import itertools
 import json
 import pickle
 import random
+import re
 import shutil
 import subprocess
+import tarfile
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +40,7 @@ def random_value(rng, depth=0):
     return [
         rng.randrange(-99, 10**12),
         rng.random(),
-        None,
+        None if depth else True,  # a line null is an error
         "".join(rng.choices('aé漢🎉\\" \t\n\u2028\x85', k=rng.randrange(30))),
     ][kind]
 
@@ -47,12 +51,14 @@ def random_text(rng, num_lines):
     for _ in range(num_lines):
         blanks = "".join(rng.choices(" \t\r", k=rng.choice([0, 0, 0, 1, 5])))
         line = "" if rng.random() < 0.2 else json.dumps(random_value(rng), ensure_ascii=rng.random() < 0.5)
+        text += MARK * rng.choice([0, 0, 0, 0, 1, 2])  # as where files were joined
         text += (blanks + line + rng.choice(["", "", " "]) + rng.choice(["\n", "\r\n"])).encode()
     return text.rstrip(b"\r\n") if rng.random() < 0.3 else text
 
 
 def naive(text):
-    return [json.loads(line) for line in text.removeprefix(MARK).split(b"\n") if line.strip()]
+    lines = [re.sub(b"^(%b)+" % MARK, b"", line) for line in text.split(b"\n")]
+    return [json.loads(line) for line in lines if line.strip()]
 
 
 def parts(rng, text):
@@ -187,6 +193,84 @@ def test_parse_gets_lines_without_their_ends_and_its_errors_say_where(tmp_path):
     assert raised.value.__notes__ == [f"in record 2 of {path}, from byte 10 on"]
 
 
+KINDS = {
+    "whitespace around": b' \t{"a": 1}\r \r',
+    "a zero at the end": b'{"a": 2}\0',
+    "a hole at the end": b'{"a": 2}' + bytes(100),
+    "a hole": bytes(300),
+    "a hole in front": bytes(300) + b'{"a": 3}',
+    "a zero in a string": b'{"a": "x\0y"}',
+    "a zero escaped": b'{"a": "x\\u0000y"}',
+    "a control character": b'{"a": "x\x01y"}',
+    "garbage": bytes(range(9)) + b"\xff\xfe\0\x7f",
+    "a form feed": b"\x0c1",
+    "a mark in front": MARK + b'{"a": 4}',
+    "marks in front": MARK + MARK + b" 5",
+    "a mark behind": b"6" + MARK,
+    "half a mark": MARK[:2] + b"7",
+    "half a mark alone": MARK[:1],
+    "a large number": b"1" * 4000,
+    "a number that is too large": b"1" * 5000,
+    "no numbers": b"[NaN, Infinity, -Infinity, 1e999]",
+    "leading zeros": b"[01]",
+    "a name twice": b'{"a": 1, "a": 2}',
+    "deep": b"[" * 500 + b"]" * 500,
+    "too deep": b"[" * 10**5 + b"]" * 10**5,
+    "not closed": b"[" * 100,
+    "invalid UTF-8": b'"\xed\xa0\x80"',
+    "half a pair": b'"\\ud800"',
+    "line separators": '"\u2028\u2029\x85"'.encode(),
+    "two values": b"1 2",
+    "a comma behind": b"[1,]",
+    "null": b"null",
+    "null with whitespace": b"\t null\r",
+    "false": b"false",
+    "an empty string": b'""',
+    "null within": b"[null]",
+}
+
+
+def outcomes(lines, parse):
+    """Yields what ``parse`` makes of the lines that it does not refuse and that are not null."""
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            record = parse(re.sub(b"^(%b)+" % MARK, b"", line))
+            if record is not None:
+                yield record
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+@pytest.mark.parametrize("parse", [None, json.loads])
+def test_a_line_of_any_kind_costs_no_more_than_itself(tmp_path, compress, parse):
+    path = tmp_path / "a.jsonl"
+    for name, line in KINDS.items():
+        for place in range(3):  # in the middle, at the beginning, at the end
+            lines = [b'{"good": 1}', line, b"[2]"]
+            lines = lines[place:] + lines[:place]
+            path.write_bytes(compress(b"\n".join(lines)))
+            path.with_name("a.jsonl.gmidx").unlink(missing_ok=True)
+            source = JsonlSource(path, parse=parse)
+            assert len(source) == 3
+            found = list(grain.MapDataset.source(source).tolerate(max_rate=None))
+            expected = list(outcomes(lines, parse or (lambda line: json.loads(line.decode()))))
+            assert repr(found) == repr(expected), (name, place)  # NaN is not equal to itself
+
+
+def test_a_line_null_is_an_error_that_says_what_to_do(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"1\n null \n2\nnull")
+    for parse in (None, json.loads):
+        source = JsonlSource(path, parse=parse)
+        assert len(source) == 4
+        match = rf"{path} has null in record 1, from byte 2 on: None stands for .* parse .* tolerate\(\)"
+        assert_raises(DamagedFileError, match, source.__getitem__, 1)
+        assert_raises(DamagedFileError, match, source.__getitems__, [0, 1, 3])
+        assert_raises(DamagedFileError, "null in record 1", list, grain.MapDataset.source(source).batch(2))
+    assert JsonlSource(path, parse=bytes)[3] == b"null"
+    assert JsonlSource(path, parse=lambda line: json.loads(line) or 0)[3] == 0
+    assert JsonlSource(path, parse=lambda line: None)[0] is None  # a hole, as a function of the user says
+
+
 LINES = b'{"a": 1}\n{"b": "\xc3\xa9"}\n[1, 2]\n'
 DAMAGE = {
     "no JSON": (LINES + b"{oops}\n", 3, rf"at byte {len(LINES) + 1}: record 3 of the file, from byte {len(LINES)} on"),
@@ -195,7 +279,12 @@ DAMAGE = {
     "Latin-1": (LINES + b'"caf\xe9"\n', 3, rf"at byte {len(LINES) + 4}: .*utf-8"),
     "zeros at the end": (LINES * 200 + bytes(5000), 600, rf"at byte {200 * len(LINES)}: "),
     "too deep": (LINES + b"[" * 10**6, 3, rf"at byte {len(LINES)}: .*recursion"),
-    "a mark in the middle": (LINES + MARK + b"1\n", 3, rf"at byte {len(LINES)}: .*BOM"),
+    "behind a mark": (
+        LINES + MARK + b"{oops}\n",
+        3,
+        rf"at byte {len(LINES) + 4}: record 3 of the file, from byte {len(LINES)} on",
+    ),
+    "a mark within": (LINES + b"1" + MARK + b"\n", 3, rf"at byte {len(LINES) + 1}: .*Extra data"),
     "in a part": (
         gzip.compress(LINES) + gzip.compress(b"3\n{oops}\n"),
         4,
@@ -218,7 +307,20 @@ def test_a_damaged_line_is_an_error_that_says_where(tmp_path, name):
 
 
 ZSTD = zstandard.ZstdCompressor(write_checksum=True).compress(LINES)
+TAR = tarfile.TarInfo("a.txt").tobuf(tarfile.GNU_FORMAT) + b"text\n" * 100
+NPY = io.BytesIO()
+np.save(NPY, np.zeros(1000))
 FOREIGN = {
+    "UTF-16 LE": (LINES.decode().encode("utf-16-le"), DamagedFileError, "at byte 1: there is a zero byte.*write UTF-16"),
+    "UTF-16 BE": (LINES.decode().encode("utf-16-be"), DamagedFileError, "at byte 0: there is a zero byte.*write UTF-16"),
+    "UTF-32": (LINES.decode().encode("utf-32"), DamagedFileError, "at byte 2: there is a zero byte.*write UTF-16"),
+    "UTF-32 LE": (LINES.decode().encode("utf-32-le"), DamagedFileError, "at byte 1: there is a zero byte"),
+    "UTF-32 BE": (LINES.decode().encode("utf-32-be"), DamagedFileError, "at byte 0: there is a zero byte"),
+    "UTF-16 without zeros": ("漢字".encode("utf-16"), DamagedFileError, "at byte 0: it begins with b'.xff.xfe', so it is not"),
+    "tar": (TAR, DamagedFileError, "at byte 5: there is a zero byte.*Leave out files of other formats"),
+    "npy": (NPY.getvalue(), DamagedFileError, "at byte 7: there is a zero byte"),
+    "png": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\1\0\0\0\1\0\x08", DamagedFileError, "at byte 8: there is a zero byte"),
+    "random bytes": (random.Random(0).randbytes(9999), DamagedFileError, "there is a zero byte"),
     "UTF-16": (LINES.decode().encode("utf-16"), DamagedFileError, "at byte 3: there is a zero byte"),
     "binary in gzip": (gzip.compress(b"\x7fELF\0"), DamagedFileError, "at byte 4: there is a zero byte"),
     "bzip2": (b"BZh9" + bytes(9), ValueError, "is a bzip2 file"),
