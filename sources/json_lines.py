@@ -18,12 +18,13 @@ from gristmill.core.naming import transform_name
 from gristmill.sources.storage.errors import DamagedFileError, changed, damaged
 from gristmill.sources.storage.files import Files, list_files
 from gristmill.sources.storage.frames import OFFSET_BITS, Frames
-from gristmill.sources.storage.lines import BLANK, BYTE_ORDER_MARK, scan_lines
+from gristmill.sources.storage.lines import BLANK, BYTE_ORDER_MARK, are_lines, scan_lines
 from gristmill.sources.storage.sidecar import open_sidecars, without_sidecars
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
 _CHECKED_BYTES = 1 << 12  # in front of the first record of a file, which must be blank
 _NEWLINE = 10
+_REMEDY = "Delete it: it is made anew"
 _DECODER = json.JSONDecoder()
 
 
@@ -81,7 +82,9 @@ class JsonlSource:
         max_bytes = as_int("max_bytes", max_bytes, minimum=0)
         self._parse = parse
         self._files = Files(without_sidecars(list_files("patterns", patterns, filesystem)), filesystem)
-        self._sidecars = open_sidecars(self._files, "json lines", scan_lines, index_dir=index_dir, filesystem=filesystem)
+        self._sidecars = open_sidecars(
+            self._files, "json lines", scan_lines, fits=are_lines, index_dir=index_dir, filesystem=filesystem
+        )
         self._frames = Frames(self._files, self._sidecars, max_bytes)
         self._is_compressed = ["frames" in sidecar.names() for sidecar in self._sidecars]
         self._stops = [self._stop(number) for number in range(len(self._files))]
@@ -101,12 +104,17 @@ class JsonlSource:
         return np.concatenate([self._lengths(number) for number in range(len(self._files))])
 
     def _lengths(self, number: int) -> np.ndarray:
-        sidecar = self._sidecars[number]
+        sidecar, end = self._sidecars[number], self._files.sizes[number]
         starts = sidecar.read("records", 0, sidecar.length("records"))
         if self._is_compressed[number]:
             texts = sidecar.read("texts", 0, sidecar.length("texts"))
-            starts = texts[starts >> np.uint64(OFFSET_BITS)] + (starts & np.uint64(_OFFSETS))
-        return np.diff(starts.astype(np.int64))
+            frames = np.minimum(starts >> np.uint64(OFFSET_BITS), np.uint64(len(texts) - 1))
+            starts = texts[frames] + (starts & np.uint64(_OFFSETS))
+            end = int(texts[-1])
+        lengths = np.diff(starts.astype(np.int64))
+        if starts[-1] != end or (lengths <= 0).any():
+            raise damaged(sidecar.path, 0, "its records do not follow one another to the end of the text", _REMEDY)
+        return lengths
 
     def _stop(self, number: int) -> int:
         """Where the text of a file ends."""
@@ -175,7 +183,7 @@ class JsonlSource:
                 record = lines[place][1]
                 if not start < stop <= end or (record == last and stop < end):
                     what = f"record {record} is noted as from {start} to {stop} of {end}"
-                    raise damaged(sidecar.path, 0, what, "Delete it: it is made anew")
+                    raise damaged(sidecar.path, 0, what, _REMEDY)
                 lead = 1 if start & offsets else 0
                 if not record:
                     lead = min(start & offsets, _CHECKED_BYTES)

@@ -18,7 +18,7 @@ from gristmill.core.errors import KeyRangeError
 from gristmill.sources.storage.errors import DamagedFileError, changed, damaged
 from gristmill.sources.storage.files import Files, is_url, list_files
 from gristmill.sources.storage.sidecar import Sidecar, open_sidecars, without_sidecars
-from gristmill.sources.tar_index import Entry, File, index_archive, read_entries
+from gristmill.sources.tar_index import Entry, File, index_archive, is_tar_index, read_entries
 from gristmill.sources.tar_members import BLOCK_BYTES, header_crc, is_header
 
 _LOCAL_WINDOW, _REMOTE_WINDOW = 1 << 12, 1 << 22  # bytes that are read while one waits for an answer
@@ -92,7 +92,12 @@ class TarSource:
             raise FileNotFoundError(f"patterns: {patterns!r:.200} names indices (.gmidx) alone, and no archive")
         self._files = Files(paths, filesystem)
         self._indices = open_sidecars(
-            self._files, "tar", functools.partial(_scan, filesystem is not None), index_dir=index_dir, filesystem=filesystem
+            self._files,
+            "tar",
+            functools.partial(_scan, filesystem is not None),
+            fits=is_tar_index,
+            index_dir=index_dir,
+            filesystem=filesystem,
         )
         self._ends = list(itertools.accumulate(index.length("lengths") for index in self._indices))
         self._lengths: np.ndarray | None = None
@@ -130,7 +135,10 @@ class TarSource:
     def _lengths_in(self, index: Sidecar) -> np.ndarray:
         num_records = index.length("lengths")
         if self._extensions is None:
-            return index.read("lengths", 0, num_records)
+            lengths = index.read("lengths", 0, num_records)
+            if (lengths < 0).any():
+                raise damaged(index.path, 0, "a record has fewer than 0 bytes", "Delete it, and make the source anew")
+            return lengths
         found = [
             sum([size for extension, _, size, _ in entry.files if extension in self._extensions])
             for start in range(0, num_records, _MANY_RECORDS)

@@ -65,6 +65,14 @@ def index_archive(files: Files, number: int, progress: Callable[[int], None], wi
     }
 
 
+def is_tar_index(sizes: Mapping[str, tuple[str, int]]) -> bool:
+    """True if ``index_archive`` may have made arrays of these dtypes and lengths."""
+    dtypes = {"starts": "<i8", "entries": "|u1", "lengths": "<i8", "links": "<i8", "example": "|u1"}
+    if {name: dtype for name, (dtype, _) in sizes.items()} != dtypes:
+        return False
+    return sizes["starts"][1] == sizes["lengths"][1] + 1
+
+
 def _resolved(files: Files, number: int, window_bytes: int, progress: Callable[[int], None]) -> Iterator[Member]:
     """Yields the members of an archive, hard links with kind and data of the member they point to.
 
@@ -190,7 +198,8 @@ def read_entries(index: Sidecar, numbers: Sequence[int]) -> list[Entry]:
     starts = index.read("starts", first, stop + 1)
     begin, end = int(starts[0]), int(starts[-1])
     try:
-        if not 0 <= begin <= end <= index.length("entries"):
+        is_all = stop < index.length("starts") - 1 or end == index.length("entries")
+        if not 0 <= begin <= end <= index.length("entries") or (begin and not first) or not is_all:
             raise ValueError
         entries = index.read("entries", begin, end).tobytes()
         places = starts[np.array(numbers)[:, None] + [-first, 1 - first]] - begin

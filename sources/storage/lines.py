@@ -46,6 +46,15 @@ def scan_lines(files: Files, number: int, progress: Callable[[int], None]) -> Ma
         return _scan_compressed(files, number, progress, lines)
 
 
+def are_lines(sizes: Mapping[str, tuple[str, int]]) -> bool:
+    """True if ``scan_lines`` may have made arrays of these dtypes and lengths."""
+    if any([dtype != "<u8" for dtype, _ in sizes.values()]) or not sizes.get("records", ("", 0))[1]:
+        return False
+    if sizes.keys() == {"records"}:
+        return True
+    return sizes.keys() == {"records", "frames", "texts"} and sizes["frames"][1] == 2 * sizes["texts"][1] - 2
+
+
 def _scan_compressed(files: Files, number: int, progress: Callable[[int], None], lines: LineStarts) -> Mapping[str, np.ndarray]:
     bounds: list[int] = []
     texts = [0]

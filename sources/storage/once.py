@@ -3,7 +3,7 @@
 What holds when several threads and processes make a file at the same path:
 
 1. What is at the path is whole: it is written under another name, synced to disk and renamed.
-2. One of them makes it, who has locked ``<path>.lock``.
+2. One of them makes it, who has locked ``<path>.lock`` (in a long name a digest stands for the end of ``<path>``).
 3. The kernel frees the lock of a process that dies. The next one finds nothing at the path, and makes it.
 4. Nothing else stays. Whoever holds the lock removes the lock file; a lock on a file that has been removed counts for nothing.
    What a process has left half-written, and locked no more, is removed by the next that makes the file.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,17 +26,34 @@ from gristmill.sources.storage.posix import fcntl
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_MAX_NAME_BYTES = 255  # of Linux's and macOS's file systems
+
+
+def name_that_fits(name: str, suffix: str) -> str:
+    """Return ``name + suffix``, in which a ``name`` that is too long for a file system is cut, with a digest of it instead.
+
+    Example:
+        >>> name_that_fits("a.jsonl", ".gmidx"), name_that_fits("a" * 300, ".gmidx")[230:]
+        ('a.jsonl.gmidx', 'aa-003ef1ba9ea9f2f4.gmidx')
+    """
+    encoded, end = name.encode("utf-8", "surrogateescape"), suffix.encode("utf-8", "surrogateescape")
+    if len(encoded) + len(end) <= _MAX_NAME_BYTES:
+        return name + suffix
+    digest = hashlib.sha1(encoded, usedforsecurity=False).hexdigest()[:16]
+    start = encoded[: max(0, _MAX_NAME_BYTES - len(digest) - 1 - len(end))].decode("utf-8", "ignore")
+    return f"{start}-{digest}{suffix}"
 
 
 @contextlib.contextmanager
 def renamed(path: Path) -> Iterator[BinaryIO]:
     """A file to write to, which is at ``path`` once it is whole and on disk, or nowhere."""
-    start = f"{path.name}.{os.uname().nodename}-"
+    token = os.urandom(8).hex()
+    part = path.with_name(name_that_fits(path.stem, f"{path.suffix}.{os.uname().nodename}-{token}.part"))
+    start = part.name.removesuffix(f"{token}.part")
     for left in path.parent.glob(f"{glob.escape(start)}*.part"):
         with contextlib.suppress(OSError), left.open("rb+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who wrote it has died, or it would have the lock
             left.unlink()
-    part = path.with_name(f"{start}{os.urandom(8).hex()}.part")
     try:
         with part.open("wb") as file:
             with contextlib.suppress(OSError):
@@ -65,6 +83,8 @@ def explained(path: Path) -> Iterator[None]:
             text = "the folder cannot be written; give a folder that can as index_dir"
         elif error.errno in _FULL:
             text = "there is no space left, or no more may be used; make room, or give a folder with room as index_dir"
+        elif error.errno == errno.ENAMETOOLONG:
+            text = "the path is too long for the file system; give a folder with a shorter path as index_dir"
         else:
             raise
         raise type(error)(error.errno, f"cannot write the index {path}: {os.strerror(error.errno)}: {text}") from error
@@ -73,7 +93,7 @@ def explained(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
     """Whether this is, of all threads and processes, the one that may make the sidecar at ``path``."""
-    name = path.with_name(f"{path.name}.lock")
+    name = path.with_name(name_that_fits(path.stem, f"{path.suffix}.lock"))
     with explained(path):
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:

@@ -27,8 +27,11 @@ import numpy as np
 
 from gristmill.sources.storage.errors import changed, damaged
 from gristmill.sources.storage.files import Files, is_url
-from gristmill.sources.storage.once import explained, locked, renamed
+from gristmill.sources.storage.once import explained, locked, name_that_fits, renamed
 from gristmill.sources.storage.progress import Progress
+
+Sizes = Mapping[str, tuple[str, int]]
+"""Dtype and length of each array of a sidecar."""
 
 Scan = Callable[[Files, int, Callable[[int], None]], Mapping[str, np.ndarray]]
 """Reads a file once, from front to back: ``scan(files, number, progress)``; ``progress(num_bytes)`` says how far it has come."""
@@ -37,6 +40,7 @@ _MAGIC = b"\x89GMIDX\r\n"
 _VERSION = 1
 _PREFIX = struct.Struct("<8sIII")  # magic, version, size of the header, its CRC-32
 _ALIGNMENT = 64
+_DTYPES = frozenset(np.dtype(f"<{kind}").str for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"))
 _EDGE_BYTES = 1 << 14  # of the data's head and tail that are compared
 _GUESSED_BYTES = 4096  # most headers are shorter
 _GAP_ITEMS = 512  # items that lie no further apart are read at once
@@ -73,6 +77,7 @@ class _Header(NamedTuple):
     data: _Edges
     arrays: dict[str, _Array]
     digest: str
+    stop: int  # the number of bytes of the sidecar
 
 
 class _Unfit(Exception):
@@ -181,7 +186,13 @@ class Sidecar:
 
 
 def open_sidecars(
-    files: Files, kind: str, scan: Scan, *, index_dir: str | os.PathLike[str] | None = None, filesystem: Any = None
+    files: Files,
+    kind: str,
+    scan: Scan,
+    *,
+    fits: Callable[[Sizes], bool] = lambda _: True,
+    index_dir: str | os.PathLike[str] | None = None,
+    filesystem: Any = None,
 ) -> list[Sidecar]:
     """The sidecars of all ``files``, in their order; those that are missing or do not fit are made first.
 
@@ -192,6 +203,7 @@ def open_sidecars(
         files: the data.
         kind: what the data are and what is noted about them. Data have sidecars of one kind only, beside them.
         scan: makes the arrays, little-endian and of one dimension. Several threads call it at once, for different files.
+        fits: returns true if arrays of these sizes may be those that ``scan`` makes; others are made anew.
         index_dir: a folder for sidecars of files whose own folder cannot be written; it is made if it does not exist.
         filesystem: the fsspec file system that ``files`` were made with.
 
@@ -201,7 +213,7 @@ def open_sidecars(
         ValueError: a remote file has no sidecar beside it and ``index_dir`` is not given.
     """
     folder = None if index_dir is None else Path(index_dir).absolute()
-    places = _Opening(files, kind, scan, folder, filesystem).all()
+    places = _Opening(files, kind, scan, fits, folder, filesystem).all()
     remote = Files([place.path for place in places if place.is_remote], filesystem)
     local = Files([place.path for place in places if not place.is_remote])
     counts = {True: iter(range(len(remote))), False: iter(range(len(local)))}
@@ -224,8 +236,10 @@ class _Place(NamedTuple):
 class _Opening:
     """One call of ``open_sidecars``."""
 
-    def __init__(self, files: Files, kind: str, scan: Scan, folder: Path | None, filesystem: Any) -> None:
-        self._files, self._kind, self._scan = files, kind, scan
+    def __init__(
+        self, files: Files, kind: str, scan: Scan, fits: Callable[[Sizes], bool], folder: Path | None, filesystem: Any
+    ) -> None:
+        self._files, self._kind, self._scan, self._fits = files, kind, scan, fits
         self._folder, self._filesystem = folder, filesystem
         self._stopped = threading.Event()
 
@@ -268,15 +282,16 @@ class _Opening:
         """Where the sidecar is made: in ``index_dir`` by a name that no other path and no other kind has there."""
         path, _ = _without_query(self._files.paths[number])
         if self._folder is None:
-            return Path(f"{path}.gmidx")
+            return Path(_beside(path))
         whole = path if self._is_remote(number) else Path(path).resolve()
-        digest = hashlib.sha1(f"{self._kind}\n{whole}".encode(), usedforsecurity=False).hexdigest()[:16]
-        return self._folder / f"{PurePosixPath(path).name[:100]}-{digest}.gmidx"
+        text = f"{self._kind}\n{whole}".encode("utf-8", "surrogateescape")
+        digest = hashlib.sha1(text, usedforsecurity=False).hexdigest()[:16]
+        return self._folder / name_that_fits(PurePosixPath(path).name[:100], f"-{digest}.gmidx")
 
     def _find(self, number: int) -> _Place | None:
         """A sidecar that fits, if there is one."""
         name, query = _without_query(self._files.paths[number])
-        candidates = [(f"{name}.gmidx{query}", self._is_remote(number))]
+        candidates = [(f"{_beside(name)}{query}", self._is_remote(number))]
         if self._folder is not None:
             candidates.insert(0, (str(self._own_place(number)), False))
         for path, is_remote in candidates:
@@ -305,6 +320,8 @@ class _Opening:
         difference = header.data.difference(_edges(self._files, number))
         if difference is not None:
             raise _Unfit(f"{self._files.paths[number]} is not what it was: {difference}")
+        if not self._fits({name: (array.dtype, array.length) for name, array in header.arrays.items()}):
+            raise _Unfit("its arrays are not those of this version")
         return _Place(path, is_remote, header.digest)
 
     def _make(self, number: int) -> _Place | None:
@@ -335,6 +352,12 @@ def without_sidecars(paths: Sequence[str]) -> list[str]:
         ['a.jsonl', 'b.jsonl']
     """
     return [path for path in paths if not re.search(r"\.gmidx(\.lock|\..*\.part)?$", _without_query(path)[0])]
+
+
+def _beside(path: str) -> str:
+    """Return the path of the sidecar beside a file: ``<path>.gmidx``, unless that name is too long."""
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}{name_that_fits(name, '.gmidx')}"
 
 
 def _without_query(path: str) -> tuple[str, str]:
@@ -374,12 +397,37 @@ def _read_header(files: Files, number: int) -> _Header:
     text = start[_PREFIX.size : body]
     if zlib.crc32(text) != checksum:
         raise _Unfit("its header has another checksum than it says")
+    try:
+        header = _parsed(text, body)
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        raise _Unfit("its header is not one that gristmill writes") from None
+    if header.stop != size:
+        raise _Unfit(f"it has {size} bytes, not {header.stop}")
+    return header
+
+
+def _parsed(text: bytes, body: int) -> _Header:
+    """Return the header with this text, of a sidecar whose arrays begin at byte ``body``.
+
+    Raises:
+        AttributeError, KeyError, TypeError, ValueError, RecursionError: nobody has written it as ``_write`` does.
+    """
     fields = json.loads(text)
-    if body + fields["num_bytes"] != size:
-        raise _Unfit(f"it has {size} bytes, not {body + fields['num_bytes']}")
-    arrays = {name: _Array(dtype, body + start, length) for name, (dtype, start, length) in fields["arrays"].items()}
-    digest = hashlib.sha1(text, usedforsecurity=False).hexdigest()
-    return _Header(fields["kind"], _Edges(*fields["data"]), arrays, digest)
+    kind, edges = fields["kind"], _Edges(*fields["data"])
+    arrays: dict[str, _Array] = {}
+    start = 0
+    for name, (dtype, told_start, length) in fields["arrays"].items():
+        if dtype not in _DTYPES or type(length) is not int or length < 0 or told_start != start:
+            raise ValueError(name)
+        arrays[name] = _Array(dtype, body + start, length)
+        start += _padded(length * np.dtype(dtype).itemsize)
+    if not isinstance(kind, str) or fields["num_bytes"] != start:
+        raise ValueError(kind)
+    return _Header(kind, edges, arrays, hashlib.sha1(text, usedforsecurity=False).hexdigest(), body + start)
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _write(path: Path, kind: str, edges: _Edges, arrays: Mapping[str, np.ndarray]) -> str:
@@ -387,9 +435,9 @@ def _write(path: Path, kind: str, edges: _Edges, arrays: Mapping[str, np.ndarray
     table: dict[str, tuple[str, int, int]] = {}
     num_bytes = 0
     for name, array in arrays.items():
-        assert array.ndim == 1 and array.dtype.newbyteorder("<") == array.dtype, name
+        assert array.ndim == 1 and array.dtype.str in _DTYPES, name
         table[name] = (array.dtype.str, num_bytes, len(array))
-        num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        num_bytes += _padded(array.nbytes)
     fields = {"kind": kind, "data": edges, "arrays": table, "num_bytes": num_bytes}
     text = json.dumps(fields).encode()
     text += b" " * (-(_PREFIX.size + len(text)) % _ALIGNMENT)

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from gristmill.sources.storage.files import Files
+from gristmill.sources.storage.once import name_that_fits
 from gristmill.sources.storage.parts import Room
 from gristmill.sources.storage.posix import fcntl
 from gristmill.sources.storage.remote import without_query
@@ -63,8 +64,8 @@ def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str],
 
 
 def _place_of(path: str, identity: str) -> tuple[str, str]:
-    name = PurePosixPath(without_query(path)).name
-    return hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()[:20], name
+    name = PurePosixPath(without_query(path))  # in a store it may be longer than in a file system
+    return hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()[:20], name_that_fits(name.stem, name.suffix[:32])
 
 
 @contextlib.contextmanager
@@ -177,4 +178,4 @@ def _finish(descriptors: dict[int, int], paths: dict[int, Path], but: int | None
 
 
 def _unfinished(path: Path) -> Path:
-    return path.with_name(path.name + _UNFINISHED)
+    return path.with_name(name_that_fits(path.name, _UNFINISHED))

@@ -362,6 +362,17 @@ def test_downloads_by_several_processes_and_room_for_them(server, data, tmp_path
         cached(urls(server)[2], tmp_path, max_bytes=room)
 
 
+@pytest.mark.parametrize("num_letters", [240, 250, 300])
+def test_names_that_are_too_long_for_a_file_system_are_cut(tmp_path, num_letters):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    url = f"/bucket-of-long-names/{'a' * num_letters}.txt"
+    memory.pipe(url, b"some text")
+    (path,) = cached(url, tmp_path, filesystem=memory)
+    assert Path(path).read_bytes() == b"some text" and path.endswith(".txt")
+    assert cached(url, tmp_path, filesystem=memory) == [path]
+    memory.rm("/bucket-of-long-names", recursive=True)
+
+
 def test_what_cannot_be_cached(tmp_path):
     for wrong, kind, text in [
         (

@@ -9,6 +9,7 @@ import pickle
 import random
 import re
 import shutil
+import struct
 import subprocess
 import tarfile
 import threading
@@ -239,8 +240,7 @@ def outcomes(lines, parse):
                 yield record
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
-@pytest.mark.parametrize("parse", [None, json.loads])
+@pytest.mark.parametrize(("compress", "parse"), [(bytes, None), (gzip.compress, None), (bytes, json.loads)])
 def test_a_line_of_any_kind_costs_no_more_than_itself(tmp_path, compress, parse):
     path = tmp_path / "a.jsonl"
     for name, line in KINDS.items():
@@ -457,6 +457,27 @@ def test_an_index_with_wrong_numbers_is_noticed(tmp_path):
         index.write_bytes(whole[:-56] + number.to_bytes(8, "little") + whole[-48:])
         source = JsonlSource(path)
         assert_raises(DamagedFileError, match, source.__getitem__, 0)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_an_index_of_fewer_records_is_noticed(tmp_path, compress):
+    """Headers have checksums, and arrays have none."""
+    path, index = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gmidx"
+    path.write_bytes(compress(LINES))
+    JsonlSource(path)
+    whole = index.read_bytes()
+    header = 20 + int.from_bytes(whole[12:16], "little")
+    fields, starts = json.loads(whole[20:header]), struct.unpack("<4Q", whole[header : header + 32])
+    for kept, key, match in [((1, 2, 3), 0, "its record 0 is no line any more"), ((0, 1, 2), 1, "record 1 is noted as from")]:
+        fields["arrays"]["records"][2] = 3
+        text = json.dumps(fields).encode().ljust(header - 20)
+        array = struct.pack("<4Q", *[starts[number] for number in kept], 0)
+        index.write_bytes(whole[:16] + struct.pack("<I", zlib.crc32(text)) + text + array + whole[header + 32 :])
+        source = JsonlSource(path)
+        assert len(source) == 2
+        assert_raises(DamagedFileError, match, source.__getitem__, key)
+        if key:
+            assert_raises(DamagedFileError, rf"{index} .* do not follow one another .*Delete it", lambda s: s.lengths, source)
 
 
 def test_an_index_with_wrong_places_is_noticed(tmp_path):

@@ -6,10 +6,12 @@ import os
 import pickle
 import random
 import re
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -128,7 +130,51 @@ def header_of(data):
     return json.loads(data[20:end]), end
 
 
+def with_header(change):
+    """Rewrites the header of an index, with the right checksum."""
+
+    def changed(data, index):
+        fields, end = header_of(index)
+        text = change(fields)
+        text = text if isinstance(text, bytes) else json.dumps(text).encode()
+        text += b" " * (-(20 + len(text)) % 64)
+        return data, index[:8] + struct.pack("<III", 1, len(text), zlib.crc32(text)) + text + index[end:]
+
+    return changed
+
+
+def with_array(dtype="<u8", start=0, length=50_000):
+    return with_header(lambda fields: {**fields, "arrays": {**fields["arrays"], "squares": [dtype, start, length]}})
+
+
+HOSTILE = {
+    "a list": with_header(lambda fields: []),
+    "a number": with_header(lambda fields: 5),
+    "no kind": with_header(lambda fields: {name: fields[name] for name in fields if name != "kind"}),
+    "a kind that is no text": with_header(lambda fields: {**fields, "kind": ["test"]}),
+    "no arrays": with_header(lambda fields: {**fields, "arrays": []}),
+    "an array that is a text": with_header(lambda fields: {**fields, "arrays": {"squares": "u80"}}),
+    "data that are no list": with_header(lambda fields: {**fields, "data": 5}),
+    "two data": with_header(lambda fields: {**fields, "data": fields["data"][:2]}),
+    "too deep": with_header(lambda fields: b"[" * 10**5),
+    "no JSON": with_header(lambda fields: b"\xff"),
+    "a number of too many digits": with_header(lambda fields: b"9" * 5000),
+    "objects": with_array(dtype="|O"),
+    "no dtype": with_array(dtype="bogus"),
+    "a dtype that is a list": with_array(dtype=["<u8"]),
+    "big-endian": with_array(dtype=">u8"),
+    "length -1": with_array(length=-1),
+    "length 0": with_array(length=0),
+    "length 1.5": with_array(length=1.5),
+    "a length that is a text": with_array(length="8"),
+    "length 10**15": with_array(length=10**15),
+    "length 2**64": with_array(length=2**64),
+    "start 8": with_array(start=8),
+    "start 1.5": with_array(start=1.5),
+    "start -10**30": with_array(start=-(10**30)),
+}
 STALE = {
+    **{name: (change, "its header is not one that gristmill writes") for name, change in HOSTILE.items()},
     "data longer": (lambda data, index: (data + b"x", index), "it had 50000 bytes and has 50001"),
     "data begin otherwise": (lambda data, index: (b"x" + data[1:], index), "its first 16384 bytes are others"),
     "data end otherwise": (lambda data, index: (data[:-1] + b"x", index), "its last 16384 bytes are others"),
@@ -160,6 +206,54 @@ def test_what_does_not_fit_is_made_anew_but_not_under_a_copy(tmp_path, caplog, n
     header, _ = header_of(index.read_bytes())
     assert header["kind"] == "test" and header["data"][0] == len(data)
     assert names_in(tmp_path) == ["data", "data.gmidx"]
+
+
+def test_arrays_of_other_names_dtypes_or_lengths_are_made_anew(tmp_path, caplog):
+    path, scan = tmp_path / "data", Counted()
+    path.write_bytes(b"data")
+    open_sidecars(Files([str(path)]), "test", lambda *_: {"squares": np.arange(4, dtype="<u4")})
+
+    def fits(sizes):
+        return sizes == {"squares": ("<u8", 4), "bytes": ("|u1", 4)}
+
+    for _ in range(2):
+        open_sidecars(Files([str(path)]), "test", scan, fits=fits)
+    assert scan.numbers == [0] and "its arrays are not those of this version" in caplog.text
+
+
+@pytest.mark.parametrize("letter", ["a", "\u3042", "\U0001f600", "\udcff"])
+def test_names_of_any_length_have_indices(tmp_path, letter):
+    encoded = len(os.fsencode(letter))
+    for num_bytes in (180, 208, 232, 244, 249, 250, 255):
+        folder = tmp_path / str(num_bytes)
+        folder.mkdir()
+        name = letter * (num_bytes // encoded) + "x" * (num_bytes % encoded)
+        path, other = folder / name, folder / f"{name[:-1]}y"  # names of two files may begin alike
+        path.write_bytes(b"data")
+        other.write_bytes(b"others")
+        files, scan = Files([str(path), str(other)]), Counted()
+        for index_dir in (None, None, tmp_path / "indices"):
+            lengths = [sidecar.length("bytes") for sidecar in open_sidecars(files, "test", scan, index_dir=index_dir)]
+            assert lengths == [4, 6]
+        for found in folder.glob("*.gmidx"):
+            found.unlink()
+        for _ in range(2):
+            open_sidecars(files, "test", scan, index_dir=tmp_path / "indices")
+        assert sorted(scan.numbers) == [0, 0, 1, 1] and names_in(folder) == sorted([path.name, other.name])
+        if num_bytes <= 249:  # names that were in use before long ones were cut
+            assert os.path.basename(open_sidecars(files, "test", scan)[0].path) == f"{name}.gmidx"  # noqa: PTH119
+
+
+def test_what_is_there_while_an_index_of_a_long_name_is_made(tmp_path):
+    path = tmp_path / ("\u3042" * 83 + ".gmidx")
+    for _ in range(2):
+        with once.locked(path) as is_mine, once.renamed(path) as file:
+            lock, part = sorted(set(names_in(tmp_path)) - {path.name}, key=lambda name: name.endswith(".part"))
+            assert is_mine and without_sidecars([lock, part, path.name]) == []
+            file.write(b"index")
+        assert names_in(tmp_path) == [path.name] and path.read_bytes() == b"index"
+        left = tmp_path / f"{part.removesuffix('.part')[:-16]}{'0' * 16}.part"
+        left.write_bytes(b"half")  # as of a process that was killed: the next one removes it
 
 
 def test_another_index_of_the_same_data_is_noticed(tmp_path):
