@@ -220,14 +220,8 @@ class JsonlSource:
                 raise
             record = self._parsed_again(content, line, span[1] + lead)
         if record is None and _without_marks(content).strip(BLANK) == b"null":
-            raise self._null(line, span[1] + lead)
+            raise _null(self._files.paths[line[0]], f"record {line[1]}, {self._told(line[0], span[1] + lead)}")
         return record
-
-    def _null(self, line: tuple[int, int], start: int) -> DamagedFileError:
-        return DamagedFileError(
-            f"{self._files.paths[line[0]]} has null in record {line[1]}, {self._told(line[0], start)}: None stands for a missing "
-            "element. Write another value there, give a parse that makes one of it, or leave out what fails with tolerate()"
-        )
 
     def _check(self, line: tuple[int, int], lead: int, span: tuple[int, int, int], text: bytes, end: int) -> None:
         """A line that is not between two others: the first, the last without an end, or one that blank lines follow."""
@@ -283,6 +277,13 @@ class JsonlSource:
     def __repr__(self) -> str:
         parse = "" if self._parse is None else f", parse={transform_name(self._parse)}"
         return f"JsonlSource({self._files.described()}{parse})"
+
+
+def _null(path: str, record: str) -> DamagedFileError:
+    return DamagedFileError(
+        f"{path} has null in {record}: None stands for a missing element. Write another value there, give a parse that makes "
+        "one of it, or leave out what fails with tolerate()"
+    )
 
 
 def _without_marks(content: bytes) -> bytes:
