@@ -27,6 +27,8 @@ from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeVar, runt
 
 from gristmill.core.config import config
 from gristmill.core.errors import KeyRangeError, as_int
+from gristmill.sources.storage.files import is_url
+from gristmill.sources.storage.local import starting_folder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -59,13 +61,15 @@ class _Part(NamedTuple):
     filename: str
     start: int
     stop: int | None
+    is_range: bool = False  # at the end of a path
 
 
 class ArrayRecordDataSource:
     """The records of one or more ArrayRecord files, as ``bytes``; keys count through the files in the order given.
 
-    Files are opened at the first read and shared by all threads. Only the record counts of whole files are read at
-    construction, many files at a time (``gristmill.config.num_threads_computing_num_records``).
+    Files are opened at the first read and shared by all threads. Only the record counts of files that are named by paths
+    are read at construction, many files at a time (``gristmill.config.num_threads_computing_num_records``). Relative paths
+    are those of the folder that is the current one then.
 
     Files should be written with ``group_size:1``: records of a group can only be decoded together.
 
@@ -77,9 +81,10 @@ class ArrayRecordDataSource:
             "footer_prefetch_bytes": "0"}``. The reader checks them when it opens a file.
 
     Raises:
-        ValueError: ``paths`` is empty, of another type, or has an item of another type or with a negative range.
+        ValueError: ``paths`` is empty, of another type, or has an item of another type, with a negative range or with a
+            range at the end of a path that is beyond the end of the file.
         MissingFileError: a file does not exist (a ``FileNotFoundError`` and a ``RuntimeError``). For an item that is a
-            range this is found out at its first read.
+            range this is found out at its first read, and for file instructions also whether the file has the records.
         RuntimeError: a file is not a valid ArrayRecord file, or array_record is not installed.
 
     Example:
@@ -106,10 +111,12 @@ class ArrayRecordDataSource:
         self._reader_options = "".join(f",{name}:{value}" for name, value in (reader_options or {}).items())
         parts = [_parse_path(path) for path in _as_sequence(paths)]
         whole_files = [part.filename for part in parts if part.stop is None]
+        _check_ranges(parts)
         counts = iter(_in_threads(_count_records, whole_files, config.num_threads_computing_num_records))
         stops = [next(counts) if part.stop is None else part.stop for part in parts]
 
         self._paths = [part.filename for part in parts]
+        self._starting_folder = starting_folder([path for path in self._paths if not is_url(path)])
         # Part i holds the keys below ends[i] that no part before it holds; position in its file = key + shifts[i].
         self._ends = list(itertools.accumulate(stop - part.start for part, stop in zip(parts, stops, strict=True)))
         self._shifts = [stop - end for stop, end in zip(stops, self._ends, strict=True)]
@@ -206,13 +213,16 @@ class ArrayRecordDataSource:
             reader = self._readers.get(filename)
             if reader is None:
                 # Read ahead of a random access is thrown away: none, and a small file buffer.
-                reader = _open_reader(filename, f"readahead_buffer_size:0{self._reader_options}")
+                reader = _open_reader(self._located(filename), f"readahead_buffer_size:0{self._reader_options}")
                 num_records, expected = reader.num_records(), self._min_records[filename]
                 if num_records < expected:
                     raise RuntimeError(f"{filename} has {num_records} records, but {expected} were to be read from it")
                 _check_group_size(filename, reader)
                 self._readers[filename] = reader
             return reader
+
+    def _located(self, filename: str) -> str:
+        return filename if is_url(filename) else os.path.join(self._starting_folder, filename)  # noqa: PTH118
 
     def close(self) -> None:
         """Closes all files. The next read opens them again."""
@@ -234,7 +244,7 @@ class ArrayRecordDataSource:
     def described_files(self) -> list[str]:
         """What tells the files from others, wherever they lie: of each its name, the records read from it, and its size."""
         if self._file_texts is None:
-            sizes = _in_threads(_size_text, self._paths, config.num_threads_computing_num_records)
+            sizes = _in_threads(_size_text, map(self._located, self._paths), config.num_threads_computing_num_records)
             starts = [0, *self._ends[:-1]]
             self._file_texts = [
                 f"{PurePath(path).name}[{start + shift}:{end + shift}], {size}"
@@ -270,7 +280,7 @@ def _parse_path(path: Any) -> _Part:
         start, stop = int(match[2]), int(match[3])
         if stop < start:
             raise ValueError(f"paths: the range at the end of {filename!r} ends before it starts")
-        return _Part(match[1], start, stop)
+        return _Part(match[1], start, stop, is_range=True)
     if isinstance(path, FileInstruction):
         skip, take = as_int("skip", path.skip, minimum=0), as_int("take", path.take, minimum=0)
         return _Part(os.fspath(path.filename), skip, skip + take)
@@ -278,6 +288,27 @@ def _parse_path(path: Any) -> _Part:
         "paths must have items that are str, path objects or file instructions (filename, skip, take, "
         f"examples_in_shard), got {path!r} of type {type(path).__name__}"
     )
+
+
+def _check_ranges(parts: Sequence[_Part]) -> None:
+    """Refuses ranges beyond the end of their files. Files that cannot be opened are an error when they are read."""
+    ranges = [part for part in parts if part.is_range]
+    filenames = list(dict.fromkeys(part.filename for part in ranges))
+    counts = _in_threads(_count_if_readable, filenames, config.num_threads_computing_num_records)
+    num_records = dict(zip(filenames, counts, strict=True))
+    for part in ranges:
+        count = num_records[part.filename]
+        if count is not None and part.stop is not None and part.stop > count:
+            raise ValueError(
+                f"paths: the range [{part.start}:{part.stop}] is beyond the end of {part.filename}, which has {count} records"
+            )
+
+
+def _count_if_readable(filename: str) -> int | None:
+    try:
+        return _count_records(filename)
+    except RuntimeError:
+        return None
 
 
 def _in_threads(function: Callable[[T], R], arguments: Iterable[T], max_threads: int) -> list[R]:

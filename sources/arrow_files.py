@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from gristmill.sources.storage.local import is_local
+
 if TYPE_CHECKING:
     from gristmill.sources.storage.files import Files
 
@@ -28,7 +30,7 @@ def open_input(path: str, filesystem: Any = None, memory_map: bool = False) -> A
     elif isinstance(filesystem, str):
         filesystem, folder = fs.FileSystem.from_uri(filesystem)
         filesystem = fs.SubTreeFileSystem(folder, filesystem) if folder else filesystem
-    elif type(filesystem).__name__ == "LocalFileSystem" and not isinstance(filesystem, fs.FileSystem):  # fsspec's
+    elif is_local(filesystem) and not isinstance(filesystem, fs.FileSystem):  # fsspec's
         filesystem = fs.LocalFileSystem(use_mmap=memory_map)
     elif not isinstance(filesystem, fs.FileSystem):
         if not hasattr(filesystem, "open"):

@@ -134,17 +134,19 @@ class BagDataSource:
             self._start_closed()
         for number in numbers:
             _, opened_as = self._readers.get(number) or self._open(number)
-            if _status(self._files.paths[number]) != opened_as:
+            if _status(self._files.local_path(number)) != opened_as:
                 raise changed(self._files.paths[number], "it was written to or replaced while it was read")
 
     def _open(self, number: int) -> tuple[Any, tuple[int, int]]:
         path, size = self._files.paths[number], self._files.sizes[number]
-        opened_as = _status(path)
+        located = self._files.local_path(number)
+        opened_as = _status(located)
         if opened_as[0] != size:
             raise changed(path, f"it had {size} bytes and has {opened_as[0]}")
         bagz = _library()
         try:
-            reader = bagz.Reader(path)
+            # The library takes a comma for the end of a path. Names of files have none, those of folders may.
+            reader = bagz.Reader(os.path.relpath(located) if "," in located else located)
         except ValueError as error:
             raise damaged(path, 0, f"it is no Bagz file ({error})", _REMEDY) from error
         return self._readers.setdefault(number, (reader, opened_as))

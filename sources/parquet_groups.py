@@ -178,14 +178,16 @@ class RowGroups:
         path = self._files.paths[number]
         if self._filesystem is not None:
             return open_input(path, self._filesystem)
-        return open_ranges(self._files, number) if is_url(path) else open_input(path, fs.LocalFileSystem())
+        if is_url(path):
+            return open_ranges(self._files, number)
+        return open_input(self._files.local_path(number), fs.LocalFileSystem())
 
     def _status(self, number: int) -> Any:
         """What changes when a local file is written to; ``None`` for others."""
         path = self._files.paths[number]
         if self._filesystem is not None or is_url(path):
             return None
-        status = Path(path).stat()
+        status = Path(self._files.local_path(number)).stat()
         return status.st_size, status.st_mtime_ns
 
     def _check_unchanged(self, number: int) -> None:

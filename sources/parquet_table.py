@@ -23,6 +23,7 @@ from gristmill.sources.kept import KeptValues
 from gristmill.sources.parquet import checked_columns
 from gristmill.sources.parquet_groups import RowGroups
 from gristmill.sources.storage.files import Files, list_files
+from gristmill.sources.storage.local import is_local, starting_folder
 
 
 class ParquetSource:
@@ -80,7 +81,7 @@ class ParquetSource:
             raise missing_package("pyarrow", "parquet", "ParquetSource") from error
         self._columns = checked_columns(columns)
         self._max_bytes = as_int("max_bytes", max_bytes, minimum=0)
-        self._files = Files(list_files("paths", paths)) if filesystem is None else _without_sizes(paths)
+        self._files = Files(list_files("paths", paths)) if filesystem is None else _without_sizes(paths, filesystem)
         self._groups = RowGroups(self._files, filesystem, self._columns, page_checksum_verification)
         # File i holds the keys below ends[i] that no file before it holds.
         self._ends = array("q", itertools.accumulate(self._groups.num_rows))
@@ -199,7 +200,7 @@ class ParquetSource:
         return f"ParquetSource({self._files.described()}{columns})"
 
 
-def _without_sizes(paths: Any) -> Files:
+def _without_sizes(paths: Any, filesystem: Any) -> Files:
     """``paths`` in another file system, whose sizes are found out when they are opened."""
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
@@ -208,6 +209,7 @@ def _without_sizes(paths: Any) -> Files:
     if not paths:
         raise ValueError("paths must not be empty: it has to name at least one file")
     files = Files([])
-    files.paths = [os.fspath(path) for path in paths]
+    start = starting_folder(map(os.fspath, paths)) if is_local(filesystem) else ""
+    files.paths = [os.path.join(start, path) for path in paths]  # noqa: PTH118
     files.sizes = [-1] * len(paths)
     return files

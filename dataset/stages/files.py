@@ -7,7 +7,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Self, TypeVar
 
 from gristmill.dataset.bases.iter import IterDataset
@@ -20,6 +20,8 @@ from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.bases.traced import Piece, Traced, Tracing, refuse_to_trace
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.telling.failures import tell
+from gristmill.sources.storage.files import is_url
+from gristmill.sources.storage.local import starting_folder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -41,6 +43,7 @@ class FilesIterDataset(IterDataset[T]):
     def __init__(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
         super().__init__()
         self._paths = _as_paths(path)
+        self._starting_folder = starting_folder([str(path) for path in self._paths if not is_url(str(path))])
         self._parameters = FilesParameters(path)
 
     def __str__(self) -> str:
@@ -49,9 +52,15 @@ class FilesIterDataset(IterDataset[T]):
 
     def __iter__(self) -> DatasetIterator[T]:
         if len(self._paths) == 1:
-            return self._file_iterator(self._paths[0])
+            return self._one_file(self._paths[0])
         files = [self._with_paths([path]) for path in self._paths]
         return InterleaveIterDataset(files, cycle_length=_CYCLE_LENGTH, iter_buffer_size=_BUFFER_SIZE).__iter__()
+
+    def _one_file(self, path: str | os.PathLike[str]) -> DatasetIterator[T]:
+        it = self._file_iterator(path)
+        if isinstance(it, FileIterator):
+            it._starting_folder = self._starting_folder
+        return it
 
     def _traced(self, tracing: Tracing) -> Any:
         if not is_of_library(self):
@@ -122,6 +131,12 @@ def _itself(x: Any) -> Any:
     return x
 
 
+def located(path: str | os.PathLike[str], starting_folder: str) -> str | os.PathLike[str]:
+    """Return a path from the root on, of a relative one of a local file; others as they are."""
+    is_relative = isinstance(path, str | PurePath) and not is_url(str(path)) and not PurePath(path).is_absolute()
+    return Path(starting_folder, path) if is_relative and starting_folder else path
+
+
 def _as_paths(path: Any) -> list[str | os.PathLike[str]]:
     paths = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(paths, Sequence) or not all([isinstance(item, str | os.PathLike) for item in paths]):
@@ -141,6 +156,7 @@ class FileIterator(BlockIterator[T]):
     _flow = "stateful"  # an element does not add one to every count in the state
     _file: Any = None
     _last_place: tuple[Any, int] | None = None  # where the last element of the block before this one stood
+    _starting_folder = ""  # of a relative path
     _has_short_way = True  # from ``next`` to the block, past ``_take``
 
     def __init__(self, path: str | os.PathLike[str], place: Any) -> None:
@@ -153,6 +169,10 @@ class FileIterator(BlockIterator[T]):
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self._path})"
+
+    def _located(self) -> str | os.PathLike[str]:
+        """Return the path from the root on, if it is that of a local file."""
+        return located(self._path, self._starting_folder)
 
     @property
     def _described_parameters(self) -> dict[str, Any]:

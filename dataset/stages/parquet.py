@@ -14,6 +14,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.parameters import aside
 from gristmill.dataset.stages.files import FileIterator, FilesIterDataset, FilesParameters
 from gristmill.sources.parquet import ParquetRows, checked_columns
+from gristmill.sources.storage.local import is_local
 
 
 class ParquetParameters(FilesParameters):
@@ -94,8 +95,8 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
     def _element_spec(self) -> Any:
         if not self._paths:
             raise NotImplementedError(f"{self} has no rows to describe")
-        rows = ParquetRows(self._paths[0], columns=self._columns, slices=self._slices, read_kwargs=self._read_kwargs)
-        with contextlib.closing(rows):
+        file: Any = self._one_file(self._paths[0])
+        with contextlib.closing(file._open()) as rows:
             return rows.element_spec()
 
     def _file_iterator(self, path: str | os.PathLike[str]) -> DatasetIterator[dict[str, Any]]:
@@ -118,7 +119,9 @@ class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
         self._read_kwargs = read_kwargs
 
     def _open(self) -> ParquetRows:
-        return ParquetRows(self._path, columns=self._columns, slices=self._slices, read_kwargs=self._read_kwargs)
+        filesystem = self._read_kwargs.get("filesystem")
+        path = self._located() if filesystem is None or is_local(filesystem) else self._path
+        return ParquetRows(path, columns=self._columns, slices=self._slices, read_kwargs=self._read_kwargs)
 
     def _read(self, file: ParquetRows) -> tuple[list[dict[str, Any]], tuple[int, int]]:
         group, row = self._next_row(file)

@@ -169,4 +169,5 @@ class TFRecordDatasetIterator(RecordsIterator):
 
     def _open(self) -> TFRecordFile:
         given = self._parameters
-        return TFRecordFile(self._path, check_crc=given.check_crc, compression=given.compression, open=given.open)
+        path = self._path if given.open is not None else self._located()  # a function gets what was given
+        return TFRecordFile(path, check_crc=given.check_crc, compression=given.compression, open=given.open)

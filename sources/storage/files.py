@@ -10,17 +10,18 @@ What holds when several threads and processes use one ``Files``:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import glob
 import os
 import re
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gristmill.sources.storage import remote
-from gristmill.sources.storage.local import LocalFile, LocalFiles, local_size
+from gristmill.sources.storage.local import LocalFile, LocalFiles, is_local, local_size, starting_folder
 
 REPLACEMENT = "files"  # in the memo of copy.deepcopy: the function of a ``Files`` that makes what takes its place in the copy
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
@@ -53,20 +54,29 @@ class Files:
 
     def __init__(self, paths: Sequence[str], filesystem: Any = None) -> None:
         self.paths = list(paths)
+        if is_local(filesystem):  # it would find relative paths in the folder that is the current one when it reads
+            self.paths = [path if is_url(path) else os.path.abspath(path) for path in self.paths]  # noqa: PTH100
         self._filesystem = filesystem
         remotely = [filesystem is not None or is_url(path) for path in self.paths]
         those = [path for path, is_remote in zip(self.paths, remotely, strict=True) if is_remote]
         found = iter(remote.find_all(those, filesystem) if those else [])
         self._found = [next(found) if is_remote else None for is_remote in remotely]  # None of local files
         self.sizes = [known.size if known else local_size(path) for path, known in zip(self.paths, self._found, strict=True)]
+        self._starting_folder = starting_folder(
+            [path for path, is_remote in zip(self.paths, remotely, strict=True) if not is_remote]
+        )
         self._start_closed()
 
     def _start_closed(self) -> None:
-        self._local = LocalFiles(self.paths, self.sizes)
+        self._local = LocalFiles([self.local_path(number) for number in range(len(self.paths))], self.sizes)
         self._process = os.getpid()
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    def local_path(self, number: int) -> str:
+        """Return the path of a local file from the root on, for libraries that open it themselves."""
+        return os.path.join(self._starting_folder, self.paths[number])  # noqa: PTH118 - an empty folder adds nothing
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``, in this order.
@@ -193,7 +203,45 @@ def _files_like(path: str, filesystem: Any) -> list[str]:
         return sorted(remote.stores_of([path], filesystem)[0].names(path)) if remote.has_pattern(path) else [path]
     if Path(path).exists():
         return [path]
-    return sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else []  # noqa: PTH207 - paths as they were given
+    return sorted(_matching(path)) if glob.has_magic(path) else []
+
+
+def _matching(pattern: str) -> set[str]:
+    """Return the local paths that ``pattern`` stands for, as ``glob.glob`` spells them; for ``**`` at its end files alone.
+
+    ``glob.glob`` itself would follow loops of symbolic links, some forty times round.
+    """
+    names = pattern.split("/")
+    if "**" not in names:
+        return set(glob.glob(pattern))  # noqa: PTH207 - paths as they were given
+    place = names.index("**")
+    start, rest = "/".join([*names[:place], ""]), "/".join(names[place + 1 :])
+    found: set[str] = set()
+    for top in glob.glob(start) if start.strip("/") else [start]:  # noqa: PTH207
+        path = Path(top).absolute()
+        for folder in _folders_below(top, {_identity(above.stat()) for above in (path, *path.parents)}):
+            found |= _matching(f"{glob.escape(folder)}{rest or '*'}")
+    return found if rest else {path for path in found if not Path(path).is_dir()}
+
+
+def _folders_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
+    """Yields ``folder``, which ends with a slash if it is not empty, and all folders in it but hidden ones.
+
+    Links to the folders ``above``, which contain ``folder``, are not followed. Folders that cannot be read are passed over,
+    as ``glob.glob`` does.
+    """
+    yield folder
+    with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
+        inner = [
+            (f"{folder}{entry.name}/", _identity(entry.stat())) for entry in entries if entry.name[0] != "." and entry.is_dir()
+        ]
+        for path, identity in inner:
+            if identity not in above:
+                yield from _folders_below(path, {*above, identity})
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def with_braces(pattern: str, name: str = "pattern") -> list[str]:

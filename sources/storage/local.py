@@ -16,7 +16,8 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from gristmill.sources.storage.errors import changed
 from gristmill.sources.storage.posix import resource
@@ -127,6 +128,19 @@ class LocalFiles:
     def close(self) -> None:
         """Closes what nobody reads. The next read opens it again."""
         self._open = {}
+
+
+def is_local(filesystem: Any) -> bool:
+    """True for the local file system of pyarrow or fsspec."""
+    return type(filesystem).__name__ == "LocalFileSystem"
+
+
+def starting_folder(paths: Iterable[str]) -> str:
+    """Return the current folder if one of these local paths is relative, else an empty text.
+
+    Sources keep it, so that a change of the current folder changes no data, and show paths as they were given.
+    """
+    return os.getcwd() if any([not os.path.isabs(path) for path in paths]) else ""  # noqa: PTH109, PTH117
 
 
 def _max_open() -> int:

@@ -161,7 +161,7 @@ class MegatronIndex:
 
     def mapped_lengths(self) -> NDArray[np.int32]:
         """All lengths, as a memory map of a local file: for programs that go through all of them."""
-        return np.memmap(self._path, "<i4", "r", _HEADER.size, (self.num_sequences,))
+        return np.memmap(self._files.local_path(self._index), "<i4", "r", _HEADER.size, (self.num_sequences,))
 
 
 def spans(files: Files, places: Sequence[tuple[MegatronIndex, int]]) -> list[Range]:

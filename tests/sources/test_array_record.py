@@ -175,12 +175,16 @@ def test_a_broken_record_and_ranges_past_the_end_are_named_and_the_rest_can_be_r
     assert_raises(RuntimeError, broken, source.__getitems__, [3, 20, 21, 40])  # the first error in the order of the keys
     assert_raises(KeyRangeError, None, source.__getitems__, [3, 40, 20, 21])
     assert source.__getitems__([*range(20), *range(21, 40)]) == records[:20] + records[21:]
-    for item in (f"{paths[2]}[25:31]", instruction(paths[2], 25, 6)):
-        source = ArrayRecordDataSource([paths[0], item, f"{paths[2]}[0:2]"])
-        assert source[0] == ALL[0]
-        for keys in ([7], [0, 12], [0, 1, 8]):
-            past = f"{paths[2]} has 30 records, but 31 were to be read from it"
-            assert_raises(RuntimeError, past, source.__getitems__, keys)
+    source = ArrayRecordDataSource([paths[0], instruction(paths[2], 25, 6), f"{paths[2]}[0:2]"])
+    assert source[0] == ALL[0]
+    for keys in ([7], [0, 12], [0, 1, 8]):
+        past = f"{paths[2]} has 30 records, but 31 were to be read from it"
+        assert_raises(RuntimeError, past, source.__getitems__, keys)
+    for start, stop in ((25, 31), (30, 31), (31, 31), (0, 10**30)):
+        past = rf"paths: the range \[{start}:{stop}\] is beyond the end of {paths[2]}, which has 30 records"
+        assert_raises(ValueError, past, ArrayRecordDataSource, [paths[0], f"{paths[2]}[0:30]", f"{paths[2]}[{start}:{stop}]"])
+    assert_raises(ValueError, "which has 0 records", ArrayRecordDataSource, f"{paths[1]}[0:1]")
+    assert len(ArrayRecordDataSource([f"{paths[2]}[30:30]", f"{paths[1]}[0:0]"])) == 0
 
 
 def test_reader_options_and_groups(paths, tmp_path, caplog):

@@ -1,0 +1,135 @@
+"""Relative paths are those of the folder that is the current one at construction; patterns of local files."""
+
+import glob
+import gzip
+import os
+import pickle
+import random
+import struct
+import tarfile
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pytest
+from token_files import write_megatron, write_raw
+
+import gristmill as grain
+from gristmill import sources
+from gristmill.sources.crc32c import masked_crc32c
+from gristmill.sources.storage.files import list_files
+
+bagz = pytest.importorskip("bagz", reason="bagz is not installed")
+pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+fs = pytest.importorskip("pyarrow.fs", reason="pyarrow is not installed")
+pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
+array_record = pytest.importorskip("array_record.python.array_record_module", reason="it has no wheels for this platform")
+
+
+def write_all(folder, letter):
+    """Files of the same names and sizes in each folder, with other data."""
+    folder.mkdir()
+    text = f'"{letter}"\n"{letter * 2}"\n'.encode()
+    (folder / "a.jsonl").write_bytes(text)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress(text, mtime=0))
+    (folder / "0.txt").write_bytes(text)
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        tar.add(folder / "0.txt", "0.txt")
+    write_raw(folder / "a.bin", np.full(9, ord(letter)))
+    write_megatron(folder / "m", [[ord(letter)] * 3])
+    size, data = struct.pack("<Q", len(text)), text
+    size_crc, data_crc = [struct.pack("<I", crc) for crc in masked_crc32c([size, data])]
+    (folder / "a.tfrecord").write_bytes(size + size_crc + data + data_crc)
+    pyarrow.parquet.write_table(pyarrow.table({"x": [letter]}), folder / "a.parquet")
+    with bagz.Writer(folder / "a.bag") as bag:
+        bag.write(text)
+    writer = array_record.ArrayRecordWriter(str(folder / "a.ar"), "group_size:1")
+    for record in text.split():
+        writer.write(record)
+    writer.close()
+
+
+MADE = {
+    "JsonlSource": lambda: sources.JsonlSource("a.jsonl"),
+    "JsonlSource of a pattern": lambda: sources.JsonlSource("**/*.jsonl"),
+    "JsonlSource with index_dir": lambda: sources.JsonlSource("./a.jsonl", index_dir="indices"),
+    "JsonlSource of compressed files": lambda: sources.JsonlSource(Path("a.jsonl.gz")),
+    "JsonlSource with a file system": lambda: sources.JsonlSource(
+        "a.jsonl", index_dir="indices", filesystem=fsspec.filesystem("file")
+    ),
+    "TarSource": lambda: sources.TarSource(["a.tar"]),
+    "TokenSource": lambda: sources.TokenSource("a.bin", dtype=np.uint16, format="raw", window=4),
+    "TokenSource of Megatron's": lambda: sources.TokenSource("m", format="megatron"),
+    "BagDataSource": lambda: sources.BagDataSource("a.bag"),
+    "ParquetSource": lambda: sources.ParquetSource("a.parquet"),
+    "ParquetSource with a file system": lambda: sources.ParquetSource("a.parquet", filesystem=fs.LocalFileSystem()),
+    "ArrayRecordDataSource": lambda: sources.ArrayRecordDataSource("a.ar"),
+    "ArrayRecordDataSource of a range": lambda: sources.ArrayRecordDataSource(["a.ar[1:2]"]),
+    "cached": lambda: sources.cached(sources.JsonlSource("a.jsonl"), "kept"),
+    "ParquetIterDataset": lambda: grain.experimental.ParquetIterDataset("a.parquet"),
+    "ParquetIterDataset with a file system": lambda: grain.experimental.ParquetIterDataset(
+        "a.parquet", filesystem=fs.LocalFileSystem()
+    ),
+    "ParquetIterDataset of several files": lambda: grain.experimental.ParquetIterDataset(["a.parquet", "./a.parquet"]),
+    "TFRecordIterDataset": lambda: grain.experimental.TFRecordIterDataset(Path("a.tfrecord")),
+}
+
+
+def contents(made):
+    return repr([element.tolist() if isinstance(element, np.ndarray) else element for element in made])
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_change_of_the_current_folder_changes_no_data(tmp_path, monkeypatch, name):
+    for letter in "ab":
+        write_all(tmp_path / letter, letter)
+    monkeypatch.chdir(tmp_path / "b")
+    other = MADE[name]()  # its indices are there, too
+    monkeypatch.chdir(tmp_path / "a")
+    expected, made = contents(MADE[name]()), MADE[name]()
+    assert expected != contents(other)
+    text = repr(made)
+    copy = cloudpickle.dumps(made)
+    for folder in (tmp_path / "b", tmp_path):
+        monkeypatch.chdir(folder)
+        again = pickle.loads(copy)
+        assert contents(made) == contents(again) == expected
+        assert repr(made) == repr(again) == text and str(tmp_path) not in text
+        made = pickle.loads(copy)
+
+
+def grow(folder, rng, depth):
+    folder.mkdir()
+    for _ in range(rng.randrange(1, 4)):
+        path = folder / f"{rng.choice(['a', 'b', '.x'])}{rng.randrange(9)}{rng.choice(['', '[1]', '*'])}"
+        if depth and rng.random() < 0.6 and not path.exists():
+            grow(path, rng, depth - 1)
+        else:
+            path.with_name(f"{path.name}.t").touch()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_patterns_stand_for_what_glob_finds(tmp_path, monkeypatch, seed):
+    monkeypatch.chdir(tmp_path)
+    grow(Path("r"), random.Random(seed), 4)
+    for pattern in ("**/*.t", "r/**/*.t", "r/**/a*/**/*.t", "r/a*/**/b*/*.t", f"{tmp_path}/r/**/**/*.t", "r/*/**/.*", "*/**/*"):
+        expected = sorted(set(glob.glob(pattern, recursive=True)))  # noqa: PTH207 - paths as they were given
+        assert (list_files("paths", pattern) if expected else []) == expected, pattern
+    expected = [path for path in sorted(glob.glob("r/**", recursive=True)) if not Path(path).is_dir()]  # noqa: PTH207
+    assert (list_files("paths", "r/**") if expected else []) == expected
+
+
+def test_patterns_follow_links_and_no_loops_of_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("data", "data/a", "data/c", "elsewhere"):
+        os.mkdir(folder)  # noqa: PTH102 - paths as they are given
+        Path(folder, "x.t").touch()
+    links = {"data/linked": "../elsewhere", "data/me": ".", "data/a/up": "..", "data/a/root": "/", "elsewhere/back": "../data"}
+    for path, target in {**links, "data/a/c": "../c", "data/c/a": "../a", "data/nowhere": "none"}.items():
+        Path(path).symlink_to(target)
+    expected = ["data/a/c/x.t", "data/a/x.t", "data/c/a/x.t", "data/c/x.t", "data/linked/x.t", "data/x.t"]
+    for pattern in ("data/**/*.t", "./data/**/*.t", "data/**/**/x.t", f"{tmp_path}/data/**/*.t"):
+        found = list_files("paths", pattern)
+        assert found == [f"{pattern.partition('data/')[0]}{path}" for path in expected]
+    assert list_files("paths", "data/a/**/*.t") == ["data/a/c/x.t", "data/a/x.t"]
