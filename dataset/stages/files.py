@@ -40,6 +40,8 @@ class FilesIterDataset(IterDataset[T]):
     Subclasses define ``_file_iterator``.
     """
 
+    _starting_folder = ""  # of relative paths, for subclasses that do not call this constructor
+
     def __init__(self, path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
         super().__init__()
         self._paths = _as_paths(path)

@@ -9,7 +9,6 @@ import pickle
 import random
 import re
 import shutil
-import struct
 import subprocess
 import tarfile
 import threading
@@ -25,7 +24,8 @@ from refusing import assert_raises
 import gristmill as grain
 from gristmill.core.errors import KeyRangeError
 from gristmill.sources import ChangedFileError, DamagedFileError, JsonlSource
-from gristmill.sources.storage import frames, lines
+from gristmill.sources.storage import frames, lines, sidecar
+from gristmill.sources.storage.files import Files
 from gristmill.testing import assert_source_conforms
 
 zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed")
@@ -464,20 +464,15 @@ def test_an_index_of_fewer_records_is_noticed(tmp_path, compress):
     """Headers have checksums, and arrays have none."""
     path, index = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gmidx"
     path.write_bytes(compress(LINES))
-    JsonlSource(path)
-    whole = index.read_bytes()
-    header = 20 + int.from_bytes(whole[12:16], "little")
-    fields, starts = json.loads(whole[20:header]), struct.unpack("<4Q", whole[header : header + 32])
+    files = Files([str(path)])
+    arrays = {name: np.array(array) for name, array in lines.scan_lines(files, 0, lambda _: None).items()}
     for kept, key, match in [((1, 2, 3), 0, "its record 0 is no line any more"), ((0, 1, 2), 1, "record 1 is noted as from")]:
-        fields["arrays"]["records"][2] = 3
-        text = json.dumps(fields).encode().ljust(header - 20)
-        array = struct.pack("<4Q", *[starts[number] for number in kept], 0)
-        index.write_bytes(whole[:16] + struct.pack("<I", zlib.crc32(text)) + text + array + whole[header + 32 :])
+        index.unlink(missing_ok=True)
+        sidecar._write(index, "json lines", sidecar._edges(files, 0), {**arrays, "records": arrays["records"][[*kept]]})
         source = JsonlSource(path)
         assert len(source) == 2
         assert_raises(DamagedFileError, match, source.__getitem__, key)
-        if key:
-            assert_raises(DamagedFileError, rf"{index} .* do not follow one another .*Delete it", lambda s: s.lengths, source)
+    assert_raises(DamagedFileError, rf"{index} .* do not follow one another .*Delete it", lambda: source.lengths)
 
 
 def test_an_index_with_wrong_places_is_noticed(tmp_path):

@@ -18,7 +18,9 @@ from refusing import assert_raises
 import gristmill as grain
 from gristmill.core.errors import KeyRangeError
 from gristmill.sources import ChangedFileError, DamagedFileError, TarSource
+from gristmill.sources.storage import sidecar
 from gristmill.sources.storage.files import Files
+from gristmill.sources.tar_index import index_archive
 from gristmill.sources.tar_members import tar_members
 from gristmill.testing import assert_source_conforms
 
@@ -450,6 +452,26 @@ def test_no_damaged_byte_of_an_index_gives_another_record(tmp_path):
             noticed += 1
             assert "a.tar" in str(error) and re.search(INDEX, str(error))
     assert noticed > 50  # of the others most are in the index's header, for which it is made anew
+
+
+def test_an_index_of_other_records_is_noticed(tmp_path):
+    """Headers of indices have checksums, and arrays have none."""
+    path, index = write(tmp_path / "a.tar", [(f"{i}.jpg", b"data" * i) for i in range(4)]), tmp_path / "a.tar.gmidx"
+    files = Files([str(path)])
+    arrays = index_archive(files, 0, lambda _: None, 4096)
+    starts, lengths = arrays["starts"], arrays["lengths"]
+    for changes in (
+        {"starts": starts[1:], "lengths": lengths[1:]},
+        {"starts": starts[:-1], "lengths": lengths[:-1]},
+        {"starts": starts[[0, 2, 1, 3, 4]]},
+        {"starts": starts[::-1].copy()},
+        {"starts": starts + 2**40},
+        {"lengths": -lengths},
+    ):
+        index.unlink(missing_ok=True)
+        sidecar._write(index, "tar", sidecar._edges(files, 0), {**arrays, **changes})
+        source = TarSource(path)
+        assert_raises(DamagedFileError, INDEX, lambda s: (list(s), s.lengths), source)
 
 
 def test_no_damaged_byte_of_a_header_gives_another_record(tmp_path):
