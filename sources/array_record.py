@@ -67,9 +67,10 @@ class _Part(NamedTuple):
 class ArrayRecordDataSource:
     """The records of one or more ArrayRecord files, as ``bytes``; keys count through the files in the order given.
 
-    Files are opened at the first read and shared by all threads. Only the record counts of files that are named by paths
-    are read at construction, many files at a time (``gristmill.config.num_threads_computing_num_records``). Relative paths
-    are those of the folder that is the current one then.
+    Files are opened at the first read and shared by all threads. Only the record counts of files
+    that are named by paths are read at construction, many files at a time
+    (``gristmill.config.num_threads_computing_num_records``). Relative paths are those of the folder
+    that is the current one then.
 
     Files should be written with ``group_size:1``: records of a group can only be decoded together.
 
@@ -81,10 +82,11 @@ class ArrayRecordDataSource:
             "footer_prefetch_bytes": "0"}``. The reader checks them when it opens a file.
 
     Raises:
-        ValueError: ``paths`` is empty, of another type, or has an item of another type, with a negative range or with a
-            range at the end of a path that is beyond the end of the file.
-        MissingFileError: a file does not exist (a ``FileNotFoundError`` and a ``RuntimeError``). For an item that is a
-            range this is found out at its first read, and for file instructions also whether the file has the records.
+        ValueError: ``paths`` is empty, of another type, or has an item of another type, with a
+            negative range or with a range at the end of a path that is beyond the end of the file.
+        MissingFileError: a file does not exist (a ``FileNotFoundError`` and a ``RuntimeError``).
+            For an item that is a range this is found out at its first read. File instructions are
+            compared with the file then, too.
         RuntimeError: a file is not a valid ArrayRecord file, or array_record is not installed.
 
     Example:
@@ -291,7 +293,10 @@ def _parse_path(path: Any) -> _Part:
 
 
 def _check_ranges(parts: Sequence[_Part]) -> None:
-    """Refuses ranges beyond the end of their files. Files that cannot be opened are an error when they are read."""
+    """Refuses ranges beyond the end of their files.
+
+    A file that cannot be opened is an error when it is read.
+    """
     ranges = [part for part in parts if part.is_range]
     filenames = list(dict.fromkeys(part.filename for part in ranges))
     counts = _in_threads(_count_if_readable, filenames, config.num_threads_computing_num_records)

@@ -32,8 +32,9 @@ class JsonlSource:
     """What the lines of JSON files say, one record a line; keys count through the files in the order of ``patterns``.
 
     A record is what ``json.loads`` makes of a line, ``source[key]`` always of the same one. Lines end with ``\\n`` or ``\\r\\n``;
-    the last of a file may lack it. Lines of whitespace alone are no records, and a byte order mark in front of a line is not part
-    of it. A line ``null`` is an error when it is read, because ``None`` stands for a missing element.
+    the last of a file may lack it. Lines of whitespace alone are no records, and a byte order mark
+    in front of a line is not part of it. A line ``null`` is an error when it is read, because
+    ``None`` means that an element is missing.
 
     Where the lines begin is noted once, in an index beside each file, ``<file>.gmidx`` (8 bytes a record), by the first process
     that needs it. A record costs two reads then, whatever the size of the file, and nothing is held in memory.
@@ -165,10 +166,10 @@ class JsonlSource:
         return number, index - (self._ends[number - 1] if number else 0)
 
     def _ranges(self, lines: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """Return what is to be read for each line, and how many bytes of that are in front of the line.
+        """Return the range to read for each line, and how many of its bytes are in front of the line.
 
-        What is read ends where the next line begins. It starts with the byte that ends the line before, and for the first line
-        of a file with what is in front of it; in compressed files not before the part that the line begins in.
+        A range ends where the next line begins. It starts with the byte that ends the previous line;
+        that of the first line of a file starts up to 4 KiB in front of the line.
         """
         by_file: dict[int, list[int]] = {}
         for place, (number, _) in enumerate(lines):
@@ -234,7 +235,7 @@ class JsonlSource:
             raise changed(self._files.paths[number], f"its record {line[1]} is no line any more ({told})")
 
     def _parsed_again(self, content: bytes, line: tuple[int, int], start: int) -> Any:
-        """Return what ``json.loads`` makes of a line: it takes blanks in front, and its errors say most."""
+        """Return the result of ``json.loads``, which takes blanks in front and says what is wrong."""
         number, index = line
         text = _without_marks(content)
         try:
@@ -281,8 +282,8 @@ class JsonlSource:
 
 def _null(path: str, record: str) -> DamagedFileError:
     return DamagedFileError(
-        f"{path} has null in {record}: None stands for a missing element. Write another value there, give a parse that makes "
-        "one of it, or leave out what fails with tolerate()"
+        f"{path} has null in {record}: None means that an element is missing. Write another value "
+        "there, give a parse that returns one, or leave out what fails with tolerate()"
     )
 
 

@@ -54,7 +54,7 @@ class Files:
 
     def __init__(self, paths: Sequence[str], filesystem: Any = None) -> None:
         self.paths = list(paths)
-        if is_local(filesystem):  # it would find relative paths in the folder that is the current one when it reads
+        if is_local(filesystem):  # which looks up relative paths whenever it reads
             self.paths = [path if is_url(path) else os.path.abspath(path) for path in self.paths]  # noqa: PTH100
         self._filesystem = filesystem
         remotely = [filesystem is not None or is_url(path) for path in self.paths]
@@ -75,8 +75,8 @@ class Files:
         return len(self.paths)
 
     def local_path(self, number: int) -> str:
-        """Return the path of a local file from the root on, for libraries that open it themselves."""
-        return os.path.join(self._starting_folder, self.paths[number])  # noqa: PTH118 - an empty folder adds nothing
+        """Return the absolute path of a local file, for libraries that open it themselves."""
+        return os.path.join(self._starting_folder, self.paths[number])  # noqa: PTH118
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """The bytes ``start`` to ``stop - 1`` of file ``number``, for each ``(number, start, stop)``, in this order.
@@ -207,9 +207,10 @@ def _files_like(path: str, filesystem: Any) -> list[str]:
 
 
 def _matching(pattern: str) -> set[str]:
-    """Return the local paths that ``pattern`` stands for, as ``glob.glob`` spells them; for ``**`` at its end files alone.
+    """Return the local paths that match ``pattern``, as ``glob.glob`` spells them.
 
-    ``glob.glob`` itself would follow loops of symbolic links, some forty times round.
+    ``glob.glob`` itself follows loops of symbolic links, some forty times round. ``**`` at the end
+    matches files alone.
     """
     names = pattern.split("/")
     if "**" not in names:
@@ -225,10 +226,10 @@ def _matching(pattern: str) -> set[str]:
 
 
 def _folders_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
-    """Yields ``folder``, which ends with a slash if it is not empty, and all folders in it but hidden ones.
+    """Yields ``folder``, which ends with a slash or is empty, and all folders in it but hidden ones.
 
-    Links to the folders ``above``, which contain ``folder``, are not followed. Folders that cannot be read are passed over,
-    as ``glob.glob`` does.
+    Links to the folders ``above``, which contain ``folder``, are not followed. Folders that cannot
+    be read are left out, as by ``glob.glob``.
     """
     yield folder
     with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:

@@ -87,9 +87,10 @@ def _scan_plain(files: Files, number: int, progress: Callable[[int], None], line
 
 
 def _check_text(path: str, head: bytes) -> None:
-    """Refuses files that are no text in UTF-8 at all. A line with zero bytes is an error of its own when it is read.
+    """Refuses files that are no text in UTF-8 at all.
 
-    A crash of a system leaves runs of zeros in files, so zeros alone do not make a file binary.
+    Zeros alone do not make a file binary, because a crash of the system leaves runs of them. A line
+    that has some is an error when it is read.
     """
     zero = head.find(b"\0")
     if head.startswith(_OTHER_MARKS) or _WIDE_TEXT.match(head) or (zero >= 0 and _is_binary(head)):
@@ -99,14 +100,14 @@ def _check_text(path: str, head: bytes) -> None:
 
 
 def _is_binary(head: bytes) -> bool:
-    """True if most lines have control characters or are not UTF-8, or if the file is a tar archive."""
+    """True if most lines have control characters or are not UTF-8, and for tar archives."""
     lines = [line for line in head.split(b"\n") if line.strip(b"\0" + BLANK)]
     return 2 * sum(map(_is_foreign, lines)) > len(lines) or head[257:262] == b"ustar"
 
 
 def _is_foreign(line: bytes) -> bool:
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(line)  # the last line of the head may be cut off in a character
+        codecs.getincrementaldecoder("utf-8")().decode(line)  # which may end within a character
     except UnicodeDecodeError:
         return True
     return _CONTROL.search(line) is not None
@@ -119,7 +120,8 @@ def _is_blank(line: np.ndarray) -> bool:
 class LineStarts:
     """Finds where lines begin that are not blank, in a text that comes in pieces.
 
-    Byte order marks are blank: files that begin with one may be joined. The one at the beginning of the text is in no line.
+    Byte order marks are blank, because files that begin with one may be joined. The one at the
+    beginning of the text is in no line.
 
     Example:
         >>> with LineStarts() as lines:
@@ -129,7 +131,7 @@ class LineStarts:
     """
 
     def __init__(self) -> None:
-        self._held = np.empty(0, np.uint8)  # the last bytes that have come, while they may begin a byte order mark
+        self._held = np.empty(0, np.uint8)  # last bytes, if a byte order mark may begin with them
         self._position = 0
         self._pending: int | None = 0  # where the line begins of which only blanks have come
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (8 bytes a line may be more than there is memory)

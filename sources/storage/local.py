@@ -138,7 +138,8 @@ def is_local(filesystem: Any) -> bool:
 def starting_folder(paths: Iterable[str]) -> str:
     """Return the current folder if one of these local paths is relative, else an empty text.
 
-    Sources keep it, so that a change of the current folder changes no data, and show paths as they were given.
+    Sources keep it, so that a change of the current folder changes no data. They show paths as they
+    were given.
     """
     return os.getcwd() if any([not os.path.isabs(path) for path in paths]) else ""  # noqa: PTH109, PTH117
 

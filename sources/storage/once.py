@@ -3,7 +3,7 @@
 What holds when several threads and processes make a file at the same path:
 
 1. What is at the path is whole: it is written under another name, synced to disk and renamed.
-2. One of them makes it, who has locked ``<path>.lock`` (in a long name a digest stands for the end of ``<path>``).
+2. One of them makes it, who has locked ``<path>.lock``; long names are cut, see ``name_that_fits``.
 3. The kernel frees the lock of a process that dies. The next one finds nothing at the path, and makes it.
 4. Nothing else stays. Whoever holds the lock removes the lock file; a lock on a file that has been removed counts for nothing.
    What a process has left half-written, and locked no more, is removed by the next that makes the file.
@@ -30,7 +30,7 @@ _MAX_NAME_BYTES = 255  # of Linux's and macOS's file systems
 
 
 def name_that_fits(name: str, suffix: str) -> str:
-    """Return ``name + suffix``, in which a ``name`` that is too long for a file system is cut, with a digest of it instead.
+    """Return ``name + suffix``; of a name that is too long for a file system a part and a digest.
 
     Example:
         >>> name_that_fits("a.jsonl", ".gmidx"), name_that_fits("a" * 300, ".gmidx")[230:]
@@ -84,7 +84,7 @@ def explained(path: Path) -> Iterator[None]:
         elif error.errno in _FULL:
             text = "there is no space left, or no more may be used; make room, or give a folder with room as index_dir"
         elif error.errno == errno.ENAMETOOLONG:
-            text = "the path is too long for the file system; give a folder with a shorter path as index_dir"
+            text = "the path is too long; give a folder with a shorter path as index_dir"
         else:
             raise
         raise type(error)(error.errno, f"cannot write the index {path}: {os.strerror(error.errno)}: {text}") from error

@@ -40,7 +40,7 @@ _MAGIC = b"\x89GMIDX\r\n"
 _VERSION = 1
 _PREFIX = struct.Struct("<8sIII")  # magic, version, size of the header, its CRC-32
 _ALIGNMENT = 64
-_DTYPES = frozenset(np.dtype(f"<{kind}").str for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"))
+_DTYPES = ("|u1", "<u2", "<u4", "<u8", "|i1", "<i2", "<i4", "<i8", "<f4", "<f8")
 _EDGE_BYTES = 1 << 14  # of the data's head and tail that are compared
 _GUESSED_BYTES = 4096  # most headers are shorter
 _GAP_ITEMS = 512  # items that lie no further apart are read at once
@@ -203,7 +203,7 @@ def open_sidecars(
         files: the data.
         kind: what the data are and what is noted about them. Data have sidecars of one kind only, beside them.
         scan: makes the arrays, little-endian and of one dimension. Several threads call it at once, for different files.
-        fits: returns true if arrays of these sizes may be those that ``scan`` makes; others are made anew.
+        fits: returns true if ``scan`` may have made arrays of these sizes; others are made again.
         index_dir: a folder for sidecars of files whose own folder cannot be written; it is made if it does not exist.
         filesystem: the fsspec file system that ``files`` were made with.
 
@@ -355,7 +355,7 @@ def without_sidecars(paths: Sequence[str]) -> list[str]:
 
 
 def _beside(path: str) -> str:
-    """Return the path of the sidecar beside a file: ``<path>.gmidx``, unless that name is too long."""
+    """Return the path of the sidecar beside a file: ``<path>.gmidx``, or a shorter name."""
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name_that_fits(name, '.gmidx')}"
 
@@ -410,7 +410,8 @@ def _parsed(text: bytes, body: int) -> _Header:
     """Return the header with this text, of a sidecar whose arrays begin at byte ``body``.
 
     Raises:
-        AttributeError, KeyError, TypeError, ValueError, RecursionError: nobody has written it as ``_write`` does.
+        AttributeError, KeyError, TypeError, ValueError, RecursionError: it is not as ``_write``
+            writes it.
     """
     fields = json.loads(text)
     kind, edges = fields["kind"], _Edges(*fields["data"])

@@ -262,7 +262,7 @@ def test_a_line_null_is_an_error_that_says_what_to_do(tmp_path):
     for parse in (None, json.loads):
         source = JsonlSource(path, parse=parse)
         assert len(source) == 4
-        match = rf"{path} has null in record 1, from byte 2 on: None stands for .* parse .* tolerate\(\)"
+        match = rf"{path} has null in record 1, from byte 2 on: None means .* parse .* tolerate\(\)"
         assert_raises(DamagedFileError, match, source.__getitem__, 1)
         assert_raises(DamagedFileError, match, source.__getitems__, [0, 1, 3])
         assert_raises(DamagedFileError, "null in record 1", list, grain.MapDataset.source(source).batch(2))

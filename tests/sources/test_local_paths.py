@@ -1,4 +1,4 @@
-"""Relative paths are those of the folder that is the current one at construction; patterns of local files."""
+"""Relative paths, which are made absolute at construction, and patterns of local files."""
 
 import glob
 import gzip
