@@ -133,12 +133,6 @@ def _itself(x: Any) -> Any:
     return x
 
 
-def located(path: str | os.PathLike[str], starting_folder: str) -> str | os.PathLike[str]:
-    """Return a path from the root on, of a relative one of a local file; others as they are."""
-    is_relative = isinstance(path, str | PurePath) and not is_url(str(path)) and not PurePath(path).is_absolute()
-    return Path(starting_folder, path) if is_relative and starting_folder else path
-
-
 def _as_paths(path: Any) -> list[str | os.PathLike[str]]:
     paths = [path] if isinstance(path, str | os.PathLike) else path
     if not isinstance(paths, Sequence) or not all([isinstance(item, str | os.PathLike) for item in paths]):
@@ -172,9 +166,12 @@ class FileIterator(BlockIterator[T]):
     def __str__(self) -> str:
         return f"{type(self).__name__}({self._path})"
 
-    def _located(self) -> str | os.PathLike[str]:
-        """Return the path from the root on, if it is that of a local file."""
-        return located(self._path, self._starting_folder)
+    def _absolute_path(self) -> str | os.PathLike[str]:
+        """Return the absolute path of a local file; other paths as they are."""
+        path = self._path
+        if not self._starting_folder or not isinstance(path, str | PurePath) or is_url(str(path)):
+            return path
+        return Path(self._starting_folder, path)
 
     @property
     def _described_parameters(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class ParquetDatasetIterator(FileIterator[dict[str, Any]]):
 
     def _open(self) -> ParquetRows:
         filesystem = self._read_kwargs.get("filesystem")
-        path = self._located() if filesystem is None or is_local(filesystem) else self._path
+        path = self._absolute_path() if filesystem is None or is_local(filesystem) else self._path
         return ParquetRows(path, columns=self._columns, slices=self._slices, read_kwargs=self._read_kwargs)
 
     def _read(self, file: ParquetRows) -> tuple[list[dict[str, Any]], tuple[int, int]]:

@@ -169,5 +169,5 @@ class TFRecordDatasetIterator(RecordsIterator):
 
     def _open(self) -> TFRecordFile:
         given = self._parameters
-        path = self._located() if given.open is None else self._path
+        path = self._absolute_path() if given.open is None else self._path
         return TFRecordFile(path, check_crc=given.check_crc, compression=given.compression, open=given.open)

@@ -232,13 +232,14 @@ def _folders_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
     be read are left out, as by ``glob.glob``.
     """
     yield folder
+    inner: dict[str, tuple[int, int]] = {}
     with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
-        inner = [
-            (f"{folder}{entry.name}/", _identity(entry.stat())) for entry in entries if entry.name[0] != "." and entry.is_dir()
-        ]
-        for path, identity in inner:
-            if identity not in above:
-                yield from _folders_below(path, {*above, identity})
+        for entry in entries:
+            if entry.is_dir() and not entry.name.startswith("."):
+                inner[f"{folder}{entry.name}/"] = _identity(entry.stat())
+    for path, identity in inner.items():
+        if identity not in above:
+            yield from _folders_below(path, {*above, identity})
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -22,8 +22,8 @@ _MAY_BE_BLANK = np.zeros(256, bool)  # the first byte of a line that is no recor
 _MAY_BE_BLANK[list(BLANK + BYTE_ORDER_MARK[:1])] = True
 _NEWLINE = 10
 _OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff")  # of UTF-16 and UTF-32
-_WIDE = rb"[\t\n\r -~]"  # the first two characters of JSON are ASCII
-_WIDE_TEXT = re.compile(rb"(?:%b\0){2}|(?:\0%b){2}|(?:%b\0{3}){2}|(?:\0{3}%b){2}" % ((_WIDE,) * 4))
+_ASCII = rb"[\t\n\r -~]"  # as are the first two characters of most JSON texts
+_WIDE_TEXT = re.compile(rb"(?:%b\0){2}|(?:\0%b){2}|(?:%b\0{3}){2}|(?:\0{3}%b){2}" % ((_ASCII,) * 4))
 _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 

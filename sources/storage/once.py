@@ -30,7 +30,7 @@ _MAX_NAME_BYTES = 255  # of Linux's and macOS's file systems
 
 
 def name_that_fits(name: str, suffix: str) -> str:
-    """Return ``name + suffix``; of a name that is too long for a file system a part and a digest.
+    """Return ``name + suffix``, with a digest in place of the end of a name that is too long.
 
     Example:
         >>> name_that_fits("a.jsonl", ".gmidx"), name_that_fits("a" * 300, ".gmidx")[230:]
