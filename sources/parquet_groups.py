@@ -164,8 +164,9 @@ class RowGroups:
             else:
                 metadata = pyarrow.parquet.read_metadata(opened)  # says what is wrong
             num_rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
-            if min(num_rows, default=0) < 0 or sum(num_rows) != metadata.num_rows:
-                raise ValueError(f"its metadata say that it has {metadata.num_rows} rows, and {sum(num_rows)} in its row groups")
+            # The number of rows of the whole file is not used: some writers leave it 0.
+            if min(num_rows, default=0) < 0:
+                raise ValueError(f"its metadata say that a row group has {min(num_rows)} rows")
         ends = array("q", itertools.accumulate(num_rows) if num_rows else [0])
         self._statuses.setdefault(number, status)
         self._ends[number] = ends
