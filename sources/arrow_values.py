@@ -13,38 +13,39 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gristmill.sources.arrow_exact import exact_values, is_exact
+from gristmill.sources.arrow_types import is_list, is_text, plain_type
+
 # For the numbers of some rows, the values of a column there.
 Values = Callable[[Sequence[int]], Sequence[Any]]
 
 
-def is_dictionary(arrow_type: Any) -> bool:
-    """Whether values of the type are places in a list of values."""
-    from pyarrow import types
-
-    return bool(types.is_dictionary(arrow_type))
-
-
-def without_dictionary(column: Any) -> Any:
-    """``column`` with the values themselves."""
+def plain(column: Any) -> Any:
+    """Return ``column`` without dictionaries, views and extension types."""
     # pyarrow looks up a missing value in the dictionary, too, and finds the last one.
-    return column.cast(column.type.value_type) if is_dictionary(column.type) else column
+    arrow_type = plain_type(column.type)
+    return column if column.type == arrow_type else column.cast(arrow_type)
 
 
 def as_numpy(column: Any) -> Any:
-    """The values of a ``pyarrow.ChunkedArray``: an array of NumPy."""
-    return without_dictionary(column).to_numpy()
+    """Return the values of a ``pyarrow.ChunkedArray`` as an array of NumPy.
+
+    They are those of pyarrow's ``to_numpy``, unless that gives another value: see ``arrow_exact``.
+    """
+    column = plain(column)
+    return column.to_numpy() if is_text(column.type) else _converted(_one_chunk(column))
 
 
-def _is_text(arrow_type: Any) -> bool:
-    from pyarrow import types
+def _one_chunk(column: Any) -> Any:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
-    return bool(
-        types.is_string(arrow_type)
-        or types.is_large_string(arrow_type)
-        or types.is_binary(arrow_type)
-        or types.is_large_binary(arrow_type)
-        or types.is_fixed_size_binary(arrow_type)
-    )
+
+def _converted(array: Any) -> Any:
+    return _plain_numpy(array) if is_exact(array) else exact_values(array)
+
+
+def _plain_numpy(array: Any) -> Any:
+    return array.to_numpy(zero_copy_only=False)
 
 
 def depends_on_nulls(arrow_type: Any) -> bool:
@@ -52,7 +53,7 @@ def depends_on_nulls(arrow_type: Any) -> bool:
     from pyarrow import types
 
     return not (
-        types.is_floating(arrow_type) or types.is_decimal(arrow_type) or types.is_temporal(arrow_type) or _is_text(arrow_type)
+        types.is_floating(arrow_type) or types.is_decimal(arrow_type) or types.is_temporal(arrow_type) or is_text(arrow_type)
     )
 
 
@@ -63,8 +64,6 @@ def has_nulls(array: Any) -> bool:
 
 def _parts(array: Any) -> list[Any]:
     """What an array of a nested type is made of; nothing for others."""
-    if hasattr(array, "storage"):  # an extension type
-        return [array.storage]
     if hasattr(array, "keys"):  # a map, which has no flatten()
         return [array.keys, array.items]
     parts = array.flatten() if hasattr(array, "flatten") else []
@@ -102,19 +101,18 @@ class _Column(NamedTuple):
 def _column(column: Any) -> _Column:
     from pyarrow import types
 
-    column = without_dictionary(column)
-    if column.num_chunks == 1:
-        column = column.chunk(0)  # quicker
+    column = plain(column)
     arrow_type = column.type
-    if _is_text(arrow_type):
+    if is_text(arrow_type):
+        if column.num_chunks == 1:
+            column = column.chunk(0)  # quicker
         return _Column(lambda rows: [column[row].as_py() for row in rows], column.get_total_buffer_size())
-    chunks = column.chunks if hasattr(column, "chunks") else [column]
-    has_many_types = any([_changes_by_nulls(chunk) for chunk in chunks])
-    if has_many_types or (types.is_primitive(arrow_type) and not types.is_time(arrow_type)):
-        return _whole(column)
-    if len(chunks) == 1 and _is_list_of_numbers(arrow_type) and not has_nulls(column):
-        return _lists(column)
-    return _converted(column)
+    array = _one_chunk(column)
+    if _changes_by_nulls(array) or (types.is_primitive(arrow_type) and not types.is_time(arrow_type)):
+        return _whole(array)
+    if _is_list_of_numbers(arrow_type) and not has_nulls(array):
+        return _lists(array)
+    return _made_when_read(array)
 
 
 def _changes_by_nulls(array: Any) -> bool:
@@ -128,11 +126,11 @@ def _changes_by_nulls(array: Any) -> bool:
     return bool(array.null_count) and depends_on_nulls(array.type)
 
 
-def _whole(column: Any) -> _Column:
+def _whole(array: Any) -> _Column:
     """All values, converted at once."""
-    values = column.to_numpy() if hasattr(column, "chunks") else column.to_numpy(zero_copy_only=False)
+    values = _converted(array)
     if values.dtype.hasobject:
-        num_bytes = values.nbytes + sum(map(_object_bytes, values)) + column.get_total_buffer_size()
+        num_bytes = values.nbytes + sum(map(_object_bytes, values)) + array.get_total_buffer_size()
         return _Column(lambda rows: [copy.deepcopy(values[row]) for row in rows], num_bytes)
     return _Column(lambda rows: [values[row] for row in rows], values.nbytes)
 
@@ -149,8 +147,7 @@ def _object_bytes(value: Any) -> int:
 def _is_list_of_numbers(arrow_type: Any) -> bool:
     from pyarrow import types
 
-    is_list = types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type)
-    return is_list and bool(types.is_integer(arrow_type.value_type) or types.is_floating(arrow_type.value_type))
+    return is_list(arrow_type) and bool(types.is_integer(arrow_type.value_type) or types.is_floating(arrow_type.value_type))
 
 
 def _lists(column: Any) -> _Column:
@@ -166,13 +163,15 @@ def _lists(column: Any) -> _Column:
     return _Column(lambda rows: [values[places[row] : places[row + 1]].copy() for row in rows], column.get_total_buffer_size())
 
 
-def _converted(column: Any) -> _Column:
+def _made_when_read(array: Any) -> _Column:
     """Values that are made when they are asked for."""
     import pyarrow
 
+    # Part of an array has the types of all of it: no integer is missing.
+    convert = _plain_numpy if is_exact(array) else exact_values
+
     def values(rows: Sequence[int]) -> Sequence[Any]:
-        some = column.take(pyarrow.array(rows, pyarrow.int64()))
-        found: Sequence[Any] = as_numpy(some if hasattr(some, "chunks") else pyarrow.chunked_array([some]))
+        found: Sequence[Any] = convert(array.take(pyarrow.array(rows, pyarrow.int64())))
         return found
 
-    return _Column(values, column.get_total_buffer_size())
+    return _Column(values, array.get_total_buffer_size())

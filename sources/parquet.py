@@ -12,7 +12,8 @@ from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import add_note, missing_package
 from gristmill.sources.arrow_files import open_input
-from gristmill.sources.arrow_values import as_numpy, depends_on_nulls, has_nulls, is_dictionary
+from gristmill.sources.arrow_types import check_names_differ, plain_type
+from gristmill.sources.arrow_values import as_numpy, depends_on_nulls, has_nulls, plain
 from gristmill.sources.parquet_footer import NullCounts, read_footer
 from gristmill.sources.storage.errors import DamagedFileError
 
@@ -39,7 +40,7 @@ class ParquetRows:
     Raises:
         ImportError: pyarrow is not installed.
         OSError: the file cannot be opened.
-        ValueError: it is not a Parquet file, or has no such column.
+        ValueError: it is not a Parquet file, has no such column, or has two of one name.
     """
 
     def __init__(
@@ -59,11 +60,12 @@ class ParquetRows:
         self._path = os.fspath(path)
         with explained(self._path):
             names = self._open(**(read_kwargs or {}))
-        unknown = set(columns or ()).difference(names)
-        if unknown:
-            self.close()
-            raise ValueError(f"columns: {self._path} has no {min(unknown)!r}, it has {names}")
         self._columns = list(dict.fromkeys(names if columns is None else columns))
+        try:
+            self._check_columns(names)
+        except ValueError:
+            self.close()
+            raise
         self._groups = range(self._metadata.num_row_groups)
         for sl in slices:
             self._groups = self._groups[sl]
@@ -83,6 +85,12 @@ class ParquetRows:
             self._source.close()
             raise
         return names
+
+    def _check_columns(self, names: list[str]) -> None:
+        unknown = set(self._columns).difference(names)
+        if unknown:
+            raise ValueError(f"columns: {self._path} has no {min(unknown)!r}, it has {names}")
+        check_names_differ(self._path, self._schema, self._columns)
 
     def close(self) -> None:
         self._file.close(force=True)
@@ -175,7 +183,7 @@ class ParquetRows:
 
     def _check_no_nulls(self, batch: Any, names: Set[str]) -> None:
         for i, name in enumerate(batch.schema.names if names else ()):
-            if name in names and has_nulls(batch.column(i)):
+            if name in names and has_nulls(plain(batch.column(i))):
                 raise ValueError(f"column {name!r} has missing values, but its statistics say that it has none")
 
     def _as_numpy(self, table: Any) -> dict[str, Any]:
@@ -183,8 +191,7 @@ class ParquetRows:
 
     def _type(self, name: str) -> Any:
         """The type of a column's values."""
-        arrow_type = self._schema.field(self._schema.get_all_field_indices(name)[-1]).type
-        return arrow_type.value_type if is_dictionary(arrow_type) else arrow_type
+        return plain_type(self._schema.field(name).type)
 
     @cached
     def _sensitive(self) -> Set[str]:

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from gristmill.core.config import config
 from gristmill.sources.arrow_files import open_input, open_ranges
-from gristmill.sources.arrow_values import DecodedRows, is_dictionary
+from gristmill.sources.arrow_types import check_names_differ, common_type, type_of_values
+from gristmill.sources.arrow_values import DecodedRows
 from gristmill.sources.kept import KeptValues
 from gristmill.sources.parquet import explained
 from gristmill.sources.parquet_footer import read_footer
@@ -64,13 +65,18 @@ class RowGroups:
         schema = first.metadata.schema.to_arrow_schema()
         self._names = self._checked_names(schema)
 
-        def check(number: int) -> _Footer:
+        def read(number: int) -> tuple[_Footer, dict[str, Any] | None]:
             footer = self._read_footer(number)
-            self._check_schema(number, footer.metadata.schema.to_arrow_schema(), schema)
-            return footer._replace(metadata=None)
+            theirs = footer.metadata.schema.to_arrow_schema()
+            types = None if theirs.equals(schema) else self._types(number, theirs)
+            return footer._replace(metadata=None), types
 
+        footers, types = [first], self._types(0, schema)
         with ThreadPoolExecutor(config.num_threads_computing_num_records) as pool:
-            footers = [first, *pool.map(check, range(1, len(files)))]
+            for number, (footer, theirs) in enumerate(pool.map(read, range(1, len(files))), 1):
+                footers.append(footer)
+                if theirs is not None:
+                    types = self._common_types(number, types, theirs)
         self._checksums = array("L", [footer.checksum for footer in footers])
         self.num_rows = [footer.ends[-1] for footer in footers]
 
@@ -91,16 +97,22 @@ class RowGroups:
                 raise ValueError(f"columns: {self._files.paths[0]} has no {name!r}{hint}; it has {known}")
         return names
 
-    def _check_schema(self, number: int, schema: Any, first: Any) -> None:
-        """Refuses a file whose wanted columns are not those of the first file."""
-        if schema.equals(first):
-            return
-        differences = []
-        theirs, ours = _types(schema), _types(first)
-        for name in self._names if self._columns else dict.fromkeys([*ours, *theirs]):
+    def _types(self, number: int, schema: Any) -> dict[str, Any]:
+        """The types of the values of a file's columns: all, or those that are wanted and there."""
+        wanted = set(self._names) if self._columns else set(schema.names)
+        names = [name for name in schema.names if name in wanted]
+        check_names_differ(self._files.paths[number], schema, names)
+        return {name: type_of_values(schema.field(name).type) for name in names}
+
+    def _common_types(self, number: int, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+        """The types of the columns of the files so far and of this one; refuses a file whose columns are others."""
+        differences, common = [], {}
+        for name in dict.fromkeys([*ours, *theirs]):
             if name not in theirs or name not in ours:
                 differences.append(f"{name!r} is only in the {'second' if name in theirs else 'first'}")
-            elif theirs[name] != ours[name]:
+                continue
+            common[name] = common_type(ours[name], theirs[name])
+            if common[name] is None:
                 differences.append(f"{name!r} is {ours[name]} and {theirs[name]}")
         if differences:
             more = f", and {len(differences) - _MAX_NAMES} more" if len(differences) > _MAX_NAMES else ""
@@ -109,6 +121,7 @@ class RowGroups:
                 f"{', '.join(differences[:_MAX_NAMES])}{more}. "
                 "Name columns that agree with columns=[...], or make a source of each file"
             )
+        return common
 
     def ends(self, number: int) -> array[int]:
         """For each row group of a file, the rows of the file up to its end."""
@@ -135,7 +148,7 @@ class RowGroups:
                 self._check_unchanged(number)
             if self._names and table.num_rows != row_group.num_rows:
                 raise ValueError("it has fewer rows than its metadata say")
-            columns = dict(zip(table.column_names, table.columns, strict=True))  # of a name that is there twice, the last
+            columns = dict(zip(table.column_names, table.columns, strict=True))
             decoded = DecodedRows(self._names, [columns[name] for name in self._names])
         self._ratio = decoded.num_bytes / max(row_group.total_byte_size, 1)
         return decoded, decoded.num_bytes
@@ -215,16 +228,3 @@ class RowGroups:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._start_closed()
-
-
-def _types(schema: Any) -> dict[str, Any]:
-    """The type of each column's values, as far as it is to be seen in rows: not how text is stored."""
-    return {field.name: _type_of_values(field.type) for field in schema}
-
-
-def _type_of_values(arrow_type: Any) -> Any:
-    import pyarrow
-
-    if is_dictionary(arrow_type):
-        return _type_of_values(arrow_type.value_type)
-    return {pyarrow.large_string(): pyarrow.string(), pyarrow.large_binary(): pyarrow.binary()}.get(arrow_type, arrow_type)

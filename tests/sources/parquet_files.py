@@ -44,3 +44,12 @@ def written(path, rng):
         options |= {"write_page_index": [True, False], "compression": ["none", "snappy"], "data_page_version": ["1.0", "2.0"]}
         chosen = {name: rng.choice(values) for name, values in options.items()}
         yield write(path, columns, row_group_size=rng.randrange(1, 30), **chosen)
+
+
+def repeated_names():
+    """Columns ``x`` of which a row could not hold all values, and what the error says of them."""
+    one, two = pa.array([1]), pa.array(["a"])
+    struct = pa.StructArray.from_arrays([one, two], names=["f", "f"])
+    yield [one, two], r"x\.parquet has 2 columns 'x', .* leave the column out with columns="
+    for column in (struct, pa.ListArray.from_arrays([0, 1], struct), pa.StructArray.from_arrays([struct], names=["s"])):
+        yield [column], r"column 'x' of .*x\.parquet has several fields 'f' in one struct, .* columns="

@@ -20,5 +20,16 @@ def plain_rows(file, group):
     columns = []
     for column in table.columns:
         is_dictionary = str(column.type).startswith("dictionary")
-        columns.append((column.cast(column.type.value_type) if is_dictionary else column).to_numpy())
+        columns.append(plain_values(column.cast(column.type.value_type) if is_dictionary else column))
     return [exact(dict(zip(table.column_names, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+def plain_values(column):
+    """The values of pyarrow; integers beside gaps, where floats would not be exact, as they are."""
+    values = column.to_numpy()
+    if str(column.type) not in ("int64", "uint64") or values.dtype.kind != "f":
+        return values
+    integers = column.to_pylist()
+    if all([value is None or abs(value) <= 2**53 for value in integers]):
+        return values
+    return [None if value is None else np.dtype(str(column.type)).type(value) for value in integers]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from parquet_files import NOON, write, written
+from parquet_files import NOON, repeated_names, write, written
 from parquet_rows import exact, plain_rows
 from pyarrow import fs
 from refusing import assert_raises
@@ -149,8 +149,13 @@ def test_columns_and_rows_of_ones_own(paths):
     for row in source:
         row["x"]["a"] = 7
     assert [exact(row) for row in source] == streamed(path)
-    pq.write_table(pa.table([pa.array([1, 2]), pa.array([3, 4])], names=["x", "x"]), path)
-    assert [row["x"] for row in ParquetSource(path)] == [3, 4]  # a name twice is the last column
+    first = write(paths[1], {"y": [1], "x": [{"f": 1}]})
+    for column, match in repeated_names():
+        twice = paths[0].with_name("x.parquet")
+        pq.write_table(pa.table([pa.array([1]), *column], names=["y", *"xx"[: len(column)]]), twice)
+        for given in (twice, [first, twice]):
+            assert_raises(ValueError, match, ParquetSource, given)
+        assert [row["y"] for row in ParquetSource([first, twice], ["y"])] == [1, 1]
     write(path, {"a": [1, 2], "a.b": [None, 4], "s": [{"b": 5}, {"b": None}]})
     assert [exact(row) for row in ParquetSource(path)] == streamed(path)
     for columns in (["a"], ["a.b"], ["s"], ["s", "a"]):
@@ -277,6 +282,68 @@ def test_wrong_arguments(paths, monkeypatch):
         assert_raises(error, f"paths {match}", ParquetSource, given, filesystem=fs.LocalFileSystem())
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert_raises(ImportError, r"ParquetSource needs .*pip install 'gristmill\[parquet\]'", ParquetSource, paths)
+
+
+# Types that hold equal values in different ways, and the values; the null type agrees with all others.
+STRING, INT = pa.string(), pa.int64()
+NESTED_NULL = pa.struct([("b", pa.null()), ("a", pa.list_(pa.null()))])
+AGREEING = [
+    ([STRING, pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), STRING), pa.null()], ["a"]),
+    ([pa.binary(), pa.large_binary(), pa.binary_view(), pa.binary(1)], [b"a"]),
+    ([pa.list_(INT), pa.large_list(INT), pa.list_view(INT), pa.list_(INT, 1), pa.list_(pa.field("x", INT, False))], [[1]]),
+    ([pa.list_(STRING), pa.list_(pa.large_string()), pa.list_(pa.string_view()), pa.list_(pa.null())], [["a"]]),
+    (
+        [pa.struct([("a", pa.list_(STRING)), ("b", INT)]), pa.struct([("b", INT), ("a", pa.list_(pa.large_string()))])],
+        [{"a": ["x"], "b": 1}],
+    ),
+    ([pa.struct([("a", pa.list_(STRING)), ("b", INT)]), NESTED_NULL], [{"a": ["x"], "b": 1}]),
+    ([pa.map_(STRING, INT), pa.map_(pa.large_string(), pa.field("x", INT, False)), pa.map_(STRING, pa.null())], [[("k", 1)]]),
+    ([pa.decimal128(4, 2), pa.decimal32(6, 2), pa.decimal256(50, 2)], [Decimal("1.50")]),
+    ([pa.time32("ms"), pa.time64("us"), pa.time64("ns")], [datetime.time(1)]),
+]
+DISAGREEING = [
+    *([INT, pa.float64()], [INT, pa.int32()], [STRING, pa.binary()], [pa.list_(INT), pa.list_(pa.int32())], [pa.list_(INT), INT]),
+    *(
+        [pa.timestamp("ms"), pa.timestamp("us")],
+        [pa.timestamp("us"), pa.timestamp("us", "UTC")],
+        [pa.date32(), pa.timestamp("ms")],
+    ),
+    *([pa.struct([("a", INT)]), pa.struct([("b", INT)])], [pa.struct([("a", INT)]), pa.struct([("a", INT), ("b", INT)])]),
+    *([pa.decimal128(4, 2), pa.decimal128(4, 1)], [pa.map_(STRING, INT), pa.map_(STRING, STRING)]),
+    *([INT, pa.null(), STRING], [pa.null(), INT, STRING], [pa.list_(pa.null()), pa.list_(INT), pa.list_(STRING)]),
+]
+
+
+def written_as(folder, types, values=None):
+    for number, arrow_type in enumerate(types):
+        is_null = "null" in str(arrow_type).replace("not null", "")
+        column = pa.nulls(1, arrow_type) if values is None or is_null else pa.array(values, arrow_type)
+        pq.write_table(pa.table({"x": column}), folder / f"{number}.parquet")
+    return [folder / f"{number}.parquet" for number in range(len(types))]
+
+
+def test_files_agree_if_their_values_do(tmp_path):
+    for types, values in AGREEING:
+        for order in (types, types[::-1]):
+            paths = written_as(tmp_path, order, values)
+            rows = list(ParquetSource(paths))
+            assert [exact(row) for row in rows] == streamed(*paths)
+            present = [row for row in rows if row["x"] is not None]
+            expected = [exact(row) for path in written_as(tmp_path, types[:1], values) for row in ParquetSource(path)]
+            assert [exact(row) for row in present] == expected * len(present) and len(present) >= len(types) - 1
+    for types in DISAGREEING:
+        assert_raises(ValueError, "have different columns: 'x' is .* and ", ParquetSource, written_as(tmp_path, types))
+
+
+def test_the_number_of_rows_of_the_whole_file_is_not_believed(tmp_path):
+    path = write(tmp_path / "x.parquet", {"a": range(6)}, row_group_size=4)
+    content = path.read_bytes()
+    place = content.rindex(b"\x16\x0c\x19")  # the field of 6 rows, before the list of row groups
+    for number in (0, 3, 7):
+        path.write_bytes(content[: place + 1] + bytes([2 * number]) + content[place + 2 :])
+        assert pq.read_metadata(path).num_rows == number
+        rows = [exact(row) for row in ParquetSource(path)]
+        assert len(rows) == 6 and rows == streamed(path)
 
 
 def test_files_of_other_columns(tmp_path):

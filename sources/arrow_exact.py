@@ -1,0 +1,182 @@
+"""Values of Arrow columns that pyarrow's ``to_numpy`` rounds, refuses or gives as bare numbers.
+
+* pyarrow makes floats of integers where one is missing. Beyond 2**53 these are other numbers.
+* In structs and maps, pyarrow makes objects of Python of dates, times and durations. Those that
+  Python cannot hold, such as dates after 9999, are errors or bare numbers.
+
+The values here are those of pyarrow otherwise, in structure, types and dtypes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gristmill.sources.arrow_types import is_list
+
+_MAX_EXACT = 1 << 53  # floats of 64 bits hold all integers up to it
+# The days since 1970 that Python's dates have in every time zone, and the days of its durations.
+_DATES, _DURATIONS = (-719_161, 2_932_895), (-999_999_998, 999_999_998)
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
+
+
+def is_exact(array: Any, in_struct: bool = False) -> bool:
+    """Return true if ``to_numpy`` of pyarrow gives all values of an array of a plain type as they are.
+
+    Args:
+        array: a ``pyarrow.Array`` without dictionaries, views and extension types.
+        in_struct: it is a part of a struct or map.
+    """
+    from pyarrow import types
+
+    arrow_type = array.type
+    if types.is_integer(arrow_type):
+        return not array.null_count or _are_within(array, -_MAX_EXACT, _MAX_EXACT)
+    if types.is_temporal(arrow_type):
+        return not in_struct or _python_holds(array)
+    if types.is_struct(arrow_type):
+        return all([is_exact(array.field(i), True) for i in range(arrow_type.num_fields)])
+    if types.is_map(arrow_type):
+        return is_exact(array.keys, True) and is_exact(array.items, True)
+    return not is_list(arrow_type) or is_exact(array.values, in_struct)
+
+
+def _are_within(array: Any, low: int, high: int) -> bool:
+    import pyarrow.compute
+
+    found = pyarrow.compute.min_max(array).as_py()
+    return found["min"] is None or low <= found["min"] <= found["max"] <= high
+
+
+def _range(arrow_type: Any) -> tuple[int, int] | None:
+    """The least and largest values that Python's dates, times and durations are sure to hold; ``None`` for no limit."""
+    from pyarrow import types
+
+    if types.is_date(arrow_type) or types.is_timestamp(arrow_type):
+        low, high = _DATES
+    elif types.is_duration(arrow_type):
+        low, high = _DURATIONS
+    else:
+        return None
+    if types.is_date32(arrow_type):
+        return low, high
+    per_day = _PER_DAY.get("ms" if types.is_date64(arrow_type) else arrow_type.unit)
+    return None if per_day is None else (low * per_day, high * per_day)
+
+
+def _python_holds(array: Any) -> bool:
+    limits = _range(array.type)
+    return limits is None or _are_within(_numbers(array), *limits)
+
+
+def _numbers(array: Any) -> Any:
+    """Dates, times or durations as the integers that they are in Arrow."""
+    import pyarrow
+
+    return array.cast(pyarrow.int32() if pyarrow.types.is_date32(array.type) else pyarrow.int64())
+
+
+def exact_values(array: Any, in_struct: bool = False) -> Any:
+    """Return the values of an array of a plain type as an array of NumPy.
+
+    Integers of which one is missing are floats if these can hold all of them. Otherwise those that
+    are present are integers, and a missing one is ``None``.
+    """
+    from pyarrow import types
+
+    arrow_type = array.type
+    if types.is_struct(arrow_type):
+        names = [field.name for field in arrow_type]
+        columns = [_objects(array.field(i)) for i in range(len(names))]
+        return _object_array([dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)], array)
+    if types.is_map(arrow_type):
+        ends = array.offsets.to_pylist()
+        start, stop = ends[0], ends[-1]
+        keys, items = array.keys.slice(start, stop - start), array.items.slice(start, stop - start)
+        entries = list(zip(_objects(keys), _objects(items), strict=True))
+        return _object_array([entries[i - start : j - start] for i, j in itertools.pairwise(ends)], array)
+    if is_list(arrow_type):
+        return _lists(array, in_struct)
+    if types.is_integer(arrow_type) and not is_exact(array):
+        return _object_array(array.fill_null(0).to_numpy(), array)
+    if types.is_timestamp(arrow_type) and in_struct and not _python_holds(array):
+        return _object_array(_objects(array), array)
+    return _in_struct(_as_list(array))[0] if in_struct else array.to_numpy(zero_copy_only=False)
+
+
+def _lists(array: Any, in_struct: bool) -> Any:
+    from pyarrow import types
+
+    if types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        ends = [size * (array.offset + i) for i in range(len(array) + 1)]
+    else:
+        ends = array.offsets.to_pylist()
+    child = array.values.slice(ends[0], ends[-1] - ends[0])
+    values = exact_values(child, in_struct)
+    lists = [values[i - ends[0] : j - ends[0]] for i, j in itertools.pairwise(ends)]
+    if types.is_integer(child.type) and values.dtype.hasobject:  # those without a gap are as always
+        dtype = child.type.to_pandas_dtype()
+        lists = [each if any([value is None for value in each]) else each.astype(dtype) for each in lists]
+    return _object_array(lists, array)
+
+
+def _objects(array: Any) -> Sequence[Any]:
+    """The values of a part of a struct or map: objects of Python."""
+    from pyarrow import types
+
+    arrow_type = array.type
+    if is_list(arrow_type) or types.is_struct(arrow_type) or types.is_map(arrow_type):
+        return list(exact_values(array, True))
+    if types.is_integer(arrow_type):
+        return array.to_pylist() if not is_exact(array) else _in_struct(array)
+    if types.is_temporal(arrow_type) and not _python_holds(array):
+        return _dates(array)
+    return _in_struct(array)
+
+
+def _dates(array: Any) -> list[Any]:
+    """Dates, times and durations as objects of Python, and as those of NumPy where Python cannot hold them."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    limits = _range(array.type)
+    assert limits is not None
+    numbers = _numbers(array)
+    is_outside = pc.or_(pc.less(numbers, limits[0]), pc.greater(numbers, limits[1]))
+    values = _in_struct(pc.if_else(is_outside, pyarrow.scalar(None, array.type), array))
+    numpy_values = array.to_numpy(zero_copy_only=False)
+    for i in np.flatnonzero(is_outside.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
+        try:  # the limits are narrower than Python's
+            (value,) = _in_struct(array.slice(i, 1))
+        except (ValueError, OverflowError):
+            value = None
+        values[i] = numpy_values[i] if value is None or isinstance(value, int) else value
+    return values
+
+
+def _in_struct(array: Any) -> list[Any]:
+    """The values as pyarrow gives them for the field of a struct."""
+    import pyarrow
+
+    rows = pyarrow.StructArray.from_arrays([array], names=["x"]).to_numpy(zero_copy_only=False)
+    return [row["x"] for row in rows]
+
+
+def _as_list(array: Any) -> Any:
+    """A list of all values."""
+    import pyarrow
+
+    return pyarrow.LargeListArray.from_arrays(pyarrow.array([0, len(array)], pyarrow.int64()), array)
+
+
+def _object_array(values: Sequence[Any], array: Any) -> Any:
+    """The values as an array of objects; ``None`` where they are missing in ``array``."""
+    found = np.empty(len(values), object)
+    is_valid = array.is_valid().to_pylist()
+    for i, value in enumerate(values):  # NumPy would make one array of arrays of one length
+        found[i] = value if is_valid[i] else None
+    return found
