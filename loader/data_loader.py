@@ -33,6 +33,7 @@ from gristmill.loader.records import (
 from gristmill.samplers import IndexSampler, IterableSampler, Sampler, SequentialSampler
 from gristmill.samplers.base import BlockSampler, answers_blocks, num_records_of, seed_of
 from gristmill.sources.base import check_source
+from gristmill.sources.columns import by_position
 from gristmill.transforms import Batch, Filter, FlatMap, Map, RandomMap, TfRandomMap, Tolerate, Transformation
 from gristmill.transforms.base import check_batch_size, check_max_fan_out, for_a_class
 
@@ -107,6 +108,7 @@ class DataLoader(grain_names.DataLoader):
         workers: WorkerOptions | None = None,
     ) -> None:
         check_source("data_source", data_source)
+        data_source = by_position(data_source)
         if not hasattr(sampler, "__getitem__"):
             kind = type(sampler).__name__
             raise TypeError(f"sampler must have __getitem__, got {shown(sampler):.100} of type {kind}{for_indices(sampler)}")

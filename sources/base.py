@@ -62,10 +62,13 @@ _FILES = (
 
 
 def check_source(name: str, source: Any) -> None:
-    """Refuses what is no source.
+    """Refuse what is no source.
 
     Raises:
-        TypeError: ``source`` has no ``__getitem__``, or is text or bytes, most likely a path.
+        TypeError: ``source`` has no ``__getitem__``, is text or bytes, most likely a path, or a table,
+            of which ``[0]`` is a column.
+        ValueError: it is a ``defaultdict``, a ``Counter`` or the like, without the keys ``0`` to
+            ``len(source) - 1``.
     """
     is_text = isinstance(source, str | bytes) and type(source).__getitem__ in (str.__getitem__, bytes.__getitem__)
     if is_text or not hasattr(source, "__getitem__"):
@@ -73,4 +76,32 @@ def check_source(name: str, source: Any) -> None:
         raise TypeError(
             f"{name} must have __getitem__ and __len__ (a list, an array, a data source), got {shown(source):.100} "
             f"of type {type(source).__name__}{_FILES if is_path else ''}"
+        )
+    check_no_table(name, source)
+    if isinstance(source, dict) and hasattr(source, "__missing__") and type(source).__getitem__ is dict.__getitem__:
+        _check_keys(name, source)
+
+
+def check_no_table(name: str, source: Any) -> None:
+    """Refuse tables of pandas and pyarrow, whose ``[]`` takes names or numbers of columns.
+
+    Raises:
+        TypeError: ``source`` is a table.
+    """
+    kind = type(source)
+    library = kind.__module__.partition(".")[0]
+    if hasattr(kind, "columns") and (hasattr(kind, "iloc") or library == "pyarrow"):
+        rows = "to_pylist()" if library == "pyarrow" else "to_dict('records')"
+        raise TypeError(
+            f"{name} must have a record at each position, got a {library} {kind.__name__}, whose [] takes columns. Hand in its "
+            f"rows, {name}.{rows}, or make MapDataset.source of its columns: {{'name': array, ...}}"
+        )
+
+
+def _check_keys(name: str, source: dict[Any, Any]) -> None:
+    missing = next((key for key in range(len(source)) if key not in source), None)
+    if missing is not None:
+        raise ValueError(
+            f"{name} must have the keys 0 to {len(source) - 1}, got a {type(source).__name__} without {missing}, which makes "
+            f"records up for keys that it does not have. Hand in list({name}.values()), or dict({name}) for keys of your own"
         )

@@ -11,7 +11,34 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import KeyRangeError
 from gristmill.core.state import shown
+from gristmill.sources.base import check_no_table
 from gristmill.sources.reading import read_keys
+
+
+class SeriesDataSource:
+    """The values of a Series of pandas by position; ``series[key]`` takes labels.
+
+    The ``repr`` is that of the Series, as states have it.
+    """
+
+    def __init__(self, series: Any) -> None:
+        self._series = series
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def __getitem__(self, record_key: SupportsIndex) -> Any:
+        series = self._series
+        values = series.array if hasattr(series, "array") else series.iloc  # slower; of other libraries
+        return values[operator.index(record_key)]
+
+    def __repr__(self) -> str:
+        return repr(self._series)
+
+
+def by_position(source: Any) -> Any:
+    """Return a source of the values of a Series of pandas; everything else as it is."""
+    return SeriesDataSource(source) if hasattr(type(source), "iloc") else source
 
 
 def is_columns(source: Any) -> bool:
@@ -92,8 +119,9 @@ def _checked(columns: Mapping[Any, Any], name: str, lengths: dict[str, int]) -> 
         if isinstance(column, dict):
             found[key] = _checked(column, place, lengths)
             continue
-        if hasattr(column, "iloc"):  # a Series of pandas: its [] takes labels
-            column = column.to_numpy()
+        check_no_table(place, column)
+        if hasattr(type(column), "iloc"):  # a Series; to_numpy would round integers of pandas' own types
+            column = column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
         try:
             lengths[place] = len(column)
         except TypeError:

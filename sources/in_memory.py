@@ -11,12 +11,13 @@ import itertools
 import operator
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.shared_memory import ShareableList
 from types import NoneType
 from typing import Any, SupportsIndex
 
 from gristmill.core.shared_block import SharedBlock
+from gristmill.sources.base import check_no_table
 
 _MAGIC = b"grstmil1"
 _WORD = struct.Struct("<q")
@@ -81,7 +82,7 @@ class SharedMemoryDataSource(ShareableList[Any]):
 
     Raises:
         ValueError: neither is given, or the block of that name is not one of this class.
-        TypeError: an element is of another type.
+        TypeError: an element is of another type, or ``elements`` is text, a set, a mapping or a table.
         FileExistsError: the name is taken.
         FileNotFoundError: there is nothing of that name to attach to.
         OSError: there is not enough shared memory.
@@ -113,6 +114,12 @@ class SharedMemoryDataSource(ShareableList[Any]):
             self._length: int = _WORD.unpack_from(buffer, _WORD_BYTES)[0]
             return
 
+        check_no_table("elements", elements)
+        if isinstance(elements, str | bytes | Mapping | set | frozenset):
+            raise TypeError(
+                f"elements must be a sequence of records, got a {type(elements).__name__}: hand in a list, such as "
+                "list(elements.values()) of a dict or sorted(elements) of a set"
+            )
         slots = [_slot(*_encode(f"elements[{place}]", value)) for place, value in enumerate(elements)]
         self._length = len(slots)
         first = _TABLE + (len(slots) + 1) * _WORD_BYTES

@@ -18,7 +18,7 @@ from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.telling.description import short_source_text, source_files, source_text
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.base import check_source
-from gristmill.sources.columns import ColumnsDataSource, is_columns
+from gristmill.sources.columns import ColumnsDataSource, by_position, is_columns
 from gristmill.sources.reading import read_keys, wrap_keys
 
 T = TypeVar("T")
@@ -34,8 +34,11 @@ class SourceMapDataset(BlockMapDataset[T]):
 
     def __init__(self, source: Any) -> None:
         super().__init__()
-        check_source("source", source)
-        self._source = ColumnsDataSource(source) if is_columns(source) else source
+        if is_columns(source):
+            self._source: Any = ColumnsDataSource(source)
+        else:
+            check_source("source", source)
+            self._source = by_position(source)
         self._has_one_epoch = isinstance(source, DatasetNode)  # of another dataset
 
     def __len__(self) -> int:

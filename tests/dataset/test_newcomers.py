@@ -1,11 +1,14 @@
 """Habits from other libraries: they work here, or an error says what to write, and what it says to write works."""
 
+import collections
 import copy
+import functools
 import inspect
 import itertools
 import operator
 import pathlib
 import pickle
+import re
 from typing import Protocol, runtime_checkable
 
 import cloudpickle
@@ -225,10 +228,68 @@ def test_columns_are_read_as_rows():
     assert_raises(NotImplementedError, "element_spec", grain.experimental.get_element_spec, ds)
 
 
-def test_columns_of_pandas_count_by_position():
+def loaded(source):
+    """The records of ``source`` from everything that takes sources."""
+    sampler = grain.samplers.SequentialSampler(len(source), grain.sharding.NoSharding())
+    yield list(MapDataset.source(source))
+    yield list(grain.DataLoader(data_source=source, sampler=sampler))
+    yield list(grain.python.load(source, num_epochs=1))
+    yield [row["x"]["y"] for row in MapDataset.source({"x": {"y": source}})]
+
+
+def test_series_of_pandas_are_read_by_position():
     pandas = pytest.importorskip("pandas", reason="pandas is not installed")
     frame = pandas.DataFrame({"a": [1, 2, 3], "b": list("xyz")}).iloc[::-1]
     assert list(MapDataset.source(dict(frame))) == [{"a": 3, "b": "z"}, {"a": 2, "b": "y"}, {"a": 1, "b": "x"}]
+    large, missing = 2**60 + 1, pandas.NA
+    for series, expected in [
+        *((frame["a"], [3, 2, 1]), (frame["b"], ["z", "y", "x"]), (frame["a"][frame["a"] > 1], [3, 2])),
+        (frame["a"].sort_values(), [1, 2, 3]),
+        (pandas.Series([large, missing, 1], index=[2, 1, 0], dtype="Int64"), [large, missing, 1]),
+        (pandas.Series(["a", "b"], index=[1, 0], dtype="category"), ["a", "b"]),
+        (pandas.Series([True, missing], index=[1, 0], dtype="boolean"), [True, missing]),
+        (pandas.Series(pandas.to_datetime(["2020-01-01"]), index=["x"]), [pandas.Timestamp("2020-01-01")]),
+        (frame["a"].array, [3, 2, 1]),
+        (frame.index, [2, 1, 0]),
+    ]:
+        for records in loaded(series):
+            assert len(records) == len(expected)
+            assert all([got is want or got == want for got, want in zip(records, expected, strict=True)])
+    ds = MapDataset.source(frame["a"])
+    assert repr(ds) == f"SourceMapDataset(source={frame['a']!r})"  # as states have it
+    assert list(pickle.loads(cloudpickle.dumps(ds))) == [3, 2, 1]
+
+
+def test_tables_are_refused_and_what_the_error_says_works():
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    columns = {"a": [1, 2], "b": ["x", "y"]}  # as many as rows: each has something at 0 and 1
+    rows = [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+    makers = [MapDataset.source, grain.python.load, lambda source: MapDataset.source({"x": source})]
+    makers += [lambda source: grain.DataLoader(data_source=source, sampler=None), grain.sources.SharedMemoryDataSource]
+    for table in (pandas.DataFrame(columns, index=[1, 0]), pyarrow.table(columns), pyarrow.record_batch(columns)):
+        for make in makers:
+            with pytest.raises(TypeError, match=f"got a p.* {type(table).__name__}, whose") as caught:
+                make(table)
+            name, method = re.search(r"its rows, (\S+)\.(to_\w+\(\S*\)),", str(caught.value)).groups()
+            assert name in ("source", "source['x']", "data_source", "elements")
+            assert list(MapDataset.source(eval(f"table.{method}"))) == rows
+
+
+def test_dicts_that_make_records_up_are_refused():
+    counted, made_up = collections.Counter([5, 7]), collections.defaultdict(list, {5: 1, 7: 2})
+    loader = functools.partial(grain.DataLoader, sampler=grain.samplers.SequentialSampler(2, grain.sharding.NoSharding()))
+    for make, name in ((MapDataset.source, "source"), (lambda source: loader(data_source=source), "data_source")):
+        for given in (counted, made_up):
+            match = rf"{name} must have the keys 0 to 1, got a {type(given).__name__} without 0, .* list\({name}.values\(\)\)"
+            assert_raises(ValueError, match, make, given)
+    assert len(made_up) == 2
+    assert list(MapDataset.source(collections.defaultdict(list, {0: "a", 1: "b"}))) == ["a", "b"]
+    assert list(MapDataset.source(collections.deque("ab"))) == ["a", "b"]
+    assert_raises(ValueError, "data_source .* a Counter", loader, data_source=collections.Counter("ab"))
+    for given in ({"a": 1}, {1, 2}, frozenset([1]), "ab", b"ab", counted):
+        match = f"elements must be a sequence of records, got a {type(given).__name__}: hand in a list"
+        assert_raises(TypeError, match, grain.sources.SharedMemoryDataSource, given)
 
 
 Lazy = type("Lazy", (dict,), {"__getitem__": lambda self, key: f"record {key}"})
