@@ -24,7 +24,7 @@ _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
 def is_exact(array: Any, in_struct: bool = False) -> bool:
-    """Return true if ``to_numpy`` of pyarrow gives all values of an array of a plain type as they are.
+    """Return true if ``to_numpy`` of pyarrow gives all values of an array as they are.
 
     Args:
         array: a ``pyarrow.Array`` without dictionaries, views and extension types.
@@ -52,7 +52,7 @@ def _are_within(array: Any, low: int, high: int) -> bool:
 
 
 def _range(arrow_type: Any) -> tuple[int, int] | None:
-    """The least and largest values that Python's dates, times and durations are sure to hold; ``None`` for no limit."""
+    """Return the least and largest values that Python is sure to hold; ``None`` for no limit."""
     from pyarrow import types
 
     if types.is_date(arrow_type) or types.is_timestamp(arrow_type):
@@ -73,7 +73,7 @@ def _python_holds(array: Any) -> bool:
 
 
 def _numbers(array: Any) -> Any:
-    """Dates, times or durations as the integers that they are in Arrow."""
+    """Return dates, times or durations as the integers that Arrow holds."""
     import pyarrow
 
     return array.cast(pyarrow.int32() if pyarrow.types.is_date32(array.type) else pyarrow.int64())
@@ -118,14 +118,15 @@ def _lists(array: Any, in_struct: bool) -> Any:
     child = array.values.slice(ends[0], ends[-1] - ends[0])
     values = exact_values(child, in_struct)
     lists = [values[i - ends[0] : j - ends[0]] for i, j in itertools.pairwise(ends)]
-    if types.is_integer(child.type) and values.dtype.hasobject:  # those without a gap are as always
-        dtype = child.type.to_pandas_dtype()
+    # Lists without a gap are arrays of integers, as in a column without gaps.
+    if types.is_integer(child.type) and values.dtype.hasobject:
+        dtype = np.dtype(str(child.type))
         lists = [each if any([value is None for value in each]) else each.astype(dtype) for each in lists]
     return _object_array(lists, array)
 
 
 def _objects(array: Any) -> Sequence[Any]:
-    """The values of a part of a struct or map: objects of Python."""
+    """Return the values of a part of a struct or map as objects of Python."""
     from pyarrow import types
 
     arrow_type = array.type
@@ -139,7 +140,7 @@ def _objects(array: Any) -> Sequence[Any]:
 
 
 def _dates(array: Any) -> list[Any]:
-    """Dates, times and durations as objects of Python, and as those of NumPy where Python cannot hold them."""
+    """Return dates and durations as objects of Python; of NumPy where Python has none."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -150,7 +151,8 @@ def _dates(array: Any) -> list[Any]:
     values = _in_struct(pc.if_else(is_outside, pyarrow.scalar(None, array.type), array))
     numpy_values = array.to_numpy(zero_copy_only=False)
     for i in np.flatnonzero(is_outside.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
-        try:  # the limits are narrower than Python's
+        # The limits are narrower than Python's.
+        try:
             (value,) = _in_struct(array.slice(i, 1))
         except (ValueError, OverflowError):
             value = None
@@ -159,7 +161,7 @@ def _dates(array: Any) -> list[Any]:
 
 
 def _in_struct(array: Any) -> list[Any]:
-    """The values as pyarrow gives them for the field of a struct."""
+    """Return the values as pyarrow gives them for the field of a struct."""
     import pyarrow
 
     rows = pyarrow.StructArray.from_arrays([array], names=["x"]).to_numpy(zero_copy_only=False)
@@ -167,16 +169,17 @@ def _in_struct(array: Any) -> list[Any]:
 
 
 def _as_list(array: Any) -> Any:
-    """A list of all values."""
+    """Return an array of one list, which has all values."""
     import pyarrow
 
     return pyarrow.LargeListArray.from_arrays(pyarrow.array([0, len(array)], pyarrow.int64()), array)
 
 
 def _object_array(values: Sequence[Any], array: Any) -> Any:
-    """The values as an array of objects; ``None`` where they are missing in ``array``."""
+    """Return an array of objects; ``None`` where the value is missing in ``array``."""
     found = np.empty(len(values), object)
     is_valid = array.is_valid().to_pylist()
-    for i, value in enumerate(values):  # NumPy would make one array of arrays of one length
+    # One by one: NumPy would make one array of arrays of the same length.
+    for i, value in enumerate(values):
         found[i] = value if is_valid[i] else None
     return found

@@ -102,7 +102,7 @@ def type_of_values(arrow_type: Any) -> Any:
 
 
 def common_type(first: Any, second: Any) -> Any:
-    """Return a type of the values of two types that ``type_of_values`` gave; ``None`` if they differ.
+    """Return a type of the values of two types of ``type_of_values``; ``None`` if they differ.
 
     A column of which all values are missing may be of the type ``null``. It agrees with any other.
     """

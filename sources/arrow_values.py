@@ -167,7 +167,7 @@ def _made_when_read(array: Any) -> _Column:
     """Values that are made when they are asked for."""
     import pyarrow
 
-    # Part of an array has the types of all of it: no integer is missing.
+    # No integer is missing here, so a part of the array has the types of the whole.
     convert = _plain_numpy if is_exact(array) else exact_values
 
     def values(rows: Sequence[int]) -> Sequence[Any]:

@@ -29,7 +29,8 @@ class SeriesDataSource:
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
         series = self._series
-        values = series.array if hasattr(series, "array") else series.iloc  # slower; of other libraries
+        # Series of other libraries have iloc alone, which is slower.
+        values = series.array if hasattr(series, "array") else series.iloc
         return values[operator.index(record_key)]
 
     def __repr__(self) -> str:
@@ -120,7 +121,8 @@ def _checked(columns: Mapping[Any, Any], name: str, lengths: dict[str, int]) -> 
             found[key] = _checked(column, place, lengths)
             continue
         check_no_table(place, column)
-        if hasattr(type(column), "iloc"):  # a Series; to_numpy would round integers of pandas' own types
+        # A Series of pandas. Of its own types, to_numpy rounds integers beside a missing one.
+        if hasattr(type(column), "iloc"):
             column = column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
         try:
             lengths[place] = len(column)
