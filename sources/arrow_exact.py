@@ -3,6 +3,8 @@
 * pyarrow makes floats of integers where one is missing. Beyond 2**53 these are other numbers.
 * In structs and maps, pyarrow makes objects of Python of dates, times and durations. Those that
   Python cannot hold, such as dates after 9999, are errors or bare numbers.
+* pyarrow does not convert lists of ``string_view`` and ``binary_view``, and mixes values of views
+  of lists up. Its casts of these in nested arrays lose values: only leaves are cast here.
 
 The values here are those of pyarrow otherwise, in structure, types and dtypes.
 """
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.sources.arrow_types import is_list
+from gristmill.sources.arrow_types import is_list, is_text
 
 _MAX_EXACT = 1 << 53  # floats of 64 bits hold all integers up to it
 # The days since 1970 that Python's dates have in every time zone, and the days of its durations.
@@ -27,11 +29,12 @@ def is_exact(array: Any, in_struct: bool = False) -> bool:
     """Return true if ``to_numpy`` of pyarrow gives all values of an array as they are.
 
     Args:
-        array: a ``pyarrow.Array`` without dictionaries, views and extension types.
+        array: a ``pyarrow.Array``, but no dictionary at the top level.
         in_struct: it is a part of a struct or map.
     """
     from pyarrow import types
 
+    array = _stored(array)
     arrow_type = array.type
     if types.is_integer(arrow_type):
         return not array.null_count or _are_within(array, -_MAX_EXACT, _MAX_EXACT)
@@ -41,7 +44,22 @@ def is_exact(array: Any, in_struct: bool = False) -> bool:
         return all([is_exact(array.field(i), True) for i in range(arrow_type.num_fields)])
     if types.is_map(arrow_type):
         return is_exact(array.keys, True) and is_exact(array.items, True)
-    return not is_list(arrow_type) or is_exact(array.values, in_struct)
+    if is_list(arrow_type):
+        return not _is_view(arrow_type) and is_exact(array.values, in_struct)
+    return not _is_view(arrow_type)
+
+
+def _is_view(arrow_type: Any) -> bool:
+    return str(arrow_type).partition("<")[0].endswith("_view")
+
+
+def _stored(array: Any) -> Any:
+    """Return the values themselves, of dictionaries (but those of text) and extension types."""
+    from pyarrow import types
+
+    if types.is_dictionary(array.type) and not is_text(array.type.value_type):
+        return _stored(array.dictionary_decode())
+    return _stored(array.storage) if hasattr(array, "storage") else array
 
 
 def _are_within(array: Any, low: int, high: int) -> bool:
@@ -80,13 +98,15 @@ def _numbers(array: Any) -> Any:
 
 
 def exact_values(array: Any, in_struct: bool = False) -> Any:
-    """Return the values of an array of a plain type as an array of NumPy.
+    """Return the values of an array as an array of NumPy.
 
     Integers of which one is missing are floats if these can hold all of them. Otherwise those that
     are present are integers, and a missing one is ``None``.
     """
+    import pyarrow
     from pyarrow import types
 
+    array = _stored(array)
     arrow_type = array.type
     if types.is_struct(arrow_type):
         names = [field.name for field in arrow_type]
@@ -104,20 +124,34 @@ def exact_values(array: Any, in_struct: bool = False) -> Any:
         return _object_array(array.fill_null(0).to_numpy(), array)
     if types.is_timestamp(arrow_type) and in_struct and not _python_holds(array):
         return _object_array(_objects(array), array)
-    return _in_struct(_as_list(array))[0] if in_struct else array.to_numpy(zero_copy_only=False)
+    if types.is_string_view(arrow_type):
+        array = array.cast(pyarrow.large_string())
+    elif types.is_binary_view(arrow_type):
+        array = array.cast(pyarrow.large_binary())
+    # Of a missing value, to_numpy looks up a word, but not in a list.
+    if in_struct or types.is_dictionary(arrow_type):
+        return _in_struct(_as_list(array))[0]
+    return array.to_numpy(zero_copy_only=False)
 
 
 def _lists(array: Any, in_struct: bool) -> Any:
     from pyarrow import types
 
-    if types.is_fixed_size_list(array.type):
-        size = array.type.list_size
-        ends = [size * (array.offset + i) for i in range(len(array) + 1)]
+    arrow_type = array.type
+    if types.is_fixed_size_list(arrow_type):
+        size = arrow_type.list_size
+        starts = [size * (array.offset + i) for i in range(len(array))]
+        ends = [start + size for start in starts]
+    elif types.is_list(arrow_type) or types.is_large_list(arrow_type):
+        starts = array.offsets.to_pylist()
+        ends = starts[1:]
     else:
-        ends = array.offsets.to_pylist()
-    child = array.values.slice(ends[0], ends[-1] - ends[0])
+        starts = array.offsets.to_pylist()
+        ends = [start + size for start, size in zip(starts, array.sizes.to_pylist(), strict=True)]
+    first = min(starts, default=0)
+    child = _stored(array.values.slice(first, max(ends, default=first) - first))
     values = exact_values(child, in_struct)
-    lists = [values[i - ends[0] : j - ends[0]] for i, j in itertools.pairwise(ends)]
+    lists = [values[start - first : end - first] for start, end in zip(starts, ends, strict=False)]
     # Lists without a gap are arrays of integers, as in a column without gaps.
     if types.is_integer(child.type) and values.dtype.hasobject:
         dtype = np.dtype(str(child.type))
@@ -129,6 +163,7 @@ def _objects(array: Any) -> Sequence[Any]:
     """Return the values of a part of a struct or map as objects of Python."""
     from pyarrow import types
 
+    array = _stored(array)
     arrow_type = array.type
     if is_list(arrow_type) or types.is_struct(arrow_type) or types.is_map(arrow_type):
         return list(exact_values(array, True))

@@ -43,38 +43,15 @@ def is_list(arrow_type: Any) -> bool:
     )
 
 
-def plain_type(arrow_type: Any) -> Any:
-    """Return a type of the same values without dictionaries, views and extension types.
-
-    pyarrow converts these to NumPy at the top level alone, or, as dictionaries, wrongly.
-    """
+def stored_type(arrow_type: Any) -> Any:
+    """Return the type of the values themselves, for dictionaries and extension types."""
     import pyarrow
     from pyarrow import types
 
     if types.is_dictionary(arrow_type):
-        return plain_type(arrow_type.value_type)
-    if isinstance(arrow_type, pyarrow.BaseExtensionType):
-        return plain_type(arrow_type.storage_type)
-    if types.is_string_view(arrow_type):
-        return pyarrow.large_string()
-    if types.is_binary_view(arrow_type):
-        return pyarrow.large_binary()
-    if types.is_struct(arrow_type):
-        return pyarrow.struct([_plain_field(field) for field in arrow_type])
-    if types.is_map(arrow_type):
-        key, item = _plain_field(arrow_type.key_field), _plain_field(arrow_type.item_field)
-        return pyarrow.map_(key, item, arrow_type.keys_sorted)
-    if not is_list(arrow_type):
-        return arrow_type
-    field = _plain_field(arrow_type.value_field)
-    if types.is_fixed_size_list(arrow_type):
-        return pyarrow.list_(field, arrow_type.list_size)
-    is_large = types.is_large_list(arrow_type) or types.is_large_list_view(arrow_type)
-    return pyarrow.large_list(field) if is_large else pyarrow.list_(field)
-
-
-def _plain_field(field: Any) -> Any:
-    return field.with_type(plain_type(field.type))
+        return stored_type(arrow_type.value_type)
+    is_extension = isinstance(arrow_type, pyarrow.BaseExtensionType)
+    return stored_type(arrow_type.storage_type) if is_extension else arrow_type
 
 
 def type_of_values(arrow_type: Any) -> Any:
@@ -86,7 +63,7 @@ def type_of_values(arrow_type: Any) -> Any:
     import pyarrow
     from pyarrow import types
 
-    arrow_type = plain_type(arrow_type)
+    arrow_type = stored_type(arrow_type)
     if is_text(arrow_type):
         return pyarrow.binary() if _is_bytes(arrow_type) else pyarrow.string()
     if types.is_decimal(arrow_type):
@@ -156,7 +133,7 @@ def _repeated_field(arrow_type: Any) -> str | None:
     """Return the name of a field that a struct has twice, at any depth."""
     from pyarrow import types
 
-    arrow_type = plain_type(arrow_type)
+    arrow_type = stored_type(arrow_type)
     if types.is_struct(arrow_type):
         repeated = [name for name, count in Counter(_names(arrow_type)).items() if count > 1]
         if repeated:

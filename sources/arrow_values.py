@@ -14,17 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gristmill.sources.arrow_exact import exact_values, is_exact
-from gristmill.sources.arrow_types import is_list, is_text, plain_type
+from gristmill.sources.arrow_types import is_text
 
 # For the numbers of some rows, the values of a column there.
 Values = Callable[[Sequence[int]], Sequence[Any]]
 
 
-def plain(column: Any) -> Any:
-    """Return ``column`` without dictionaries, views and extension types."""
+def without_dictionary(column: Any) -> Any:
+    """Return ``column`` with the values themselves, where it has places in a dictionary."""
+    from pyarrow import types
+
     # pyarrow looks up a missing value in the dictionary, too, and finds the last one.
-    arrow_type = plain_type(column.type)
-    return column if column.type == arrow_type else column.cast(arrow_type)
+    return column.cast(column.type.value_type) if types.is_dictionary(column.type) else column
 
 
 def as_numpy(column: Any) -> Any:
@@ -32,7 +33,7 @@ def as_numpy(column: Any) -> Any:
 
     They are those of pyarrow's ``to_numpy``, unless that gives another value: see ``arrow_exact``.
     """
-    column = plain(column)
+    column = without_dictionary(column)
     return column.to_numpy() if is_text(column.type) else _converted(_one_chunk(column))
 
 
@@ -41,11 +42,7 @@ def _one_chunk(column: Any) -> Any:
 
 
 def _converted(array: Any) -> Any:
-    return _plain_numpy(array) if is_exact(array) else exact_values(array)
-
-
-def _plain_numpy(array: Any) -> Any:
-    return array.to_numpy(zero_copy_only=False)
+    return array.to_numpy(zero_copy_only=False) if is_exact(array) else exact_values(array)
 
 
 def depends_on_nulls(arrow_type: Any) -> bool:
@@ -64,6 +61,8 @@ def has_nulls(array: Any) -> bool:
 
 def _parts(array: Any) -> list[Any]:
     """What an array of a nested type is made of; nothing for others."""
+    if hasattr(array, "storage"):  # an extension type
+        return [array.storage]
     if hasattr(array, "keys"):  # a map, which has no flatten()
         return [array.keys, array.items]
     parts = array.flatten() if hasattr(array, "flatten") else []
@@ -101,14 +100,15 @@ class _Column(NamedTuple):
 def _column(column: Any) -> _Column:
     from pyarrow import types
 
-    column = plain(column)
+    column = without_dictionary(column)
     arrow_type = column.type
     if is_text(arrow_type):
         if column.num_chunks == 1:
             column = column.chunk(0)  # quicker
         return _Column(lambda rows: [column[row].as_py() for row in rows], column.get_total_buffer_size())
     array = _one_chunk(column)
-    if _changes_by_nulls(array) or (types.is_primitive(arrow_type) and not types.is_time(arrow_type)):
+    is_single = types.is_primitive(arrow_type) and not types.is_time(arrow_type)
+    if is_single or _changes_by_nulls(array) or not is_exact(array):
         return _whole(array)
     if _is_list_of_numbers(arrow_type) and not has_nulls(array):
         return _lists(array)
@@ -147,7 +147,8 @@ def _object_bytes(value: Any) -> int:
 def _is_list_of_numbers(arrow_type: Any) -> bool:
     from pyarrow import types
 
-    return is_list(arrow_type) and bool(types.is_integer(arrow_type.value_type) or types.is_floating(arrow_type.value_type))
+    is_list = types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type)
+    return is_list and bool(types.is_integer(arrow_type.value_type) or types.is_floating(arrow_type.value_type))
 
 
 def _lists(column: Any) -> _Column:
@@ -167,11 +168,9 @@ def _made_when_read(array: Any) -> _Column:
     """Values that are made when they are asked for."""
     import pyarrow
 
-    # No integer is missing here, so a part of the array has the types of the whole.
-    convert = _plain_numpy if is_exact(array) else exact_values
-
     def values(rows: Sequence[int]) -> Sequence[Any]:
-        found: Sequence[Any] = convert(array.take(pyarrow.array(rows, pyarrow.int64())))
+        some = array.take(pyarrow.array(rows, pyarrow.int64()))
+        found: Sequence[Any] = some.to_numpy(zero_copy_only=False)
         return found
 
     return _Column(values, array.get_total_buffer_size())

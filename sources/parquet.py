@@ -12,8 +12,8 @@ from gristmill.core.cached import cached
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import add_note, missing_package
 from gristmill.sources.arrow_files import open_input
-from gristmill.sources.arrow_types import check_names_differ, plain_type
-from gristmill.sources.arrow_values import as_numpy, depends_on_nulls, has_nulls, plain
+from gristmill.sources.arrow_types import check_names_differ, stored_type
+from gristmill.sources.arrow_values import as_numpy, depends_on_nulls, has_nulls
 from gristmill.sources.parquet_footer import NullCounts, read_footer
 from gristmill.sources.storage.errors import DamagedFileError
 
@@ -183,7 +183,7 @@ class ParquetRows:
 
     def _check_no_nulls(self, batch: Any, names: Set[str]) -> None:
         for i, name in enumerate(batch.schema.names if names else ()):
-            if name in names and has_nulls(plain(batch.column(i))):
+            if name in names and has_nulls(batch.column(i)):
                 raise ValueError(f"column {name!r} has missing values, but its statistics say that it has none")
 
     def _as_numpy(self, table: Any) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class ParquetRows:
 
     def _type(self, name: str) -> Any:
         """The type of a column's values."""
-        return plain_type(self._schema.field(name).type)
+        return stored_type(self._schema.field(name).type)
 
     @cached
     def _sensitive(self) -> Set[str]:
