@@ -9,28 +9,45 @@ entry ``d + 1``. Data sets for language models have one sequence for each docume
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gristmill.sources.storage.errors import DamagedFileError, damaged
 from gristmill.sources.storage.files import Files
+from gristmill.sources.tokens.megatron_faults import Entries, fault_of_picked, size_of_tokens
 from gristmill.sources.tokens.tables import Range
 
 _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 _LENGTH, _POINTER, _PAIR = struct.Struct("<i"), struct.Struct("<q"), struct.Struct("<qq")
 _DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_FLOATS = {6: "float64", 7: "float32"}
 _CHUNK = 1 << 20  # lengths read together
-_NUM_CHECKED = 16  # neighbours, at least
+_MAX_CHECKED = 1 << 22  # sequences of an index that is checked as a whole: 48 MB
+_WHOLE_STRETCH = 1 << 18  # sequences of it that are checked together
+_BREAKS_OF_AN_ENTRY = 2  # one before it, one behind
+_NUM_STRETCHES, _STRETCH = 16, 1 << 11  # of an index that has more sequences
 _NOT_FOR_WINDOWS = "Take the index that was written with these tokens; one that picks some of them can be read by documents"
 _WRITE_AGAIN = "Copy both files again, or write the data set again"
 
 
+class _Breaks(NamedTuple):
+    """How many of the entries that were looked at do not follow the one before them, and the byte and a text of the first."""
+
+    number: int
+    place: int
+    first: str
+    is_mostly_filled: bool  # most of these sequences have tokens
+
+
 class MegatronIndex:
     """One pair of files.
+
+    An index of up to ``_MAX_CHECKED`` sequences is checked as a whole, and a longer one in stretches. If in these the sequences
+    follow one another, but for one entry at most, each read of an entry checks that it fits its two neighbours.
 
     Args:
         files: the files that they are two of.
@@ -52,7 +69,7 @@ class MegatronIndex:
         self.has_one_sequence_each = self._num_entries - 1 == self.num_sequences  # document d is sequence d
         self._check_size()
         self._check_documents()
-        self.end = self.spans([self.num_sequences - 1])[0][2] if self.num_sequences else 0
+        self._fits_neighbours = False  # each entry that is read must
 
     def _read_header(self) -> tuple[np.dtype[Any], int, int]:
         (head,) = self._files.read([(self._index, 0, min(self._size, _HEADER.size))])
@@ -63,6 +80,11 @@ class MegatronIndex:
         _, version, code, num_sequences, num_entries = _HEADER.unpack(head)
         if version != 1:
             raise self._damaged(9, f"it has the version {version}, and 1 is known", "Write the data set by a newer Megatron")
+        if code in _FLOATS:
+            raise ValueError(
+                f"paths: tokens must be integers, got {_FLOATS[code]} in {self._files.paths[self.data]}, as "
+                f"{self._path} says. Read such values by numpy.memmap"
+            )
         if code not in _DTYPES:
             known = ", ".join(f"{code} ({np.dtype(name).name})" for code, name in _DTYPES.items())
             raise self._damaged(17, f"its tokens have the type {code}, and known are {known}", _WRITE_AGAIN)
@@ -92,43 +114,134 @@ class MegatronIndex:
         return self._num_entries - 1
 
     def check_is_gapless(self) -> None:
-        """Checks what windows over the file of tokens rely on: sequences follow one another from its begin to its end.
-
-        Only some neighbours are looked at. Indexes that pick sequences or have them in another order are noticed, but for those
-        that do so in few places.
+        """Checks the law that windows over the file of tokens need: sequences follow one another from its begin to its end.
 
         Raises:
-            DamagedFileError: it is not so.
+            DamagedFileError: they do not, in what is checked of the index.
         """
-        begin = self.spans([0])[0][1] if self.num_sequences else 0
-        if begin or self.end != self.num_bytes:
-            where = f"{self._files.paths[self.data]}, which has {self.num_bytes}"
-            what = f"its sequences lie in the bytes from {begin} to {self.end} of {where}"
-            raise self._damaged(self._pointers, what, _NOT_FOR_WINDOWS)
-        firsts = range(0, self.num_sequences - 1, max(1, (self.num_sequences - 1) // _NUM_CHECKED))
-        found = self.spans([sequence for first in firsts for sequence in (first, first + 1)])
-        for first, (_, _, end), (_, begin, _) in zip(firsts, found[::2], found[1::2], strict=True):
-            if begin != end:
-                what = f"sequence {first} ends at byte {end} of {self._files.paths[self.data]}, and the next begins at {begin}"
-                raise self._damaged(self._pointers + 8 * first + 8, what, _NOT_FOR_WINDOWS)
+        found = self._breaks()
+        if found.number:
+            raise self._damaged(found.place, found.first, _NOT_FOR_WINDOWS)
+
+    def check_documents(self) -> None:
+        """Checks the places of sequences that are read one by one.
+
+        An index may pick sequences of the file, repeat them, and have them in any order (see ``fault_of_picked``).
+
+        Raises:
+            DamagedFileError: the index is damaged.
+        """
+        found = self._breaks()
+        if self.num_sequences > _MAX_CHECKED:
+            self._fits_neighbours = found.number <= _BREAKS_OF_AN_ENTRY and found.is_mostly_filled
+            return
+        if found.number:
+            (entries,) = self._read_stretches([(0, self.num_sequences)])
+            fault = fault_of_picked(entries, self.num_bytes, self._itemsize)
+            if fault is not None:
+                raise self._damaged(self._pointers + 8 * fault[0], f"{fault[1]} of {self._files.paths[self.data]}")
+        if not self.has_one_sequence_each:
+            (table,) = self._files.read([(self._index, self._documents, self._documents + 8 * self._num_entries)])
+            numbers = np.frombuffer(table, "<i8")
+            is_wrong = numbers[1:] < numbers[:-1]
+            if is_wrong.any():
+                self.sequences_of(int(np.argmax(is_wrong)))  # raises
+
+    def _breaks(self) -> _Breaks:
+        """Finds the entries that do not follow the one before them.
+
+        Raises:
+            DamagedFileError: an entry is not within the file of tokens.
+        """
+        path, begin, end, number, num_filled, num_seen = self._files.paths[self.data], 0, 0, 0, 0, 0
+        place, first = self._pointers, ""
+        for stretch in self._stretches():
+            if stretch.first == 0:
+                begin = int(stretch.starts[0])
+                size = size_of_tokens(stretch, self.num_bytes, self._itemsize)
+                if size != self._itemsize:
+                    raise self._damaged(17, f"its tokens are {self.dtype.name}, but have {size} bytes each in {path}")
+            end = int(stretch.ends[-1])
+            is_break = stretch.ends[:-1] != stretch.starts[1:]
+            if not number and is_break.any():
+                i = int(np.argmax(is_break))
+                place += 8 * (stretch.first + i + 1)
+                first = f"sequence {stretch.first + i} ends at byte {stretch.ends[i]} of {path}, and the next begins at"
+                first += f" {stretch.starts[i + 1]}"
+            number += int(is_break.sum())
+            num_filled += np.count_nonzero(stretch.lengths)
+            num_seen += len(stretch.lengths)
+        if begin or end != self.num_bytes:
+            number += (begin != 0) + (end != self.num_bytes)
+            place = self._pointers
+            first = f"its sequences lie in the bytes from {begin} to {end} of {path}, which has {self.num_bytes}"
+        return _Breaks(number, place, first, 2 * num_filled > num_seen)
+
+    def _stretches(self) -> Iterator[Entries]:
+        """The whole index, in stretches that overlap by one sequence; some of a long index, its begin and its end among them."""
+        num = self.num_sequences
+        if num > _MAX_CHECKED:
+            firsts = np.linspace(0, num - _STRETCH, _NUM_STRETCHES).astype(np.int64).tolist()
+            yield from self._read_stretches([(first, first + _STRETCH) for first in firsts])
+            return
+        for first in range(0, max(num - 1, min(num, 1)), _WHOLE_STRETCH):
+            yield from self._read_stretches([(first, min(first + _WHOLE_STRETCH + 1, num))])
+
+    def _read_stretches(self, bounds: Sequence[tuple[int, int]]) -> Iterator[Entries]:
+        tables = ((_HEADER.size, 4), (self._pointers, 8))
+        places = [(self._index, begin + size * a, begin + size * b) for a, b in bounds for begin, size in tables]
+        pieces = iter(self._files.read(places))
+        for first, _ in bounds:
+            lengths, starts = np.frombuffer(next(pieces), "<i4"), np.frombuffer(next(pieces), "<i8")
+            ends = starts + lengths.astype(np.int64) * self._itemsize
+            is_wrong = (lengths < 0) | (starts < 0) | (starts > self.num_bytes) | (ends > self.num_bytes)
+            is_wrong |= starts % self._itemsize != 0
+            if is_wrong.any():
+                i = int(np.argmax(is_wrong))
+                raise self._misplaced(first + i, int(lengths[i]), int(starts[i]))
+            yield Entries(first, lengths, starts, ends)
+
+    def _misplaced(self, sequence: int, num_tokens: int, start: int) -> DamagedFileError:
+        where = f"{self._files.paths[self.data]}, which has {self.num_bytes} bytes"
+        what = f"sequence {sequence} has {num_tokens} tokens from byte {start} on of {where}"
+        within = " and tokens of more than one" if start % self._itemsize else ""
+        return self._damaged(self._pointers + 8 * sequence, what + within)
 
     def entry(self, sequence: int) -> list[Range]:
-        """Where the length and the place of a sequence are."""
-        length, pointer, number = _HEADER.size + 4 * sequence, self._pointers + 8 * sequence, self._index
-        return [(number, length, length + 4), (number, pointer, pointer + 8)]
+        """Where the length and the place of a sequence are, with those of its neighbours if they are checked."""
+        first, stop, number = sequence, sequence + 1, self._index
+        if self._fits_neighbours:
+            first, stop = max(first - 1, 0), min(stop + 1, self.num_sequences)
+        length, pointer = _HEADER.size, self._pointers
+        return [(number, length + 4 * first, length + 4 * stop), (number, pointer + 8 * first, pointer + 8 * stop)]
 
-    def span(self, sequence: int, length: bytes, pointer: bytes) -> Range:
+    def span(self, sequence: int, lengths: bytes, pointers: bytes) -> Range:
         """Where the tokens of a sequence are, from its entry.
 
         Raises:
-            DamagedFileError: not within the file of tokens.
+            DamagedFileError: not within the file of tokens, or not where its neighbours leave room for it.
         """
-        (num_tokens,), (start,) = _LENGTH.unpack(length), _POINTER.unpack(pointer)
+        if len(lengths) > _LENGTH.size:
+            return self._span_between(sequence, lengths, pointers)
+        (num_tokens,), (start,) = _LENGTH.unpack(lengths), _POINTER.unpack(pointers)
         stop = start + num_tokens * self._itemsize
-        if start < 0 or num_tokens < 0 or stop > self.num_bytes:
-            where = f"{self._files.paths[self.data]}, which has {self.num_bytes} bytes"
-            what = f"sequence {sequence} has {num_tokens} tokens from byte {start} on of {where}"
-            raise self._damaged(self._pointers + 8 * sequence, what)
+        if start < 0 or num_tokens < 0 or stop > self.num_bytes or start % self._itemsize:
+            raise self._misplaced(sequence, num_tokens, start)
+        return self.data, start, stop
+
+    def _span_between(self, sequence: int, lengths: bytes, pointers: bytes) -> Range:
+        count, is_first = len(lengths) // _LENGTH.size, sequence == 0
+        nums, starts = struct.unpack(f"<{count}i", lengths), struct.unpack(f"<{count}q", pointers)
+        place = 0 if is_first else 1
+        start = starts[place]
+        stop = start + nums[place] * self._itemsize
+        begin = 0 if is_first else starts[0] + nums[0] * self._itemsize
+        end = self.num_bytes if place + 1 == count else starts[place + 1]
+        if nums[place] < 0 or (start, stop) != (begin, end):
+            what = (
+                f"sequence {sequence} has the bytes from {start} to {stop} of {self._files.paths[self.data]}, and its neighbours"
+            )
+            raise self._damaged(self._pointers + 8 * sequence, f"{what} leave those from {begin} to {end} for it")
         return self.data, start, stop
 
     def spans(self, sequences: Sequence[int]) -> list[Range]:
@@ -157,7 +270,13 @@ class MegatronIndex:
     def num_tokens(self, start: int, stop: int) -> int:
         """How many tokens the sequences from ``start`` to ``stop - 1`` have."""
         parts = (self.lengths(place, min(place + _CHUNK, stop)) for place in range(start, stop, _CHUNK))
-        return sum(int(part.sum(dtype=np.int64)) for part in parts)
+        found = sum(int(part.sum(dtype=np.int64)) for part in parts)
+        if self._fits_neighbours and start < stop:
+            (_, begin, _), (_, _, end) = self.spans([start, stop - 1])
+            if end - begin != found * self._itemsize:
+                what = f"the sequences from {start} to {stop - 1} have {found} tokens, but lie in the bytes from {begin} to {end}"
+                raise self._damaged(_HEADER.size + 4 * start, f"{what} of {self._files.paths[self.data]}")
+        return found
 
     def mapped_lengths(self) -> NDArray[np.int32]:
         """All lengths, as a memory map of a local file: for programs that go through all of them."""

@@ -66,13 +66,16 @@ def _opened(files: Files, data: list[str], wanted: Arrangement) -> Opened:
         find = _npy_tokens if wanted.format == "npy" else _raw_tokens
         arrays = [find(files, number, head, wanted.dtype) for number, head in zip(numbers, heads(files, numbers), strict=True)]
     dtype = _common_dtype(data, arrays, wanted.dtype)
+    for index in indexes:
+        if wanted.window is None or wanted.order == "megatron":
+            index.check_documents()
+        else:
+            index.check_is_gapless()
     if wanted.window is None:
         return Opened(files, data, dtype, Documents(files, indexes), indexes)
     if wanted.order == "megatron":
         layout: Layout = _samples(files, indexes, wanted)
     else:
-        for index in indexes:
-            index.check_is_gapless()
         runs = [Run(number, array.start, array.num_values) for number, array in zip(numbers, arrays, strict=True)]
         layout = _windows(files, runs, dtype.itemsize, wanted)
     return Opened(files, data, dtype, layout, [])
@@ -166,6 +169,7 @@ def _windows(files: Files, runs: Sequence[Run], itemsize: int, wanted: Arrangeme
     if wanted.index is not None:
         number = len(files) - 1
         array = npy_array(files, number, heads(files, [number])[0]) or plain_array(files, number, np.dtype("<u4"))
+        _check_has_elements(files, number, array.num_values)
         return Reordered(layout, Tables(array.num_values, None, [FileTable(files, number, array)], files, [number]))
     if wanted.seed is None or wanted.order is None:
         return layout
@@ -191,7 +195,7 @@ def _samples(files: Files, indexes: Sequence[MegatronIndex], wanted: Arrangement
         sequences = megatron_order.documents_of_part(wanted.split, wanted.part or "train", index.num_sequences)
     num_tokens, num_inputs = index.num_tokens(sequences.start, sequences.stop), wanted.window - 1
     assert wanted.seed is not None
-    num_epochs = megatron_order.needed_epochs(num_tokens, num_inputs, wanted.num_samples)
+    num_epochs = num_tokens and megatron_order.needed_epochs(num_tokens, num_inputs, wanted.num_samples)
     order = SampleOrder(sequences, num_tokens, num_epochs, num_inputs, wanted.num_samples, wanted.seed)
     if not order.length:
         raise ValueError(f"window must be at most the number of tokens, got {wanted.window}, and there are {num_tokens} tokens")
@@ -214,4 +218,10 @@ def _stored_samples(files: Files) -> Tables:
     if len(found[2]) != num_samples:
         what = f"it has an order of {len(found[2])} samples, but {files.paths[numbers[1]]} has {num_samples}"
         raise damaged(files.paths[numbers[2]], 0, what, "Take the three files of one index")
+    _check_has_elements(files, numbers[2], num_samples)
     return Tables(num_samples, None, found, files, numbers)
+
+
+def _check_has_elements(files: Files, number: int, num_elements: int) -> None:
+    if not num_elements:
+        raise ValueError(f"index must have at least one element, and {files.paths[number]} has none: name another order")

@@ -94,6 +94,7 @@ def npy_array(files: Files, number: int, head: bytes, columns: int = 1) -> Store
 
     Raises:
         DamagedFileError: the header is damaged or of another array, or the file has another size than the header says.
+        ValueError: the values are no integers.
     """
     if not head.startswith(_NPY_MAGIC):
         return None
@@ -104,7 +105,9 @@ def npy_array(files: Files, number: int, head: bytes, columns: int = 1) -> Store
         shape, by_columns, dtype = read(stream)
     except (ValueError, KeyError) as error:
         raise damaged(path, 0, f"the header of the NumPy file cannot be read ({error})", _COPY_AGAIN) from error
-    if shape[1:] != (columns,) * (columns > 1) or not shape or dtype.kind not in "iu" or (by_columns and columns > 1):
+    if dtype.kind not in "iu":
+        raise ValueError(f"tokens must be integers, and so must an order of them, got {dtype} in {path}")
+    if shape[1:] != (columns,) * (columns > 1) or not shape or (by_columns and columns > 1):
         wanted = "integers with one axis" if columns == 1 else f"integers of shape (n, {columns}) in C order"
         remedy = "Save array.ravel()" if columns == 1 else "Name the file that has one"
         raise damaged(path, 0, f"it has an array of {dtype} of shape {shape}, and one of {wanted} is needed", remedy)

@@ -19,6 +19,7 @@ from token_files import megatron_samples, megatron_tables, save_tables, write_ll
 import gristmill as grain
 from gristmill.core.errors import KeyRangeError
 from gristmill.sources import ChangedFileError, DamagedFileError, TokenSource
+from gristmill.sources.tokens import megatron_index
 from gristmill.testing import assert_source_conforms
 
 LENGTHS = [5 * i % 11 for i in range(20)]  # two are 0
@@ -279,7 +280,7 @@ OF_MEGATRON = [
     ("idx", lambda path: changed_bytes(path, 0, b"TNTIDX\0\0"), {}, 0, "Name the prefix of a pair"),
     ("idx", lambda path: Path(path).write_bytes(Path(path).read_bytes()[:20]), {}, 20, "it ends within its header"),
     ("idx", lambda path: changed_bytes(path, 9, b"\2"), {}, 9, "it has the version 2"),
-    ("idx", lambda path: changed_bytes(path, 17, b"\7"), {}, 17, r"type 7, and known are 1 \(uint8\)"),
+    ("idx", lambda path: changed_bytes(path, 17, b"\t"), {}, 17, r"type 9, and known are 1 \(uint8\)"),
     ("idx", lambda path: cut(path, 3), {}, ENDS + 21 * 8 - 3, "its header says that it has 442 bytes, but it has 439"),
     ("idx", lambda path: changed_bytes(path, 18, b"\xff" * 7), {}, 442, "but it has 442"),
     ("idx", lambda path: Path(path).write_bytes(Path(path).read_bytes() + bytes(20)), {}, 442, "a mode for each sequence"),
@@ -311,7 +312,7 @@ OF_MEGATRON = [
         "idx",
         lambda path: changed_bytes(path, HEADER + 20, b"\xff" * 4),
         STORED | {"index": None, "seed": 1},
-        HEADER + 20,
+        POINTERS + 40,
         "5 has -1",
     ),
 ]
@@ -349,6 +350,59 @@ def test_an_index_that_picks_documents_or_has_them_in_another_order_is_read_by_d
             assert_raises(DamagedFileError, message, TokenSource, prefix, window=9, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"window": 4}, {"window": 4, "order": "megatron", "seed": 1}], ids=str)
+@pytest.mark.parametrize("is_long", [False, True], ids=["checked as a whole", "checked in stretches"])
+def test_a_flipped_bit_of_an_index_is_an_error_or_changes_nothing(tmp_path, monkeypatch, options, is_long):
+    lengths, dtype = [3, 8, 16, 8, 0, 16, 1, 20], "int16"
+    if is_long:
+        lengths = lengths * 8
+        monkeypatch.setattr(megatron_index, "_MAX_CHECKED", 32)
+        monkeypatch.setattr(megatron_index, "_NUM_STRETCHES", 3)
+        monkeypatch.setattr(megatron_index, "_STRETCH", 8)
+    tokens = np.arange(sum(lengths), dtype=dtype)
+    prefix = write_megatron(tmp_path / "x", np.split(tokens, np.cumsum(lengths)[:-1]), dtype)
+    index, expected = Path(f"{prefix}.idx"), as_lists(TokenSource(prefix, **options))
+    good, found = index.read_bytes(), set()
+    for bit in range(8 * 17, 8 * len(good), 61 if is_long else 5):
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        index.write_bytes(flipped)
+        try:
+            assert as_lists(TokenSource(prefix, **options)) == expected, (bit // 8, bit % 8)
+            found.add("same")
+        except DamagedFileError as error:
+            assert str(error).startswith(f"{index} is damaged at byte")
+            found.add("damaged")
+    assert found == {"same", "damaged"}
+
+
+def test_an_order_of_no_tokens_is_refused_in_the_words_of_windows(tmp_path):
+    message = "^window must be at most the number of tokens, got 9, and there are 0 tokens"
+    empty = write_megatron(tmp_path / "empty", [[], []])
+    for prefix in (empty, write_megatron(tmp_path / "none", [])):
+        for options in (
+            {},
+            {"order": "olmo", "seed": 1},
+            {"order": "megatron", "seed": 1},
+            {"order": "megatron", "seed": 1, "num_samples": 5},
+        ):
+            assert_raises(ValueError, message, TokenSource, prefix, window=9, **options)
+    part = {"order": "megatron", "seed": 1, "num_samples": 5, "split": "1,1"}
+    halves = write_megatron(tmp_path / "halves", [[], [1, 2, 3]])
+    assert_raises(ValueError, message, TokenSource, halves, window=9, **part)
+    for format, path in (("npy", write_npy(tmp_path / "x.npy", [])), ("raw", write_llm_c(tmp_path / "x.bin", []))):
+        for options in ({}, {"order": "olmo"}, {"order": "olmo", "seed": 3}):
+            assert_raises(ValueError, message, TokenSource, path, format, window=9, **options)
+    order = write_npy(tmp_path / "order.npy", [], "uint32")
+    whole = write_npy(tmp_path / "whole.npy", TOKENS)
+    message = "^index must have at least one element, and .*order.npy has none"
+    assert_raises(ValueError, message, TokenSource, whole, "npy", window=9, order="olmo", index=order)
+    tables = np.zeros(0, np.int32), np.zeros((1, 2), np.int32), np.zeros(0, np.uint32)
+    stored = save_tables(tmp_path / "stored", tables)
+    message = "^index must have at least one element, and .*stored-shuffle_index.npy has none"
+    assert_raises(ValueError, message, TokenSource, halves, window=2, order="megatron", index=stored)
+
+
 OF_TOKENS = [
     (b"", {"format": "raw", "dtype": "u2"}, 0, "the file is empty"),
     (b"", {"format": "npy", "dtype": "u2"}, 0, "the file is empty"),
@@ -371,10 +425,19 @@ def test_damaged_files_of_tokens_are_an_error_that_names_file_and_byte(tmp_path,
 
 
 def test_arrays_that_are_no_tokens_and_files_of_other_sizes_than_their_headers_say(tmp_path):
-    for array in (np.zeros((3, 4), np.uint16), np.zeros(5, np.float32), np.uint16(3), np.zeros(2, bool)):
+    for array in (np.zeros((3, 4), np.uint16), np.uint16(3)):
         np.save(tmp_path / "x.npy", array)
         wanted = r"x.npy is damaged at byte 0: it has an array of .* of integers with one axis is needed. Save array.ravel\(\)"
         assert_raises(DamagedFileError, wanted, TokenSource, tmp_path / "x.npy", "npy", window=2)
+    for array in (np.zeros(5, np.float32), np.zeros(2, bool)):
+        np.save(tmp_path / "x.npy", array)
+        wanted = f"^tokens must be integers, .* got {array.dtype} in .*x.npy"
+        assert_raises(ValueError, wanted, TokenSource, tmp_path / "x.npy", "npy", window=2)
+    prefix = write_megatron(tmp_path / "x", DOCUMENTS)
+    for code, name in ((6, "float64"), (7, "float32")):
+        changed_bytes(f"{prefix}.idx", 17, bytes([code]))
+        wanted = f"^paths: tokens must be integers, got {name} in .*x.bin, as .*x.idx says"
+        assert_raises(ValueError, wanted, TokenSource, prefix)
     path = write_npy(tmp_path / "y.npy", TOKENS)
     cut(path, 2)
     assert_raises(
