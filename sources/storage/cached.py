@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from gristmill.core.errors import as_int
 from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
-from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, layout_for
+from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, Trust, layout_for
 from gristmill.sources.storage.posix import resource
 from gristmill.sources.storage.remote import check_range, without_query
 
@@ -223,19 +223,23 @@ class CachedFiles(Files):
         """What is had at once. Written for speed: this is all that happens in a second epoch."""
         parts, part_bytes = self._parts, self._layout.part_bytes
         pieces: list[bytes | None] = []
-        for number, start, stop in ranges:
-            which = start // part_bytes
-            part = parts.get((number, which))
-            first = which * part_bytes
-            if part is None or stop - first > part_bytes or start >= stop:
-                pieces.append(None)
-                continue
-            try:
-                pieces.append(part.read(start - first, stop - first))
-            except OSError as error:  # a broken disk
-                self._cannot_keep(error)
-                pieces.append(None)
-        return pieces
+        used: dict[Part, Trust] = {}
+        try:
+            for number, start, stop in ranges:
+                which = start // part_bytes
+                part = parts.get((number, which))
+                first = which * part_bytes
+                if part is None or stop - first > part_bytes or start >= stop:
+                    pieces.append(None)
+                    continue
+                if part not in used:
+                    used[part] = part.trust
+                pieces.append(part.read_trusted(start - first, stop - first))
+            if all([part.is_unchanged(trust) for part, trust in used.items()]):
+                return pieces
+        except OSError as error:  # a broken disk
+            self._cannot_keep(error)
+        return [None] * len(ranges)
 
     def _kept(self, number: int, start: int, stop: int) -> bytes | None:
         """The bytes from the disk, ``None`` if some of them are not there."""

@@ -1,22 +1,24 @@
 """Parts of remote files that are kept on a local disk: which bytes of them are there, and which parts have to go.
 
-A part is a file that begins with a table and holds some blocks of one remote file, each at its place. The table has, for each
-block, its checksum and a number that stands for the run of this machine in which it was written, 0 while the block is not there.
+A part is a file that begins with a table and holds consecutive blocks of one remote file, each at its place. The table has a
+checksum for each page of 4 KB, 0 for one that was never written.
 
-What holds for all threads and processes that share a folder, whenever one of them is killed or the disk is full:
+Guarantees for all threads and processes that share a folder, at whatever moment one is killed, the machine stops, the disk is
+full, or a part is cut, overwritten or damaged by something else:
 
-1. A block is read only if its entry says that it is there. Entries are written after the bytes, and never taken back.
-2. Who writes a block that is there already writes the same bytes: a part is of one object in one version.
-3. What was written before the machine was started the last time may have been lost in part: its checksum is looked at first.
-4. Parts are thrown away whole, by removing their names. Who has one open goes on in it, and closes it within a second if it
-   reads at all.
+1. Bytes are returned only if the checksums of all their pages are right. A checksum depends on the name of the part and on the
+   place of the page, so a right page at a wrong place is not taken for another one. A page that was right is not compared again
+   while the size and the time of change of the part stay as they are, which is looked at after each read.
+2. A block of which a page is wrong is fetched again and written anew. Nothing depends on the order in which writes reach the disk.
+3. All that write a block write the same bytes: a part is of one object in one version.
+4. Parts are thrown away whole, by removing their names. A process that has one open continues with it, and closes it within a
+   second if it reads at all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import struct
 import threading
 import time
@@ -28,29 +30,19 @@ from typing import NamedTuple
 from gristmill.sources.storage.posix import fcntl
 
 _BLOCK_BYTES = 1 << 20
-_BLOCKS_PER_PART = 256  # as large as can be, so that few files have to be open: a table has one page
-_ENTRY = struct.Struct("<II")
-_TABLE_BYTES = 4096
+_BLOCKS_PER_PART = 256  # many, so that few files have to be open
+_PAGE_BYTES = 4096
+_SUM_BYTES = 4
+_CLOCK_NANOSECONDS = 100_000_000  # times of change that are closer than that may be the same
 SUFFIX = ".part"
 
 
-def _run_of_this_machine() -> int:
-    """A number, not 0, that changes when the machine is started anew, or with each process where that cannot be told."""
-    try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-    except OSError:
-        return random.SystemRandom().getrandbits(32) | 1
-    return zlib.crc32(text) | 1
-
-
-_RUN = _run_of_this_machine()
-
-
 class Layout(NamedTuple):
-    """How remote files are cut: into parts of ``part_bytes``, and these into blocks, what is fetched at least."""
+    """How remote files are cut: into parts of ``part_bytes``, these into blocks, what is fetched at least, and these into pages."""
 
     block_bytes: int
     part_bytes: int
+    page_bytes: int = _PAGE_BYTES
 
 
 def layout_for(max_bytes: int | None) -> Layout:
@@ -58,12 +50,24 @@ def layout_for(max_bytes: int | None) -> Layout:
 
     Example:
         >>> layout_for(None), layout_for(1 << 20)
-        (Layout(block_bytes=1048576, part_bytes=268435456), Layout(block_bytes=131072, part_bytes=131072))
+        (Layout(block_bytes=1048576, part_bytes=268435456, page_bytes=4096),
+         Layout(block_bytes=131072, part_bytes=131072, page_bytes=4096))
     """
     part_bytes = _BLOCKS_PER_PART * _BLOCK_BYTES
     if max_bytes is not None:
         part_bytes = min(part_bytes, 1 << ((max_bytes // 8).bit_length() - 1))
     return Layout(min(_BLOCK_BYTES, part_bytes), part_bytes)
+
+
+def _rounded_up(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+
+
+class Trust(NamedTuple):
+    """Pages of a part whose checksums were right (1, others 0) while the part had this size and time of change."""
+
+    status: tuple[int, int]
+    pages: bytearray
 
 
 class Part:
@@ -83,54 +87,74 @@ class Part:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._num_bytes = num_bytes
         self._block_bytes = layout.block_bytes
-        self._is_there = bytearray(-(-num_bytes // self._block_bytes))  # as far as was looked at
+        self._seed = zlib.crc32(Path(path).name.encode())
+        self._table_bytes = _rounded_up(layout.part_bytes // _PAGE_BYTES * _SUM_BYTES)
         self._is_used = True
+        self.trust = self._no_trust()
+
+    def _no_trust(self) -> Trust:
+        status = os.fstat(self._descriptor)
+        return Trust((status.st_size, status.st_mtime_ns), bytearray(_rounded_up(self._num_bytes) // _PAGE_BYTES))
+
+    def is_unchanged(self, trust: Trust) -> bool:
+        """True if nothing was written into the part since it had this trust."""
+        status = os.fstat(self._descriptor)
+        return trust is self.trust and trust.status == (status.st_size, status.st_mtime_ns)
 
     def has(self, block: int) -> bool:
-        """Whether the block may be read."""
-        return bool(self._is_there[block]) or self._look_up(block)
-
-    def _look_up(self, block: int) -> bool:
-        entry = os.pread(self._descriptor, _ENTRY.size, block * _ENTRY.size)
-        checksum, run = _ENTRY.unpack(entry) if len(entry) == _ENTRY.size else (0, 0)
-        if not run:
-            return False
-        if run != _RUN:
-            start = block * self._block_bytes
-            data = os.pread(self._descriptor, min(self._block_bytes, self._num_bytes - start), _TABLE_BYTES + start)
-            if zlib.crc32(data) != checksum:
-                return False
-            self._enter(block, checksum)
-        self._is_there[block] = 1
-        return True
-
-    def _enter(self, block: int, checksum: int) -> None:
-        os.pwrite(self._descriptor, _ENTRY.pack(checksum, _RUN), block * _ENTRY.size)
+        """True if all bytes of the block may be read."""
+        start = block * self._block_bytes
+        return self.read(start, min(start + self._block_bytes, self._num_bytes)) is not None
 
     def read(self, start: int, stop: int) -> bytes | None:
         """The bytes ``start`` to ``stop - 1``, counted from the part's first; ``None`` unless all of them are there."""
         self._is_used = True
-        if stop > self._num_bytes:
+        if not self.is_unchanged(self.trust):
+            self.trust = self._no_trust()
+        trust, first, end = self.trust, start // _PAGE_BYTES, min(_rounded_up(stop), self._num_bytes)
+        begin, last = first * _PAGE_BYTES, _rounded_up(stop) // _PAGE_BYTES
+        sums = os.pread(self._descriptor, (last - first) * _SUM_BYTES, first * _SUM_BYTES)
+        data = os.pread(self._descriptor, end - begin, self._table_bytes + begin)
+        if stop > end or len(data) != end - begin or sums != self._sums(first, data):
             return None
-        block = start // self._block_bytes
-        if not self._is_there[block] or stop > (block + 1) * self._block_bytes:
-            for needed in range(block, -(-stop // self._block_bytes)):
-                if not self.has(needed):
-                    return None
-        data = os.pread(self._descriptor, stop - start, _TABLE_BYTES + start)
-        return data if len(data) == stop - start else None  # somebody has cut the file
+        if time.time_ns() - trust.status[1] > _CLOCK_NANOSECONDS:
+            trust.pages[first:last] = b"\1" * (last - first)
+        return data[start - begin : stop - begin]
+
+    def read_trusted(self, start: int, stop: int) -> bytes | None:
+        """The same, but ``None`` unless all pages were right before.
+
+        The bytes are right if ``is_unchanged`` says so afterwards, of the ``trust`` that the part had before.
+        """
+        self._is_used = True
+        first, last = start // _PAGE_BYTES, (stop - 1) // _PAGE_BYTES
+        if stop > self._num_bytes or 0 in self.trust.pages[first : last + 1]:
+            return None
+        data = os.pread(self._descriptor, stop - start, self._table_bytes + start)
+        return data if len(data) == stop - start else None
+
+    def _sums(self, first: int, data: bytes) -> bytes:
+        """The checksums of pages from number ``first`` on."""
+        view, sums = memoryview(data), []
+        for number, start in enumerate(range(0, len(data), _PAGE_BYTES), self._seed + first):
+            sums.append(zlib.crc32(view[start : start + _PAGE_BYTES], number & 0xFFFFFFFF) or 1)
+        return struct.pack(f"<{len(sums)}I", *sums)
 
     def fill(self, block: int, data: bytes) -> None:
         """Makes ``data`` the bytes of the block.
 
         Raises:
-            OSError: it cannot be written; what is there is as it was.
+            OSError: it cannot be written; pages that were not written wholly are not there.
         """
-        done, start = 0, _TABLE_BYTES + block * self._block_bytes
+        start = block * self._block_bytes
+        self._write(data, self._table_bytes + start)
+        first = start // _PAGE_BYTES
+        self._write(self._sums(first, data), first * _SUM_BYTES)
+
+    def _write(self, data: bytes, place: int) -> None:
+        done = 0
         while done < len(data):
-            done += os.pwrite(self._descriptor, memoryview(data)[done:], start + done)
-        self._enter(block, zlib.crc32(data))
-        self._is_there[block] = 1
+            done += os.pwrite(self._descriptor, memoryview(data)[done:], place + done)
 
     def is_mine_to_fill(self, block: int) -> bool:
         """Whether no other process is about to fill the block; if so, none is until ``end_filling``. A killed one is not."""
@@ -147,11 +171,11 @@ class Part:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, block)
 
     def is_kept(self) -> bool:
-        """Whether the part has not been thrown away. Notes that it was used, if it was since this was called the last time."""
+        """True if the part has not been thrown away. Notes that it was used, if it was since this was called the last time."""
         if self._is_used:
             self._is_used = False
-            with contextlib.suppress(OSError):
-                os.utime(self._descriptor)
+            with contextlib.suppress(OSError):  # its time of change stays
+                os.utime(self._descriptor, ns=(time.time_ns(), os.fstat(self._descriptor).st_mtime_ns))
         return not self.is_thrown_away()
 
     def is_thrown_away(self) -> bool:
@@ -186,7 +210,7 @@ class Room:
         if self._max_bytes is None:
             return True
         with self._lock:
-            num_bytes += 2 * _TABLE_BYTES  # what files are rounded up to
+            num_bytes += 2 * _PAGE_BYTES  # what files are rounded up to
             self._allowance -= num_bytes
             if self._allowance >= 0:
                 return True
@@ -227,4 +251,4 @@ class Room:
         for path in (*paths, *Path(self._folder).glob("files/*/*")):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
-                yield status.st_mtime_ns, status.st_blocks * 512, path
+                yield max(status.st_atime_ns, status.st_mtime_ns), status.st_blocks * 512, path

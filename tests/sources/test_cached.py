@@ -178,28 +178,102 @@ def test_a_changed_file_is_another_one(tmp_path):
         assert Path(*cached(f"{server.url}/rows.bin", folder)).read_bytes() == b"\2" * 10
 
 
-def test_what_a_crash_of_the_machine_tore_is_read_again(server, data, tmp_path, monkeypatch):
-    files = CachedFiles(Files(urls(server)), str(tmp_path), None)
-    ranges = [(0, 0, 3 * MB + 500), (2, 0, 5 * MB)]
-    files.read(ranges)
-    monkeypatch.setattr(parts, "_RUN", parts._RUN ^ 2)  # the machine was started anew
-    torn, *_ = sorted(tmp_path.glob("*.part"))
-    with torn.open("r+b") as file:
-        file.seek(MB + 4096 + 77)
-        file.write(bytes(1000))
-    server.requests.clear()
-    files.close()
-    assert files.read(ranges) == of(data, ranges)
-    assert server.num_requests == 1  # for the block
-    with torn.open("r+b") as file:
-        file.truncate(2 * MB)
-    files.close()
-    assert files.read(ranges) == of(data, ranges)
+def cut(path, rng):
+    os.truncate(path, rng.randrange(path.stat().st_size))
+
+
+def flip_a_bit_of_the_table(path, rng):
+    overwrite(path, rng.randrange(4 * 5 * MB // 4096), lambda byte: bytes([byte[0] ^ 1 << rng.randrange(8)]))
+
+
+def flip_a_bit_of_the_data(path, rng):
+    overwrite(path, rng.randrange(path.stat().st_size - 3 * MB, path.stat().st_size), lambda byte: bytes([byte[0] ^ 8]))
+
+
+def make_a_hole(path, rng):
+    overwrite(path, rng.randrange(path.stat().st_size - MB), lambda _: bytes(MB // 2))
+
+
+def exchange_pages(path, rng):
+    """Both of the table and of the data."""
+    content = bytearray(path.read_bytes())
+    data = 4 * 65_536
+    for start, size in [(0, 4), (data, 4096)]:
+        pages = content[start : start + 2 * size]
+        content[start : start + 2 * size] = pages[size:] + pages[:size]
+    path.write_bytes(content)
+
+
+def empty(path, rng):
+    path.write_bytes(b"")
+
+
+def extend(path, rng):
+    os.truncate(path, path.stat().st_size + 10**6)
+
+
+def overwrite(path, place, change):
+    with path.open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)
+        file.seek(place)
+        file.write(change(byte))
+
+
+DAMAGES = [cut, cut, flip_a_bit_of_the_table, flip_a_bit_of_the_data, make_a_hole, exchange_pages, empty, extend]
+
+
+@pytest.mark.parametrize("is_settled", [False, True], ids=["just written", "trusted"])
+def test_parts_that_were_damaged_are_read_again_also_while_they_are_open(server, data, tmp_path, is_settled):
+    rng = random.Random(is_settled)
+    ranges = [(number, start, start + 1000) for number in (0, 2) for start in range(0, 3 * MB - 1000, 30_000)]
+    sources = [CachedFiles(Files(urls(server)), str(tmp_path), None) for _ in range(2)]
+    for damage in DAMAGES:
+        for files in sources:
+            assert files.read(ranges) == of(data, ranges)
+        if is_settled:
+            for path in tmp_path.glob("*.part"):
+                os.utime(path, (1, 1))
+            assert sources[0].read(ranges) == sources[0].read(ranges) == of(data, ranges)
+            server.requests.clear()
+            assert sources[0].read(ranges) == of(data, ranges) and server.num_requests == 0
+        for path in tmp_path.glob("*.part"):
+            damage(path, rng)
+        last = [(2, 5 * MB - 10, 5 * MB), (0, 3 * MB, 3 * MB + 10)]  # fetched at once: what lies before is a hole, maybe
+        assert sources[1].read(last) == of(data, last)
+        for files in (*sources, CachedFiles(Files(urls(server)), str(tmp_path), None)):
+            assert files.read(ranges) == of(data, ranges), damage
     shutil.rmtree(tmp_path)
     files.close()
-    server.requests.clear()
     assert files.read(ranges) == files.read(ranges) == of(data, ranges)
-    assert server.num_requests == 2
+
+
+def test_a_writer_that_is_killed_in_any_write_leaves_no_wrong_page(tmp_path):
+    layout = parts.layout_for(MB)
+    new = random.Random(0).randbytes(layout.block_bytes)
+    whole = []
+    for half in (False, True):
+        for number in range(4):
+            path = str(tmp_path / f"{half}-{number}.part")
+            process = os.fork()
+            if not process:
+                write, calls = os.pwrite, iter(range(number))
+
+                def dying(descriptor, content, place, write=write, calls=calls, half=half):
+                    if next(calls, None) is None:
+                        write(descriptor, content[: len(content) // 2 * half], place)
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return write(descriptor, content, place)
+
+                os.pwrite = dying
+                parts.Part(path, layout.block_bytes, layout).fill(0, new)
+                os._exit(0)
+            os.waitpid(process, 0)
+            part = parts.Part(path, layout.block_bytes, layout)
+            pages = [part.read(start, start + 4096) for start in range(0, layout.block_bytes, 4096)]
+            assert all(page in (None, new[4096 * i : 4096 * i + 4096]) for i, page in enumerate(pages))
+            whole.append(None not in pages)
+    assert True in whole and whole.count(False) >= 4
 
 
 FILLING = """
