@@ -5,7 +5,8 @@ without what is open, with a ``CachedFiles`` in place of each ``Files`` that is 
 
 What holds when several threads and processes read through a cache (see also ``parts``):
 
-1. What is read is the same as without the cache. A file in another version, or of another size, is another file.
+1. What is read is the same as without the cache, and of one version. A file in another version, or of another size, is another
+   file. One whose store tells no versions is downloaded as a whole, from one answer, before any of it is read.
 2. A block is fetched by one thread at a time, in all processes. Nobody waits for it for longer than ``_WAIT_SECONDS``, and nobody
    waits who fetches something himself: after that he fetches it, too.
 3. Where nothing can be kept, what is read comes from the store, and one warning says so.
@@ -14,6 +15,7 @@ What holds when several threads and processes read through a cache (see also ``p
 from __future__ import annotations
 
 import copy
+import errno
 import hashlib
 import logging
 import os
@@ -28,9 +30,11 @@ from urllib.parse import urlsplit
 
 from gristmill.core.errors import as_int
 from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
+from gristmill.sources.storage.once import explained, reason
 from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, Trust, layout_for
 from gristmill.sources.storage.posix import resource
-from gristmill.sources.storage.remote import check_range, without_query
+from gristmill.sources.storage.remote import Found, check_range, check_versions, without_query
+from gristmill.sources.storage.whole_files import whole_files
 
 _log = logging.getLogger("gristmill")
 
@@ -38,6 +42,7 @@ _MAX_OPEN = max(64, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 _WAIT_SECONDS = 20.0
 _RETRY_SECONDS = 60.0  # after the disk was full, say
 _BLOCKS_AT_ONCE = 64  # in memory
+_EXPLAINED = ("keep files in", "folder")
 _SIGNED = re.compile(r"(^|&)(x-amz-signature|x-goog-signature|signature|sig)=", re.IGNORECASE)
 
 Block = tuple[int, int]  # the number of a file, and which of its blocks
@@ -47,8 +52,9 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
     """A source that keeps what it reads from afar in ``folder``; or, for URLs, the local paths of these files, downloaded.
 
     The source has the same elements and the same ``repr`` as ``source_or_urls``, and reads blocks of 1 MB. What was read once, by
-    whichever process of this machine, is read from the disk from then on. A file that has changed in its store is another one;
-    where a store tells neither entity tags nor times of change, files are kept for this source and its copies alone.
+    whichever process of this machine, is read from the disk from then on, if its checksums are right. A file that has changed in
+    its store is another one. Where a store tells neither entity tags nor times of change, a warning says so, and each file is
+    downloaded as a whole for this source and its copies alone.
 
     URLs are for libraries that want paths: all files that are not in ``folder`` are downloaded before this returns.
 
@@ -84,7 +90,10 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
         if max_bytes < 64 << 10:
             raise ValueError(f"max_bytes must be at least 65536 (64 KB), or None for no limit, got {max_bytes}")
     kept = Path(folder).absolute()
-    kept.mkdir(parents=True, exist_ok=True)
+    with explained(kept, *_EXPLAINED):
+        kept.mkdir(parents=True, exist_ok=True)
+        if not os.access(kept, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     folder = str(kept)
     if isinstance(source_or_urls, str | os.PathLike | list | tuple):
         return _downloaded(source_or_urls, folder, max_bytes, filesystem)
@@ -94,17 +103,22 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
 
 
 def _downloaded(urls: Any, folder: str, max_bytes: int | None, filesystem: Any) -> list[str]:
-    from gristmill.sources.storage.whole_files import whole_files
-
     paths = list_files("source_or_urls", urls, filesystem)
     numbers = [number for number, path in enumerate(paths) if filesystem is not None or is_url(path)]
     if numbers:
         files = Files(paths, filesystem)
-        identities = [identity_of(files, number, uuid.uuid4().hex) for number in numbers]
-        room = None if max_bytes is None else Room(folder, max_bytes)
-        for number, path in zip(numbers, whole_files(files, numbers, identities, folder, room), strict=True):
+        warn_of_versions(files, numbers)
+        found = downloaded(files, numbers, uuid.uuid4().hex, folder, Room(folder, max_bytes))
+        for number, path in zip(numbers, found, strict=True):
             paths[number] = path
     return paths
+
+
+def downloaded(files: Files, numbers: Sequence[int], otherwise: str, folder: str, room: Room) -> list[str]:
+    """The local paths of remote files, as ``whole_files``, for which ``otherwise`` stands for a version that is not known."""
+    identities = [identity_of(files, number, otherwise) for number in numbers]
+    with explained(Path(folder), *_EXPLAINED):
+        return whole_files(files, numbers, identities, folder, room)
 
 
 def _through_a_cache(source: Any, folder: str, max_bytes: int | None) -> Any:
@@ -112,6 +126,7 @@ def _through_a_cache(source: Any, folder: str, max_bytes: int | None) -> Any:
 
     def wrap(files: Files) -> Files:
         replaced.append(files)
+        warn_of_versions(files, range(len(files)))
         return CachedFiles(files, folder, max_bytes)
 
     memo: dict[Any, Any] = {REPLACEMENT: wrap}
@@ -137,6 +152,23 @@ def identity_of(files: Files, number: int, otherwise: str) -> str:
     if path.startswith(("http://", "https://")) and _SIGNED.search(urlsplit(path).query):
         path = without_query(path)
     return f"{_text_of(filesystem)} {path} {found.size} {found.version or otherwise}"
+
+
+def warn_of_versions(files: Files, numbers: Sequence[int]) -> None:
+    """Warns of files whose versions their store does not tell."""
+    untold = [number for number in numbers if not _is_told(files._found[number])]
+    if untold:
+        _log.warning(
+            "cached: the store of %s%s tells no versions (neither an entity tag nor a time of change). Each such file is "
+            "downloaded as a whole, from one answer, so that it is of one version; no other source and no later program uses it",
+            without_query(files.paths[untold[0]]),
+            f" and {len(untold) - 1} more" if len(untold) > 1 else "",
+        )
+
+
+def _is_told(found: Found | None) -> bool:
+    """False for a remote file of which no version is known."""
+    return found is None or bool(found.version)
 
 
 def _text_of(filesystem: Any) -> str:
@@ -169,6 +201,25 @@ class _UnderWay:
             self._blocks.pop(block).set()
 
 
+def _blocks_of(number: int, start: int, stop: int, block_bytes: int) -> list[Block]:
+    return [(number, block) for block in range(start // block_bytes, -(-stop // block_bytes))]
+
+
+def _few_blocks_at_a_time(places: Sequence[int], ranges: Sequence[tuple[int, int, int]], block_bytes: int) -> Iterator[list[int]]:
+    """Divides ``places``, those of ranges that are not there, into groups that lie in few blocks."""
+    group: list[int] = []
+    blocks: set[Block] = set()
+    for place in places:
+        own = _blocks_of(*ranges[place], block_bytes)
+        blocks.update(own)
+        if group and len(blocks) > _BLOCKS_AT_ONCE:
+            yield group
+            group, blocks = [], set(own)
+        group.append(place)
+    if group:
+        yield group
+
+
 class CachedFiles(Files):
     """The same files as ``files``, of which remote ones are read by blocks that are kept in a folder.
 
@@ -190,14 +241,17 @@ class CachedFiles(Files):
         self._names: dict[int, str] = {}
         self._under_way = _UnderWay()
         self._room = Room(self._folder, self._max_bytes)
+        self._untold = {number for number, found in enumerate(self._found) if not _is_told(found)}
+        self._whole: dict[int, Files] = {}  # those, once they are downloaded
         self._keep_again_at = self._look_after_at = 0.0
 
     def close(self) -> None:
         super().close()
         self._parts = {}
+        self._whole = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_parts", "_names", "_under_way", "_room", "_keep_again_at", "_look_after_at")
+        own = ("_parts", "_names", "_under_way", "_room", "_untold", "_whole", "_keep_again_at", "_look_after_at")
         return {name: value for name, value in super().__getstate__().items() if name not in own}
 
     def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
@@ -205,6 +259,20 @@ class CachedFiles(Files):
             self._start_closed()
         if time.monotonic() >= self._look_after_at:
             self._look_after_parts()
+        if not self._untold:
+            return self._read_through_parts(ranges)
+        others = iter(self._read_through_parts([one for one in ranges if one[0] not in self._untold]))
+        return [self._read_whole(*one) if one[0] in self._untold else next(others) for one in ranges]
+
+    def _read_whole(self, number: int, start: int, stop: int) -> bytes:
+        """The bytes of a file of which no version is known."""
+        check_range(self.paths, self.sizes, (number, start, stop))
+        if number not in self._whole:
+            (path,) = downloaded(self, [number], self._otherwise, self._folder, self._room)
+            self._whole[number] = Files([path])
+        return self._whole[number].read([(0, start, stop)])[0]
+
+    def _read_through_parts(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         pieces: list[Any] = self._kept_in_open_parts(ranges)
         for place in [place for place, piece in enumerate(pieces) if piece is None]:
             check_range(self.paths, self.sizes, ranges[place])
@@ -214,7 +282,7 @@ class CachedFiles(Files):
             for place, piece in zip(missing, super()._read_remote([ranges[place] for place in missing]), strict=True):
                 pieces[place] = piece
             return pieces
-        for places in self._few_blocks_at_a_time(sorted(missing, key=ranges.__getitem__), ranges):
+        for places in _few_blocks_at_a_time(sorted(missing, key=ranges.__getitem__), ranges, self._layout.block_bytes):
             for place, piece in zip(places, self._fetch([ranges[place] for place in places]), strict=True):
                 pieces[place] = piece
         return pieces
@@ -295,28 +363,13 @@ class CachedFiles(Files):
 
     def _cannot_keep(self, error: OSError) -> None:
         if not self._keep_again_at:
-            _log.warning("cached: files cannot be kept in %s (%s): they are read from their store", self._folder, error)
+            why = reason(error, "folder") or str(error)
+            _log.warning("cached: files cannot be kept in %s, so they are read from their store: %s", self._folder, why)
         self._keep_again_at = time.monotonic() + _RETRY_SECONDS
-
-    def _blocks_of(self, number: int, start: int, stop: int) -> list[Block]:
-        size = self._layout.block_bytes
-        return [(number, block) for block in range(start // size, -(-stop // size))]
-
-    def _few_blocks_at_a_time(self, places: Sequence[int], ranges: Sequence[tuple[int, int, int]]) -> Iterator[list[int]]:
-        group: list[int] = []
-        blocks: set[Block] = set()
-        for place in places:
-            blocks.update(self._blocks_of(*ranges[place]))
-            if group and len(blocks) > _BLOCKS_AT_ONCE:
-                yield group
-                group, blocks = [], set(self._blocks_of(*ranges[place]))
-            group.append(place)
-        if group:
-            yield group
 
     def _fetch(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """The bytes of ranges that lie in few blocks, of which some are not there."""
-        blocks = sorted({block for one in ranges for block in self._blocks_of(*one)})
+        blocks = sorted({block for one in ranges for block in _blocks_of(*one, self._layout.block_bytes)})
         fetched, others = self._fetch_blocks(blocks)
         self._wait_for(others)
         fetched |= self._fetch_blocks([block for block in others if not self._has(block)], alone=False)[0]
@@ -324,7 +377,7 @@ class CachedFiles(Files):
         answer = []
         for number, start, stop in ranges:
             pieces = []
-            for block in self._blocks_of(number, start, stop):
+            for block in _blocks_of(number, start, stop, size):
                 first = block[1] * size
                 begin, end = max(start, first), min(stop, first + size)
                 data = fetched.get(block)
@@ -372,6 +425,7 @@ class CachedFiles(Files):
             size = self._layout.block_bytes
             ranges = [(number, which * size, min((which + 1) * size, self.sizes[number])) for number, which in mine]
             fetched = dict(zip(mine, super()._read_remote(ranges) if ranges else [], strict=True))
+            check_versions(self.paths, self._found, self._filesystem, list({number for number, _ in mine}))
             for block, data in fetched.items():
                 self._keep(mine[block], self._place(block)[1], data)
             return fetched, others

@@ -74,20 +74,28 @@ def renamed(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Explains why an index cannot be written at ``path``."""
+def explained(path: Path, what: str = "write the index", parameter: str = "index_dir") -> Iterator[None]:
+    """Explains why ``what`` is impossible at ``path``, and that ``parameter`` can name another folder."""
     try:
         yield
     except OSError as error:
-        if error.errno in _READ_ONLY:
-            text = "the folder cannot be written; give a folder that can as index_dir"
-        elif error.errno in _FULL:
-            text = "there is no space left, or no more may be used; make room, or give a folder with room as index_dir"
-        elif error.errno == errno.ENAMETOOLONG:
-            text = "the path is too long; give a folder with a shorter path as index_dir"
-        else:
+        why = reason(error, parameter)
+        if why is None:
             raise
-        raise type(error)(error.errno, f"cannot write the index {path}: {os.strerror(error.errno)}: {text}") from error
+        raise type(error)(error.errno, f"cannot {what} {path}: {why}") from error
+
+
+def reason(error: OSError, parameter: str) -> str | None:
+    """Returns why nothing can be written and the remedy, ``None`` for errors about something else."""
+    if error.errno in _READ_ONLY:
+        text = f"the folder cannot be written; give a folder that can as {parameter}"
+    elif error.errno in _FULL:
+        text = f"there is no space left, or no more may be used; make room, or give a folder with room as {parameter}"
+    elif error.errno == errno.ENAMETOOLONG:
+        text = f"the path is too long; give a folder with a shorter path as {parameter}"
+    else:
+        return None
+    return f"{os.strerror(error.errno)}: {text}"
 
 
 @contextlib.contextmanager

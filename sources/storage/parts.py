@@ -9,7 +9,7 @@ full, or a part is cut, overwritten or damaged by something else:
 1. Bytes are returned only if the checksums of all their pages are right. A checksum depends on the name of the part and on the
    place of the page, so a right page at a wrong place is not taken for another one. A page that was right is not compared again
    while the size and the time of change of the part stay as they are, which is looked at after each read.
-2. A block of which a page is wrong is fetched again and written anew. Nothing depends on the order in which writes reach the disk.
+2. A block of which a page is wrong is fetched and written again. Nothing depends on the order in which writes reach the disk.
 3. All that write a block write the same bytes: a part is of one object in one version.
 4. Parts are thrown away whole, by removing their names. A process that has one open continues with it, and closes it within a
    second if it reads at all.
@@ -38,7 +38,7 @@ SUFFIX = ".part"
 
 
 class Layout(NamedTuple):
-    """How remote files are cut: into parts of ``part_bytes``, these into blocks, what is fetched at least, and these into pages."""
+    """Sizes of parts, of the blocks that these consist of, which are fetched whole, and of the pages of blocks."""
 
     block_bytes: int
     part_bytes: int
@@ -49,9 +49,10 @@ def layout_for(max_bytes: int | None) -> Layout:
     """Blocks of 1 MB and parts of 256, or smaller ones where few of those would have room.
 
     Example:
-        >>> layout_for(None), layout_for(1 << 20)
-        (Layout(block_bytes=1048576, part_bytes=268435456, page_bytes=4096),
-         Layout(block_bytes=131072, part_bytes=131072, page_bytes=4096))
+        >>> layout_for(None)
+        Layout(block_bytes=1048576, part_bytes=268435456, page_bytes=4096)
+        >>> layout_for(1 << 20)
+        Layout(block_bytes=131072, part_bytes=131072, page_bytes=4096)
     """
     part_bytes = _BLOCKS_PER_PART * _BLOCK_BYTES
     if max_bytes is not None:
@@ -226,9 +227,10 @@ class Room:
         """Throws away parts, and of ``files`` what has to go, until ``num_bytes`` and an eighth are free. What is free then.
 
         Nothing goes as long as a 64th more than ``num_bytes`` is free: adding up all files takes a while, and the less is free,
-        the more often it is done.
+        the more often it is done. Without a limit, there is always room.
         """
-        assert self._max_bytes is not None
+        if self._max_bytes is None:
+            return num_bytes
         kept = sorted(self._kept())
         free = self._max_bytes - sum(size for _, size, _ in kept)
         goal = num_bytes + self._max_bytes // 8
@@ -248,7 +250,7 @@ class Room:
         """Of each file: when it was used, what it takes of the disk, and its path."""
         with os.scandir(self._folder) as entries:
             paths = [Path(entry.path) for entry in entries if entry.name.endswith(SUFFIX)]
-        for path in (*paths, *Path(self._folder).glob("files/*/*")):
+        for path in (*paths, *Path(self._folder).glob("files/*/*"), Path(self._folder, "records")):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
                 yield max(status.st_atime_ns, status.st_mtime_ns), status.st_blocks * 512, path

@@ -7,24 +7,29 @@ What holds when several threads and processes read:
 2. Requests run together in the threads of one pool, ``_MAX_REQUESTS`` at a time in a process. No request waits for another,
    and who waits for them can be interrupted.
 3. What comes back is of the object that was found at first and as long as what was asked for, or an error is raised: each answer
-   says which object it is of (its entity tag, or when it was changed), and how long that is.
-4. Nothing waits for ever: an answer has 30 seconds, and trying again ends when ``_RETRY`` says so.
+   says which object it is of (its entity tag, or when it was changed), and which bytes of it. An answer that says something else
+   is asked for again, and never used. Servers that tell neither tag nor time are named in a warning.
+4. Nothing waits for ever: an answer has 30 seconds, and a silent server is given up after two of them, a minute.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import logging
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from gristmill.core.errors import missing_package
-from gristmill.sources.storage.errors import changed
+from gristmill.sources.storage.errors import ChangedFileError, changed
+
+_log = logging.getLogger("gristmill")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,18 +39,20 @@ R = TypeVar("R")
 _MAX_GAP = 256 << 10
 _MAX_REQUEST = 8 << 20
 _MAX_REQUESTS = 32
-# What the library tries again by itself: statuses 429 and 5xx, refused connections, silence. About half a minute in all.
+# What the library tries again by itself: statuses 429 and 5xx, refused connections, silence. About half a minute in all; nothing
+# is begun after 45 seconds, so that silence of 30 is tried again once.
 _RETRY: Any = {
     "max_retries": 10,
-    "retry_timeout": timedelta(minutes=2),
+    "retry_timeout": timedelta(seconds=45),
     "backoff": {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=8), "base": 3},
 }
 _ANSWER_SECONDS = 30  # obstore's own setting for buckets, AWS_TIMEOUT or the like changes it there
-_PAUSES = (0.1, 0.4, 1.6)  # seconds before an answer is asked for again that had another length or came to an early end
+_PAUSES = (0.1, 0.4, 1.6)  # seconds before an answer is asked for again that was of other bytes or came to an early end
 _PATIENCE_SECONDS = 10  # after which it is not: the library has tried by itself
 
 _STORES = re.compile(r"(s3a?|gs|az|azure|abfss?|adl)://")
 _SERVERS = re.compile(r"https?://")
+_FINAL = ("FileNotFoundError", "NotFoundError", "PermissionDeniedError", "UnauthenticatedError")
 _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
@@ -72,6 +79,8 @@ class Store(Protocol):
 
     def get(self, path: str, start: int, stop: int, found: Found, /) -> memoryview: ...
 
+    def download(self, path: str, found: Found, to: Path, /) -> None: ...
+
     def names(self, pattern: str, /) -> Iterable[str]: ...
 
 
@@ -83,7 +92,32 @@ def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
         ImportError, ValueError: there is nothing to read such URLs with.
     """
     stores = stores_of(paths, filesystem)
-    return together(lambda number: stores[number].find(paths[number]), range(len(paths)))
+    found = together(lambda number: stores[number].find(paths[number]), range(len(paths)))
+    unknown = [path for path, known in zip(paths, found, strict=True) if not known.version and _SERVERS.match(path)]
+    if unknown and filesystem is None:
+        _log.warning(
+            "%s%s: the server tells neither an entity tag (ETag) nor a time of change (Last-Modified). A file that changes while "
+            "it is read is noticed only if its size changes",
+            without_query(unknown[0]),
+            f" and {len(unknown) - 1} more" if len(unknown) > 1 else "",
+        )
+    return found
+
+
+def check_versions(paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, numbers: Sequence[int]) -> None:
+    """Checks that these files are what was found, where answers do not say so: in file systems of fsspec.
+
+    Raises:
+        ChangedFileError: one is another by now.
+    """
+    if filesystem is None:
+        return
+    filesystem.invalidate_cache()
+    store = FilesystemStore(filesystem)
+    for number, now in zip(numbers, together(lambda number: store.find(paths[number]), numbers), strict=True):
+        known = found[number]
+        assert known is not None
+        _check(paths[number], known, now)
 
 
 def read_ranges(
@@ -105,6 +139,13 @@ def read_ranges(
         for place, piece in answer:  # those of one range come in the order of the file
             pieces[place].append(piece)
     return [theirs[0] if len(theirs) == 1 else b"".join(theirs) for theirs in pieces]
+
+
+def download(paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, number: int, to: Path) -> None:
+    """Writes all of file ``number`` to a local file, from one answer: so it is of one version, though no answer says of which."""
+    known = found[number]
+    assert known is not None
+    stores_of([paths[number]], filesystem)[0].download(paths[number], known, to)
 
 
 def check_range(paths: Sequence[str], sizes: Sequence[int], one: tuple[int, int, int]) -> None:
@@ -233,12 +274,15 @@ class UrlStore:
         self._library = obstore
         try:
             if _SERVERS.match(root):
-                options: Any = {"allow_http": root.startswith("http://"), "timeout": timedelta(seconds=_ANSWER_SECONDS)}
-                self._store: Any = store.HTTPStore.from_url(root, client_options=options, retry_config=_RETRY)
+                self._store: Any = self._server({"timeout": timedelta(seconds=_ANSWER_SECONDS)})
             else:
                 self._store = store.from_url(root, retry_config=_RETRY)
         except BaseError as error:
             raise OSError(f"{without_query(root)} cannot be used: {_first_line(error)}") from error
+
+    def _server(self, options: Any) -> Any:
+        options["allow_http"] = self._root.startswith("http://")
+        return self._library.store.HTTPStore.from_url(self._root, client_options=options, retry_config=_RETRY)
 
     def _key(self, path: str) -> str:
         return unquote(urlsplit(path).path).lstrip("/") if _SERVERS.match(path) else path[len(self._root) + 1 :]
@@ -252,7 +296,8 @@ class UrlStore:
         key = self._key(path)
         if _STORES.match(path):
             _check_key(path, key)
-        try:
+
+        def ask() -> Found:
             if _SERVERS.match(path):
                 try:
                     return _found(self._library.get(self._store, key, options={"range": (0, 1)}).meta)
@@ -260,8 +305,8 @@ class UrlStore:
                     if not _is_out_of_range(error):  # as of an empty file
                         raise
             return _found(self._library.head(self._store, key))
-        except (self._errors, OSError, ValueError) as error:
-            raise self._told(error, path, "its size is not known") from error
+
+        return self._answer(ask, path, "its size is not known")
 
     def get(self, path: str, start: int, stop: int, found: Found) -> memoryview:
         """The bytes ``start`` to ``stop - 1``, of the object that was found.
@@ -270,28 +315,65 @@ class UrlStore:
             ChangedFileError: it is another one by now.
             OSError: they cannot be read.
         """
-        key, what = self._key(path), f"bytes {start} to {stop - 1} cannot be read"
+        key = self._key(path)
+
+        def ask() -> memoryview:
+            try:
+                result = self._library.get(self._store, key, options={"range": (start, stop)})  # has tried again by itself
+            except self._errors as error:
+                if _is_out_of_range(error):
+                    _check(path, found, self.find(path))
+                raise
+            _check(path, found, _found(result.meta))
+            answer = memoryview(result.bytes())
+            if len(answer) != stop - start:
+                raise OSError(f"the answer had {len(answer)} bytes in place of {stop - start}, each time")
+            return answer
+
+        return self._answer(ask, path, f"bytes {start} to {stop - 1} cannot be read")
+
+    def _answer(self, ask: Callable[[], T], path: str, what: str) -> T:
+        """The result of ``ask``, which is called again if it raises an error that may be that of a single answer."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for pause in (*_PAUSES, None):
             try:
-                result = self._library.get(self._store, key, options={"range": (start, stop)})  # has tried again by itself
+                return ask()
+            except ChangedFileError as error:  # or the answer of another server under the same name
+                problem: Exception = error
             except (self._errors, OSError, ValueError) as error:
-                if _is_out_of_range(error):
-                    _check(path, found, self.find(path))
-                raise self._told(error, path, what) from error
-            _check(path, found, _found(result.meta))
-            problem: Exception
-            try:
-                answer = memoryview(result.bytes())
-                if len(answer) == stop - start:
-                    return answer
-                problem = OSError(f"the answer had {len(answer)} bytes in place of {stop - start}, each time")
-            except (self._errors, OSError) as error:
                 problem = error
-            if pause is None or time.monotonic() > deadline:
-                raise self._told(problem, path, what) from problem
+            if type(problem).__name__ in _FINAL or pause is None or time.monotonic() > deadline:
+                break
             time.sleep(pause)
-        raise AssertionError
+        if isinstance(problem, ChangedFileError):
+            raise problem
+        raise self._told(problem, path, what) from problem
+
+    def download(self, path: str, found: Found, to: Path) -> None:
+        """Writes all of the object that was found to a local file, from one answer.
+
+        Raises:
+            ChangedFileError, OSError: as ``get``; or the file cannot be written.
+        """
+        key = self._key(path)
+        with to.open("wb") as file:
+
+            def ask() -> None:
+                file.seek(0)
+                file.truncate()
+                result = self._library.get(self._patient_store(), key)
+                _check(path, found, _found(result.meta))
+                for piece in result.stream(min_chunk_size=_MAX_REQUEST):
+                    file.write(piece)
+                if file.tell() != found.size:
+                    raise OSError(f"the answer had {file.tell()} bytes in place of {found.size}, each time")
+
+            self._answer(ask, path, "it cannot be downloaded")
+
+    def _patient_store(self) -> Any:
+        """The server, with answers that may take long as long as bytes arrive."""
+        silence = {"timeout": timedelta(days=1), "read_timeout": timedelta(seconds=_ANSWER_SECONDS)}
+        return self._server(silence) if _SERVERS.match(self._root) else self._store
 
     def names(self, pattern: str) -> Iterator[str]:
         """The URLs that ``pattern`` stands for, in no particular order."""
@@ -374,6 +456,17 @@ class FilesystemStore:
             if pause is not None:
                 time.sleep(pause)
         raise OSError(f"{what}: the answer had {len(answer)} bytes in place of {stop - start}")
+
+    def download(self, path: str, found: Found, to: Path) -> None:
+        """Writes all of the file to a local one, by one request where the library can."""
+        try:
+            self._filesystem.get_file(path, str(to))
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{path}: there is no such file any more") from error
+        except Exception as error:  # of whatever library
+            raise OSError(f"{path} cannot be downloaded: {_first_line(error) or type(error).__name__}") from error
+        if to.stat().st_size != found.size:
+            raise changed(path, f"it had {found.size} bytes and has {to.stat().st_size}")
 
     def names(self, pattern: str) -> list[str]:
         """The files that ``pattern`` stands for."""

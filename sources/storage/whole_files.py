@@ -2,7 +2,9 @@
 
 What holds for all processes that share a folder, whenever one of them is killed or the machine stops:
 
-1. A file that has its name is complete: it is written under another one, brought to the disk, and renamed.
+1. A file is written under another name, brought to the disk, and renamed. Its size, time of change and checksum are noted in a
+   record. A path is returned if the file has the size of the remote one, and the time of change of the record or, when that is
+   another, its checksum. A file that is something else is downloaded again.
 2. One process downloads at a time. It holds a lock that the kernel takes back if the process dies; what is unfinished then
    belongs to nobody, and whoever gets the lock removes it.
 3. A file is not thrown away while a process lives that was given its path, nor while that process's children do that it forked.
@@ -18,14 +20,16 @@ import os
 import shutil
 import time
 import uuid
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from gristmill.sources.storage.files import Files
 from gristmill.sources.storage.once import name_that_fits
 from gristmill.sources.storage.parts import Room
 from gristmill.sources.storage.posix import fcntl
-from gristmill.sources.storage.remote import without_query
+from gristmill.sources.storage.remote import check_versions, download, without_query
 
 _log = logging.getLogger("gristmill")
 
@@ -33,9 +37,10 @@ _PIECE_BYTES = 8 << 20
 _PIECES_AT_ONCE = 16
 _PINS: list[int] = []  # open while this process lives: what it was given paths of is locked
 _UNFINISHED = ".unfinished"
+_SECOND = 10**9
 
 
-def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str], folder: str, room: Room | None) -> list[str]:
+def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str], folder: str, room: Room) -> list[str]:
     """The local paths of these files, each with the name that it has in its store, downloaded if they are not there.
 
     Args:
@@ -43,7 +48,7 @@ def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str],
         numbers: which of them.
         identities: for each of these, what tells it from all others.
         folder: where they are kept.
-        room: how much of them; ``None`` for no limit.
+        room: how much of them.
 
     Raises:
         OSError: one cannot be read or written, or they need more room than there is.
@@ -53,11 +58,16 @@ def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str],
         _pin(folder, paths)
         for path in Path(folder).glob(f"files/*/*{_UNFINISHED}"):
             path.unlink()
-        missing = {path: number for number, path in zip(numbers, paths, strict=True) if not path.exists()}
+        records = _records_in(folder)
+        missing = {
+            path: number
+            for number, path in zip(numbers, paths, strict=True)
+            if not _is_whole(path, files.sizes[number], records.get(path.parent.name), folder)
+        }
         for path in paths:
             with contextlib.suppress(OSError):  # used now, if it is there
-                os.utime(path)
-        if room is not None and missing:
+                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        if missing:
             _make_room(sum(files.sizes[number] for number in missing.values()), folder, room)
         _download(files, {number: path for path, number in missing.items()}, folder)
     return [str(path) for path in paths]
@@ -66,6 +76,56 @@ def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str],
 def _place_of(path: str, identity: str) -> tuple[str, str]:
     name = PurePosixPath(without_query(path))  # in a store it may be longer than in a file system
     return hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()[:20], name_that_fits(name.stem, name.suffix[:32])
+
+
+class _Record(NamedTuple):
+    """What a file was when it had been written."""
+
+    size: int
+    changed: int  # in ns
+    checksum: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Record:
+        """The record of a file as it is, for which all of it is read."""
+        checksum = 0
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                checksum = zlib.crc32(piece, checksum)
+            status = os.fstat(file.fileno())
+        return cls(status.st_size, status.st_mtime_ns, checksum)
+
+    def note(self, path: Path, folder: str) -> None:
+        with Path(folder, "records").open("a") as file:
+            file.write(f"\n{path.parent.name} {self.size} {self.changed} {self.checksum}\n")
+
+
+def _records_in(folder: str) -> dict[str, _Record]:
+    """The records of files, by the names of their folders. A line that is not whole counts for nothing."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        for line in Path(folder, "records").read_text(errors="replace").splitlines():
+            name, *numbers = line.split() or [""]
+            if len(numbers) == len(_Record._fields) and all(number.isdecimal() for number in numbers):
+                found[name] = _Record(*map(int, numbers))
+    return found
+
+
+def _is_whole(path: Path, size: int, record: _Record | None, folder: str) -> bool:
+    """True if the file is what was downloaded."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    if record is not None and record.size == size == status.st_size:
+        if record.changed == status.st_mtime_ns:
+            return True
+        now = _Record.of(path)
+        if now.checksum == record.checksum:
+            now.note(path, folder)
+            return True
+    _log.warning("cached: %s is not what was downloaded, and is downloaded again", path)
+    return False
 
 
 @contextlib.contextmanager
@@ -128,12 +188,17 @@ def _make_room(num_bytes: int, folder: str, room: Room) -> None:
 
 
 def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
-    """Many pieces at a time, of one file or of many."""
+    """Many pieces at a time, of one file or of many; files of which no version is known, one by one."""
     descriptors: dict[int, int] = {}
     try:
         batch: list[tuple[int, int, int]] = []
         for number, path in paths.items():
             path.parent.mkdir(exist_ok=True)
+            found = files._found[number]
+            if found is not None and not found.version:
+                download(files.paths, files._found, files._filesystem, number, _unfinished(path))
+                descriptors[number] = os.open(_unfinished(path), os.O_WRONLY | os.O_CLOEXEC)
+                continue
             descriptors[number] = os.open(_unfinished(path), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             if files.sizes[number] and hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(descriptors[number], 0, files.sizes[number])  # a full disk is an error now
@@ -141,22 +206,21 @@ def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
                 batch.append((number, start, min(start + _PIECE_BYTES, files.sizes[number])))
                 if len(batch) == _PIECES_AT_ONCE:
                     _write(files, batch, descriptors)
-                    _finish(descriptors, paths, but=number)
+                    _finish(files, descriptors, paths, folder, but=number)
                     batch = []
             if len(descriptors) > 8 * _PIECES_AT_ONCE:  # small files: at most 128 are open
                 _write(files, batch, descriptors)
-                _finish(descriptors, paths)
+                _finish(files, descriptors, paths, folder)
                 batch = []
         _write(files, batch, descriptors)
-        _finish(descriptors, paths)
+        _finish(files, descriptors, paths, folder)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         num_bytes, free = sum(files.sizes[number] for number in paths), shutil.disk_usage(folder).free
         raise OSError(
-            error.errno,
-            f"cached: the disk of {folder} is full: {num_bytes} bytes have to be downloaded, and {free} are free. Make room "
-            "there, or use another folder",
+            f"cached: the disk of {folder} is full: {num_bytes} bytes have to be downloaded, and {free} are free "
+            f"({os.strerror(error.errno)}). Make room there, or use another folder",
         ) from error
     finally:
         for descriptor in descriptors.values():
@@ -170,11 +234,17 @@ def _write(files: Files, batch: Sequence[tuple[int, int, int]], descriptors: dic
             done += os.pwrite(descriptors[number], memoryview(piece)[done:], start + done)
 
 
-def _finish(descriptors: dict[int, int], paths: dict[int, Path], but: int | None = None) -> None:
-    for number in [number for number in descriptors if number != but]:
+def _finish(files: Files, descriptors: dict[int, int], paths: dict[int, Path], folder: str, but: int | None = None) -> None:
+    numbers = [number for number in descriptors if number != but]
+    check_versions(files.paths, files._found, files._filesystem, numbers)
+    for number in numbers:
         os.fsync(descriptors[number])
         os.close(descriptors.pop(number))
-        _unfinished(paths[number]).rename(paths[number])
+        path = _unfinished(paths[number])
+        earlier = path.stat().st_mtime_ns - _SECOND  # clocks of file systems are coarse: what is written now has another time
+        os.utime(path, ns=(time.time_ns(), earlier))
+        _Record.of(path).note(paths[number], folder)
+        path.rename(paths[number])
 
 
 def _unfinished(path: Path) -> Path:

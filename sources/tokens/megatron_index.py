@@ -169,7 +169,7 @@ class MegatronIndex:
                 first = f"sequence {stretch.first + i} ends at byte {stretch.ends[i]} of {path}, and the next begins at"
                 first += f" {stretch.starts[i + 1]}"
             number += int(is_break.sum())
-            num_filled += np.count_nonzero(stretch.lengths)
+            num_filled += int(np.count_nonzero(stretch.lengths))
             num_seen += len(stretch.lengths)
         if begin or end != self.num_bytes:
             number += (begin != 0) + (end != self.num_bytes)

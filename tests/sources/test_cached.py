@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -168,14 +169,41 @@ def test_a_changed_file_is_another_one(tmp_path):
         paths = [cached([f"{server.url}/rows.bin?X-Amz-Signature={number}"], folder) for number in (1, 2)]
         assert paths[0] == paths[1] and Path(paths[0][0]).read_bytes() == path.read_bytes()
         path.write_bytes(b"\2" * 10)
-        server.tags = False  # nothing tells versions: what others have kept may be another one
-        for content in (b"\4" * 10, b"\5" * 10):
-            path.write_bytes(content)
-            assert cached(FixedRows(f"{server.url}/rows.bin", row_bytes=10), folder)[0] == content
-            assert Path(*cached(f"{server.url}/rows.bin", folder)).read_bytes() == content
-        server.tags = True
-        path.write_bytes(b"\2" * 10)
-        assert Path(*cached(f"{server.url}/rows.bin", folder)).read_bytes() == b"\2" * 10
+
+
+def test_where_nothing_tells_versions_a_file_is_of_one_version_all_the_same(tmp_path, caplog):
+    (tmp_path / "served").mkdir()
+    path, folder = tmp_path / "served/rows.bin", tmp_path / "kept"
+    versions = [bytes([number]) * 9 * MB for number in range(3)]
+    path.write_bytes(versions[0])
+    with HttpServer(path.parent, tags=False) as server:
+        url = f"{server.url}/rows.bin"
+        with caplog.at_level(logging.WARNING, logger="gristmill"):
+            sources = [cached(FixedRows(url), folder)]
+        assert any(f"cached: the store of {url} tells no versions" in record.message for record in caplog.records)
+        assert any(f"{url}: the server tells neither an entity tag" in record.message for record in caplog.records)
+        num_requests = server.num_requests
+        assert sources[0][0] == versions[0][:64]
+        assert server.num_requests == num_requests + 1  # one answer is of one version
+        sources.append(cloudpickle.loads(cloudpickle.dumps(sources[0])))
+        path.write_bytes(versions[1])
+        for source in sources:
+            assert source[len(source) - 1] == versions[0][:64]
+        assert server.num_requests == num_requests + 1
+        assert cached(FixedRows(url), folder)[5] == versions[1][:64]
+        [first] = cached(url, folder)
+        path.write_bytes(versions[2])
+        [second] = cached(url, folder)
+        assert [Path(path).read_bytes() for path in (first, second)] == versions[1:]
+        server.faults = {server.num_requests + 1: "cut", server.num_requests + 2: "short"}.get
+        assert Path(*cached(url, folder)).read_bytes() == versions[2]
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/rows.bin", versions[0])
+    source = cached(FixedRows("/rows.bin", filesystem=memory), folder)
+    assert source[0] == versions[0][:64]
+    memory.pipe("/rows.bin", versions[1])
+    with pytest.raises(ChangedFileError, match=r"/rows\.bin has changed"):
+        source[len(source) - 1]
 
 
 def cut(path, rng):
@@ -246,6 +274,28 @@ def test_parts_that_were_damaged_are_read_again_also_while_they_are_open(server,
     shutil.rmtree(tmp_path)
     files.close()
     assert files.read(ranges) == files.read(ranges) == of(data, ranges)
+
+
+def flip_a_bit(path, rng):
+    overwrite(path, rng.randrange(path.stat().st_size), lambda byte: bytes([byte[0] ^ 1]))
+
+
+def test_whole_files_that_were_damaged_are_downloaded_again(server, data, tmp_path):
+    rng = random.Random(0)
+    [path] = map(Path, cached(urls(server)[0], tmp_path))
+    for damage in (cut, flip_a_bit, empty, extend, Path.unlink, None):
+        if damage is None:  # the file is right, and what was noted is not
+            (tmp_path / "records").write_text("nonsense\n\0")
+        else:
+            damage(path, rng) if damage is not Path.unlink else damage(path)
+        num_requests = server.num_requests
+        assert cached(urls(server)[0], tmp_path) == [str(path)] and path.read_bytes() == data["0.bin"]
+        assert server.num_requests > num_requests + 1
+    os.utime(path, (1, 1))  # as of a copy: the checksum is right
+    num_requests = server.num_requests
+    for _ in range(2):
+        assert cached(urls(server)[0], tmp_path) == [str(path)]
+    assert server.num_requests == num_requests + 2  # whether it has changed in its store
 
 
 def test_a_writer_that_is_killed_in_any_write_leaves_no_wrong_page(tmp_path):
@@ -352,20 +402,43 @@ assert source.__getitems__(keys) == plain.__getitems__(keys)
 try:
     cached(sys.argv[2].split(), sys.argv[3])
 except OSError as error:
-    print("no files", flush=True)
+    print("no files:", error, flush=True)
 """
 
 
 def test_where_nothing_can_be_kept_it_is_read_from_its_store_and_said_once(server, tmp_path, caplog):
     with filling(server, tmp_path, program=FULL) as process:
         text, _ = process.communicate(timeout=60)
-    assert text.count("WARNING:gristmill:cached: files cannot be kept in") == 1 and text.endswith("no files\n")
+    why = r"File too large: there is no space left, or no more may be used; make room, or give a folder with room as folder\n"
+    kept = rf"WARNING:gristmill:cached: files cannot be kept in {tmp_path}, so they are read from their store: {why}"
+    assert len(re.findall(kept, text)) == 1
+    assert re.search(r"no files: cached: the disk of .* is full: 8389208 bytes have to be .* \(File too large\). Make room", text)
     blocked = tmp_path / "blocked"
     files = CachedFiles(Files(urls(server)), str(blocked), None)
     blocked.write_text("not a folder")
     with caplog.at_level(logging.WARNING, logger="gristmill"):
         assert files.read([(1, 5, 10)]) == files.read([(1, 5, 10)])
     assert len(caplog.records) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
+    folder = tmp_path / "kept"
+    folder.mkdir(mode=0o555)
+    process = os.fork()
+    if not process:
+        status = 1
+        with contextlib.suppress(BaseException):
+            if os.getuid() == 0:
+                os.setuid(65_534)
+            for place in (folder, folder / "deeper"):
+                for what in ("https://host/a.bin", FixedRows(__file__)):
+                    with pytest.raises(
+                        PermissionError, match=rf"cannot keep files in {place}: .* give a folder that can as folder"
+                    ):
+                        cached(what, place)
+            status = 0
+        os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
 
 
 def test_array_records_by_path(tmp_path, server):
