@@ -53,6 +53,7 @@ _PATIENCE_SECONDS = 10  # after which it is not: the library has tried by itself
 _STORES = re.compile(r"(s3a?|gs|az|azure|abfss?|adl)://")
 _SERVERS = re.compile(r"https?://")
 _FINAL = ("FileNotFoundError", "NotFoundError", "PermissionDeniedError", "UnauthenticatedError")
+_HAS_TRIED = re.compile(r"after [1-9]\d* retries")  # in the text of the library's errors
 _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
@@ -342,7 +343,9 @@ class UrlStore:
                 problem: Exception = error
             except (self._errors, OSError, ValueError) as error:
                 problem = error
-            if type(problem).__name__ in _FINAL or pause is None or time.monotonic() > deadline:
+            if type(problem).__name__ in _FINAL or _HAS_TRIED.search(str(problem)):
+                break
+            if pause is None or time.monotonic() > deadline:
                 break
             time.sleep(pause)
         if isinstance(problem, ChangedFileError):

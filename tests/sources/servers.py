@@ -11,7 +11,14 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-FAULTS = ("cut", "silent", "short", "long", "other range", "whole", "403", "404", "412", "429", "500", "503")
+RANGES = {  # what an answer says of its range, of bytes from start to last of size; None says nothing
+    "other range": lambda start, last, size: f"bytes {start + 1}-{last + 1}/{size}",
+    "shorter range": lambda start, last, size: f"bytes {start}-{last - 1}/{size}",
+    "other size": lambda start, last, size: f"bytes {start}-{last}/{size + 1}",
+    "no size": lambda start, last, size: f"bytes {start}-{last}/*",
+    "no range": None,
+}
+FAULTS = ("cut", "silent", "short", "long", *RANGES, "other tag", "whole", "403", "404", "412", "429", "500", "503")
 
 
 class HttpServer:
@@ -124,14 +131,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             file.seek(start)
             body = file.read(stop - start)
         self.send_response(206 if by_range else 200)
-        if by_range:
-            shift = fault == "other range"
-            self.send_header("Content-Range", f"bytes {start + shift}-{start + shift + len(body) - 1}/{size}")
+        said = RANGES.get(fault, "bytes {}-{}/{}".format)
+        if by_range and said is not None:
+            self.send_header("Content-Range", said(start, start + len(body) - 1, size))
         body = {"short": body[: len(body) // 2], "long": body + b"more"}.get(fault, body)
         self.send_header("Content-Length", str(len(body)))
         if self.server_of_test.tags:
             status = path.stat()
-            self.send_header("ETag", f'"{status.st_size:x}-{status.st_mtime_ns:x}"')
+            self.send_header("ETag", f'"{status.st_size:x}-{status.st_mtime_ns + (fault == "other tag"):x}"')
         self.end_headers()
         if with_body and fault == "cut":
             self.wfile.write(body[: len(body) // 2])

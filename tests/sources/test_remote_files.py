@@ -25,7 +25,7 @@ pytest.importorskip("obstore")
 pytest.importorskip("moto")
 
 from fixed_rows import FixedRows  # noqa: E402
-from servers import HttpServer, s3_bucket  # noqa: E402
+from servers import RANGES, HttpServer, s3_bucket  # noqa: E402
 
 SIZES = {"a.bin": 100_000, "empty.bin": 0, "größer ü.bin": 600_000, "one byte.bin": 1}
 DATA = {name: random.Random(name).randbytes(size) for name, size in SIZES.items()}
@@ -152,17 +152,16 @@ def test_patterns(tmp_path):
 
 def test_what_can_be_mended_is_mended(folder, quick):
     rng = random.Random(2)
-    faults = [
-        rng.choice([None, None, "cut", "short", "long", "429", "500", "503", None, None, None, "silent"]) for _ in range(2000)
-    ]
+    wrong = ["cut", "short", "long", *RANGES, "other tag", "whole", "429", "500", "503", "silent"]
+    faults = [rng.choice(wrong + [None] * len(wrong)) for _ in range(2000)]
     for tags in (True, False):
         with HttpServer(folder, faults=faults.__getitem__, tags=tags) as server:
             files = Files([f"{server.url}/{name}" for name in DATA])
             for start in range(0, 600_000, 60_000):
                 ranges = [(2, begin, begin + 20) for begin in range(start, start + 60_000, 6_000)] + [(0, start // 7, start // 6)]
                 expected = [list(DATA.values())[number][begin:end] for number, begin, end in ranges]
-                for _ in range(5):  # four short answers in a row are an error; asking again then is up to the caller
-                    with contextlib.suppress(OSError):
+                for _ in range(9):  # four wrong answers in a row are an error; asking again then is up to the caller
+                    with contextlib.suppress(OSError, ChangedFileError):
                         pieces = files.read(ranges)
                         break
                 assert pieces == expected
@@ -180,6 +179,9 @@ def test_what_can_be_mended_is_mended(folder, quick):
         ("long", OSError, "14 bytes in place of 10"),
         ("cut", OSError, "body error"),
         ("other range", OSError, r"Requested 5\.\.15, got 6\.\.16"),
+        ("shorter range", OSError, r"Requested 5\.\.15, got 5\.\.14"),
+        ("no size", OSError, "CONTENT_RANGE"),
+        ("no range", OSError, "Content-Range"),
         ("whole", OSError, "must answer requests for ranges"),
         ("silent", OSError, "after 10 retries"),
     ],
@@ -197,6 +199,36 @@ def test_what_cannot_be_mended_says_what_failed_and_where(folder, quick, fault, 
                 Files([f"{server.url}/a.bin"])
         server.faults = None
         assert files.read([(0, 5, 15)]) == [DATA["a.bin"][5:15]]  # an error is nothing that stays
+
+
+@pytest.mark.parametrize("fault", [*RANGES, "short", "long", "cut", "whole", "other tag"])
+def test_a_single_wrong_answer_is_asked_for_again(folder, quick, fault):
+    with HttpServer(folder, faults=lambda number: fault if number in (0, 2) else None) as server:
+        if fault in ("other tag", "other size"):  # of the first answer nothing is known that it could differ from
+            server.faults = lambda number: fault if number == 1 else None
+        files = Files([f"{server.url}/a.bin"])
+        assert files.sizes == [100_000]
+        assert files.read([(0, 5, 15)]) == [DATA["a.bin"][5:15]]
+        server.faults = lambda number: fault
+        error = ChangedFileError if fault in ("other tag", "other size") else OSError
+        with pytest.raises(error):
+            files.read([(0, 5, 15)])
+
+
+def test_a_silent_server_is_given_up_in_the_time_that_the_guide_says(folder, monkeypatch):
+    scale = 1 / 40  # of the minute
+    backoff = {"init_backoff": datetime.timedelta(milliseconds=5), "max_backoff": datetime.timedelta(milliseconds=20), "base": 2}
+    retry = {**remote._RETRY, "retry_timeout": remote._RETRY["retry_timeout"] * scale, "backoff": backoff}
+    monkeypatch.setattr(remote, "_RETRY", retry)
+    for name in ("_ANSWER_SECONDS", "_PATIENCE_SECONDS"):
+        monkeypatch.setattr(remote, name, getattr(remote, name) * scale)
+    with HttpServer(folder, faults=lambda number: "silent" if number else None) as server:
+        files = Files([f"{server.url}/a.bin"])
+        began = time.monotonic()
+        with pytest.raises(OSError, match=r"a\.bin: bytes 5 to 14 cannot be read"):
+            files.read([(0, 5, 15)])
+        assert 45 * scale < time.monotonic() - began < 90 * scale
+        assert server.num_requests == 1 + 2
 
 
 def test_what_cannot_be_had_at_all(folder, quick, monkeypatch):
