@@ -29,6 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gristmill.core.errors import as_int
+from gristmill.sources.storage import forks
 from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
 from gristmill.sources.storage.once import explained, reason
 from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, Trust, layout_for
@@ -255,7 +256,7 @@ class CachedFiles(Files):
         return {name: value for name, value in super().__getstate__().items() if name not in own}
 
     def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-        if self._process != os.getpid():
+        if self._fork != forks.number:
             self._start_closed()
         if time.monotonic() >= self._look_after_at:
             self._look_after_parts()

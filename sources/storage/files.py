@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gristmill.sources.storage import remote
+from gristmill.sources.storage import forks, remote
 from gristmill.sources.storage.local import LocalFile, LocalFiles, is_local, local_size, starting_folder
 
 REPLACEMENT = "files"  # in the memo of copy.deepcopy: the function of a ``Files`` that makes what takes its place in the copy
@@ -69,7 +69,7 @@ class Files:
 
     def _start_closed(self) -> None:
         self._local = LocalFiles([self.local_path(number) for number in range(len(self.paths))], self.sizes)
-        self._process = os.getpid()
+        self._fork = forks.number
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -90,7 +90,8 @@ class Files:
         if not ranges:
             return []
         first = ranges[0][0]
-        if self._found[first] is None and (len(ranges) == 1 or all([one[0] == first for one in ranges])):
+        is_one = first == ranges[-1][0] and (len(ranges) < 3 or all([one[0] == first for one in ranges]))
+        if is_one and self._found[first] is None:
             return self._file(first).read(ranges)
         places: dict[int | None, list[int]] = {}  # those of all remote files are read together
         for place, (number, _, _) in enumerate(ranges):
@@ -108,6 +109,12 @@ class Files:
             remote.check_range(self.paths, self.sizes, one)
         return remote.read_ranges(self.paths, self._found, self._filesystem, ranges)
 
+    def read_one(self, number: int, start: int, stop: int) -> bytes:
+        """The same of one range."""
+        if self._found[number] is None:
+            return self._file(number).read_one(start, stop)
+        return self._read_remote([(number, start, stop)])[0]
+
     def read_into(self, number: int, start: int, buffer: memoryview) -> None:
         """Fills ``buffer``, writable and contiguous, with the bytes of file ``number`` from ``start`` on. Raises: as ``read``."""
         if self._found[number] is None:
@@ -117,9 +124,9 @@ class Files:
             buffer[:] = self._read_remote([(number, start, start + len(buffer))])[0]
 
     def _file(self, number: int) -> LocalFile:
-        if self._process != os.getpid():  # a fork: what is closed here stays open there
+        if self._fork != forks.number:  # what is closed here stays open in the parent process
             self._start_closed()
-        return self._local.file(number)
+        return self._local.opened.get(number) or self._local.file(number)
 
     def described(self) -> str:
         """What tells these files from others, wherever they lie, in a few words: for the ``repr`` of a source.
@@ -150,7 +157,7 @@ class Files:
         return duplicate
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_local", "_process")}
+        return {name: value for name, value in vars(self).items() if name not in ("_local", "_fork")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

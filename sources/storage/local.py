@@ -41,29 +41,43 @@ class LocalFile:
         self._path = path
         self._descriptor = -1
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.status = self._status()
-
-    def _status(self) -> tuple[int, int]:
         status = os.fstat(self._descriptor)
-        return status.st_size, status.st_mtime_ns
+        self.status = status.st_size, status.st_mtime_ns
 
     def _check(self) -> None:
         """A file that was written in place is noticed after each read; one that was replaced is read as it was."""
-        if self._status() != self.status:
+        status, (size, changed_at) = os.fstat(self._descriptor), self.status
+        if status.st_size != size or status.st_mtime_ns != changed_at:
             raise changed(self._path, "it was written to while it was read")
 
     def read(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
         """The bytes from ``start`` to ``stop - 1`` for each ``(_, start, stop)``."""
-        descriptor = self._descriptor
-        pieces = [os.pread(descriptor, min(stop - start, _MAX_READ), start) for _, start, stop in ranges]
+        descriptor, pieces, are_whole = self._descriptor, [], True
+        for _, start, stop in ranges:
+            num_bytes = stop - start
+            piece = os.pread(descriptor, num_bytes if num_bytes < _MAX_READ else _MAX_READ, start)
+            pieces.append(piece)
+            are_whole = are_whole and len(piece) == num_bytes
         self._check()
-        for place, (_, start, stop) in enumerate(ranges):
-            if len(pieces[place]) < stop - start:
-                pieces[place] = b""  # before its place is taken by all of it
-                whole = bytearray(stop - start)
-                self.read_into(start, memoryview(whole))
-                pieces[place] = bytes(whole)
+        if not are_whole:
+            for place, (_, start, stop) in enumerate(ranges):
+                if len(pieces[place]) < stop - start:
+                    pieces[place] = b""  # before its place is taken by all of it
+                    pieces[place] = self._whole(start, stop)
         return pieces
+
+    def read_one(self, start: int, stop: int) -> bytes:
+        """The bytes from ``start`` to ``stop - 1``."""
+        num_bytes = stop - start
+        piece = os.pread(self._descriptor, num_bytes if num_bytes < _MAX_READ else _MAX_READ, start)
+        self._check()
+        return piece if len(piece) == num_bytes else self._whole(start, stop)
+
+    def _whole(self, start: int, stop: int) -> bytes:
+        """The same of a range that one call did not read to its end."""
+        whole = bytearray(stop - start)
+        self.read_into(start, memoryview(whole))
+        return bytes(whole)
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """Fills ``buffer``, which is writable and contiguous, with the bytes from ``start`` on."""
@@ -87,7 +101,7 @@ class LocalFiles:
 
     def __init__(self, paths: Sequence[str], sizes: Sequence[int]) -> None:
         self._paths, self._sizes = paths, sizes
-        self._open: dict[int, LocalFile] = {}
+        self.opened: dict[int, LocalFile] = {}
         self._statuses: dict[int, tuple[int, int]] = {}  # of files that this process has opened before
         with _lock:
             _everybody.add(self)
@@ -99,7 +113,7 @@ class LocalFiles:
             ChangedFileError: it has another size, or was another one when it was opened last.
             OSError: it cannot be opened.
         """
-        opened = self._open
+        opened = self.opened
         file = opened.get(number)
         if file is not None:
             return file
@@ -127,7 +141,7 @@ class LocalFiles:
 
     def close(self) -> None:
         """Closes what nobody reads. The next read opens it again."""
-        self._open = {}
+        self.opened = {}
 
 
 def is_local(filesystem: Any) -> bool:

@@ -46,6 +46,8 @@ class Documents:
         return self._starts[-1]
 
     def ranges(self, keys: Sequence[int]) -> list[list[Range]]:
+        if len(keys) == 1 and keys[0] < self._starts[1] and self._indexes[0].has_one_sequence_each:
+            return [[self._indexes[0].span_of(keys[0])]]
         places: list[tuple[MegatronIndex, int]] = []
         ends = []  # of each document's sequences among all
         for key in keys:

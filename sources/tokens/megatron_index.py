@@ -244,6 +244,11 @@ class MegatronIndex:
             raise self._damaged(self._pointers + 8 * sequence, f"{what} leave those from {begin} to {end} for it")
         return self.data, start, stop
 
+    def span_of(self, sequence: int) -> Range:
+        """Where the tokens of one sequence are. Raises: as ``span``."""
+        lengths, pointers = self._files.read(self.entry(sequence))
+        return self.span(sequence, lengths, pointers)
+
     def spans(self, sequences: Sequence[int]) -> list[Range]:
         """Where the tokens of sequences are. Raises: as ``span``."""
         return spans(self._files, [(self, sequence) for sequence in sequences])

@@ -108,7 +108,12 @@ class TokenSource:
             KeyRangeError: there is no such element.
             DamagedFileError, OSError: as of the source.
         """
-        return self._read([self._checked(key)])[0]
+        (ranges,) = self._layout.ranges([self._checked(key)])
+        if len(ranges) == 1:
+            piece = self._files.read_one(*ranges[0])
+        else:
+            piece = b"".join(self._files.read(ranges))
+        return np.frombuffer(piece, self._dtype).copy()
 
     def __getitems__(self, keys: Sequence[SupportsIndex]) -> list[NDArray[Any]]:
         """The elements at the keys, in this order, read together. Raises: what the first key that fails raises alone."""

@@ -518,6 +518,19 @@ def test_files_are_open_from_the_first_read_on_and_pickles_are_small(folder, kin
     assert num_open(folder) == before
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
+def test_a_forked_process_opens_files_of_its_own(folder):
+    source = make(folder, "documents")
+    expected = [source[key].tolist() for key in range(5)]
+    opened = source._files._file(0)
+    child = os.fork()
+    if not child:
+        is_right = [source[key].tolist() for key in range(5)] == expected
+        os._exit(0 if is_right and source._files._file(0) is not opened else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert source._files._file(0) is opened and [source[key].tolist() for key in range(5)] == expected
+
+
 @pytest.mark.parametrize("kind", ["samples", "chunks, shuffled", "windows over files"])
 def test_threads_that_begin_together_read_the_same(folder, kind):
     expected = as_lists(make(folder, kind))
