@@ -6,7 +6,7 @@ without what is open, with a ``CachedFiles`` in place of each ``Files`` that is 
 What holds when several threads and processes read through a cache (see also ``parts``):
 
 1. What is read is the same as without the cache, and of one version. A file in another version, or of another size, is another
-   file. One whose store tells no versions is downloaded as a whole, from one answer, before any of it is read.
+   file. One whose store reports no versions is downloaded as a whole, from one answer, before any of it is read.
 2. A block is fetched by one thread at a time, in all processes. Nobody waits for it for longer than ``_WAIT_SECONDS``, and nobody
    waits who fetches something himself: after that he fetches it, too.
 3. Where nothing can be kept, what is read comes from the store, and one warning says so.
@@ -54,7 +54,7 @@ def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int |
 
     The source has the same elements and the same ``repr`` as ``source_or_urls``, and reads blocks of 1 MB. What was read once, by
     whichever process of this machine, is read from the disk from then on, if its checksums are right. A file that has changed in
-    its store is another one. Where a store tells neither entity tags nor times of change, a warning says so, and each file is
+    its store is another one. Where a store reports neither entity tags nor times of change, a warning says so, and each file is
     downloaded as a whole for this source and its copies alone.
 
     URLs are for libraries that want paths: all files that are not in ``folder`` are downloaded before this returns.
@@ -116,7 +116,7 @@ def _downloaded(urls: Any, folder: str, max_bytes: int | None, filesystem: Any) 
 
 
 def downloaded(files: Files, numbers: Sequence[int], otherwise: str, folder: str, room: Room) -> list[str]:
-    """The local paths of remote files, as ``whole_files``, for which ``otherwise`` stands for a version that is not known."""
+    """Returns the local paths of remote files, as ``whole_files``; ``otherwise`` replaces a version that is not known."""
     identities = [identity_of(files, number, otherwise) for number in numbers]
     with explained(Path(folder), *_EXPLAINED):
         return whole_files(files, numbers, identities, folder, room)
@@ -156,19 +156,19 @@ def identity_of(files: Files, number: int, otherwise: str) -> str:
 
 
 def warn_of_versions(files: Files, numbers: Sequence[int]) -> None:
-    """Warns of files whose versions their store does not tell."""
-    untold = [number for number in numbers if not _is_told(files._found[number])]
-    if untold:
+    """Warns of files whose store reports no version."""
+    unversioned = [number for number in numbers if not _has_version(files._found[number])]
+    if unversioned:
         _log.warning(
-            "cached: the store of %s%s tells no versions (neither an entity tag nor a time of change). Each such file is "
+            "cached: the store of %s%s reports no versions (neither an entity tag nor a time of change). Each such file is "
             "downloaded as a whole, from one answer, so that it is of one version; no other source and no later program uses it",
-            without_query(files.paths[untold[0]]),
-            f" and {len(untold) - 1} more" if len(untold) > 1 else "",
+            without_query(files.paths[unversioned[0]]),
+            f" and {len(unversioned) - 1} more" if len(unversioned) > 1 else "",
         )
 
 
-def _is_told(found: Found | None) -> bool:
-    """False for a remote file of which no version is known."""
+def _has_version(found: Found | None) -> bool:
+    """Returns False for a remote file of which no version is known."""
     return found is None or bool(found.version)
 
 
@@ -207,7 +207,7 @@ def _blocks_of(number: int, start: int, stop: int, block_bytes: int) -> list[Blo
 
 
 def _few_blocks_at_a_time(places: Sequence[int], ranges: Sequence[tuple[int, int, int]], block_bytes: int) -> Iterator[list[int]]:
-    """Divides ``places``, those of ranges that are not there, into groups that lie in few blocks."""
+    """Divides ``places``, those of ranges that are missing, into groups that need few blocks each."""
     group: list[int] = []
     blocks: set[Block] = set()
     for place in places:
@@ -242,7 +242,7 @@ class CachedFiles(Files):
         self._names: dict[int, str] = {}
         self._under_way = _UnderWay()
         self._room = Room(self._folder, self._max_bytes)
-        self._untold = {number for number, found in enumerate(self._found) if not _is_told(found)}
+        self._unversioned = {number for number, found in enumerate(self._found) if not _has_version(found)}
         self._whole: dict[int, Files] = {}  # those, once they are downloaded
         self._keep_again_at = self._look_after_at = 0.0
 
@@ -252,7 +252,7 @@ class CachedFiles(Files):
         self._whole = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("_parts", "_names", "_under_way", "_room", "_untold", "_whole", "_keep_again_at", "_look_after_at")
+        own = ("_parts", "_names", "_under_way", "_room", "_unversioned", "_whole", "_keep_again_at", "_look_after_at")
         return {name: value for name, value in super().__getstate__().items() if name not in own}
 
     def _read_remote(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
@@ -260,13 +260,13 @@ class CachedFiles(Files):
             self._start_closed()
         if time.monotonic() >= self._look_after_at:
             self._look_after_parts()
-        if not self._untold:
+        if not self._unversioned:
             return self._read_through_parts(ranges)
-        others = iter(self._read_through_parts([one for one in ranges if one[0] not in self._untold]))
-        return [self._read_whole(*one) if one[0] in self._untold else next(others) for one in ranges]
+        others = iter(self._read_through_parts([one for one in ranges if one[0] not in self._unversioned]))
+        return [self._read_whole(*one) if one[0] in self._unversioned else next(others) for one in ranges]
 
     def _read_whole(self, number: int, start: int, stop: int) -> bytes:
-        """The bytes of a file of which no version is known."""
+        """Returns bytes of a file of which no version is known, from its local copy."""
         check_range(self.paths, self.sizes, (number, start, stop))
         if number not in self._whole:
             (path,) = downloaded(self, [number], self._otherwise, self._folder, self._room)
@@ -293,6 +293,7 @@ class CachedFiles(Files):
         parts, part_bytes = self._parts, self._layout.part_bytes
         pieces: list[bytes | None] = []
         used: dict[Part, Trust] = {}
+        last: Part | None = None
         try:
             for number, start, stop in ranges:
                 which = start // part_bytes
@@ -301,8 +302,9 @@ class CachedFiles(Files):
                 if part is None or stop - first > part_bytes or start >= stop:
                     pieces.append(None)
                     continue
-                if part not in used:
-                    used[part] = part.trust
+                if part is not last:
+                    used.setdefault(part, part.trust)
+                    last = part
                 pieces.append(part.read_trusted(start - first, stop - first))
             if all([part.is_unchanged(trust) for part, trust in used.items()]):
                 return pieces

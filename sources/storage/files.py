@@ -110,7 +110,7 @@ class Files:
         return remote.read_ranges(self.paths, self._found, self._filesystem, ranges)
 
     def read_one(self, number: int, start: int, stop: int) -> bytes:
-        """The same of one range."""
+        """Returns the bytes ``start`` to ``stop - 1`` of one file. Raises: as ``read``."""
         if self._found[number] is None:
             return self._file(number).read_one(start, stop)
         return self._read_remote([(number, start, stop)])[0]

@@ -67,14 +67,14 @@ class LocalFile:
         return pieces
 
     def read_one(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` to ``stop - 1``."""
+        """Returns the bytes from ``start`` to ``stop - 1``."""
         num_bytes = stop - start
         piece = os.pread(self._descriptor, num_bytes if num_bytes < _MAX_READ else _MAX_READ, start)
         self._check()
         return piece if len(piece) == num_bytes else self._whole(start, stop)
 
     def _whole(self, start: int, stop: int) -> bytes:
-        """The same of a range that one call did not read to its end."""
+        """Returns the bytes of a range that one call did not read to its end."""
         whole = bytearray(stop - start)
         self.read_into(start, memoryview(whole))
         return bytes(whole)

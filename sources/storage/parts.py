@@ -33,6 +33,7 @@ _BLOCK_BYTES = 1 << 20
 _BLOCKS_PER_PART = 256  # many, so that few files have to be open
 _PAGE_BYTES = 4096
 _SUM_BYTES = 4
+_UNIT_BYTES = 1 << 16  # pages that are compared together if they can be trusted afterwards
 _CLOCK_NANOSECONDS = 100_000_000  # times of change that are closer than that may be the same
 SUFFIX = ".part"
 
@@ -60,8 +61,8 @@ def layout_for(max_bytes: int | None) -> Layout:
     return Layout(min(_BLOCK_BYTES, part_bytes), part_bytes)
 
 
-def _rounded_up(num_bytes: int) -> int:
-    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+def _rounded_up(num_bytes: int, unit: int = _PAGE_BYTES) -> int:
+    return -(-num_bytes // unit) * unit
 
 
 class Trust(NamedTuple):
@@ -88,6 +89,7 @@ class Part:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._num_bytes = num_bytes
         self._block_bytes = layout.block_bytes
+        self._unit_bytes = min(_UNIT_BYTES, self._block_bytes)
         self._seed = zlib.crc32(Path(path).name.encode())
         self._table_bytes = _rounded_up(layout.part_bytes // _PAGE_BYTES * _SUM_BYTES)
         self._is_used = True
@@ -98,44 +100,45 @@ class Part:
         return Trust((status.st_size, status.st_mtime_ns), bytearray(_rounded_up(self._num_bytes) // _PAGE_BYTES))
 
     def is_unchanged(self, trust: Trust) -> bool:
-        """True if nothing was written into the part since it had this trust."""
+        """Returns True if nothing was written into the part since it had this trust."""
+        self._is_used = True
         status = os.fstat(self._descriptor)
         return trust is self.trust and trust.status == (status.st_size, status.st_mtime_ns)
 
     def has(self, block: int) -> bool:
-        """True if all bytes of the block may be read."""
+        """Returns True if all bytes of the block may be read."""
         start = block * self._block_bytes
         return self.read(start, min(start + self._block_bytes, self._num_bytes)) is not None
 
     def read(self, start: int, stop: int) -> bytes | None:
-        """The bytes ``start`` to ``stop - 1``, counted from the part's first; ``None`` unless all of them are there."""
-        self._is_used = True
+        """Returns the bytes ``start`` to ``stop - 1``, counted from the part's first, or ``None`` if one of them is missing."""
         if not self.is_unchanged(self.trust):
             self.trust = self._no_trust()
-        trust, first, end = self.trust, start // _PAGE_BYTES, min(_rounded_up(stop), self._num_bytes)
-        begin, last = first * _PAGE_BYTES, _rounded_up(stop) // _PAGE_BYTES
+        trust = self.trust
+        is_settled = time.time_ns() - trust.status[1] > _CLOCK_NANOSECONDS
+        unit = self._unit_bytes if is_settled else _PAGE_BYTES
+        begin, end = start // unit * unit, min(_rounded_up(stop, unit), self._num_bytes)
+        first, last = begin // _PAGE_BYTES, _rounded_up(end) // _PAGE_BYTES
         sums = os.pread(self._descriptor, (last - first) * _SUM_BYTES, first * _SUM_BYTES)
         data = os.pread(self._descriptor, end - begin, self._table_bytes + begin)
         if stop > end or len(data) != end - begin or sums != self._sums(first, data):
             return None
-        if time.time_ns() - trust.status[1] > _CLOCK_NANOSECONDS:
+        if is_settled:
             trust.pages[first:last] = b"\1" * (last - first)
         return data[start - begin : stop - begin]
 
     def read_trusted(self, start: int, stop: int) -> bytes | None:
-        """The same, but ``None`` unless all pages were right before.
+        """Returns the bytes of pages that were right before, and ``None`` if one of them was not.
 
-        The bytes are right if ``is_unchanged`` says so afterwards, of the ``trust`` that the part had before.
+        The bytes are right if ``is_unchanged`` is true afterwards of the ``trust`` that the part had before.
         """
-        self._is_used = True
-        first, last = start // _PAGE_BYTES, (stop - 1) // _PAGE_BYTES
-        if stop > self._num_bytes or 0 in self.trust.pages[first : last + 1]:
+        if self.trust.pages.find(0, start // _PAGE_BYTES, (stop - 1) // _PAGE_BYTES + 1) >= 0:
             return None
         data = os.pread(self._descriptor, stop - start, self._table_bytes + start)
-        return data if len(data) == stop - start else None
+        return data if len(data) == stop - start and stop <= self._num_bytes else None
 
     def _sums(self, first: int, data: bytes) -> bytes:
-        """The checksums of pages from number ``first`` on."""
+        """Returns the checksums of pages, from number ``first`` on."""
         view, sums = memoryview(data), []
         for number, start in enumerate(range(0, len(data), _PAGE_BYTES), self._seed + first):
             sums.append(zlib.crc32(view[start : start + _PAGE_BYTES], number & 0xFFFFFFFF) or 1)
@@ -172,7 +175,7 @@ class Part:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, block)
 
     def is_kept(self) -> bool:
-        """True if the part has not been thrown away. Notes that it was used, if it was since this was called the last time."""
+        """Returns True if the part has not been thrown away. Notes that it was used, if it was since the last call."""
         if self._is_used:
             self._is_used = False
             with contextlib.suppress(OSError):  # its time of change stays

@@ -8,7 +8,7 @@ What holds when several threads and processes read:
    and who waits for them can be interrupted.
 3. What comes back is of the object that was found at first and as long as what was asked for, or an error is raised: each answer
    says which object it is of (its entity tag, or when it was changed), and which bytes of it. An answer that says something else
-   is asked for again, and never used. Servers that tell neither tag nor time are named in a warning.
+   is asked for again, and never used. A warning names servers that report neither tag nor time.
 4. Nothing waits for ever: an answer has 30 seconds, and a silent server is given up after two of them, a minute.
 """
 
@@ -97,8 +97,8 @@ def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
     unknown = [path for path, known in zip(paths, found, strict=True) if not known.version and _SERVERS.match(path)]
     if unknown and filesystem is None:
         _log.warning(
-            "%s%s: the server tells neither an entity tag (ETag) nor a time of change (Last-Modified). A file that changes while "
-            "it is read is noticed only if its size changes",
+            "%s%s: the server reports neither an entity tag (ETag) nor a time of change (Last-Modified). A file that changes "
+            "while it is read is noticed only if its size changes",
             without_query(unknown[0]),
             f" and {len(unknown) - 1} more" if len(unknown) > 1 else "",
         )
@@ -143,7 +143,7 @@ def read_ranges(
 
 
 def download(paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, number: int, to: Path) -> None:
-    """Writes all of file ``number`` to a local file, from one answer: so it is of one version, though no answer says of which."""
+    """Writes all of file ``number`` to a local file, from one answer, so that all bytes are of one version."""
     known = found[number]
     assert known is not None
     stores_of([paths[number]], filesystem)[0].download(paths[number], known, to)
@@ -334,7 +334,7 @@ class UrlStore:
         return self._answer(ask, path, f"bytes {start} to {stop - 1} cannot be read")
 
     def _answer(self, ask: Callable[[], T], path: str, what: str) -> T:
-        """The result of ``ask``, which is called again if it raises an error that may be that of a single answer."""
+        """Returns the result of ``ask``, which is called again if its error may be that of a single answer."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for pause in (*_PAUSES, None):
             try:
@@ -374,7 +374,7 @@ class UrlStore:
             self._answer(ask, path, "it cannot be downloaded")
 
     def _patient_store(self) -> Any:
-        """The server, with answers that may take long as long as bytes arrive."""
+        """Returns the server with a limit for silence, not for whole answers."""
         silence = {"timeout": timedelta(days=1), "read_timeout": timedelta(seconds=_ANSWER_SECONDS)}
         return self._server(silence) if _SERVERS.match(self._root) else self._store
 

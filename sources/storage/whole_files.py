@@ -79,7 +79,7 @@ def _place_of(path: str, identity: str) -> tuple[str, str]:
 
 
 class _Record(NamedTuple):
-    """What a file was when it had been written."""
+    """Size, time of change and checksum of a file when it had been written."""
 
     size: int
     changed: int  # in ns
@@ -87,7 +87,7 @@ class _Record(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> _Record:
-        """The record of a file as it is, for which all of it is read."""
+        """Reads all of a file, and returns its record."""
         checksum = 0
         with path.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
@@ -101,7 +101,7 @@ class _Record(NamedTuple):
 
 
 def _records_in(folder: str) -> dict[str, _Record]:
-    """The records of files, by the names of their folders. A line that is not whole counts for nothing."""
+    """Returns the records of files, by the names of their folders. Lines that are not whole are ignored."""
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for line in Path(folder, "records").read_text(errors="replace").splitlines():
@@ -112,7 +112,7 @@ def _records_in(folder: str) -> dict[str, _Record]:
 
 
 def _is_whole(path: Path, size: int, record: _Record | None, folder: str) -> bool:
-    """True if the file is what was downloaded."""
+    """Returns True if the file is what was downloaded."""
     try:
         status = path.stat()
     except FileNotFoundError:

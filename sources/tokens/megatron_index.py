@@ -35,7 +35,7 @@ _WRITE_AGAIN = "Copy both files again, or write the data set again"
 
 
 class _Breaks(NamedTuple):
-    """How many of the entries that were looked at do not follow the one before them, and the byte and a text of the first."""
+    """Number of entries that do not follow the one before them, and the byte and a text of the first."""
 
     number: int
     place: int
@@ -178,7 +178,7 @@ class MegatronIndex:
         return _Breaks(number, place, first, 2 * num_filled > num_seen)
 
     def _stretches(self) -> Iterator[Entries]:
-        """The whole index, in stretches that overlap by one sequence; some of a long index, its begin and its end among them."""
+        """Yields the whole index in stretches that overlap by one sequence; of a long index some, the first and last included."""
         num = self.num_sequences
         if num > _MAX_CHECKED:
             firsts = np.linspace(0, num - _STRETCH, _NUM_STRETCHES).astype(np.int64).tolist()
@@ -208,7 +208,7 @@ class MegatronIndex:
         return self._damaged(self._pointers + 8 * sequence, what + within)
 
     def entry(self, sequence: int) -> list[Range]:
-        """Where the length and the place of a sequence are, with those of its neighbours if they are checked."""
+        """Returns the places of a sequence's length and pointer, with those of its neighbours if they are checked."""
         first, stop, number = sequence, sequence + 1, self._index
         if self._fits_neighbours:
             first, stop = max(first - 1, 0), min(stop + 1, self.num_sequences)
@@ -245,7 +245,7 @@ class MegatronIndex:
         return self.data, start, stop
 
     def span_of(self, sequence: int) -> Range:
-        """Where the tokens of one sequence are. Raises: as ``span``."""
+        """Returns the place of the tokens of one sequence. Raises: as ``span``."""
         lengths, pointers = self._files.read(self.entry(sequence))
         return self.span(sequence, lengths, pointers)
 

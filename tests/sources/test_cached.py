@@ -171,7 +171,7 @@ def test_a_changed_file_is_another_one(tmp_path):
         path.write_bytes(b"\2" * 10)
 
 
-def test_where_nothing_tells_versions_a_file_is_of_one_version_all_the_same(tmp_path, caplog):
+def test_where_a_store_reports_no_versions_a_file_is_of_one_version_all_the_same(tmp_path, caplog):
     (tmp_path / "served").mkdir()
     path, folder = tmp_path / "served/rows.bin", tmp_path / "kept"
     versions = [bytes([number]) * 9 * MB for number in range(3)]
@@ -180,8 +180,8 @@ def test_where_nothing_tells_versions_a_file_is_of_one_version_all_the_same(tmp_
         url = f"{server.url}/rows.bin"
         with caplog.at_level(logging.WARNING, logger="gristmill"):
             sources = [cached(FixedRows(url), folder)]
-        assert any(f"cached: the store of {url} tells no versions" in record.message for record in caplog.records)
-        assert any(f"{url}: the server tells neither an entity tag" in record.message for record in caplog.records)
+        assert any(f"cached: the store of {url} reports no versions" in record.message for record in caplog.records)
+        assert any(f"{url}: the server reports neither an entity tag" in record.message for record in caplog.records)
         num_requests = server.num_requests
         assert sources[0][0] == versions[0][:64]
         assert server.num_requests == num_requests + 1  # one answer is of one version
