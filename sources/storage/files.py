@@ -109,6 +109,10 @@ class Files:
             remote.check_range(self.paths, self.sizes, one)
         return remote.read_ranges(self.paths, self._found, self._filesystem, ranges)
 
+    def is_local(self, number: int) -> bool:
+        """Returns True for a local file, False for one of a store or server."""
+        return self._found[number] is None
+
     def read_one(self, number: int, start: int, stop: int) -> bytes:
         """Returns the bytes ``start`` to ``stop - 1`` of one file. Raises: as ``read``."""
         if self._found[number] is None:

@@ -80,7 +80,7 @@ def explained(path: Path, what: str = "write the index", parameter: str = "index
         yield
     except OSError as error:
         why = reason(error, parameter)
-        if why is None:
+        if why is None or error.__cause__ is not None:  # something else, or explained already
             raise
         raise type(error)(error.errno, f"cannot {what} {path}: {why}") from error
 

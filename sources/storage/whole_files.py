@@ -219,6 +219,7 @@ def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
             raise
         num_bytes, free = sum(files.sizes[number] for number in paths), shutil.disk_usage(folder).free
         raise OSError(
+            error.errno,
             f"cached: the disk of {folder} is full: {num_bytes} bytes have to be downloaded, and {free} are free "
             f"({os.strerror(error.errno)}). Make room there, or use another folder",
         ) from error

@@ -27,6 +27,7 @@ _DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
 _CHUNK = 1 << 20  # lengths read together
 _MAX_CHECKED = 1 << 22  # sequences of an index that is checked as a whole: 48 MB
+_MAX_CHECKED_AFAR = 1 << 16  # of one in a store or on a server: 768 KB
 _WHOLE_STRETCH = 1 << 18  # sequences of it that are checked together
 _BREAKS_OF_AN_ENTRY = 2  # one before it, one behind
 _NUM_STRETCHES, _STRETCH = 16, 1 << 11  # of an index that has more sequences
@@ -46,8 +47,9 @@ class _Breaks(NamedTuple):
 class MegatronIndex:
     """One pair of files.
 
-    An index of up to ``_MAX_CHECKED`` sequences is checked as a whole, and a longer one in stretches. If in these the sequences
-    follow one another, but for one entry at most, each read of an entry checks that it fits its two neighbours.
+    An index of up to ``_MAX_CHECKED`` sequences (``_MAX_CHECKED_AFAR`` in a store) is checked as a whole, and a longer one in
+    stretches. If in these the sequences follow one another, but for one entry at most, each read of an entry checks that it fits
+    its two neighbours.
 
     Args:
         files: the files that they are two of.
@@ -70,6 +72,7 @@ class MegatronIndex:
         self._check_size()
         self._check_documents()
         self._fits_neighbours = False  # each entry that is read must
+        self._is_long = self.num_sequences > (_MAX_CHECKED if files.is_local(index) else _MAX_CHECKED_AFAR)
 
     def _read_header(self) -> tuple[np.dtype[Any], int, int]:
         (head,) = self._files.read([(self._index, 0, min(self._size, _HEADER.size))])
@@ -132,7 +135,7 @@ class MegatronIndex:
             DamagedFileError: the index is damaged.
         """
         found = self._breaks()
-        if self.num_sequences > _MAX_CHECKED:
+        if self._is_long:
             self._fits_neighbours = found.number <= _BREAKS_OF_AN_ENTRY and found.is_mostly_filled
             return
         if found.number:
@@ -180,7 +183,7 @@ class MegatronIndex:
     def _stretches(self) -> Iterator[Entries]:
         """Yields the whole index in stretches that overlap by one sequence; of a long index some, the first and last included."""
         num = self.num_sequences
-        if num > _MAX_CHECKED:
+        if self._is_long:
             firsts = np.linspace(0, num - _STRETCH, _NUM_STRETCHES).astype(np.int64).tolist()
             yield from self._read_stretches([(first, first + _STRETCH) for first in firsts])
             return

@@ -298,32 +298,42 @@ def test_whole_files_that_were_damaged_are_downloaded_again(server, data, tmp_pa
     assert server.num_requests == num_requests + 2  # whether it has changed in its store
 
 
+KILLED = """
+import os, random, signal, sys
+from gristmill.sources.storage import parts
+layout = parts.layout_for(1 << 20)
+content = random.Random(0).randbytes(layout.block_bytes)
+for name in sys.argv[1:]:
+    num_writes, half = map(int, os.path.basename(name).removesuffix(".part").split("-"))
+    process = os.fork()
+    if not process:
+        write, calls = os.pwrite, iter(range(num_writes))
+
+        def dying(descriptor, data, place):
+            if next(calls, None) is None:
+                write(descriptor, data[:half * len(data) // 2], place)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write(descriptor, data, place)
+
+        os.pwrite = dying
+        parts.Part(name, layout.block_bytes, layout).fill(0, content)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+"""
+
+
 def test_a_writer_that_is_killed_in_any_write_leaves_no_wrong_page(tmp_path):
     layout = parts.layout_for(MB)
-    new = random.Random(0).randbytes(layout.block_bytes)
-    whole = []
-    for half in (False, True):
-        for number in range(4):
-            path = str(tmp_path / f"{half}-{number}.part")
-            process = os.fork()
-            if not process:
-                write, calls = os.pwrite, iter(range(number))
-
-                def dying(descriptor, content, place, write=write, calls=calls, half=half):
-                    if next(calls, None) is None:
-                        write(descriptor, content[: len(content) // 2 * half], place)
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return write(descriptor, content, place)
-
-                os.pwrite = dying
-                parts.Part(path, layout.block_bytes, layout).fill(0, new)
-                os._exit(0)
-            os.waitpid(process, 0)
-            part = parts.Part(path, layout.block_bytes, layout)
-            pages = [part.read(start, start + 4096) for start in range(0, layout.block_bytes, 4096)]
-            assert all(page in (None, new[4096 * i : 4096 * i + 4096]) for i, page in enumerate(pages))
-            whole.append(None not in pages)
-    assert True in whole and whole.count(False) >= 4
+    content = random.Random(0).randbytes(layout.block_bytes)
+    names = [str(tmp_path / f"{num_writes}-{half}.part") for num_writes in range(3) for half in range(2)]
+    program = subprocess.run([sys.executable, "-c", KILLED, *names], capture_output=True, text=True, timeout=60, check=True)
+    codes = [int(code) for code in program.stdout.split()]
+    assert codes == [-signal.SIGKILL] * 4 + [0] * 2  # bytes, then checksums; each before it, and in the middle of it
+    for name, code in zip(names, codes, strict=True):
+        part = parts.Part(name, layout.block_bytes, layout)
+        pages = [part.read(start, start + 4096) for start in range(0, layout.block_bytes, 4096)]
+        assert all(page in (None, content[4096 * i : 4096 * i + 4096]) for i, page in enumerate(pages))
+        assert (None in pages) == (code != 0)
 
 
 FILLING = """
@@ -412,7 +422,9 @@ def test_where_nothing_can_be_kept_it_is_read_from_its_store_and_said_once(serve
     why = r"File too large: there is no space left, or no more may be used; make room, or give a folder with room as folder\n"
     kept = rf"WARNING:gristmill:cached: files cannot be kept in {tmp_path}, so they are read from their store: {why}"
     assert len(re.findall(kept, text)) == 1
-    assert re.search(r"no files: cached: the disk of .* is full: 8389208 bytes have to be .* \(File too large\). Make room", text)
+    assert re.search(
+        r"no files: \[Errno \d+\] cached: the disk of .* is full: 8389208 bytes have to be .* \(File too large\). Make room", text
+    )
     blocked = tmp_path / "blocked"
     files = CachedFiles(Files(urls(server)), str(blocked), None)
     blocked.write_text("not a folder")
@@ -421,24 +433,32 @@ def test_where_nothing_can_be_kept_it_is_read_from_its_store_and_said_once(serve
     assert len(caplog.records) == 1
 
 
+LOCKED = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from fixed_rows import FixedRows
+from gristmill.sources import cached
+if os.getuid() == 0:
+    os.setuid(65_534)
+for folder in (sys.argv[2], sys.argv[2] + "/deeper"):
+    for what in ("https://host/a.bin", FixedRows(sys.argv[3])):
+        try:
+            cached(what, folder)
+        except PermissionError as error:
+            print(error)
+"""
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir(mode=0o555)
-    process = os.fork()
-    if not process:
-        status = 1
-        with contextlib.suppress(BaseException):
-            if os.getuid() == 0:
-                os.setuid(65_534)
-            for place in (folder, folder / "deeper"):
-                for what in ("https://host/a.bin", FixedRows(__file__)):
-                    with pytest.raises(
-                        PermissionError, match=rf"cannot keep files in {place}: .* give a folder that can as folder"
-                    ):
-                        cached(what, place)
-            status = 0
-        os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    command = [sys.executable, "-c", LOCKED, HERE, str(folder), "/etc/hosts"]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    lines = program.stdout.splitlines()
+    assert len(lines) == 4, program.stderr
+    for line, place in zip(lines, [folder, folder, folder / "deeper", folder / "deeper"], strict=True):
+        assert line.startswith(f"[Errno 13] cannot keep files in {place}: ")
+        assert line.endswith("the folder cannot be written; give a folder that can as folder")
 
 
 def test_array_records_by_path(tmp_path, server):

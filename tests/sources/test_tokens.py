@@ -2,6 +2,8 @@ import hashlib
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -518,17 +520,25 @@ def test_files_are_open_from_the_first_read_on_and_pickles_are_small(folder, kin
     assert num_open(folder) == before
 
 
+FORKED = """
+import os, sys
+from gristmill.sources import TokenSource
+source = TokenSource(sys.argv[1])
+expected = source[1].tolist()
+opened = source._files._file(0)
+child = os.fork()
+is_right = source[1].tolist() == expected and (source._files._file(0) is opened) == bool(child)
+if not child:
+    os._exit(is_right)
+print(is_right and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 def test_a_forked_process_opens_files_of_its_own(folder):
-    source = make(folder, "documents")
-    expected = [source[key].tolist() for key in range(5)]
-    opened = source._files._file(0)
-    child = os.fork()
-    if not child:
-        is_right = [source[key].tolist() for key in range(5)] == expected
-        os._exit(0 if is_right and source._files._file(0) is not opened else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert source._files._file(0) is opened and [source[key].tolist() for key in range(5)] == expected
+    command = [sys.executable, "-c", FORKED, str(folder / "all")]
+    program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert program.stdout == "1\n"
 
 
 @pytest.mark.parametrize("kind", ["samples", "chunks, shuffled", "windows over files"])
