@@ -21,7 +21,7 @@ import numpy as np
 
 from gristmill.core.errors import add_note
 from gristmill.workers.arena import Arena, ArenaReader, Slot
-from gristmill.workers.pickling import CloudPickler
+from gristmill.workers.pickling import CloudPickler, drop_notes_of_pickle
 
 MIN_SHARED_BYTES = 1 << 15  # smaller arrays are copied with the message: that is quicker than looking after a slot
 
@@ -87,6 +87,7 @@ class Encoder:
                 self._dump(element)
                 ends.append(self._file.tell())
         except BaseException as error:
+            drop_notes_of_pickle(error)
             add_note(error, f"An element of type {type(element).__name__} could not be sent from a worker process.")
             failure = error
         if len(ends) == 1:

@@ -7,18 +7,30 @@ instance that returns is an instance of the very class of the program.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib
 import io
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable
-from types import GetSetDescriptorType, MemberDescriptorType
-from typing import Any, NamedTuple
+from types import FunctionType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as _cloudpickle
 
+from gristmill.workers.classes import completed
 from gristmill.workers.flags import is_absl_flags, reduce_flags
+from gristmill.workers.reductions import (
+    REDUCERS,
+    is_importable,
+    is_single_dispatch,
+    reduce_cached_property,
+    reduce_single_dispatch,
+)
 
 # The classes that this process has received by value, and the names under which their owner finds them.
 _received: dict[type, str] = {}
@@ -26,6 +38,8 @@ _received: dict[type, str] = {}
 
 class CloudPickler(cloudpickle.Pickler):
     """A cloudpickler for the way to a worker and back."""
+
+    dispatch_table: ClassVar[Any] = ChainMap(REDUCERS, *cloudpickle.Pickler.dispatch_table.maps)
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj in _received:
@@ -38,32 +52,26 @@ class CloudPickler(cloudpickle.Pickler):
             raise TypeError(f"cannot pickle an open text file, {obj!r:.200}")
         if is_absl_flags(obj):
             return reduce_flags(obj)
+        if isinstance(obj, functools.cached_property):
+            return reduce_cached_property(obj)
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            # cloudpickle does not take it for a module. It need not be imported by the name that it has.
+            name = next((name for name, module in [*sys.modules.items()] if module is obj), None)
+            return super().reducer_override(obj) if name is None else (importlib.import_module, (name,))
+        if isinstance(obj, type | FunctionType):
+            _import_module_of(obj)
+            if type(obj) is FunctionType and is_single_dispatch(obj) and not is_importable(obj):
+                return reduce_single_dispatch(obj)
         reduced = super().reducer_override(obj)
-        if isinstance(obj, type) and "__slots__" in vars(obj):
-            return _with_slots(obj, reduced)
-        return reduced
+        return completed(obj, reduced) if isinstance(obj, type) else reduced
 
 
-def _with_slots(cls: type, reduced: Any) -> Any:
-    """What makes a class that travels by value, with slots: cloudpickle leaves them out, and then the class there has instances
-    with a ``__dict__``, which the class here cannot take back.
-    """
-    if not isinstance(reduced, tuple) or reduced[0] is not _cloudpickle._make_skeleton_class:
-        return reduced
-    if NamedTuple in vars(cls).get("__orig_bases__", ()):  # makes its own, and accepts no others
-        return reduced
-    names = tuple([name for name, value in vars(cls).items() if _is_slot(name, value)])
-    keywords, (attributes, _) = reduced[1][3], reduced[2]
-    keywords["__slots__"] = names
-    for name in names:
-        attributes.pop(name, None)
-    return reduced
-
-
-def _is_slot(name: str, value: Any) -> bool:
-    return isinstance(value, MemberDescriptorType) or (
-        isinstance(value, GetSetDescriptorType) and name in ("__dict__", "__weakref__")
-    )
+def _import_module_of(obj: type | FunctionType) -> None:
+    """Imports the module of ``obj`` where its package does so lazily, because cloudpickle looks in imported modules only."""
+    module = getattr(obj, "__module__", None)
+    if isinstance(module, str) and module not in sys.modules and module.partition(".")[0] in sys.modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module(module)
 
 
 def remember_received_classes() -> None:
@@ -78,5 +86,16 @@ def _class_named(name: str) -> type:
 def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
     """``value`` pickled, by value what cannot be imported; raises whatever makes that impossible."""
     file = io.BytesIO()
-    CloudPickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback).dump(value)
+    try:
+        CloudPickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback).dump(value)
+    except Exception as error:
+        drop_notes_of_pickle(error)
+        raise
     return file.getvalue()
+
+
+def drop_notes_of_pickle(error: BaseException) -> None:
+    """Drops all but the last of the notes that pickle adds from Python 3.14 on, one for each enclosing object."""
+    notes = vars(error).get("__notes__")
+    if isinstance(notes, list):
+        notes[:-1] = [note for note in notes[:-1] if not str(note).startswith("when serializing ")]

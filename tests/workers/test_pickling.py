@@ -1,6 +1,11 @@
-"""Instances of classes of ``__main__``, which travel by value: each comes back as one of the program's own class, and equal."""
+"""Objects of ``__main__``, which travel by value: in workers they are as in the program, and come back as they were."""
 
-from programs import output
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import PATIENCE_SECONDS, output
 
 PROGRAM = """
     import abc, collections, enum, typing
@@ -80,3 +85,34 @@ PROGRAM = """
 
 def test_instances_of_every_kind_of_class_of_the_program(tmp_path):
     assert output(tmp_path, PROGRAM) == ["{'_Private__x': 7, '_y': 7} {'empty': None, 'x': 8, 'free': [8]}"]
+
+
+OBJECTS = Path(__file__).with_name("objects_of_a_program.py")
+CELL = """
+import pathlib, sys
+from IPython.core.interactiveshell import InteractiveShell
+from ipykernel.compiler import XCachingCompiler
+InteractiveShell.compiler_class = XCachingCompiler
+InteractiveShell.instance().run_cell(pathlib.Path(sys.argv[1]).read_text())
+"""
+WAYS = {
+    "script": ([OBJECTS], "", str(OBJECTS)),
+    "command": (["-c", OBJECTS.read_text()], "", "<string>"),
+    "standard input": (["-"], OBJECTS.read_text(), "<stdin>"),
+    "notebook": (["-c", CELL, OBJECTS], "", "ipykernel"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_objects_of_a_program_are_the_same_in_a_worker_and_errors_show_their_lines(way):
+    arguments, given, file = WAYS[way]
+    done = subprocess.run([sys.executable, *arguments], input=given, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    here, in_worker = done.stdout.splitlines()
+    assert here == in_worker and file in here
+    lines = OBJECTS.read_text().splitlines()
+    number = lines.index("def failing(i):") + 1
+    for name, offset in (("failing", 4), ("inner", 2), ("<lambda>", 2)):
+        assert f"{number + offset}, '{name}', " in here
+        if way in ("script", "notebook"):
+            assert repr(lines[number + offset - 1].strip()) in here

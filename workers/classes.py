@@ -1,0 +1,103 @@
+"""Classes that travel by value: what cloudpickle leaves out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, NamedTuple
+
+from cloudpickle import cloudpickle as _cloudpickle
+
+_SKELETONS = (_cloudpickle._make_skeleton_class, _cloudpickle._make_skeleton_enum)
+
+
+class _State(NamedTuple):
+    """State of a class with more than cloudpickle sets."""
+
+    set_others: Callable[[type, Any], None]
+    others: Any
+    members: dict[str, dict[str, Any]]  # attributes of each member of an Enum
+
+
+def completed(cls: type, reduced: Any) -> Any:
+    """Return ``reduced``, the reduction of ``cls`` by cloudpickle, with what that leaves out."""
+    if not isinstance(reduced, tuple) or reduced[0] not in _SKELETONS:
+        return reduced
+    make, args, (attributes, slots), *rest, set_others = reduced
+    members: dict[str, dict[str, Any]] = {}
+    if make is _cloudpickle._make_skeleton_class:
+        _add_slots(cls, args[3], attributes)
+    else:
+        args = (*args[:3], _described_members(cls), *args[4:])
+        for name, member in cls.__members__.items():  # type: ignore[attr-defined]
+            attributes.pop(name, None)
+            members[name] = {key: value for key, value in vars(member).items() if key not in _MADE_WITH_A_MEMBER}
+    if not members:
+        return reduced
+    return make, args, _State(set_others, (attributes, slots), members), *rest, _set_state
+
+
+def _set_state(cls: type, state: _State) -> None:
+    state.set_others(cls, state.others)
+    _finish_enum(cls, state.members, state.others[0])
+
+
+# Without its slots, a class would give its instances a ``__dict__``, which the class of the program cannot take back.
+
+
+def _add_slots(cls: type, keywords: dict[str, Any], attributes: dict[str, Any]) -> None:
+    if "__slots__" not in vars(cls):
+        return
+    if NamedTuple in vars(cls).get("__orig_bases__", ()):  # makes its own, and accepts no others
+        return
+    names = tuple([name for name, value in vars(cls).items() if _is_slot(name, value)])
+    keywords["__slots__"] = names
+    for name in names:
+        attributes.pop(name, None)
+
+
+def _is_slot(name: str, value: Any) -> bool:
+    return isinstance(value, MemberDescriptorType) or (
+        isinstance(value, GetSetDescriptorType) and name in ("__dict__", "__weakref__")
+    )
+
+
+# cloudpickle makes the members of an Enum from their values, before the class has methods. So they lack what ``__new__``
+# and ``__init__`` set, and it leaves out the other names of a member. Here they are made by a ``__new__`` that is given what
+# they consist of, and their attributes are set last, because these may refer to the class.
+
+_MADE_WITH_A_MEMBER = ("_value_", "_name_", "__objclass__", "_sort_order_")
+
+
+def _described_members(cls: Any) -> dict[str, Any]:
+    """Return a namespace that makes an Enum of the same members."""
+    members = {name: (_constructor_args(cls._member_type_, member), member._value_) for name, member in cls.__members__.items()}
+    return {"__new__": _new_member, "__init__": _set_nothing, **members}
+
+
+def _constructor_args(data_type: Any, member: Any) -> tuple[Any, ...]:
+    """Return the arguments of the ``__new__`` of the type that members are derived from."""
+    if data_type.__new__ is object.__new__:
+        return ()
+    if hasattr(data_type, "__getnewargs__"):
+        args: tuple[Any, ...] = data_type.__getnewargs__(member)
+        return args
+    return member._value_ if isinstance(member._value_, tuple) else (member._value_,)
+
+
+def _new_member(cls: Any, args: tuple[Any, ...], value: Any) -> Any:
+    member = cls._member_type_.__new__(cls, *args)
+    member._value_ = value
+    return member
+
+
+def _set_nothing(member: Any, *args: Any) -> None:
+    pass
+
+
+def _finish_enum(cls: Any, members: dict[str, dict[str, Any]], attributes: dict[str, Any]) -> None:
+    for name in {"__init__", "__new_member__"} - attributes.keys():
+        if name in vars(cls):
+            delattr(cls, name)
+    for name, values in members.items():
+        vars(cls.__members__[name]).update(values)

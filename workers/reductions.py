@@ -1,0 +1,194 @@
+"""Reductions of objects that cloudpickle cannot send, changes, or sends by name where the name is of no use.
+
+A name is of use if a worker can import it. What the program itself (``__main__``) defines cannot be imported.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+import functools
+import gc
+import pickle
+import sys
+import threading
+import typing
+import weakref
+from collections.abc import Callable, Mapping
+from types import CodeType, FunctionType
+from typing import Any, TypeAlias
+
+import cloudpickle
+import numpy as np
+
+Reduced: TypeAlias = tuple[Any, ...] | str
+
+_reduce_code: Callable[[CodeType], tuple[Any, Any]] = cloudpickle.Pickler.dispatch_table[CodeType]
+
+
+def is_importable(obj: Any) -> bool:
+    """Return True if a worker finds ``obj`` by its name."""
+    module, name = getattr(obj, "__module__", None), getattr(obj, "__qualname__", getattr(obj, "__name__", None))
+    if module == "__main__" or not isinstance(module, str) or not isinstance(name, str):
+        return False
+    by_value = cloudpickle.list_registry_pickle_by_value()
+    if any([f"{module}.".startswith(f"{registered}.") for registered in by_value]):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+# The reductions below say how they differ from what cloudpickle or pickle would do.
+
+
+def _code(code: CodeType) -> Reduced:
+    """Keeps the name of the file, which cloudpickle leaves out and tracebacks show."""
+    return _code_in_file, (_reduce_code(code)[1], code.co_filename)
+
+
+def _code_in_file(args: tuple[Any, ...], filename: str) -> CodeType:
+    return CodeType(*args).replace(co_filename=filename)
+
+
+def _cached(wrapper: Any) -> Reduced:
+    """Sends the function, and not the cache."""
+    if is_importable(wrapper):
+        return wrapper.__reduce__()
+    held, function = gc.get_referents(wrapper), wrapper.__wrapped__
+    if not any([x is function for x in held]):  # functools.wraps has replaced the attribute
+        function = _function_among([x for x in held if not isinstance(x, type)], wrapper)
+    attributes = {name: value for name, value in vars(wrapper).items() if name != "cache_parameters"}
+    return _make_cached, (function, wrapper.cache_parameters()), attributes
+
+
+def _make_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _function_among(held: list[Any], owner: Any) -> Any:
+    """Return the only function among what ``owner`` refers to and does not show.
+
+    Raises:
+        PicklingError: there are others.
+    """
+    found = [x for x in held if callable(x)]
+    if len(found) != 1:
+        raise pickle.PicklingError(f"cannot pickle {owner!r:.200}: its function is not known")
+    return found[0]
+
+
+def is_single_dispatch(function: FunctionType) -> bool:
+    """Return True for functions that ``functools.singledispatch`` has made."""
+    return function.__globals__ is vars(functools) and hasattr(function, "registry") and hasattr(function, "dispatch")
+
+
+def reduce_single_dispatch(function: Any) -> Reduced:
+    """Sends the implementations, and not the cache."""
+    registry = {**function.registry}
+    own = vars(functools.singledispatch(registry[object]))
+    attributes = {name: value for name, value in vars(function).items() if name == "__wrapped__" or name not in own}
+    names = {name: getattr(function, name) for name in functools.WRAPPER_ASSIGNMENTS if hasattr(function, name)}
+    state = registry, attributes, names
+    return functools.singledispatch, (registry[object],), state, None, None, _set_single_dispatch
+
+
+def _set_single_dispatch(function: Any, state: tuple[dict[type, Any], dict[str, Any], dict[str, Any]]) -> None:
+    registry, attributes, names = state
+    for cls, implementation in registry.items():
+        function.register(cls, implementation)
+    vars(function).update(attributes)
+    for name, value in names.items():
+        setattr(function, name, value)
+
+
+def reduce_cached_property(descriptor: Any) -> Reduced:
+    """Leaves out the lock, which there is before Python 3.12."""
+    state = {name: value for name, value in vars(descriptor).items() if name != "lock"}
+    return copyreg.__newobj__, (type(descriptor),), state, None, None, _set_cached_property  # type: ignore[attr-defined]
+
+
+def _set_cached_property(descriptor: Any, state: dict[str, Any]) -> None:
+    functools.cached_property.__init__(descriptor, state["func"])
+    vars(descriptor).update(state)
+
+
+def _comparison_key(key: Any) -> Reduced:
+    """The class that ``functools.cmp_to_key`` returns; its instances, which have the same type, are refused."""
+    held = [x for x in gc.get_referents(key) if x is not type(key)]
+    if len(held) > 1:
+        raise TypeError(f"cannot pickle {key!r:.200}")
+    return functools.cmp_to_key, (_function_among(held, key),)
+
+
+def _ufunc(ufunc: Any) -> Reduced:
+    """What ``numpy.frompyfunc`` has made travels with its function, all others by name."""
+    held = gc.get_referents(ufunc)
+    if not any([callable(x) for x in held]):
+        reduced: Reduced = _reduce_ufunc(ufunc)
+        return reduced
+    return _make_ufunc, (_function_among(held, ufunc), ufunc.nin, ufunc.nout, ufunc.identity)
+
+
+def _make_ufunc(function: Callable[..., Any], nin: int, nout: int, identity: Any) -> Any:
+    return np.frompyfunc(function, nin, nout, identity=identity)
+
+
+def _new_type(new: Any) -> Reduced:
+    if is_importable(new):
+        return new.__reduce__()
+    return typing.NewType, (new.__name__, new.__supertype__), {**vars(new)}
+
+
+def _type_parameter(parameter: Any) -> Reduced:
+    """Sends a ``ParamSpec`` or ``TypeVarTuple`` by value."""
+    if is_importable(parameter):
+        return parameter.__reduce__()
+    options = {"bound": getattr(parameter, "__bound__", None)}
+    if hasattr(parameter, "has_default") and parameter.has_default():
+        options["default"] = parameter.__default__
+    given = {name: value for name, value in options.items() if value is not None}
+    return _make_type_parameter, (type(parameter), parameter.__name__, given)
+
+
+def _make_type_parameter(kind: Any, name: str, options: dict[str, Any]) -> Any:
+    return kind(name, **options)
+
+
+def _type_alias(alias: Any) -> Reduced:
+    """Sends what the statement ``type`` makes by value; its value is evaluated."""
+    if is_importable(alias):
+        return alias.__reduce__()
+    return _make_type_alias, (alias.__name__, alias.__value__, alias.__type_params__)
+
+
+def _make_type_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
+    return typing.TypeAliasType(name, value, type_params=parameters)  # type: ignore[attr-defined]
+
+
+def _weak_dict(values: Any) -> Reduced:
+    """Sends the entries; those that nothing else refers to are gone in the worker."""
+    return type(values), (dict(values),)
+
+
+_reduce_ufunc = copyreg.dispatch_table[np.ufunc]
+
+REDUCERS: dict[type, Callable[[Any], Reduced]] = {
+    CodeType: _code,
+    type(functools.cache(len)): _cached,
+    type(functools.cmp_to_key(lambda a, b: 0)): _comparison_key,
+    np.ufunc: _ufunc,
+    typing.NewType: _new_type,
+    typing.ParamSpec: _type_parameter,
+    typing.TypeVarTuple: _type_parameter,
+    weakref.WeakKeyDictionary: _weak_dict,
+    weakref.WeakValueDictionary: _weak_dict,
+    threading.local: lambda local: (threading.local, ()),  # as in every other thread, empty
+    # A copy of these would not be recognised.
+    type(dataclasses.MISSING): lambda missing: "MISSING",
+    type(dataclasses.KW_ONLY): lambda keyword_only: "KW_ONLY",
+    dataclasses._FIELD_BASE: lambda kind: kind.name,  # type: ignore[attr-defined]  # cloudpickle < 3.0 copies these
+}
+if sys.version_info >= (3, 12):
+    REDUCERS[typing.TypeAliasType] = _type_alias
