@@ -29,7 +29,9 @@ from gristmill.workers.pickling import CloudPickler
 
 _T = TypeVar("_T")
 _Part = bytes | str  # a pickle; or the repr of what could not be pickled
-_Frame = tuple[str, str, str, tuple[int, int, int, int]]  # file, name, qualified name, (line, last line, column, its end)
+# File, name, qualified name, first line of the code, (line, last line, column, its end).
+_Frame = tuple[str, str, str, int, tuple[int, int, int, int]]
+_Block = tuple[int, str, list[_Frame]]  # of a text: depth among groups, what stands before the frames, the frames
 _Field = GetSetDescriptorType | MemberDescriptorType
 
 _MAX_FRAMES = 100  # of one traceback, half of them the outermost
@@ -66,7 +68,7 @@ class LostValue:
 class _Node(NamedTuple):
     """One of the exceptions that hang together."""
 
-    text: str  # for a RemoteError
+    text: list[_Block]  # for a RemoteError
     maker: _Part  # of _blank's arguments, or of the exception
     args: list[_Part]
     fields: dict[str, _Part]
@@ -86,8 +88,7 @@ def encode_error(error: BaseException, skip_frames: int = 0) -> bytes:
     try:
         return pickle.dumps(_Encoder(error).nodes(skip_frames))
     except BaseException:
-        text = _safely(_name(type(error)), _text, error, skip_frames)
-        return pickle.dumps([_Node(text, "", [], {}, {}, [])])
+        return pickle.dumps([_Node(_safe_blocks(error, []), "", [], {}, {}, [])])
 
 
 def decode_error(data: bytes) -> BaseException:
@@ -104,7 +105,7 @@ def decode_error(data: bytes) -> BaseException:
     text = "the error of a worker could not be read"
     try:
         nodes = pickle.loads(data)
-        text = nodes[0].text
+        text = _text(nodes[0].text)
         return _Decoder(nodes).decode()
     except Exception:
         return RemoteError(text)
@@ -121,13 +122,14 @@ class _Encoder:
 
     def _node(self, error: BaseException, skip_frames: int) -> _Node:
         values = {name: _read(field, error) for name, field in _fields(type(error)).items()}
+        frames: list[_Frame] = _safely([], _frames, error, skip_frames)
         return _Node(
-            _safely(_name(type(error)), _text, error, skip_frames),
+            _safe_blocks(error, frames),
             self._maker(error),
             [self._part(value) for value in _BASE["args"].__get__(error)],
             {name: self._part(value) for name, value in values.items() if value is not _UNSET},
             {name: self._part(value) for name, value in _BASE["__dict__"].__get__(error).items() if type(name) is str},
-            _safely([], _frames, error, skip_frames),
+            frames,
         )
 
     def _maker(self, error: BaseException) -> _Part:
@@ -199,7 +201,7 @@ class _Decoder:
 
     def error(self, number: int) -> BaseException:
         if number not in self._errors:
-            self._errors[number] = RemoteError(self._nodes[number].text)
+            self._errors[number] = RemoteError(_text(self._nodes[number].text))
             with contextlib.suppress(Exception):  # a RemoteError is what it remains then
                 made = self._value(self._nodes[number].maker)
                 made = _blank(*made) if isinstance(made, tuple) else made
@@ -277,12 +279,21 @@ def _group_args(error: BaseException) -> tuple[Any, ...]:
     return tuple(_GROUP[name].__get__(error) for name in names)
 
 
-def _text(error: BaseException, skip_frames: int = 0) -> str:
+def _safe_blocks(error: BaseException, frames: list[_Frame]) -> list[_Block]:
+    return _safely([(0, _name(type(error)), [])], _blocks, error, frames, 0)
+
+
+def _blocks(error: BaseException, frames: list[_Frame], depth: int) -> list[_Block]:
     message = _safely("<its __str__ raises>", str, error)
-    text = f"{_name(type(error))}: {message}\n\nThe worker's traceback (most recent call last):\n"
-    text += "".join(traceback.format_tb(_traceback(_frames(error, skip_frames))))
-    members = [textwrap.indent(_text(member), "    ") for group in _group_args(error)[1:] for member in group]
-    return "\n".join([text, *members])
+    head = f"{_name(type(error))}: {message}\n\nThe worker's traceback (most recent call last):\n"
+    members = [member for group in _group_args(error)[1:] for member in group]
+    return [(depth, head, frames), *[block for x in members for block in _blocks(x, _frames(x, 0), depth + 1)]]
+
+
+def _text(blocks: list[_Block]) -> str:
+    """Made by the consumer, because a worker has no lines of the cells of a notebook."""
+    texts = [(depth, head + "".join(traceback.format_tb(_traceback(frames)))) for depth, head, frames in blocks]
+    return "\n".join([textwrap.indent(text, "    " * depth) for depth, text in texts])
 
 
 def _frames(error: BaseException, skip_frames: int) -> list[_Frame]:
@@ -297,7 +308,7 @@ def _frames(error: BaseException, skip_frames: int) -> list[_Frame]:
         return list(map(_frame, links))
     gap = f"... {left_out} frames left out ..."
     half = _MAX_FRAMES // 2
-    return [*map(_frame, links[:half]), ("<...>", gap, gap, (1, 1, -1, -1)), *map(_frame, links[-half:])]
+    return [*map(_frame, links[:half]), ("<...>", gap, gap, 1, (1, 1, -1, -1)), *map(_frame, links[-half:])]
 
 
 def _frame(link: TracebackType) -> _Frame:
@@ -305,19 +316,25 @@ def _frame(link: TracebackType) -> _Frame:
     start, end, column, end_column = next(islice(code.co_positions(), max(link.tb_lasti // 2, 0), None), (None,) * 4)
     if start != line or end is None or column is None or end_column is None or (start, column) > (end, end_column):
         end, column, end_column = line, -1, -1
-    return code.co_filename, code.co_name, code.co_qualname, (line, end, column, end_column)
+    return code.co_filename, code.co_name, code.co_qualname, code.co_firstlineno, (line, end, column, end_column)
 
 
 def _traceback(frames: list[_Frame]) -> TracebackType | None:
     tb = None
-    for file, name, qualname, (line, end, column, end_column) in reversed(frames):
+    for file, name, qualname, first_line, (line, end, column, end_column) in reversed(frames):
         tree = ast.parse("lambda: (yield)", mode="eval")
         for node in ast.walk(tree):
             if isinstance(node, ast.expr):
                 node.lineno, node.end_lineno, node.col_offset, node.end_col_offset = line, end, column, end_column
-        function = eval(compile(tree, file, "eval"), {})
+        # IPython, and Python from 3.13 on, find the source of a program without a file by the first line of the code.
+        tree.body.lineno = tree.body.end_lineno = first_line
+        tree.body.col_offset = tree.body.end_col_offset = 0
+        namespace: dict[str, Any] = {}
+        function = eval(compile(tree, file, "eval"), namespace)
         code = function.__code__ = function.__code__.replace(co_name=name, co_qualname=qualname)
         shown = (line, end, column, end_column) if column >= 0 else (line, line, None, None)
-        # A generator that was not started has a frame that nobody calls: it keeps no frame of ours alive.
-        tb = TracebackType(tb, function().gi_frame, 2 * list(code.co_positions()).index(shown), line)
+        # The frame of a generator that waits is at its line, and nobody calls it: it keeps no frame of ours alive.
+        namespace["generator"] = generator = function()
+        next(generator)
+        tb = TracebackType(tb, generator.gi_frame, 2 * list(code.co_positions()).index(shown), line)
     return tb
