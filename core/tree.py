@@ -12,6 +12,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
+from gristmill.core.node_types import register_expected
+
 Structure: TypeAlias = Any  # hashable and comparable; what it is depends on who flattened
 
 
@@ -30,6 +32,7 @@ def flatten(tree: Any) -> tuple[list[Any], Structure]:
 
 def flattener() -> Callable[[Any], tuple[list[Any], Structure]]:
     """``flatten`` for trees that are to be compared: its rules do not change when another thread imports JAX meanwhile."""
+    register_expected()
     jax = _jax_tree_util()
     return _flatten_ours if jax is None else jax.tree_flatten
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gristmill.core.node_types import register_expected
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
 from gristmill.dataset.ahead.memory import Holding
@@ -36,6 +37,7 @@ class PipelineTask:
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
         if self.init_fn is not None:
             self.init_fn(index, count)
+        register_expected()  # what the function above has not registered
         return PipelineProducer(self, index, count, allocate)
 
     def share(self, lane: int) -> IterDataset[Any]:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from cloudpickle import cloudpickle as _cloudpickle
 
+from gristmill.core.node_types import Registration, receive, registration_of
+
 _SKELETONS = (_cloudpickle._make_skeleton_class, _cloudpickle._make_skeleton_enum)
 
 
@@ -17,6 +19,7 @@ class _State(NamedTuple):
     set_others: Callable[[type, Any], None]
     others: Any
     members: dict[str, dict[str, Any]]  # attributes of each member of an Enum
+    registration: Registration | None
 
 
 def completed(cls: type, reduced: Any) -> Any:
@@ -32,14 +35,18 @@ def completed(cls: type, reduced: Any) -> Any:
         for name, member in cls.__members__.items():  # type: ignore[attr-defined]
             attributes.pop(name, None)
             members[name] = {key: value for key, value in vars(member).items() if key not in _MADE_WITH_A_MEMBER}
-    if not members:
+    registration = registration_of(cls)
+    if not members and registration is None:
         return reduced
-    return make, args, _State(set_others, (attributes, slots), members), *rest, _set_state
+    return make, args, _State(set_others, (attributes, slots), members, registration), *rest, _set_state
 
 
 def _set_state(cls: type, state: _State) -> None:
     state.set_others(cls, state.others)
-    _finish_enum(cls, state.members, state.others[0])
+    if state.members:
+        _finish_enum(cls, state.members, state.others[0])
+    if state.registration is not None:
+        receive(cls, state.registration)
 
 
 # Without its slots, a class would give its instances a ``__dict__``, which the class of the program cannot take back.

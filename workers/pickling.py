@@ -22,6 +22,7 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as _cloudpickle
 
+from gristmill.core.node_types import registered_types, registration_of
 from gristmill.workers.classes import completed
 from gristmill.workers.flags import is_absl_flags, reduce_flags
 from gristmill.workers.reductions import (
@@ -99,3 +100,15 @@ def drop_notes_of_pickle(error: BaseException) -> None:
     notes = vars(error).get("__notes__")
     if isinstance(notes, list):
         notes[:-1] = [note for note in notes[:-1] if not str(note).startswith("when serializing ")]
+
+
+def pickled_registrations() -> dict[tuple[str, str], bytes | str]:
+    """Return the registrations of classes that workers import, for ``core.node_types.expect``."""
+    found: dict[tuple[str, str], bytes | str] = {}
+    for cls in registered_types():
+        if is_importable(cls):
+            try:
+                found[cls.__module__, cls.__qualname__] = dumps(registration_of(cls))
+            except Exception as error:
+                found[cls.__module__, cls.__qualname__] = f"{type(error).__name__}: {error}"
+    return found

@@ -35,13 +35,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from gristmill.core.config import config
+from gristmill.core.node_types import expect
 from gristmill.workers.arena import open_memory
 from gristmill.workers.descriptors import close_all
 from gristmill.workers.flags import flag_values, own_flags
 from gristmill.workers.logs import log_settings
-from gristmill.workers.pickling import dumps
+from gristmill.workers.pickling import dumps, pickled_registrations
 from gristmill.workers.process import WorkerProcess, check_system
-from gristmill.workers.setup import setup_calls
+from gristmill.workers.setup import Call, setup_calls
 from gristmill.workers.template import Template, surroundings
 from gristmill.workers.uninterrupted import uninterrupted
 
@@ -88,7 +89,8 @@ class Luggage:
             buffers.append(raw)
             return False
 
-        setup = [*setup_calls(), *[(config.update, item) for item in config.explicit_values().items()]]
+        setup: list[Call] = [*setup_calls(), *[(config.update, item) for item in config.explicit_values().items()]]
+        setup.append((expect, (pickled_registrations(),)))
         self.parts: list[bytes | memoryview] = [dumps((setup, flag_values(), own_flags())), dumps(task, keep_inline), *buffers]
         ends = [0x1000]
         for part in self.parts:

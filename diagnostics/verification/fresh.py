@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from gristmill.core.node_types import register_expected
 from gristmill.core.options import MultiprocessingOptions
 from gristmill.core.value import Value
 from gristmill.dataset.bases.iterator import iterate
@@ -77,7 +78,9 @@ class Job(Value):
 def loaded(pipeline: bytes | str) -> Any:
     """A pipeline that nobody has used yet."""
     if isinstance(pipeline, bytes):
-        return pickle.loads(pipeline)
+        found = pickle.loads(pipeline)
+        register_expected()
+        return found
     return importlib.import_module("gristmill.diagnostics.cli.target").load_pipeline(pipeline)
 
 

@@ -116,3 +116,85 @@ def test_objects_of_a_program_are_the_same_in_a_worker_and_errors_show_their_lin
         assert f"{number + offset}, '{name}', " in here
         if way in ("script", "notebook"):
             assert repr(lines[number + offset - 1].strip()) in here
+
+
+REGISTERED = """
+    import dataclasses, fractions, sys
+    import jax
+    import numpy as np
+    import gristmill as gm
+    import nodes
+    from jax.tree_util import GetAttrKey, register_dataclass, register_pytree_node, register_pytree_node_class
+    from jax.tree_util import register_pytree_with_keys, register_pytree_with_keys_class, register_static
+    @register_dataclass
+    @dataclasses.dataclass
+    class Data:
+        x: object
+        name: str = dataclasses.field(metadata={"static": True})
+    class OnlyKeyed:
+        def __init__(self, x): self.x = x
+        def tree_flatten_with_keys(self): return ((GetAttrKey("x"), self.x),), None
+        @classmethod
+        def tree_unflatten(cls, aux, children): return cls(*children)
+        def __repr__(self): return f"{type(self).__name__}({self.x!r})"
+    class Base(OnlyKeyed):
+        def tree_flatten(self): return (self.x,), None
+    Node = register_pytree_node_class(type("Node", (Base,), {}))
+    KeyedNode = register_pytree_with_keys_class(type("KeyedNode", (OnlyKeyed,), {}))
+    @register_static
+    @dataclasses.dataclass(frozen=True)
+    class Static: x: str = "same"
+    class Keyed(Base): pass
+    class Plain(Base): pass
+    register_pytree_with_keys(Keyed, Base.tree_flatten_with_keys, lambda aux, children: Keyed(*children))
+    register_pytree_node(Plain, Base.tree_flatten, lambda aux, children: Plain(*children))
+    register_pytree_node(nodes.Late, Base.tree_flatten, lambda aux, children: nodes.Late(*children))
+    register_dataclass(nodes.Fields, ["x"], [], drop_fields=["y"])
+    register_pytree_node(fractions.Fraction, lambda f: ((f.numerator,), f.denominator), lambda aux, c: ("fraction", aux, *c))
+    x = lambda i: np.full(2 + i // 2, i)
+    makers = [
+        lambda i: Data(x(i), "a"), lambda i: Node(x(i)), lambda i: KeyedNode(x(i)), lambda i: Keyed(x(i)), lambda i: Plain(x(i)),
+        lambda i: [Static(), x(i)], lambda i: nodes.Early(x(i)), lambda i: nodes.Late(x(i)), lambda i: nodes.Fields(x(i)),
+        lambda i: fractions.Fraction(i, 7), lambda i: __import__("lazy_nodes").Lazy(x(i)),
+    ]
+    def register_again(index, count):
+        register_pytree_node(Plain, Base.tree_flatten, lambda aux, children: Plain(*children))
+    def outputs(ds, n, *init):
+        options = gm.MultiprocessingOptions(n, num_lanes=1)
+        found = []
+        with iter(ds.to_iter_dataset().batch(n_rows).mp_prefetch(options, *init)) as it:
+            for _ in makers:
+                try: found.append(repr(next(it)))
+                except ValueError as error:
+                    found.append(str(error))
+                    it.skip_failed()
+        return found
+    for n_rows, init in ((2, []), (3, [register_again])):  # of 3 the last has another shape: the leaf is named
+        ds = gm.MapDataset.range(n_rows * len(makers)).map(lambda i: makers[i // n_rows](i % n_rows))
+        here = outputs(ds, 0)
+        assert not [text for text in here if "object" in text], here
+        for a, b in zip(here, outputs(ds, 1, *init), strict=True):
+            print(*([] if a == b else [a, b]), end="")
+    def uses_no_jax(i): return i, "jax" in sys.modules
+    used = gm.MapDataset.range(2).map(uses_no_jax).to_iter_dataset().batch(2).mp_prefetch(gm.MultiprocessingOptions(1))
+    print(next(iter(used))[1])
+"""
+NODES = """
+import dataclasses, jax
+class Base:
+    def __init__(self, x): self.x = x
+    def __repr__(self): return f"{type(self).__name__}({self.x!r})"
+class Late(Base): pass
+class Early(Base): pass
+@dataclasses.dataclass
+class Fields:
+    x: object
+    y: int = 0
+jax.tree_util.register_pytree_node(Early, lambda early: ((early.x,), None), lambda aux, children: Early(*children))
+"""
+
+
+def test_classes_that_a_program_registers_with_jax_are_nodes_in_workers(tmp_path):
+    (tmp_path / "nodes.py").write_text(NODES)
+    (tmp_path / "lazy_nodes.py").write_text(NODES.replace("Early", "Lazy"))
+    assert output(tmp_path, REGISTERED) == ["[False False]"]

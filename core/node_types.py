@@ -1,0 +1,121 @@
+"""Node types that a program has registered with JAX, for processes that do not run the program.
+
+A class that travels by value takes its ``Registration`` along. A class that is imported is registered by its own module, or,
+if another module has registered it, by ``register_expected``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pickle
+import sys
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+# Registered by JAX itself. Trees have them as nodes without JAX, too.
+_BUILT_IN = frozenset({dict, list, tuple, type(None), OrderedDict, defaultdict})
+
+# Classes to register, and by the module and the qualified name of others: their registration, pickled,
+# or why it could not be pickled.
+_received: list[tuple[type, Registration]] = []
+_expected: dict[tuple[str, str], bytes | str] = {}
+_lock = threading.Lock()  # held while one of them is registered
+
+
+class Registration(NamedTuple):
+    """Call of a function of ``jax.tree_util`` that registers a class."""
+
+    function: str
+    arguments: tuple[Any, ...]  # after the class
+
+
+def registration_of(cls: type) -> Registration | None:
+    """Returns how this process has registered ``cls`` with JAX, or ``None``."""
+    entry = _registry().get(cls)
+    if entry is None:
+        return None
+    flatten, unflatten = entry
+    # JAX keeps no other arguments. Without those below, messages would name leaves by numbers.
+    is_of_jax = inspect.isfunction(flatten) and flatten.__module__.startswith("jax.")
+    given = inspect.getclosurevars(flatten).nonlocals if is_of_jax else {}
+    if "flatten_with_keys" in given:
+        return Registration("register_pytree_with_keys", (given["flatten_with_keys"], unflatten))
+    if {"data_fields", "meta_fields"} <= given.keys():
+        data, meta = given["data_fields"], given["meta_fields"]
+        fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+        dropped = tuple([x.name for x in fields if x.init and x.name not in (*data, *meta)])
+        return Registration("register_dataclass", (data, meta, dropped) if dropped else (data, meta))
+    return Registration("register_pytree_node", (flatten, unflatten))
+
+
+def registered_types() -> Iterator[type]:
+    """Yields the classes that are registered in this process, without those of JAX."""
+    for cls in [*_registry()]:
+        if cls not in _BUILT_IN and str(cls.__module__).partition(".")[0] not in ("jax", "jaxlib"):
+            yield cls
+
+
+def receive(cls: type, registration: Registration) -> None:
+    """Has ``register_expected`` register a class that this process has received."""
+    _received.append((cls, registration))
+
+
+def expect(registrations: Mapping[tuple[str, str], bytes | str]) -> None:
+    """Has ``register_expected`` register classes that this process imports.
+
+    Args:
+        registrations: by the module and the qualified name of a class: its registration, pickled, or
+            why it could not be pickled.
+    """
+    _expected.update(registrations)
+
+
+def register_expected() -> None:
+    """Registers with JAX what was received, and what was expected of modules that are imported.
+
+    Classes that this process has registered meanwhile stay as they are.
+
+    Raises:
+        ValueError: a registration that is needed could not be pickled.
+    """
+    if _received:
+        with _lock:
+            while _received:
+                _register(*_received[0])
+                del _received[0]
+    for key in [key for key in [*_expected] if key[0] in sys.modules]:
+        found: Any = importlib.import_module(key[0])  # waits for another thread that imports it
+        for part in key[1].split("."):
+            found = getattr(found, part, None)
+        with _lock:
+            if isinstance(found, type) and key in _expected:
+                _register_by_name(found, _expected[key])
+                del _expected[key]
+
+
+def _register_by_name(cls: type, registration: bytes | str) -> None:
+    if cls not in _registry():
+        if isinstance(registration, str):
+            raise ValueError(
+                f"{cls.__module__}.{cls.__qualname__} is registered with JAX by functions that cannot "
+                f"be sent to workers ({registration}); register it in worker_init_fn, too"
+            )
+        _register(cls, pickle.loads(registration))
+
+
+def _register(cls: type, registration: Registration) -> None:
+    import jax
+
+    if cls not in _registry():
+        getattr(jax.tree_util, registration.function)(cls, *registration.arguments)
+
+
+def _registry() -> dict[type, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Functions that flatten and unflatten, by class. JAX has no public function that returns them."""
+    registry: dict[type, tuple[Callable[..., Any], Callable[..., Any]]]
+    registry = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
+    return registry
