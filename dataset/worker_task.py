@@ -177,12 +177,14 @@ class PipelineProducer:
                 log.is_silent = False
 
     def annotate(self, error: BaseException, lane: int, state: Any) -> None:
-        from gristmill.dataset.telling.failures import tell_in_worker
+        from gristmill.dataset.telling.failures import tell_in_worker, tell_of_settings
 
         task = self._task
         numbers = None if task.sequential_slice else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
         name = worker_name(self.index, self._count, lane, task.num_lanes)
         tell_in_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
+        if task.init_fn is None:
+            tell_of_settings(error)
 
 
 def worker_name(index: int, count: int, lane: int, num_lanes: int) -> str:

@@ -23,6 +23,7 @@ _ON_DELIVERY = "_gristmill_on_delivery"
 _OF_NO_ELEMENT = "_gristmill_of_no_element"
 _MAX_NAME = 200  # characters
 _MAX_SHOWN = 8  # numbers of a list
+_SETTINGS = "Workers lack what the program has set or registered in libraries, unless worker_init_fn does so there, too."
 
 
 class Failure(Value):
@@ -135,6 +136,16 @@ def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
         failure = told.failure
         known = failure if failure.elements else failure.replaced(again=f"{failure.again}, {otherwise}")
         note(error, Note.of(f"Raised in {worker}", known))
+
+
+def tell_of_settings(error: BaseException) -> None:
+    """Notes at ``error``, which a worker raises, that it may lack settings, unless the library or pickling raised it."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = "gristmill" if last is None else str(last.tb_frame.f_globals.get("__name__"))
+    if module.partition(".")[0] not in ("gristmill", "cloudpickle") and _SETTINGS not in getattr(error, "__notes__", ()):
+        add_note(error, _SETTINGS)
 
 
 def has_arrived(error: BaseException) -> None:

@@ -3,6 +3,7 @@
 Functions and classes that workers use are local to the tests: they travel by value, so that workers need not import pytest.
 """
 
+import csv
 import dataclasses
 import os
 import sys
@@ -250,6 +251,31 @@ class TestErrors:
         it = iter(numbers(6).map(failing(3, lambda x: sys.exit(0))).mp_prefetch(workers(1)))
         assert [next(it) for _ in range(3)] == [0, 1, 2]
         fails(it, RuntimeError, match=r"Worker process 0 of 1 .* exited with code 0", times=2)
+
+    def test_of_users_name_the_way_to_make_settings_of_the_program_in_workers(self):
+        def parsed(x):
+            return [len(field) for field in next(csv.reader(["x" * 200_000 * x]))]
+
+        def set_limit(*worker):
+            return csv.field_size_limit(1 << 20)
+
+        def settings_notes(ds, *init):
+            with pytest.raises(Exception, match=r"large|shape|pickle|number") as caught:
+                list(ds.mp_prefetch(workers(1), *init))
+            return [note for note in caught.value.__notes__ if "worker_init_fn" in note]
+
+        limit = set_limit()
+        try:
+            ds = numbers(3).map(parsed)
+            assert list(ds) == list(ds.mp_prefetch(workers(1), set_limit)) == [[], [200_000], [400_000]]
+            text = "Workers lack what the program has set or registered in libraries, unless worker_init_fn does so there, too."
+            assert settings_notes(ds) == [text]
+            # Not where it was passed, and not at errors of the library.
+            assert settings_notes(ds, print) == []
+            assert settings_notes(numbers(2).map(np.zeros).batch(2)) == []
+            assert settings_notes(numbers(1).map(lambda x: threading.Lock())) == []
+        finally:
+            csv.field_size_limit(limit)
 
     def test_elements_that_cannot_be_pickled(self):
         def lock(x):
