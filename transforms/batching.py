@@ -18,6 +18,7 @@ _MAX_OTHERS = 1 << 28  # and those beside the last one have no more bytes than t
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
 _SAME_STRUCTURE = "Expected all input elements to have the same structure but"  # Grain's words, which programs look for
+_AS_THEY_ARE = "batch_fn=list keeps elements as they are"
 LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
 
 # A count of references tells who sees a buffer only where there is a global interpreter lock to hold meanwhile.
@@ -180,6 +181,9 @@ def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, pat
     if any([issubclass(kind, str | bytes) for kind in types]):
         check_no_nul(leaves, path)
     try:
+        jax = jax_of_keys(leaves)
+        if jax is not None:
+            return jax.numpy.stack(leaves)
         if len(leaves) == 1:
             leaf = leaves[0]
             return np.expand_dims((leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)).copy(), 0)
@@ -187,13 +191,40 @@ def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, pat
         check_kinds(result.dtype, leaves)
         return result
     except (ValueError, TypeError) as error:
-        at = path()
-        shown = [f"{np.shape(leaf)} {getattr(leaf, 'dtype', type(leaf).__name__)}" for leaf in leaves]
-        other = next((i for i, s in enumerate(shown) if s != shown[0]), 0)
-        raise ValueError(
-            f"{_SAME_STRUCTURE} got: leaf {at or 'of the elements'} is {shown[0]} in element 0 and {shown[other]} in element "
-            f"{other}. Their shapes must be equal and their dtypes of one kind; batch_fn=list keeps elements as they are"
-        ) from error
+        raise _not_stacked(leaves, path() or "of the elements", error) from error
+
+
+def jax_of_keys(arrays: Sequence[Any]) -> Any:
+    """Return JAX if all ``arrays`` are of typed keys (``jax.random.key``), which NumPy cannot hold; otherwise ``None``."""
+    jax = sys.modules.get("jax")
+    if jax is None or not all([isinstance(array, jax.Array) for array in arrays]):
+        return None
+    return jax if all([jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) for array in arrays]) else None
+
+
+def _not_stacked(leaves: Sequence[Any], name: str, error: Exception) -> ValueError:
+    shown = [(_shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))) for leaf in leaves]
+    other = next((i for part in (0, 1) for i, x in enumerate(shown) if x[part] != shown[0][part]), 0)
+    first, second = [f"{shape} {dtype}" for shape, dtype in (shown[0], shown[other])]
+    if not other:
+        return ValueError(f"leaf {name}, {first} in every element, cannot be batched: {error}. {_AS_THEY_ARE}")
+    law = required([shape for shape, _ in shown])
+    return ValueError(
+        f"{_SAME_STRUCTURE} got: leaf {name} is {first} in element 0 and {second} in element {other}. {law}; {_AS_THEY_ARE}"
+    )
+
+
+def required(shapes: Sequence[Any]) -> str:
+    """Return the rule that leaves break which differ, and whose shapes are ``shapes``."""
+    are_equal = all([shape == shapes[0] for shape in shapes])
+    return "Their dtypes must be of one kind" if are_equal else "Their shapes must be equal and their dtypes of one kind"
+
+
+def _shape(leaf: Any) -> Any:
+    try:
+        return np.shape(leaf)
+    except Exception:  # of a user's ``__array__``
+        return "(unknown shape)"
 
 
 def _stack_arrays(leaves: Sequence[Any], allocate: Allocate) -> Any:
@@ -236,18 +267,20 @@ def concatenate(batches: Sequence[Any], allocate: Allocate = np.empty) -> Any:
         try:
             leaves.append(join_arrays(arrays, allocate))
         except (ValueError, TypeError) as error:
+            name = leaf_path(batches[0], i) or "of the elements"
             found = sorted({f"{array.shape[1:]} {array.dtype}" for array in arrays})
-            raise ValueError(
-                f"{_SAME_STRUCTURE} got: leaf {leaf_path(batches[0], i) or 'of the elements'} is {' and '.join(found)}. Shapes "
-                "must be equal and dtypes of one kind; batch_fn=list keeps elements as they are"
-            ) from error
+            if len(found) == 1:
+                raise ValueError(f"leaf {name}, rows of {found[0]}, cannot be joined: {error}. {_AS_THEY_ARE}") from error
+            law = required([array.shape[1:] for array in arrays])
+            raise ValueError(f"{_SAME_STRUCTURE} got: leaf {name} is {' and '.join(found)}. {law}; {_AS_THEY_ARE}") from error
     return tree.unflatten(structures[0], leaves)
 
 
 def join_arrays(arrays: Sequence[Any], allocate: Allocate) -> Any:
     """The rows of ``arrays`` one after the other, in an array that ``allocate`` makes if they are NumPy's."""
     if any([type(array) is not np.ndarray for array in arrays]):
-        return np.concatenate(arrays)
+        jax = jax_of_keys(arrays)
+        return (np if jax is None else jax.numpy).concatenate(arrays)
     shape, dtype = (sum(map(len, arrays)), *arrays[0].shape[1:]), np.result_type(*arrays)
     check_kinds(dtype, arrays)
     return np.concatenate(arrays, out=allocate(shape, dtype))

@@ -11,7 +11,7 @@ import numpy as np
 from gristmill.core import tree
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.transforms.base import check_batch_size
-from gristmill.transforms.batching import ends_in_nul, leaf_path, stack
+from gristmill.transforms.batching import ends_in_nul, jax_of_keys, leaf_path, stack
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0, with_mask: bool = False) -> Any:
@@ -91,13 +91,16 @@ def dtype_of(leaf: Any) -> np.dtype[Any]:
     return dtype
 
 
-def filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any], path: Callable[[], str]) -> np.ndarray[Any, Any]:
+def filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any], path: Callable[[], str]) -> Any:
     """An array of ``pad``, for the leaf at ``path``.
 
     Raises:
         ValueError: the dtype cannot hold it without changing it by more than rounding; names the leaf.
         OverflowError: it is an integer out of range.
     """
+    jax = jax_of_keys([pad])
+    if jax is not None and pad.dtype == dtype:
+        return jax.numpy.broadcast_to(pad, shape)
     try:
         return _filled(shape, pad, dtype)
     except (ValueError, TypeError, OverflowError) as error:
@@ -111,7 +114,7 @@ def filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any], path: Callabl
 
 def _filled(shape: tuple[int, ...], pad: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """An array of ``pad``, which must not be changed by more than rounding."""
-    kind = dtype.kind
+    kind = getattr(dtype, "kind", "")  # other libraries have dtypes without
     if np.iscomplexobj(pad) and kind in "biuf":
         raise ValueError("a complex number")
     if ends_in_nul(pad) and kind in "SU":

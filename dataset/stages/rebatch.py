@@ -229,8 +229,10 @@ class RebatchDatasetIterator(BlockIterator[T]):
                 joined.append(join_arrays(arrays, self._allocate))
             except (ValueError, TypeError) as error:
                 name = _name(tree.unflatten(self._structure, pieces[0]), i)
-                shown = " and ".join([f"{getattr(array, 'dtype', type(array))}{list(array.shape)}" for array in arrays])
-                raise ValueError(f"{self} cannot join pieces of {name} whose shapes or dtypes do not agree: {shown}") from error
+                shown = [f"{getattr(array, 'dtype', type(array))}{list(array.shape)}" for array in arrays]
+                rows = {(getattr(array, "dtype", None), array.shape[1:]) for array in arrays}
+                why = f": {error}" if len(rows) == 1 else f" whose shapes or dtypes do not agree: {' and '.join(shown)}"
+                raise ValueError(f"{self} cannot join pieces of {name}{why}") from error
         return joined
 
     def _allocate_with(self, allocate: Allocate) -> None:

@@ -18,7 +18,7 @@ from refusing import assert_raises
 from gristmill import BatchOperation, MapDataset, Record, RecordMetadata
 from gristmill.core import tree
 from gristmill.experimental import ShapeDtypeStruct, batch_and_pad, get_element_spec
-from gristmill.transforms.batching import BufferPool, stack
+from gristmill.transforms.batching import BufferPool, concatenate, stack
 
 MEGABYTE = 1 << 20
 leaves_of = jax.tree_util.tree_leaves
@@ -189,6 +189,49 @@ def test_errors_name_what_differs(jax_or_none, monkeypatch):
     assert isinstance(caught.value.__cause__, ValueError)  # NumPy's
     assert_raises(ValueError, None, stack, [{"a": 1, 1: 2}] * 2)  # keys that cannot be sorted
     assert_raises(ValueError, "zero elements", stack, [])
+
+
+class NoArray:
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+    def __array__(self, dtype=None, copy=None):
+        raise ValueError("the file is closed")
+
+
+def test_only_what_differs_is_blamed():
+    key, rbg = jax.random.key(1), jax.random.key(1, impl="rbg")
+    for first, second, law, cause in [
+        (A2, A3, "Their shapes must be equal and their dtypes of one kind", "same shape"),
+        (1, "a", "Their dtypes must be of one kind", "one array"),
+        (np.datetime64("2026-01-01"), np.int64(3), "Their dtypes must be of one kind", "promoted"),
+        (key, rbg, "Their dtypes must be of one kind", "promotion"),
+        (key, np.uint32(1), "Their dtypes must be of one kind", "PRNGKey"),
+    ]:
+        with pytest.raises(ValueError, match=f"same structure.*in element 1. {law};") as caught:
+            stack([{"x": first}, {"x": second}])
+        assert cause in str(caught.value.__cause__)
+    same = r"leaf \['x'\], \(.*\) .* in every element, cannot be batched: the file is closed. batch_fn=list"
+    for value in (NoArray(), NoArray(shape=(2,), dtype="odd")):
+        for num in (1, 2):
+            assert_raises(ValueError, same, stack, [{"x": value}] * num)
+    rows = NoArray(shape=(2, 3), dtype="odd")
+    match = r"leaf \['x'\], rows of \(3,\) odd, cannot be joined: the file is closed"
+    assert_raises(ValueError, match, concatenate, [{"x": rows}, {"x": rows}])
+    assert_raises(ValueError, "Their dtypes must be", concatenate, [np.array(["a"]), np.array([1])])
+
+
+def test_typed_keys_become_arrays_of_keys():
+    keys = jax.random.split(jax.random.key(3), 6)
+    is_same = lambda a, b: a.dtype == b.dtype and np.array_equal(jax.random.key_data(a), jax.random.key_data(b))  # noqa: E731
+    for shape in ((6,), (3, 2), (2, 3, 1)):
+        rows = keys.reshape(shape)
+        assert is_same(stack(list(rows)), rows) and is_same(stack([{"k": [row]} for row in rows])["k"][0], rows)
+        assert is_same(concatenate([rows[:1], rows[1:]]), rows)
+        padded = batch_and_pad([*rows], batch_size=7, pad_value=jax.random.key(0))
+        assert is_same(padded[: len(rows)], rows) and is_same(padded[6], jax.numpy.broadcast_to(jax.random.key(0), shape[1:]))
+    assert is_same(next(iter(MapDataset.source(keys).batch(4).to_iter_dataset().rebatch(6))), keys)
+    assert_raises(ValueError, "pad_value must be a value that the elements of dtype key", batch_and_pad, [keys[0]], batch_size=2)
 
 
 SHAPE, FLOAT = (4, MEGABYTE // 4), np.dtype(np.float32)

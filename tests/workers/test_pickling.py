@@ -155,7 +155,7 @@ REGISTERED = """
     makers = [
         lambda i: Data(x(i), "a"), lambda i: Node(x(i)), lambda i: KeyedNode(x(i)), lambda i: Keyed(x(i)), lambda i: Plain(x(i)),
         lambda i: [Static(), x(i)], lambda i: nodes.Early(x(i)), lambda i: nodes.Late(x(i)), lambda i: nodes.Fields(x(i)),
-        lambda i: fractions.Fraction(i, 7), lambda i: __import__("lazy_nodes").Lazy(x(i)),
+        lambda i: fractions.Fraction(i, 7), lambda i: __import__("lazy_nodes").Lazy(x(i)), lambda i: [jax.random.key(i), x(i)],
     ]
     def register_again(index, count):
         register_pytree_node(Plain, Base.tree_flatten, lambda aux, children: Plain(*children))
