@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from abc import ABCMeta
 from collections.abc import Callable
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
@@ -28,21 +30,24 @@ def completed(cls: type, reduced: Any) -> Any:
         return reduced
     make, args, (attributes, slots), *rest, set_others = reduced
     members: dict[str, dict[str, Any]] = {}
+    has_fields = False
     if make is _cloudpickle._make_skeleton_class:
         _add_slots(cls, args[3], attributes)
+        has_fields = _add_fields(cls, args[3])
     else:
         args = (*args[:3], _described_members(cls), *args[4:])
         for name, member in cls.__members__.items():  # type: ignore[attr-defined]
             attributes.pop(name, None)
             members[name] = {key: value for key, value in vars(member).items() if key not in _MADE_WITH_A_MEMBER}
     registration = registration_of(cls)
-    if not members and registration is None:
+    if not members and not has_fields and registration is None:
         return reduced
     return make, args, _State(set_others, (attributes, slots), members, registration), *rest, _set_state
 
 
 def _set_state(cls: type, state: _State) -> None:
     state.set_others(cls, state.others)
+    _remove_fields(cls)
     if state.members:
         _finish_enum(cls, state.members, state.others[0])
     if state.registration is not None:
@@ -67,6 +72,31 @@ def _is_slot(name: str, value: Any) -> bool:
     return isinstance(value, MemberDescriptorType) or (
         isinstance(value, GetSetDescriptorType) and name in ("__dict__", "__weakref__")
     )
+
+
+# A metaclass or a base class may make a dataclass of each new class, and register it with JAX. The class is made empty, and
+# filled later, so that it would have no fields then.
+
+
+def _add_fields(cls: type, namespace: dict[str, Any]) -> bool:
+    """Adds the fields of a dataclass where its bases look at them; returns false where not."""
+    if not dataclasses.is_dataclass(cls) or "__slots__" in vars(cls):
+        return False
+    if type(cls) in (type, ABCMeta) and not any(["__init_subclass__" in vars(base) for base in cls.__mro__[1:-1]]):
+        return False
+    fields: dict[str, Any] = vars(cls).get("__dataclass_fields__", {})
+    inherited = {id(field) for base in cls.__mro__[1:] for field in vars(base).get("__dataclass_fields__", {}).values()}
+    own = {name: field for name, field in fields.items() if id(field) not in inherited}
+    namespace.update(own)
+    namespace["__annotations__"] = {name: field.type for name, field in own.items()}
+    return True
+
+
+def _remove_fields(cls: type) -> None:
+    """Removes the fields that no base has taken out of the class to make it a dataclass."""
+    for name, value in [*vars(cls).items()]:
+        if isinstance(value, dataclasses.Field):
+            delattr(cls, name)
 
 
 # cloudpickle makes the members of an Enum from their values, before the class has methods. So they lack what ``__new__``

@@ -144,6 +144,14 @@ REGISTERED = """
     @register_static
     @dataclasses.dataclass(frozen=True)
     class Static: x: str = "same"
+    class MadeByBase:
+        def __init_subclass__(cls): register_dataclass(dataclasses.dataclass(cls))
+    class Child(MadeByBase):
+        x: object
+        name: str = dataclasses.field(default="same", metadata={"static": True})
+    class Meta(type):
+        def __new__(mcs, *args): return register_dataclass(dataclasses.dataclass(super().__new__(mcs, *args)))
+    class MadeByMeta(metaclass=Meta): x: object
     class Keyed(Base): pass
     class Plain(Base): pass
     register_pytree_with_keys(Keyed, Base.tree_flatten_with_keys, lambda aux, children: Keyed(*children))
@@ -155,6 +163,7 @@ REGISTERED = """
     makers = [
         lambda i: Data(x(i), "a"), lambda i: Node(x(i)), lambda i: KeyedNode(x(i)), lambda i: Keyed(x(i)), lambda i: Plain(x(i)),
         lambda i: [Static(), x(i)], lambda i: nodes.Early(x(i)), lambda i: nodes.Late(x(i)), lambda i: nodes.Fields(x(i)),
+        lambda i: Child(x(i)), lambda i: MadeByMeta(x(i)),
         lambda i: fractions.Fraction(i, 7), lambda i: __import__("lazy_nodes").Lazy(x(i)), lambda i: [jax.random.key(i), x(i)],
     ]
     def register_again(index, count):
