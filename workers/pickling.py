@@ -8,6 +8,7 @@ instance that returns is an instance of the very class of the program.
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import importlib
 import io
@@ -40,31 +41,33 @@ _received: dict[type, str] = {}
 class CloudPickler(cloudpickle.Pickler):
     """A cloudpickler for the way to a worker and back."""
 
-    dispatch_table: ClassVar[Any] = ChainMap(REDUCERS, *cloudpickle.Pickler.dispatch_table.maps)
+    dispatch_table: ClassVar[Any] = ChainMap({**cloudpickle.Pickler.dispatch_table, **REDUCERS}, copyreg.dispatch_table)
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and obj in _received:
-            return _class_named, (_received[obj],)
-        if type(obj) is np.ndarray and not obj.dtype.isnative and not obj.dtype.hasobject:
+        kind = type(obj)
+        if issubclass(kind, type):
+            if obj in _received:
+                return _class_named, (_received[obj],)
+            _import_module_of(obj)
+            return completed(obj, super().reducer_override(obj))
+        if kind is FunctionType:
+            _import_module_of(obj)
+            if is_single_dispatch(obj) and not is_importable(obj):
+                return reduce_single_dispatch(obj)
+            return super().reducer_override(obj)
+        if kind is np.ndarray and not obj.dtype.isnative and not obj.dtype.hasobject:
             # NumPy itself sometimes changes the byte order to that of the machine, and the dtype with it.
             return np.ndarray, (obj.shape, obj.dtype, bytearray(obj.tobytes()))
-        if type(obj) is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
+        if kind is io.TextIOWrapper and obj not in (sys.stdout, sys.stderr):
             # cloudpickle would send the text, in which the positions are other ones.
             raise TypeError(f"cannot pickle an open text file, {obj!r:.200}")
-        if is_absl_flags(obj):
-            return reduce_flags(obj)
-        if isinstance(obj, functools.cached_property):
+        if issubclass(kind, functools.cached_property):
             return reduce_cached_property(obj)
-        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+        if issubclass(kind, ModuleType) and kind is not ModuleType:
             # cloudpickle does not take it for a module. It need not be imported by the name that it has.
             name = next((name for name, module in [*sys.modules.items()] if module is obj), None)
-            return super().reducer_override(obj) if name is None else (importlib.import_module, (name,))
-        if isinstance(obj, type | FunctionType):
-            _import_module_of(obj)
-            if type(obj) is FunctionType and is_single_dispatch(obj) and not is_importable(obj):
-                return reduce_single_dispatch(obj)
-        reduced = super().reducer_override(obj)
-        return completed(obj, reduced) if isinstance(obj, type) else reduced
+            return NotImplemented if name is None else (importlib.import_module, (name,))
+        return reduce_flags(obj) if is_absl_flags(obj) else NotImplemented
 
 
 def _import_module_of(obj: type | FunctionType) -> None:
