@@ -73,6 +73,12 @@ WHERE = {
 }
 
 
+def settings_notes(kind):
+    """What errors of workers have as well."""
+    text = "Workers lack what the program has set or registered in libraries, unless worker_init_fn does so there, too."
+    return [text] if "workers" in kind else []
+
+
 def functions_in(text):
     return re.findall(r'^  File ".*", line \d+, in (\S+)$', text, re.MULTILINE)
 
@@ -95,13 +101,14 @@ def stack(text):
 
 def test_only_the_users_own_lines_and_all_when_asked_for(tmp_path):
     for kind, text in shown(tmp_path, FAIL, *WHERE).items():
-        functions, (where, note) = stack(text)
+        functions, (where, *settings, note) = stack(text)
         methods = [] if kind in ("item", "map", "iter") else ["map"]
         assert functions == ["<module>", "train", *methods, "user_code"], text
         assert re.fullmatch(WHERE[kind], where), text
-        assert note.startswith(NOTE) and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
+        assert settings == settings_notes(kind) and note.startswith(NOTE) and "GRISTMILL_PY_TRACEBACK_FILTERING=off" in note
     for kind, text in shown(tmp_path, OFF + FAIL, "item", "iter", "loader with workers").items():
-        functions, (where,) = stack(text)
+        functions, (where, *settings) = stack(text)
+        assert settings == settings_notes(kind)
         assert functions[:2] == ["<module>", "train"] and functions[-1] == "user_code", text
         assert ({"__getitem__", "_block"} if kind == "item" else {"__next__", "_take"}) < set(functions), text
         assert re.fullmatch(WHERE[kind], where), text
