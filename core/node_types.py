@@ -39,8 +39,8 @@ def registration_of(cls: type) -> Registration | None:
     if entry is None:
         return None
     flatten, unflatten = entry
-    # JAX keeps no other arguments. Without those below, messages would name leaves by numbers.
-    is_of_jax = inspect.isfunction(flatten) and flatten.__module__.startswith("jax.")
+    # JAX keeps no other arguments. Without the names of children, messages would number the leaves.
+    is_of_jax = inspect.isfunction(flatten) and str(flatten.__module__).startswith("jax.")
     given = inspect.getclosurevars(flatten).nonlocals if is_of_jax else {}
     if "flatten_with_keys" in given:
         return Registration("register_pytree_with_keys", (given["flatten_with_keys"], unflatten))

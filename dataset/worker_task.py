@@ -37,7 +37,8 @@ class PipelineTask:
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
         if self.init_fn is not None:
             self.init_fn(index, count)
-        register_expected()  # what the function above has not registered
+        # Later than ``init_fn``, which may register the same classes.
+        register_expected()
         return PipelineProducer(self, index, count, allocate)
 
     def share(self, lane: int) -> IterDataset[Any]:

@@ -196,8 +196,9 @@ def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, pat
 
 def jax_of_keys(arrays: Sequence[Any]) -> Any:
     """Return JAX if all ``arrays`` are of typed keys (``jax.random.key``), which NumPy cannot hold; otherwise ``None``."""
-    jax = sys.modules.get("jax")
-    if jax is None or not all([isinstance(array, jax.Array) for array in arrays]):
+    jax: Any = sys.modules.get("jax")
+    kind = getattr(jax, "Array", None)  # there is none while another thread imports JAX
+    if kind is None or not all([isinstance(array, kind) for array in arrays]):
         return None
     return jax if all([jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) for array in arrays]) else None
 
