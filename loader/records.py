@@ -308,7 +308,7 @@ class DataIterDataset(IterDataset[Any]):
 
 
 def _data_of(x: Traced) -> Traced:
-    return x.then(operator.attrgetter("data"))
+    return x.then(operator.attrgetter("data"), "DataIterDataset")
 
 
 class DataDatasetIterator(PassingIterator[Any]):

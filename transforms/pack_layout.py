@@ -114,12 +114,13 @@ class PackLayout:
                 _put(row, output, ShapeDtypeStruct((feature.length,), np.int32))
         return row
 
-    def spans(self, row: Any, num: int) -> Sequence[tuple[int, int] | None]:
-        """The cells ``(start, stop)`` of each of the ``num`` sequences in a row: of the first feature that has segment ids."""
-        for path, feature in self._packed():
-            if not feature.is_meta:
-                return spans_of(_value_at(row, _outputs(path, feature)[1]), num)
-        return [None] * num
+    def spans(self, row: Any, num: int) -> list[tuple[Path, int, list[tuple[int, int]]]]:
+        """Returns each feature that has segment ids: its keys, its length, and the cells of each of ``num`` sequences."""
+        return [
+            (path, feature.length, spans_of(_value_at(row, _outputs(path, feature)[1]), num))
+            for path, feature in self._packed()
+            if not feature.is_meta
+        ]
 
     def _packed(self) -> Iterator[tuple[Path, Feature]]:
         return zip(self._paths, self.features, strict=True)

@@ -10,85 +10,79 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
-from gristmill.core.value import Value
+from gristmill.dataset.bases.cells import Piece, Rows, are_several, cut_by, kept_rows, parted_rows
 from gristmill.dataset.bases.node import DatasetNode, ancestors, default_seed, is_of_library, parents_of
 from gristmill.dataset.bases.origins import Part, RecordKey
+from gristmill.dataset.telling.failures import note_at
 from gristmill.dataset.tolerance import passed_over
 
-
-class Piece(Value):
-    """A record that an output is made of.
-
-    Args:
-        source: what it was read from, in words.
-        key: which record of it.
-        epoch: how often the source had been gone through; ``None`` if that is not known.
-        index: where the element stood that the pipeline read by its index; ``None`` where there is no index.
-        components: of the mixtures that it went through, the outermost first.
-        seeds: of the random streams that steps drew from for it, ``(seed, index)``, that of the first step first.
-        span: its cells in a packed row.
-    """
-
-    source: str
-    key: Any
-    epoch: int | None = None
-    index: int | None = None
-    components: tuple[Any, ...] = ()
-    seeds: tuple[tuple[int, int], ...] = ()
-    span: tuple[int, int] | None = None
-
-
-Rows: TypeAlias = Sequence[tuple[Piece, ...]]
+T = TypeVar("T")
 
 
 class Traced:
-    """An element, which is computed when somebody asks for it, and the records of which it is made.
+    """An element, which is computed when it is asked for, and the records of which it is made.
 
     Args:
         compute: gives the element.
-        rows: the records of every row, if it is a batch; else there is one row.
+        rows: the records of every row, if it is a batch; else there is one row. A function is called when they are asked for.
         is_batch: whether it is.
+        changed_by: the last stage whose function made it of another element; nothing if there is none.
     """
 
-    has_function = False  # what users' functions did to it since then may have changed its rows
-
-    def __init__(self, compute: Callable[[], Any], rows: Rows, is_batch: bool = False) -> None:
+    def __init__(
+        self, compute: Callable[[], Any], rows: Rows | Callable[[], Rows], is_batch: bool = False, changed_by: str = ""
+    ) -> None:
         self._compute: Callable[[], Any] | None = compute
         self._value: Any = None
-        self.rows = rows
+        self._rows = rows
         self.is_batch = is_batch
+        self.changed_by = changed_by
 
     @property
     def value(self) -> Any:
         """The element."""
         if self._compute is not None:
-            self._value, self._compute = self._compute(), None
+            try:
+                self._value, self._compute = self._compute(), None
+            except Exception as error:
+                note_failed(error, self.rows)
+                raise
         return self._value
+
+    @property
+    def rows(self) -> Rows:
+        """The records of every row."""
+        if callable(self._rows):
+            self._rows = self._rows()
+        return self._rows
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """All records."""
         return tuple([piece for row in self.rows for piece in row])
 
-    def then(self, function: Callable[[Any], Any]) -> Traced:
-        """What ``function`` makes of it."""
-        new = Traced(lambda: function(self.value), self.rows, self.is_batch)
-        new.has_function = True
+    def then(self, function: Callable[[Any], Any], stage: Any) -> Traced:
+        """Returns what ``function``, of ``stage``, makes of it."""
+        name = str(stage)
+        new = Traced(lambda: function(self.value), lambda: kept_rows(self, new, name), self.is_batch, name)
         return new
 
-    def of(self, value: Any) -> Traced:
-        """A part of it, or what became of it."""
-        new = Traced(lambda: value, self.rows, self.is_batch)
-        new.has_function = True
+    def part(self, value: Any, stage: Any) -> Traced:
+        """Returns one of the elements that ``stage`` makes of it."""
+        name = str(stage)
+        new = Traced(lambda: value, lambda: parted_rows(self, new, name), self.is_batch, name)
         return new
 
     def with_pieces(self, change: Callable[[Piece], Piece]) -> Traced:
         """The same element, of whose records more is known."""
-        new = Traced(lambda: self.value, [tuple([change(piece) for piece in row]) for row in self.rows], self.is_batch)
-        new.has_function = self.has_function
-        return new
+        return Traced(
+            lambda: self.value,
+            lambda: [tuple([change(piece) for piece in row]) for row in self.rows],
+            self.is_batch,
+            self.changed_by,
+        )
 
     def __deepcopy__(self, memo: Any) -> Traced:
         return self
@@ -96,7 +90,7 @@ class Traced:
 
 def grouped(make: Callable[[list[Any]], Any], elements: Sequence[Traced]) -> Traced:
     """The batch that ``make`` makes of ``elements``."""
-    return Traced(lambda: make([x.value for x in elements]), [x.pieces for x in elements], True)
+    return Traced(lambda: make([x.value for x in elements]), lambda: [x.pieces for x in elements], True)
 
 
 def side_by_side(elements: Sequence[Traced]) -> Traced:
@@ -111,6 +105,28 @@ def joined_rows(parts: Sequence[Rows], is_batch: bool) -> tuple[Rows, bool]:
     return [tuple([piece for rows in parts for row in rows for piece in row])], False
 
 
+_FAILED = "_gristmill_failed_rows"
+
+
+def note_failed(error: Exception, rows: Rows) -> None:
+    """Notes at ``error`` the records of the element that it is about; what is noted already was nearer."""
+    with contextlib.suppress(Exception):  # of an exception of the user's that takes no attributes
+        vars(error).setdefault(_FAILED, rows)
+
+
+def noting_failed(function: Callable[[Traced], T]) -> Callable[[Traced], T]:
+    """Returns ``function``, of which errors note the records of the element."""
+
+    def noting(x: Traced) -> T:
+        try:
+            return function(x)
+        except Exception as error:
+            note_failed(error, x.rows)
+            raise
+
+    return noting
+
+
 class Tracing:
     """How the twin of a pipeline is made.
 
@@ -122,11 +138,19 @@ class Tracing:
     def __init__(self, is_exact: bool) -> None:
         self.is_exact = is_exact
         self.assumes = False  # that some function leaves out nothing
+        self.computes = False  # functions are called at once, so that they fail in their stages
         self.faults: list[Piece] = []  # records that were passed over
 
     def note_faults(self, rows: Rows) -> None:
         """Notes that these records were passed over."""
         self.faults += [piece for row in rows for piece in row if piece not in self.faults]
+
+    def note_fault(self, error: Exception) -> None:
+        """Notes that the records were passed over of the element that ``error`` is about."""
+        rows, told = vars(error).get(_FAILED, ()), note_at(error)
+        keys = () if told is None else told.failure.record_keys
+        named = [tuple([piece for piece in row if piece.key in keys]) for row in rows]
+        self.note_faults(named if any(named) else rows)
 
     @contextlib.contextmanager
     def noting_faults(self, ds: Any) -> Iterator[None]:
@@ -152,8 +176,21 @@ class Tracing:
         new = copy.copy(ds)
         if "_parents" not in changed:
             changed["_parents"] = tuple([self.of(parent) for parent in parents_of(ds)])
+        if self.computes and "_fn" in changed:
+            changed["_fn"] = _computing(changed["_fn"])
         vars(new).update({"_default_seed": default_seed(ds), **changed})
         return new
+
+
+def _computing(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given: computed(function(*given))
+
+
+def computed(x: Any) -> Any:
+    """Returns ``x``; if it is ``Traced``, its element is computed, which may fail."""
+    if isinstance(x, Traced):
+        x.value  # noqa: B018
+    return x
 
 
 def unexplained(stage: Any, reason: str) -> NotImplementedError:
@@ -191,7 +228,8 @@ def _rows(ds: Any, index: int, piece: Piece) -> tuple[Rows, bool]:
     if makes_batches:
         return [tuple([x for row in rows for x in row]) for rows, _ in found], True
     if len(found) == 1:
-        return found[0]
+        rows, is_batch = found[0]
+        return (cut_by(rows, str(ds)), is_batch) if ds._takes_apart and is_batch and are_several(rows) else found[0]
     return joined_rows([rows for rows, _ in found], any([is_batch for _, is_batch in found]))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from gristmill.core.errors import StateIndexError, StateMismatchError, as_int
 from gristmill.core.seeds import check_seed
 from gristmill.core.state import state_count, state_field
+from gristmill.dataset.bases.cells import Cells, Placed, placed
 from gristmill.dataset.bases.grouped import Position
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
@@ -18,7 +19,7 @@ from gristmill.dataset.bases.length import Length, at_most, num_elements
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
-from gristmill.dataset.bases.traced import Traced, Tracing
+from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.drawn import draws_before, turns_between
 from gristmill.dataset.states.turns import TURNS, Turns
 from gristmill.dataset.states.values import copied
@@ -76,8 +77,9 @@ class _PackIterDataset(IterDataset[dict[str, Any]]):
 
     def _traced(self, tracing: Tracing) -> Any:
         packing = replace(self._packing, meta_features=[*_as_names(self._packing.meta_features), RECORD])
-        rows = tracing.over(self, _parents=(tracing.of(self._parent).map(_with_record),), _packing=packing)
-        return rows.map(partial(_traced_row, self._packing.layout))
+        layout = self._packing.layout
+        elements = tracing.of(self._parent).map(noting_failed(partial(_with_record, layout)))
+        return tracing.over(self, _parents=(elements,), _packing=packing).map(partial(_traced_row, layout))
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         return BinPackDatasetIterator(iterate(self._parent), self._packing)
@@ -161,8 +163,11 @@ class BestFitPackIterDataset(_PackIterDataset):
 RECORD = "__gristmill_record__"  # the feature of a traced element that is the element itself
 
 
-def _with_record(x: Traced) -> dict[str, Any] | None:
-    return None if x.value is None else {**x.value, RECORD: x}
+def _with_record(layout: PackLayout, x: Traced) -> dict[str, Any] | None:
+    if x.value is None:
+        return None
+    layout.read(x.value)  # which raises the error that packing would, here where the record is known
+    return {**x.value, RECORD: x}
 
 
 def _as_names(meta_features: Sequence[str]) -> Sequence[str]:
@@ -170,10 +175,13 @@ def _as_names(meta_features: Sequence[str]) -> Sequence[str]:
 
 
 def _traced_row(layout: PackLayout, row: dict[str, Any]) -> Traced:
-    """A packed row, with the cells that each sequence has of the first feature that is no meta feature."""
+    """A packed row, with the cells that each sequence has of every feature that is no meta feature."""
     elements, own = row[RECORD], {name: value for name, value in row.items() if name != RECORD}
     spans = layout.spans(own, len(elements))
-    pieces = [piece.replaced(span=span) for x, span in zip(elements, spans, strict=True) for piece in x.pieces]
+    pieces = []
+    for i, x in enumerate(elements):
+        parts = [Placed(Cells(path, length, *found[i])) for path, length, found in spans]
+        pieces += placed(x, parts, keeps_empty=True)
     return Traced(lambda: own, [tuple(pieces)])
 
 

@@ -19,7 +19,7 @@ from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, not_over_a_
 from gristmill.dataset.bases.node import dropping_steps, random_seed, spec_of
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import aside, silent
-from gristmill.dataset.bases.traced import Traced, Tracing, grouped
+from gristmill.dataset.bases.traced import Traced, Tracing, grouped, noting_failed
 from gristmill.dataset.bucket_plan import BucketPlan, Members, base_of
 from gristmill.dataset.stages.bucket_batch_iterator import (
     BucketBatchDatasetIterator,
@@ -259,7 +259,7 @@ class BucketBatchIterDataset(IterDataset[T]):
 
     def _traced(self, tracing: Tracing) -> Any:
         length_of = self._parameters.length_fn
-        given = self._parameters.replaced(length_fn=lambda x: length_of(x.value))
+        given = self._parameters.replaced(length_fn=noting_failed(lambda x: length_of(x.value)))
         parent = tracing.of(self._parent).map(lambda x: None if x.value is None else x)  # which is passed over
         return tracing.over(self, _parents=(parent,), _parameters=given, _padding=_TracedPadding(self._padding))
 

@@ -14,6 +14,7 @@ import numpy as np
 from gristmill.core.element_spec import ShapeDtypeStruct
 from gristmill.core.errors import StateMismatchError, as_int
 from gristmill.core.state import plain_int, shown, state_count, state_field
+from gristmill.dataset.bases.cells import Cells, Piece, Placed, placed
 from gristmill.dataset.bases.grouped import Position
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
@@ -22,7 +23,7 @@ from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import spec_of
 from gristmill.dataset.bases.packing import Memory, PackIterator
 from gristmill.dataset.bases.parameters import Parameters, silent
-from gristmill.dataset.bases.traced import Traced, Tracing
+from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.drawn import draws_before, turns_between
 from gristmill.dataset.states.turns import TURNS, Turns
 from gristmill.dataset.states.values import copied
@@ -152,38 +153,49 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
 
     def _traced(self, tracing: Tracing) -> Any:
         targets = [Target(target.name, target.length, target.is_meta) for target in self._targets]
-        rows = tracing.over(self, _parents=(tracing.of(self._parent).map(_as_cells),), _targets=targets)
-        return rows.map(partial(_traced_row, self._targets))
+        cells = tracing.of(self._parent).map(noting_failed(partial(_as_cells, targets)))
+        return tracing.over(self, _parents=(cells,), _targets=targets).map(partial(_traced_row, self._targets))
 
     def __iter__(self) -> DatasetIterator[dict[str, Any]]:
         return ConcatThenSplitDatasetIterator(iterate(self._parent), self._targets, self._splits_full_length)
 
 
-def _as_cells(x: Traced) -> dict[str, Array] | None:
+def _as_cells(targets: Sequence[Target], x: Traced) -> dict[str, Array] | None:
     """An element each of whose tokens says whose it is, and which."""
     if x.value is None:
         return None
     cells = {}
-    for name, value in x.value.items():
-        cells[name] = own = np.empty(len(as_sequence(repr(name), value)), object)
+    lengths = {target.name: target.length for target in targets}
+    for name, sequence in zip(lengths, _sequences(lengths, x.value), strict=True):
+        cells[name] = own = np.empty(len(sequence), object)
         for i in range(len(own)):
             own[i] = (x, i)
     return cells
 
 
+def _sequences(lengths: Mapping[str, int], element: Any) -> list[Array]:
+    """Returns the sequences of an element, in the order of ``lengths``."""
+    if (type(element) is not dict and not isinstance(element, Mapping)) or element.keys() != lengths.keys():
+        got = f"the features {list(element)}" if isinstance(element, Mapping) else f"{element!r:.100} of {type(element)}"
+        raise ValueError(f"elements to pack must be dicts with exactly the features {list(lengths)}, got {got}")
+    return [as_sequence(repr(name), element[name]) for name in lengths]
+
+
 def _traced_row(targets: Sequence[Target], row: dict[str, Array]) -> Traced:
-    """A row of such cells. Spans are those of the first feature that is no meta feature; who has no tokens is not there."""
-    parts: dict[int, Traced] = {}
-    spans: Sequence[tuple[int, int]] | None = None
+    """A row of such cells. A record of which there are no tokens is not named."""
     ids = {target.name: row[f"{target.name}_segment_ids"] for target in targets if not target.is_meta}
     num = max([int(segment_ids.max(initial=0)) for segment_ids in ids.values()], default=0)
-    for name, segment_ids in ids.items():
-        found = spans_of(segment_ids, num)
-        spans = found if spans is None else spans
-        for i, (start, stop) in enumerate(found):
+    spans = {name: spans_of(segment_ids, num) for name, segment_ids in ids.items()}
+    pieces: list[Piece] = []
+    for i in range(num):
+        parts, x = [], None
+        for name, found in spans.items():
+            (start, stop), first = found[i], 0
             if stop > start:
-                parts.setdefault(i, row[name][start][0])
-    pieces = [piece.replaced(span=spans[i]) for i, x in sorted(parts.items()) if spans for piece in x.pieces]
+                x, first = row[name][start]
+            parts.append(Placed(Cells((name,), len(row[name]), start, stop), first))
+        if x is not None:
+            pieces += placed(x, parts, keeps_empty=False)
     return Traced(partial(_row_of, targets, row), [tuple(pieces)])
 
 
@@ -243,7 +255,7 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
         for element in self._elements(memory, at):
             number = ahead.next_state["index"] - 1 if notes else 0
             is_first = ahead.num_passed == rows.first
-            sequences = rows.cut if rows.cut is not None and is_first else self._read(element)
+            sequences = rows.cut if rows.cut is not None and is_first else _sequences(self._lengths, element)
             left = rows.position.start if is_first else None
             if left is None and not self._splits_full_length and is_full_length(self._targets, sequences):
                 rows.passed.append(Concatenation(self._targets, sequences).output())
@@ -277,13 +289,6 @@ class ConcatThenSplitDatasetIterator(PackIterator[Slices, _Rows]):
 
     def _after_group(self, memory: Memory[_Rows], at: Position[Slices]) -> Position[Slices]:
         return at  # the position moves on with the next row
-
-    def _read(self, element: Any) -> list[Array]:
-        """The sequences of an element, in the order of the targets."""
-        if (type(element) is not dict and not isinstance(element, Mapping)) or element.keys() != self._lengths.keys():
-            got = f"the features {list(element)}" if isinstance(element, Mapping) else f"{element!r:.100} of {type(element)}"
-            raise ValueError(f"elements to pack must be dicts with exactly the features {list(self._lengths)}, got {got}")
-        return [as_sequence(repr(name), element[name]) for name in self._lengths]
 
     def _starts(self, left: Slices, sequences: list[Array]) -> list[int]:
         """Where what is left of an element begins."""

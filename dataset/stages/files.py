@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Self, TypeVar
 
+from gristmill.dataset.bases.cells import Piece
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
@@ -17,7 +18,7 @@ from gristmill.dataset.bases.node import is_of_library
 from gristmill.dataset.bases.observing import Wrap
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.passing import PassingIterator
-from gristmill.dataset.bases.traced import Piece, Traced, Tracing, refuse_to_trace
+from gristmill.dataset.bases.traced import Traced, Tracing, refuse_to_trace
 from gristmill.dataset.stages.interleave import InterleaveIterDataset
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.storage.files import is_url

@@ -14,7 +14,7 @@ from gristmill.dataset.bases.map import BlockMapDataset, same_index, stream_elem
 from gristmill.dataset.bases.node import spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, function
 from gristmill.dataset.bases.passing import PassingIterator
-from gristmill.dataset.bases.traced import Tracing
+from gristmill.dataset.bases.traced import Tracing, noting_failed
 from gristmill.dataset.stages.filter_guard import FilterGuard
 from gristmill.dataset.telling.failures import tell, tell_at_last
 from gristmill.transforms.base import Filter, transform_function
@@ -80,7 +80,7 @@ class FilterIterDataset(IterDataset[T]):
 
     def _traced(self, tracing: Tracing) -> Any:
         fn = self._fn
-        return tracing.over(self, _fn=lambda x: fn(x.value))
+        return tracing.over(self, _fn=noting_failed(lambda x: fn(x.value)))
 
     def __iter__(self) -> DatasetIterator[T]:
         return FilterDatasetIterator(iterate(self._parent), self._fn, self._parameters)

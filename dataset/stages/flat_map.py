@@ -18,7 +18,7 @@ from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.map import BlockMapDataset
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside, function
-from gristmill.dataset.bases.traced import Traced, Tracing
+from gristmill.dataset.bases.traced import Traced, Tracing, noting_failed
 from gristmill.dataset.states.turns import is_gone
 from gristmill.dataset.states.values import LinearStates
 from gristmill.dataset.telling.failures import tell, tell_at_last
@@ -65,6 +65,7 @@ class FlatMapMapDataset(BlockMapDataset[T]):
 
     _is_made_anew = True
     _drops = True
+    _takes_apart = True
     # The index of the parent's element that was split last, and its items. Whoever uses it takes it away from other threads.
     _memo: tuple[int, list[Any]] | None
 
@@ -170,9 +171,9 @@ class FlatMapIterDataset(IterDataset[T]):
         def split(x: Traced) -> list[Traced]:
             if x.value is None and not given.with_nones:
                 return []
-            return [x.of(item) for item in as_list(fn(x.value), given.transform)]
+            return [x.part(item, self) for item in as_list(fn(x.value), given.transform)]
 
-        return tracing.over(self, _parameters=given.replaced(transform=split))
+        return tracing.over(self, _parameters=given.replaced(transform=noting_failed(split)))
 
     def __iter__(self) -> DatasetIterator[T]:
         return FlatMapDatasetIterator(iterate(self._parent), self._parameters)

@@ -13,13 +13,14 @@ from typing import Any
 from gristmill.core.errors import StateMismatchError
 from gristmill.core.state import shown, state_count, state_field, state_flag
 from gristmill.core.value import Value
+from gristmill.dataset.bases.cells import Piece
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
 from gristmill.dataset.bases.length import Length, Unknown
 from gristmill.dataset.bases.node import is_of_library
 from gristmill.dataset.bases.parameters import Parameters, aside
 from gristmill.dataset.bases.passing import PassingIterator
-from gristmill.dataset.bases.traced import Piece, Traced, Tracing, refuse_to_trace
+from gristmill.dataset.bases.traced import Traced, Tracing, refuse_to_trace
 from gristmill.dataset.telling.failures import tell
 from gristmill.sources.hugging_face import check_data_set
 from gristmill.sources.hugging_face_stream import StreamFacts, examined, finish, fits, fresh, sharded

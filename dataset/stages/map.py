@@ -85,7 +85,7 @@ class MapIterDataset(IterDataset[T]):
 
     def _traced(self, tracing: Tracing) -> Any:
         fn = self._fn if self._parameters.with_nones else partial(_unless_none, self._fn)
-        return tracing.over(self, _fn=lambda x: x.then(fn))
+        return tracing.over(self, _fn=lambda x: x.then(fn, self))
 
     def __iter__(self) -> DatasetIterator[T]:
         return MapDatasetIterator(iterate(self._parent), self._fn, self._parameters)

@@ -79,7 +79,7 @@ class MapWithIndexIterDataset(IterDataset[T]):
 
     def _traced(self, tracing: Tracing) -> Any:
         fn = self._fn
-        return tracing.over(self, _fn=lambda i, x: x.then(lambda value: None if value is None else fn(i, value)))
+        return tracing.over(self, _fn=lambda i, x: x.then(lambda value: None if value is None else fn(i, value), self))
 
     def __iter__(self) -> DatasetIterator[T]:
         return MapWithIndexDatasetIterator(iterate(self._parent), self._fn, self._parameters)

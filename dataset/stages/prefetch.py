@@ -17,14 +17,15 @@ from gristmill.dataset.ahead.waits import BudgetWaits
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.feed import OneByOne, what_failed
 from gristmill.dataset.bases.iter import IterDataset
-from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to
-from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate
+from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number, same_number
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, same_index
-from gristmill.dataset.bases.node import ancestors, dropping_steps, spec_of, spec_of_first_parent, tolerances
+from gristmill.dataset.bases.node import ancestors, dropping_steps, is_of_library, spec_of, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.bases.traced import Traced, Tracing, rows_at
+from gristmill.dataset.bases.passing import PassingIterator
+from gristmill.dataset.bases.traced import Traced, Tracing, note_failed, rows_at
 from gristmill.dataset.stages.filter_guard import NONE_SEEN, FilterGuard
 from gristmill.dataset.stages.range import RangeMapDataset
 from gristmill.dataset.stages.runs import RunsMapDataset
@@ -76,9 +77,10 @@ class PrefetchIterDataset(IterDataset[T]):
 
     def _traced(self, tracing: Tracing) -> Any:
         given = self._parameters
-        return PrefetchIterDataset(
+        twin: PrefetchIterDataset[Any] = PrefetchIterDataset(
             TracedMapDataset(self._parent, tracing, given.allow_nones), ReadOptions(0), allow_nones=given.allow_nones
         )
+        return TracedStepwiseIterDataset(twin) if self._tolerates else twin
 
     def __iter__(self) -> DatasetIterator[T]:
         parent = self._parents[0]
@@ -87,6 +89,27 @@ class PrefetchIterDataset(IterDataset[T]):
 
             return tried(parent, self._parameters)
         return PrefetchDatasetIterator(parent, self._parameters)
+
+
+class TracedStepwiseIterDataset(IterDataset[Any]):
+    """The parent's elements, none of which is read before it is needed, so that faults are noted with their outputs.
+
+    Order, state: the parent's.
+    """
+
+    _adds_step = False
+    _element_spec = spec_of_first_parent
+    _num_elements = same_number
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return TracedStepwiseIterator(iterate(self._parent))
+
+
+class TracedStepwiseIterator(PassingIterator[Any]):
+    _flow = "stateful"
+
+    def _take(self, n: int) -> list[Any]:
+        return self._source._take(n)
 
 
 class TracedMapDataset(BlockMapDataset[Any]):
@@ -100,7 +123,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
         self._tracing, self._with_nones = tracing, with_nones
         # What says where there are elements, and which.
         self._deciding = part if tolerances(part) or (not with_nones and dropping_steps(part)) else None
-        if not with_nones and any([node._may_leave_out for node in ancestors(parent)]):
+        if not with_nones and any([node._may_leave_out or not is_of_library(node) for node in ancestors(parent)]):
             if tracing.is_exact:
                 self._deciding = parent
             else:
@@ -120,8 +143,12 @@ class TracedMapDataset(BlockMapDataset[Any]):
         ds, deciding = self._parent, self._deciding
         if deciding is None:
             return Traced(lambda: ds[index], *rows_at(ds, index))
-        with self._tracing.noting_faults(deciding):
-            value = deciding[index]
+        try:
+            with self._tracing.noting_faults(deciding):
+                value = deciding[index]
+        except Exception as error:
+            note_failed(error, rows_at(ds, index)[0])
+            raise
         if value is None and not self._with_nones:
             return None
         rows, is_batch = rows_at(ds, index)
@@ -130,7 +157,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
 
 def deciding_part(ds: MapDataset[Any]) -> MapDataset[Any]:
     """Of ``ds`` what says at which indices there are elements, if the functions behind it leave out none."""
-    while ds._may_leave_out:
+    while ds._may_leave_out and ds.parents:
         ds = ds.parents[0]
     return ds
 

@@ -90,7 +90,7 @@ class RandomMapIterDataset(IterDataset[T]):
 
         def drawn(x: Traced, stream: int) -> Traced:
             known = x.with_pieces(lambda piece: piece.replaced(seeds=(*piece.seeds, (seed, stream))))
-            return known.then(lambda value: _random_map(fn, [value], [stream], pool)[0])
+            return known.then(lambda value: _random_map(fn, [value], [stream], pool)[0], self)
 
         return tracing.over(self, _fn=drawn, _rng_pool=_Streams())
 

@@ -12,6 +12,7 @@ from gristmill.core import tree
 from gristmill.core.element_spec import ShapeDtypeStruct, map_spec
 from gristmill.core.errors import StateIndexError
 from gristmill.core.state import state_count, state_field
+from gristmill.dataset.bases.cells import records_of_row
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate, skip_one, snapshot, state_to_refill
 from gristmill.dataset.bases.length import Length, Unknown
@@ -87,14 +88,13 @@ class RebatchIterDataset(IterDataset[T]):
 
 def _traced_rows(x: Traced) -> Array:
     """The rows of a batch as an array of objects. If it is not known how many there are, it has to be computed."""
-    if not x.is_batch or x.has_function:
+    if not x.is_batch or x.changed_by:
         num_rows = tree.flatten(x.value)[0][0].shape[0]
     else:
         num_rows = len(x.rows)
     rows = np.empty(num_rows, object)
     for i in range(num_rows):
-        pieces = x.rows[i] if num_rows == len(x.rows) else x.pieces
-        rows[i] = Traced(partial(_row, x, i), [pieces])
+        rows[i] = Traced(partial(_row, x, i), partial(records_of_row, x, i, num_rows))
     return rows
 
 

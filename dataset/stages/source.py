@@ -13,7 +13,7 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.division import cut_into_parts
 from gristmill.dataset.bases.feed import Feed, read_stream
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, source_reads_once
-from gristmill.dataset.bases.node import DatasetNode, spec_of
+from gristmill.dataset.bases.node import DatasetNode, ancestors, dropping_steps, is_of_library, spec_of
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.telling.description import short_source_text, source_files, source_text
 from gristmill.dataset.telling.failures import tell
@@ -40,6 +40,7 @@ class SourceMapDataset(BlockMapDataset[T]):
             check_source("source", source)
             self._source = by_position(source)
         self._has_one_epoch = isinstance(source, DatasetNode)  # of another dataset
+        self._drops = isinstance(source, DatasetNode) and bool(dropping_steps(source))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -49,6 +50,13 @@ class SourceMapDataset(BlockMapDataset[T]):
 
     def __repr__(self) -> str:
         return f"SourceMapDataset(source={self._source_text})"
+
+    @cached
+    def _may_leave_out(self) -> bool:
+        """True if records may be ``None``, which cannot be known without reading them."""
+        if isinstance(self._source, DatasetNode):
+            return any([node._may_leave_out or not is_of_library(node) for node in ancestors(self._source)])
+        return not (is_of_library(self._source) or isinstance(self._source, range | np.ndarray | str | bytes))
 
     @property
     def _draws_from(self) -> Sequence[Any]:

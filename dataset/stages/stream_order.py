@@ -206,7 +206,7 @@ class MarkingIterDataset(IterDataset[Any]):
 
     def _traced(self, tracing: Tracing) -> Any:
         steps = self._parameters.steps
-        return tracing.of(self._parent).map(lambda x: x.then(partial(_marked, steps)))
+        return tracing.of(self._parent).map(lambda x: x.then(partial(_marked, steps), self))
 
     def __iter__(self) -> DatasetIterator[Any]:
         return MarkingDatasetIterator(iterate(self._parent), self._parameters)

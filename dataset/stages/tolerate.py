@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, TypeVar
 
 from gristmill.core.errors import as_int, as_seconds
@@ -28,7 +27,8 @@ from gristmill.dataset.bases.map import BlockMapDataset, same_index
 from gristmill.dataset.bases.node import is_of_library, spec_of_first_parent
 from gristmill.dataset.bases.origins import Part
 from gristmill.dataset.bases.parameters import Parameters, aside
-from gristmill.dataset.bases.traced import Traced, Tracing
+from gristmill.dataset.bases.traced import Tracing, computed
+from gristmill.dataset.stages.prefetch import TracedStepwiseIterDataset
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.tolerance import (
     NUM_LAST,
@@ -231,6 +231,7 @@ class TolerateIterDataset(IterDataset[T]):
     _drops = True
     _element_spec = spec_of_first_parent
     _num_elements = some_of_them
+    _tracing: Tracing | None = None  # in a twin
     _parameters: TolerateParameters
 
     def __init__(
@@ -256,19 +257,16 @@ class TolerateIterDataset(IterDataset[T]):
         self._tolerance = self._parameters.tolerance_of(self)
 
     def _traced(self, tracing: Tracing) -> Any:
-        return tracing.over(self, _parents=(tracing.of(self._parent).map(partial(_tried, tracing)),))
+        outer, tracing.computes = tracing.computes, True
+        elements = tracing.of(self._parent).map(computed)
+        tracing.computes = outer
+        return TracedStepwiseIterDataset(tracing.over(self, _parents=(elements,), _tracing=tracing))
 
     def __iter__(self) -> DatasetIterator[T]:
-        return TolerateDatasetIterator(iterate(self._parent), self._parameters, self._tolerance)
-
-
-def _tried(tracing: Tracing, x: Traced) -> Traced:
-    try:
-        x.value  # noqa: B018  (it may fail)
-    except Exception:
-        tracing.note_faults(x.rows)
-        raise
-    return x
+        it: DatasetIterator[Any] = iterate(self._parent)
+        if self._tracing is None:
+            return TolerateDatasetIterator(it, self._parameters, self._tolerance)
+        return TracedTolerateIterator(it, self._parameters, self._tolerance, self._tracing)
 
 
 class TolerateDatasetIterator(BlockIterator[T]):
@@ -339,6 +337,7 @@ class TolerateDatasetIterator(BlockIterator[T]):
             while True:
                 if self._tried < again.until and self._tried in again.over:
                     start = start or self._mark()
+                    self._note_known()
                     put_back = source._kept_knowledge()
                     source.set_state(keep_known(copied(again.over[self._tried][0][1]), source.get_state()))
                     put_back()
@@ -385,6 +384,9 @@ class TolerateDatasetIterator(BlockIterator[T]):
         except BaseException:
             return_to(self._source, before)
             raise
+
+    def _note_known(self) -> None:
+        """Is called before an element is skipped of which the state says that it failed."""
 
     def _judge(self, error: Exception) -> None:
         fault = Fault.of(error, self._source)
@@ -462,3 +464,23 @@ class TolerateDatasetIterator(BlockIterator[T]):
         else:
             self._passed(num)
         self._in_row = 0
+
+
+class TracedTolerateIterator(TolerateDatasetIterator[T]):
+    """The iterator of a twin, which notes what is skipped."""
+
+    def __init__(self, parent: DatasetIterator[Any], parameters: Parameters, tolerance: Tolerance, tracing: Tracing) -> None:
+        super().__init__(parent, parameters, tolerance)
+        self._tracing = tracing
+
+    def _count(self, error: Exception | None) -> None:
+        if error is not None:
+            self._tracing.note_fault(error)
+        super()._count(error)
+
+    def _note_known(self) -> None:
+        try:
+            for x in self._source._take(1):  # it does not fail this time
+                self._tracing.note_faults(x.rows)
+        except Exception as error:
+            self._tracing.note_fault(error)

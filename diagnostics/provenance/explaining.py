@@ -9,12 +9,14 @@ from typing import Any
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
+from gristmill.dataset.bases.cells import Rows
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.map import MapDataset
-from gristmill.dataset.bases.next_index import set_next_index
-from gristmill.dataset.bases.node import ancestors
-from gristmill.dataset.bases.traced import Traced, Tracing, rows_at
+from gristmill.dataset.bases.next_index import may_have_gaps, set_next_index
+from gristmill.dataset.bases.node import ancestors, dropping_steps
+from gristmill.dataset.bases.traced import Traced, Tracing, rows_at, unexplained
+from gristmill.dataset.stages.prefetch import deciding_part
 from gristmill.diagnostics.provenance.records import Provenance, Row, record_of
 from gristmill.diagnostics.view import dataset_iterator
 from gristmill.loader import DataLoader, DataLoaderIterator
@@ -33,24 +35,28 @@ def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger
     Of an iterator it is the last output; with ``state`` the one that follows it, with ``step`` the one of that number. Law: it
     says what made the output, whatever steps, workers, lanes and threads it came through. The iterator stays where it is, and
     nothing of it is used. No record is read where arithmetic says which ones there are; otherwise the pipeline is run once more
-    in this process, for this output, over elements that know their records. Functions of the user are called where they decide:
-    those of ``filter``, ``flat_map`` and packed lengths; and those of a ``MapDataset`` where nobody knows otherwise whether they
-    leave out elements by ``None``, which is so with ``state``.
+    in this process, for this output, over elements that know their records. Functions of the user are called where they
+    decide: those of ``filter``, ``flat_map`` and packed lengths; those after packing, which may cut rows; and, with ``state``,
+    those of a ``MapDataset``, which may leave out elements by ``None``. For the same reason records of lists and of users'
+    sources are read then.
+
+    A row that is packed and then cut has the records of which it has cells, with their spans in it. A function that changes
+    the number of cells is refused, as it is not known which are left; one that keeps the number is taken to keep their places.
 
     Args:
         it_or_ds: an iterator, made by ``iter(ds)``; or, with ``state`` or ``step``, also a ``MapDataset``, ``IterDataset`` or
             ``DataLoader``.
         state: what ``get_state`` returned.
-        step: counted from 0: of a ``MapDataset`` the index; of a stream the number of the output, where that is arithmetic
+        step: of a ``MapDataset`` the index; of a stream the number of the output, counted from 0, where that is arithmetic
             (functions of ``map`` are taken to leave out nothing, as in ``len(ds)``).
-        ledger: a ``Ledger``, or its path: with it ``step`` may be any past step.
+        ledger: a ``Ledger``, or its path: with it ``step`` may be any step that was made while it was written.
 
     Raises:
         TypeError: ``it_or_ds`` is none of these.
         ValueError: there was no output yet, there is none after ``state``, or the arguments do not go together.
-        IndexError: there is no output ``step``.
-        NotImplementedError: a step of the pipeline does not tell what its outputs are made of; or, with ``step``, the place of
-            an output does not follow from its number. It is named.
+        IndexError: there is no output ``step``, or it was not made while the ledger was written.
+        NotImplementedError: a stage of the pipeline does not tell what its outputs are made of; or, with ``step``, the place
+            of an output does not follow from its number, as where a ``MapDataset`` has holes. The stage is named.
 
     Example:
         >>> from gristmill import MapDataset
@@ -96,7 +102,7 @@ class _Subject:
         if isinstance(given, DataLoaderIterator):
             return cls(loader_of(given), given)
         if isinstance(given, DatasetIterator):
-            ds = _definition_of(given)
+            ds = definition_of(given)
             if ds is None:
                 raise TypeError(
                     f"it_or_ds must be an iterator made by iter(ds), so that its dataset is known; {given!s:.200} was not: pass "
@@ -115,26 +121,31 @@ class _Subject:
         it = dataset_iterator(self.iterator)
         state = it._before_last()
         if state is None:
-            Tracing(False).of(_definition_of(it))  # which names what has no states, and is refused for that
+            Tracing(False).of(definition_of(it))  # which names what has no states, and is refused for that
             raise NoOutputError(f"{it!s:.200} has given no output since it was made or its state was set: call next() first")
-        return _of_stream(_definition_of(it), state, it.get_state())
+        return _of_stream(definition_of(it), state, it.get_state())
 
-    def after(self, state: Any, following: Any = _NO_STATE, num: int = 1) -> Provenance:
-        if isinstance(self.definition, DataLoader):
-            it = dataset_iterator(DataLoaderIterator(self.definition, state))
-            return _of_stream(_definition_of(it), it.get_state(), num=num)
-        return _of_stream(self.definition, state, following, num)
+    def after(self, state: Any) -> Provenance:
+        return _of_stream(*self._begun_at(state))
+
+    def _begun_at(self, state: Any) -> tuple[Any, Any]:
+        """Returns the stream, and its state where the subject is in ``state``."""
+        if not isinstance(self.definition, DataLoader):
+            return self.definition, state
+        it = dataset_iterator(DataLoaderIterator(self.definition, state))
+        return definition_of(it), it.get_state()
 
     def at_step(self, step: int) -> Provenance:
         ds = self.definition
         if isinstance(ds, MapDataset):
             rows, _ = rows_at(ds, step)
-            return Provenance([Row([record_of(piece) for piece in pieces]) for pieces in rows], step=step)
-        if step < 0:
-            raise IndexError(f"step must be from 0 on, got {step}")
-        tracing = Tracing(False)
-        with _twin(_stream_of(ds), tracing) as it:
+            return Provenance(_rows(rows), step=step)
+        _check_of_stream(step)
+        stream, tracing = _stream_of(ds), Tracing(False)
+        with _twin(stream, tracing) as it:
             try:
+                if may_have_gaps(it):
+                    raise NotImplementedError(f"{_holes_of(stream)} leaves out elements, so that steps are no indices")
                 set_next_index(it, step)
             except NotImplementedError as error:
                 raise NotImplementedError(
@@ -144,13 +155,14 @@ class _Subject:
             return _told(_next(it, f"there is no output {step}", IndexError), tracing, step)
 
     def at_recorded_step(self, step: int, ledger: Any) -> Provenance:
+        _check_of_stream(step)
         found, state = ledger.state_before(step)
+        following = ledger.state_at(step + 1) if found == step and not isinstance(self.definition, DataLoader) else None
         try:
-            if state is None:
-                told = _of_stream(_stream_of(self.definition), None, num=step + 1)
-            else:
-                following = ledger.state_at(step + 1) if found == step else None
-                told = self.after(state, _NO_STATE if following is None else following, step - found + 1)
+            ds, state = self._begun_at(state)
+            if found < step:
+                state = _state_after(ds, state, step - found)
+            told = _of_stream(ds, state, _NO_STATE if following is None else following)
         except NoOutputError:
             raise IndexError(f"there is no output {step}: the stream ends before it") from None
         told.step = step
@@ -158,17 +170,22 @@ class _Subject:
 
 
 def each_output(ds: Any) -> Iterator[Provenance]:
-    """What every output of a dataset or ``DataLoader`` is made of, from the first one on.
+    """Yields what every output of a dataset or ``DataLoader`` is made of, from the first one on.
 
     Args:
-        ds: of a ``MapDataset`` the elements of an epoch. Of a stream the outputs; it runs in this process, as for ``explain``.
+        ds: of a ``MapDataset`` the elements of an epoch, without holes. Of a stream the outputs; it runs in this process,
+            as for ``explain``.
 
     Raises:
         TypeError, NotImplementedError: as ``explain``.
     """
     subject = _Subject.of(ds)
     if isinstance(ds, MapDataset):
-        yield from map(subject.at_step, range(len(ds)))
+        deciding = deciding_part(ds)
+        has_holes = bool(dropping_steps(deciding))
+        for i in range(len(ds)):
+            if not has_holes or deciding[i] is not None:
+                yield subject.at_step(i)
         return
     tracing = Tracing(True)
     with _twin(_stream_of(subject.definition), tracing) as it:
@@ -177,38 +194,51 @@ def each_output(ds: Any) -> Iterator[Provenance]:
             tracing.faults.clear()
 
 
-def _definition_of(it: Any) -> Any:
+def _check_of_stream(step: int) -> None:
+    if step < 0:
+        raise IndexError(f"step must be at least 0 for a stream, which counts its outputs from 0, got {step}")
+
+
+def _holes_of(ds: Any) -> str:
+    """Returns the name of the first stage of a map dataset that leaves holes."""
+    stages = [stage for stage in dropping_steps(ds) if isinstance(stage, MapDataset)]
+    return f"{stages[-1]!s:.200}" if stages else "a stage of a MapDataset"
+
+
+def definition_of(it: Any) -> Any:
+    """Returns the dataset that ``it`` iterates over; ``None`` if that is not known."""
     return it if isinstance(it, IterDataset) else it._definition
 
 
 def _stream_of(ds: Any) -> Any:
     if isinstance(ds, DataLoader):
-        return _definition_of(dataset_iterator(DataLoaderIterator(ds)))
+        return definition_of(dataset_iterator(DataLoaderIterator(ds)))
     return ds
 
 
-def _of_stream(ds: Any, state: Any, following: Any = _NO_STATE, num: int = 1) -> Provenance:
-    """Of output number ``num`` behind ``state``; ``following`` is the state after it, if that is known."""
+def _of_stream(ds: Any, state: Any, following: Any = _NO_STATE) -> Provenance:
+    """Returns what the output after ``state`` is made of; ``following`` is the state after it, if that is known."""
     for is_exact in (False, True):
         if not is_exact and (following is _NO_STATE or not _tells_place(ds)):
             continue  # what is assumed could not be checked
         tracing = Tracing(is_exact)
-        with _twin(ds, tracing) as it:
-            try:
-                if state is not None:
-                    it.set_state(state)
-                for _ in range(num - 1):
-                    _next(it, "the stream ends before it", NoOutputError)
-                tracing.faults.clear()
-                told = _told(
-                    _next(it, "there is no output after this state: the stream is at its end", NoOutputError), tracing, None
-                )
+        try:
+            with _twin(ds, tracing, state) as it:
+                told = _told(_next(it, "there is no output after this state: the stream is at its end"), tracing, None)
                 if not tracing.assumes or it.get_state() == following:
                     return told
-            except Exception:
-                if not tracing.assumes:
-                    raise
+        except Exception:
+            if not tracing.assumes:
+                raise
     raise AssertionError("the second one is exact")
+
+
+def _state_after(ds: Any, state: Any, num: int) -> Any:
+    """Returns the state ``num`` outputs after ``state``."""
+    with _twin(ds, Tracing(True), state) as it:
+        for _ in range(num):
+            _next(it, "the stream ends before it")
+        return it.get_state()
 
 
 def _tells_place(ds: Any) -> bool:
@@ -217,15 +247,17 @@ def _tells_place(ds: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _twin(ds: Any, tracing: Tracing) -> Iterator[DatasetIterator[Any]]:
+def _twin(ds: Any, tracing: Tracing, state: Any = None) -> Iterator[DatasetIterator[Any]]:
     it = iterate(tracing.of(ds))
     try:
+        if state is not None:
+            it.set_state(state)
         yield it
     finally:
         it.close()
 
 
-def _next(it: DatasetIterator[Any], reason: str, kind: type[Exception]) -> Traced:
+def _next(it: DatasetIterator[Any], reason: str, kind: type[Exception] = NoOutputError) -> Traced:
     for x in it:
         assert isinstance(x, Traced)
         return x
@@ -233,5 +265,15 @@ def _next(it: DatasetIterator[Any], reason: str, kind: type[Exception]) -> Trace
 
 
 def _told(x: Traced, tracing: Tracing, step: int | None) -> Provenance:
-    rows = [Row([record_of(piece) for piece in pieces]) for pieces in x.rows]
-    return Provenance(rows, [record_of(piece) for piece in tracing.faults], step)
+    return Provenance(_rows(x.rows), [record_of(piece) for piece in tracing.faults], step)
+
+
+def _rows(rows: Rows) -> list[Row]:
+    cut_by = next((piece.cut_by for row in rows for piece in row if piece.cut_by), None)
+    if cut_by is not None:
+        raise unexplained(
+            cut_by,
+            "it takes rows of several records apart, or changes the number of their cells, so that it is not known which "
+            "records are left. Cut before records are packed or batched, or explain the pipeline up to this stage",
+        )
+    return [Row([record_of(piece) for piece in pieces]) for pieces in rows]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gristmill.core.value import Value
-from gristmill.dataset.bases.traced import Piece
+from gristmill.dataset.bases.cells import Piece
 from gristmill.dataset.telling.display import abbreviated
 
 _MAX_LINES = 40  # of a table

@@ -1,0 +1,190 @@
+"""Which cells of packed rows, and which rows of batches, are of which records, as far as that is known.
+
+Packing and cutting say which tokens they put where. A function of the user is taken to leave cells and rows where they are
+if their number stays the same. Otherwise the records are marked: which of them are left is not known.
+"""
+
+from __future__ import annotations
+
+import numbers
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gristmill.core.value import Value
+
+if TYPE_CHECKING:
+    from gristmill.dataset.bases.traced import Traced
+
+
+class Cells(Value):
+    """The cells ``start`` to ``stop`` of a feature of a packed row, which has ``length`` cells."""
+
+    feature: tuple[Any, ...]  # its key, or the keys of a nested one
+    length: int
+    start: int
+    stop: int
+
+
+class Piece(Value):
+    """A record that an output is made of.
+
+    Args:
+        source: what it was read from, in words.
+        key: which record of it.
+        epoch: how often the source had been gone through; ``None`` if that is not known.
+        index: where the element stood that the pipeline read by its index; ``None`` where there is no index.
+        components: of the mixtures that it went through, the outermost first.
+        seeds: of the random streams that steps drew from for it, ``(seed, index)``, that of the first step first.
+        cells: in a packed row, those of each feature that has segment ids.
+        cut_by: the stage after which it is not known whether the output has anything of the record.
+    """
+
+    source: str
+    key: Any
+    epoch: int | None = None
+    index: int | None = None
+    components: tuple[Any, ...] = ()
+    seeds: tuple[tuple[int, int], ...] = ()
+    cells: tuple[Cells, ...] = ()
+    cut_by: str = ""
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """Its cells of the first feature of a packed row."""
+        return (self.cells[0].start, self.cells[0].stop) if self.cells else None
+
+
+Rows: TypeAlias = Sequence[tuple[Piece, ...]]
+
+
+def kept_rows(before: Traced, after: Traced, stage: str) -> Rows:
+    """Returns the records of what a function made of ``before``.
+
+    A function is taken to leave cells of packed rows where they are if their number is the same.
+    """
+    rows = before.rows
+    lengths = {cells.feature: cells.length for piece in before.pieces for cells in piece.cells}
+    if not lengths or after.value is before.value:
+        return rows
+    num_rows = len(rows) if before.is_batch else 1
+    shapes = {keys: shape for keys, shape in _shapes(after.value).items() if len(shape) > before.is_batch}
+    left = [feature for feature in lengths if feature in shapes]
+    if not all([_has_cells(shapes[feature], num_rows, lengths[feature]) for feature in left]):
+        return cut_by(rows, stage)
+    known = {(*keys[:-1], f"{keys[-1]}{end}") for keys in lengths for end in ("", "_segment_ids", "_positions")}
+    others = [shape for keys, shape in shapes.items() if keys not in known]
+    others = [x for x in others if not any([_has_cells(x, num_rows, lengths[feature]) for feature in left])]
+    may_be_renamed = bool(others) and len(left) < len(lengths)
+
+    def kept(piece: Piece) -> list[Piece]:
+        if may_be_renamed:
+            is_known = _are_alike(piece.cells) and all([_has_cells(x, num_rows, piece.cells[0].length) for x in others])
+            return [piece if is_known else _unknown(piece, stage)]
+        cells = tuple([x for x in piece.cells if x.feature in left])
+        if piece.cells and not cells:
+            return [_unknown(piece, stage)]
+        was_empty = all([x.start == x.stop for x in piece.cells])
+        return [piece.replaced(cells=cells)] if was_empty or any([x.stop > x.start for x in cells]) else []
+
+    return [tuple([new for piece in row for new in kept(piece)]) for row in rows]
+
+
+def parted_rows(before: Traced, after: Traced, stage: str) -> Rows:
+    """Returns the records of one of several elements that a stage made of ``before``."""
+    if not before.is_batch or not are_several(before.rows) or _shapes(after.value) == _shapes(before.value):
+        return kept_rows(before, after, stage)
+    return cut_by(before.rows, stage)
+
+
+def are_several(rows: Rows) -> bool:
+    """Returns true if the rows are of more than one record."""
+    pieces = [piece for row in rows for piece in row]
+    return any([piece != pieces[0] for piece in pieces])
+
+
+def cut_by(rows: Rows, stage: str) -> Rows:
+    """Returns the records of ``rows``, of which it is not known which of them ``stage`` left."""
+    return [tuple([_unknown(piece, stage) for piece in row]) for row in rows]
+
+
+def _unknown(piece: Piece, stage: str) -> Piece:
+    return piece.replaced(cut_by=piece.cut_by or stage)
+
+
+def _shapes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], tuple[int, ...]]:
+    """Returns the shapes of the arrays in an element, by their keys."""
+    if isinstance(value, Mapping):
+        return {keys: shape for key, one in value.items() for keys, shape in _shapes(one, (*path, key)).items()}
+    if isinstance(value, list | tuple) and not all([isinstance(x, numbers.Number) for x in value]):
+        return {keys: shape for i, one in enumerate(value) for keys, shape in _shapes(one, (*path, i)).items()}
+    return {path: (len(value),) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ()))}
+
+
+def _has_cells(shape: tuple[int, ...] | None, num_rows: int, length: int) -> bool:
+    """Returns true if an array of this shape has as many cells; axes of length 1 do not count."""
+    if shape is None:
+        return False
+    expected, found = ([n for n in given if n != 1] for given in ((num_rows, length), shape))
+    return found[: len(expected)] == expected
+
+
+def _are_alike(cells: Sequence[Cells]) -> bool:
+    """Returns true if the features of a packed row have the record in the same cells."""
+    return len({(c.length, c.start, c.stop) for c in cells}) == 1
+
+
+class Placed(Value):
+    """Tokens of a sequence that are in a packed row, in ``cells``: those from number ``first`` on."""
+
+    cells: Cells
+    first: int = 0
+
+
+def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Piece]:
+    """Returns the records of a sequence of which tokens were put into a packed row, with their cells there.
+
+    Args:
+        x: the sequence; it may be a packed row itself, or a batch.
+        parts: the tokens, for each feature.
+        keeps_empty: records without a token in the row are returned, too.
+    """
+    pieces = []
+    for k, row in enumerate(x.rows):
+        for piece in row:
+            owned = [_tokens_of(x, k, piece, part.cells.feature) for part in parts]
+            if None in owned:
+                pieces.append(_unknown(piece, x.changed_by or "a stage"))
+                continue
+            cells = tuple([_moved(part, own) for part, own in zip(parts, owned, strict=True) if own is not None])
+            if keeps_empty or any([c.stop > c.start for c in cells]):
+                pieces.append(piece.replaced(cells=cells))
+    return pieces
+
+
+def _tokens_of(x: Traced, k: int, piece: Piece, feature: tuple[Any, ...]) -> tuple[int, int] | None:
+    """Returns which tokens of a sequence are those of a record in its row ``k``; ``None`` if that is not known."""
+    if not x.is_batch and not piece.cells:
+        return 0, sys.maxsize
+    num = (_shapes(x.value).get(feature) or (1,))[0]
+    if x.is_batch:
+        return (k, k + 1) if num == len(x.rows) else None
+    own = [c for c in piece.cells if c.feature == feature] or piece.cells[: _are_alike(piece.cells)]
+    return (own[0].start, own[0].stop) if own and own[0].length == num else None
+
+
+def records_of_row(x: Traced, i: int, num_rows: int) -> Rows:
+    """Returns the records of row ``i`` of ``num_rows``, into which an element is taken apart."""
+    if x.is_batch and num_rows == len(x.rows):
+        return [x.rows[i]]
+    packed = [piece.cells for piece in x.pieces if piece.cells]
+    if x.is_batch or not all([_are_alike(cells) and cells[0].length == num_rows for cells in packed]):
+        return cut_by([x.pieces], x.changed_by or "a stage")
+    return [tuple([p.replaced(cells=()) for p in x.pieces if not p.cells or p.cells[0].start <= i < p.cells[0].stop])]
+
+
+def _moved(part: Placed, own: tuple[int, int]) -> Cells:
+    """Returns the cells of the tokens ``own`` of a sequence."""
+    cells, shift = part.cells, part.cells.start - part.first
+    start = min(max(own[0] + shift, cells.start), cells.stop)
+    return cells.replaced(start=start, stop=max(start, min(own[1] + shift, cells.stop)))
