@@ -1,116 +1,227 @@
-"""The iterator that writes a ledger."""
+"""The iterators that write a ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
-from typing import TYPE_CHECKING, Any
+import abc
+import contextlib
+from collections.abc import Callable, Collection
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
-from gristmill.dataset.bases.iterator import DatasetIterator, iterate
-from gristmill.dataset.bases.next_index import get_next_index
+from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, iterate, marked, return_to
+from gristmill.dataset.bases.next_index import get_next_index, may_have_gaps, move_to_index
+from gristmill.dataset.bases.traced import Tracing
+from gristmill.diagnostics.provenance.explaining import definition_of
+from gristmill.diagnostics.view import dataset_iterator
 from gristmill.loader import DataLoaderIterator
 from gristmill.loader.iterator import loader_of
 
 if TYPE_CHECKING:
+    from gristmill.dataset.tolerance import FaultCounts
     from gristmill.diagnostics.provenance.ledger import Ledger
 
 
-class FollowedIterator(Iterator[Any]):
-    """The elements and states of ``iterator``, whose place before each step is written into a ledger.
+class Followed(abc.ABC):
+    """The part of an iterator that records the state before each step in a ledger.
 
-    Everything else (``close``, ``start_prefetch``, ...) is that of the iterator, too.
+    A step is recorded before it is made. An interrupt or a full disk loses no element: either the step is made and
+    returned, or the iterator is where it was.
     """
 
-    def __init__(self, ledger: Ledger, iterator: Any, step: int | None) -> None:
-        if not isinstance(iterator, DatasetIterator | DataLoaderIterator):
-            raise TypeError(
-                f"iterator must be one of a dataset or DataLoader, got {shown(iterator)} of type {type(iterator).__name__}: make "
-                "it with iter(ds)"
-            )
-        self._ledger = ledger
-        self.followed_iterator = iterator
-        self._noted = -1  # the step that was written down last, since its state was asked for
-        self._step = self._next_step() if step is None else as_int("step", step, minimum=0)
+    followed_iterator: Any
+    _ledger: Ledger
+    _noted = -1  # the step of the last state that was asked for
+    _number: int  # of the next output
 
     @property
     def step(self) -> int:
         """The number of the next output."""
-        return self._step
+        return self._number
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.followed_iterator, name)
+    @property
+    @abc.abstractmethod
+    def _dataset_iterator(self) -> DatasetIterator[Any]:
+        """The iterator that has the position."""
 
-    def __iter__(self) -> FollowedIterator:
-        return self
+    def _begin(self, ledger: Ledger, step: int | None) -> None:
+        self._ledger = ledger
+        self._number = self._next_step() if step is None else as_int("step", step, minimum=0)
 
     def __next__(self) -> Any:
-        is_recorded = not self._step % self._ledger.every
-        text = self._encoded() if is_recorded else b""
-        element = self.followed_iterator.__next__()
-        if is_recorded:
-            self._ledger.write(self._step, text)
-        self._step += 1
-        return element
+        ledger, step, is_new = self._ledger, self._number, False
+        before = marked(self._dataset_iterator)
+        if not step % ledger.every:
+            is_new = ledger.write(step, self._encoded())
+        # The list has the element as soon as the iterator has moved: there is no bytecode in between, where an interrupt
+        # could come. After it there is no call until the element is returned.
+        element: list[Any] = []
+        try:
+            element.extend(islice(self.followed_iterator, 1))
+            if not element and is_new:
+                ledger.forget(step)
+        except BaseException:
+            if element:
+                _undo(self._dataset_iterator, before)
+            raise
+        if not element:
+            raise StopIteration
+        self._number = step + 1
+        return element[0]
 
     def get_state(self) -> Any:
-        """The state of the iterator. Its step is written down, so that ``set_state`` finds it."""
+        """Returns the state of the iterator. The ledger notes its step, so that ``set_state`` finds it."""
         state = self.followed_iterator.get_state()
-        if self._noted != self._step:
-            self._ledger.note_unless_recorded(self._step, self._ledger.encoded(state))
-            self._noted = self._step
+        if self._noted != self._number:
+            self._ledger.note_unless_recorded(self._number, self._ledger.encoded(state))
+            self._noted = self._number
         return state
 
-    def set_state(self, state: Any, *, step: int | None = None) -> None:
-        """Continues from ``state``, which was taken before output ``step``; the ledger knows it of states that it has met."""
-        before = self.followed_iterator.get_state()
-        self.followed_iterator.set_state(state)
+    def set_state(self, state: Any, *, drop: Collection[str] = (), step: int | None = None) -> None:
+        """Continues from ``state``, which was taken before output ``step``.
+
+        Args:
+            state: as of the iterator that is followed.
+            drop: as of the iterator that is followed.
+            step: by default the one that the ledger knows of this state.
+
+        Raises:
+            ValueError: the ledger does not know the state, and the step does not follow from it.
+        """
+        given = {"drop": drop} if drop else {}
+        self._move(lambda: self.followed_iterator.set_state(state, **given), step)
+
+    def _set_next_index(self, index: int) -> None:
+        self._move(lambda: move_to_index(self._dataset_iterator, index), None)
+
+    def skip_failed(self) -> None:
+        """Moves past the output whose ``next`` failed, which has no step."""
+        self.followed_iterator.skip_failed()
+
+    def faults(self) -> FaultCounts:
+        """What ``tolerate`` has skipped, as of the iterator that is followed."""
+        counts: FaultCounts = self.followed_iterator.faults()
+        return counts
+
+    def counts(self) -> Any:
+        """What was drawn of each component of a mixture, as of the iterator that is followed."""
+        return self.followed_iterator.counts()
+
+    def _move(self, move: Callable[[], None], step: int | None) -> None:
+        before = marked(self._dataset_iterator)
+        move()
         try:
-            self._step = self._next_step() if step is None else as_int("step", step, minimum=0)
+            self._number = self._next_step() if step is None else as_int("step", step, minimum=0)
         except BaseException:
-            self.followed_iterator.set_state(before)
+            return_to(self._dataset_iterator, before)
             raise
-
-    async def save(self, directory: Any) -> Awaitable[None]:
-        """As that of the iterator."""
-        self.get_state()
-        saved: Awaitable[None] = await self.followed_iterator.save(directory)
-        return saved
-
-    async def load(self, directory: Any) -> Awaitable[None]:
-        """As that of the iterator."""
-        loaded = await self.followed_iterator.load(directory)
-
-        async def restore() -> None:
-            await loaded
-            self._step = self._next_step()
-
-        return restore()
+        self._noted = -1
 
     def _encoded(self) -> bytes:
         return self._ledger.encoded(self.followed_iterator.get_state())
 
     def _next_step(self) -> int:
-        """The number of the next output, from the state."""
+        """Returns the number of the next output, from the state."""
         it = self.followed_iterator
         step = self._ledger.step_of(self._encoded())
+        if step is None:
+            step = _num_outputs(it)
         if step is not None:
             return step
-        try:
-            return get_next_index(it)
-        except (NotImplementedError, ValueError):
-            pass
-        if it.get_state() == _new(it).get_state():
-            return 0
         raise ValueError(
-            f"{self._ledger} does not know the step of the state of {it!s:.200}: it was taken without it. Give the number of the "
-            "next output: ledger.follow(it, step=...) or set_state(state, step=...)"
+            f"{self._ledger} does not know the step of the state of {it!s:.200}, which was taken without it, and the step does "
+            "not follow from the state. Give the number of the next output: ledger.follow(it, step=...) or "
+            "set_state(state, step=...)"
         )
 
 
-def _new(it: Any) -> Any:
-    """An iterator at the beginning, of the same dataset."""
-    if isinstance(it, DataLoaderIterator):
-        return iter(loader_of(it))
-    ds = it._definition
-    return it if ds is None else iterate(ds)
+class FollowedIterator(Followed, DatasetIterator[Any]):
+    """The elements and states of an iterator of a dataset, recorded in a ledger."""
+
+    _stage_name: ClassVar = None  # in checkpoints: the same elements and states as without it
+
+    def __init__(self, ledger: Ledger, iterator: DatasetIterator[Any], step: int | None) -> None:
+        super().__init__(iterator)
+        self.followed_iterator = iterator
+        self._definition = iterator._definition
+        self._begin(ledger, step)
+
+    @property
+    def _dataset_iterator(self) -> DatasetIterator[Any]:
+        return self._parents[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parents[0], name)
+
+    def _stage_text(self) -> str:
+        return str(self._ledger)
+
+    def _mark(self) -> Any:
+        return marked(self._parents[0]), self._number
+
+    def _return_to(self, mark: Any) -> None:
+        before, self._number = mark
+        return_to(self._parents[0], before)
+
+    def _before_last(self) -> Any:
+        return self._parents[0]._before_last()
+
+    def _merged_state(self, states: Any) -> Any:
+        return self._parents[0]._merged_state(states)
+
+    def _get_next_index(self) -> int:
+        return get_next_index(self._parents[0])
+
+    def _skip(self) -> None:
+        self._parents[0]._skip()
+
+
+class FollowedLoaderIterator(Followed, DataLoaderIterator):
+    """The elements and states of an iterator of a ``DataLoader``, recorded in a ledger."""
+
+    def __init__(self, ledger: Ledger, iterator: DataLoaderIterator, step: int | None) -> None:
+        vars(self).update(vars(iterator))  # two views of the same position
+        self.followed_iterator = iterator
+        self._begin(ledger, step)
+
+    @property
+    def _dataset_iterator(self) -> DatasetIterator[Any]:
+        return self._iterator
+
+
+def followed(ledger: Ledger, iterator: Any, step: int | None) -> FollowedIterator | FollowedLoaderIterator:
+    """Returns an iterator of the same elements and states that writes ``ledger``.
+
+    Raises:
+        TypeError: ``iterator`` is none of a dataset or ``DataLoader``.
+    """
+    if isinstance(iterator, DatasetIterator):
+        return FollowedIterator(ledger, iterator, step)
+    if isinstance(iterator, DataLoaderIterator):
+        return FollowedLoaderIterator(ledger, iterator, step)
+    raise TypeError(
+        f"iterator must be one of a dataset or DataLoader, got {shown(iterator)} of type {type(iterator).__name__}: make it with "
+        "iter(ds)"
+    )
+
+
+def _undo(it: DatasetIterator[Any], before: Any) -> None:
+    """Takes ``it`` back by an output that nobody got."""
+    return_to(it, before)
+    if isinstance(it, BlockIterator):
+        it._forget_last()
+
+
+def _num_outputs(it: Any) -> int | None:
+    """Returns the number of outputs before the position of ``it``; ``None`` if it does not follow from the position."""
+    inner = dataset_iterator(it)
+    ds, tracing = definition_of(inner), Tracing(False)
+    if ds is None:
+        return None
+    with contextlib.suppress(NotImplementedError, ValueError):
+        tracing.of(ds)
+        if not tracing.assumes and not may_have_gaps(inner):  # else elements may have been left out
+            return get_next_index(inner)
+    new: Any = iter(loader_of(it)) if isinstance(it, DataLoaderIterator) else iterate(ds)
+    return 0 if it.get_state() == new.get_state() else None

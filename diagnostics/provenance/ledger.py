@@ -7,7 +7,8 @@ record. ``PATH.states`` has these states, one after another, each with its step;
 Guarantees:
 
 1. A record that is there is whole: the state is written before it, and whatever does not agree with its checksum is none.
-2. A step is recorded when its output has been delivered; until the process or the system ends it may be in memory.
+2. A step is recorded before its output is computed, so that none is lost where it cannot be written. At the end of a stream
+   there is no record of the output that would follow.
 3. A step that is known already is compared, and not written again. If it differs, it and all later ones are written anew.
 """
 
@@ -24,7 +25,7 @@ from typing import Any
 
 from gristmill.core.errors import as_int
 from gristmill.core.state import shown
-from gristmill.diagnostics.provenance.following import FollowedIterator
+from gristmill.diagnostics.provenance.following import FollowedIterator, FollowedLoaderIterator, followed
 
 _HEADER = struct.Struct("<20sIQ")  # what it is, the number of the form, every
 _MAGIC = b"gristmill ledger\n\0\0\0"
@@ -78,19 +79,22 @@ class Ledger:
     def __repr__(self) -> str:
         return f"Ledger({str(self.path)!r}, every={self.every})"
 
-    def follow(self, iterator: Any, *, step: int | None = None) -> FollowedIterator:
+    def follow(self, iterator: Any, *, step: int | None = None) -> FollowedIterator | FollowedLoaderIterator:
         """Returns an iterator of the same elements and states that writes where it is, step by step.
 
-        The number of the next step is looked up for the state that it has, now and after each ``set_state``.
+        It is a ``DatasetIterator`` or ``DataLoaderIterator``, as ``iterator`` is: checkpoints, ``observe`` and ``explain``
+        take it. The number of the next step is looked up for the state that it has, now and after each ``set_state``. The
+        number follows from the state itself only where no stage may leave out elements.
 
         Args:
             iterator: of a dataset or ``DataLoader``.
             step: the number of the next output, where the ledger cannot know it: it was begun after a restart.
 
         Raises:
+            TypeError: ``iterator`` is no such iterator.
             ValueError: the ledger has no record of the state, and it is not that of a new iterator: give ``step``.
         """
-        return FollowedIterator(self, iterator, step)
+        return followed(self, iterator, step)
 
     def steps(self) -> Iterator[int]:
         """The steps that are recorded, in order."""
@@ -104,8 +108,22 @@ class Ledger:
         return None if text is None else decoded(text)
 
     def state_before(self, step: int) -> tuple[int, Any]:
-        """The last step up to ``step`` that is recorded, and the state before it; ``(0, None)`` if there is none."""
-        for number in range(min(step // self.every, self._num_records() - 1), -1, -1):
+        """Returns the last step up to ``step`` of which the record is whole, and the state before it.
+
+        ``(0, None)``, the beginning, if no record is whole.
+
+        Raises:
+            IndexError: ``step`` was not made while the ledger was written.
+        """
+        last = step // self.every
+        if not self._is_written(last):
+            known = self._num_records() * self.every
+            raise IndexError(
+                f"there is no output {step} in {self}, which "
+                + (f"has records of steps below {known}" if known else "has no records")
+                + ": give a step that was made while the ledger was written"
+            )
+        for number in range(last, -1, -1):
             state = self.state_at(number * self.every)
             if state is not None:
                 return number * self.every, state
@@ -127,7 +145,7 @@ class Ledger:
         """Writes that the encoded state before ``step`` is ``text``, for ``step_of``; returns where that stands."""
         file = self._opened()[1]
         offset = os.fstat(file).st_size
-        os.pwrite(file, _FRAME.pack(_MARK, step, *_checks(text)) + text, offset)
+        _write(file, _FRAME.pack(_MARK, step, *_checks(text)) + text, offset)
         return offset + _FRAME.size
 
     def note_unless_recorded(self, step: int, text: bytes) -> None:
@@ -139,18 +157,21 @@ class Ledger:
         """``state`` as it is written."""
         return encoded(state)
 
-    def write(self, step: int, text: bytes) -> None:
-        """Records that the encoded state before ``step`` is ``text``."""
-        known = self._text_at(step)
-        if known == text:
-            return
+    def write(self, step: int, text: bytes) -> bool:
+        """Records that the encoded state before ``step`` is ``text``; returns false if that is known."""
+        if self._text_at(step) == text:
+            return False
         offset = self.note(step, text)
-        place = _HEADER.size + step // self.every * _RECORD.size
-        file = self._opened()[0]
-        if os.fstat(file).st_size > place:  # other data, or another pipeline, from here on; or a torn record
-            os.ftruncate(file, place)
+        self.forget(step)  # other data, or another pipeline, from here on; or a torn record
         fields = _RECORD.pack(step, offset, *_checks(text), 0, 0)[:_CHECKED]
-        os.pwrite(file, fields + struct.pack("<II", zlib.crc32(fields), 0), place)
+        _write(self._opened()[0], fields + struct.pack("<II", zlib.crc32(fields), 0), self._place(step))
+        return True
+
+    def forget(self, step: int) -> None:
+        """Removes the records of ``step`` and all later ones."""
+        file, place = self._opened()[0], self._place(step)
+        if os.fstat(file).st_size > place:
+            os.ftruncate(file, place)
 
     def close(self) -> None:
         """Closes the files; they are opened again when something is written. May be called again."""
@@ -171,16 +192,31 @@ class Ledger:
             self._files = file, states
             self._closing = weakref.finalize(self, _close, self._files)
             if os.fstat(file).st_size < _HEADER.size:
-                os.pwrite(file, _HEADER.pack(_MAGIC, _FORM, self.every), 0)
+                _write(file, _HEADER.pack(_MAGIC, _FORM, self.every), 0)
         return self._files
 
+    def _read(self, path: Path, offset: int, num: int) -> bytes:
+        if self._files is None:
+            return _read(path, offset, num)
+        return os.pread(self._files[path is self._states_path], num, offset)
+
     def _num_records(self) -> int:
-        size = self.path.stat().st_size if self.path.exists() else 0
+        if self._files is None:
+            size = self.path.stat().st_size if self.path.exists() else 0
+        else:
+            size = os.fstat(self._files[0]).st_size
         return max(0, size - _HEADER.size) // _RECORD.size  # a torn one is none
+
+    def _place(self, step: int) -> int:
+        return _HEADER.size + step // self.every * _RECORD.size
+
+    def _is_written(self, number: int) -> bool:
+        """Returns true if there is a record, damaged ones included: a file has zeros in place of one that was left out."""
+        return number < self._num_records() and any(self._read(self.path, self._place(number * self.every), _RECORD.size))
 
     def _record(self, number: int) -> tuple[int, int, int] | None:
         """Offset, length and checksum of a state."""
-        packed = _read(self.path, _HEADER.size + number * _RECORD.size, _RECORD.size)
+        packed = self._read(self.path, self._place(number * self.every), _RECORD.size)
         if len(packed) < _RECORD.size:
             return None
         step, offset, length, checksum, own, _ = _RECORD.unpack(packed)
@@ -194,7 +230,7 @@ class Ledger:
         if record is None:
             return None
         offset, length, checksum = record
-        text = _read(self._states_path, offset, length)
+        text = self._read(self._states_path, offset, length)
         return text if len(text) == length and zlib.crc32(text) == checksum else None
 
 
@@ -238,6 +274,13 @@ def _close(files: tuple[int, int]) -> None:
 
 def _checks(text: bytes) -> tuple[int, int]:
     return len(text), zlib.crc32(text)
+
+
+def _write(file: int, content: bytes, offset: int) -> None:
+    """Writes all of ``content``: of a full disk the system may take a part."""
+    while content:
+        num = os.pwrite(file, content, offset)
+        content, offset = content[num:], offset + num
 
 
 def _read(path: Path, offset: int, num: int) -> bytes:

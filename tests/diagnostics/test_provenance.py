@@ -1,6 +1,9 @@
 """What ``explain`` tells in particular, ledgers that were torn or gone on with, and the commands that show it."""
 
+import itertools
 import json
+import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +12,23 @@ import numpy as np
 import pytest
 from refusing import assert_raises
 from tfrecords import framed
-from users_datasets import BareStream, Plain
+from users_datasets import BareIterator, BareStream, Plain
 
-from gristmill import IterDataset, Ledger, MapDataset, MultiprocessingOptions, ReadOptions, explain
+from gristmill import (
+    DatasetIterator,
+    IterDataset,
+    Ledger,
+    MapDataset,
+    MultiprocessingOptions,
+    ReadOptions,
+    explain,
+    observe,
+)
 from gristmill import experimental as gx
+from gristmill.checkpoint import CheckpointHandler
 from gristmill.diagnostics.cli import main
 from gristmill.diagnostics.provenance import Record
+from gristmill.loader import DataLoaderIterator
 from gristmill.sources import RangeDataSource
 from gristmill.transforms import Batch
 
@@ -70,22 +84,230 @@ def test_functions_run_only_where_they_decide():
     assert keys(explain(it)) == [[7], [8], [10], [11]]  # although it left out some
 
 
-@pytest.mark.parametrize("cls", [gx.FirstFitPackIterDataset, gx.BestFitPackIterDataset, gx.ConcatThenSplitIterDataset])
-def test_spans_are_those_of_the_tokens(cls):
-    def tokens(key):
-        return {"x": np.arange(1, key % 5 + 1) + 100 * key, "y": np.arange(key % 3)}
+BASE = MapDataset.range(60)
+THIRDS = BASE.filter(lambda x: x % 3 == 0)
+SOME = [x if x % 4 == 0 else None for x in range(60)]
 
-    arguments = {} if cls is gx.ConcatThenSplitIterDataset else {"num_packing_bins": 3, "seed": 2}
-    ds = cls(MapDataset.range(40).shuffle(seed=2).map(tokens).to_iter_dataset(), length_struct={"x": 9, "y": 90}, **arguments)
-    it = iter(ds.multithread_prefetch(2, 1).batch(3))
+
+class Sparse(MapDataset):
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        return SOME[i % 60]
+
+
+class Twice(gx.FlatMapTransform):
+    max_fan_out = 2
+
+    def flat_map(self, x):
+        return [x] * (x % 3)
+
+
+def odd(x):
+    if x % 2 == 0:
+        raise OSError(x)
+    return x
+
+
+HOLES = {
+    "filter": THIRDS,
+    "shuffle": THIRDS.shuffle(seed=1),
+    "window": THIRDS.window_shuffle(4, seed=1),
+    "slice": THIRDS[1::2],
+    "repeat": THIRDS.repeat(2),
+    "mix": MapDataset.mix([THIRDS, BASE]),
+    "flat_map": gx.FlatMapMapDataset(BASE, Twice()),
+    "tolerate": BASE.map(odd).tolerate(max_rate=None),
+    "dataset_as_source": MapDataset.source(THIRDS),
+    "stream_mix": IterDataset.mix([THIRDS.to_iter_dataset(), BASE.to_iter_dataset()]),
+    "lanes": THIRDS.to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_lanes=2)),
+    "batch": THIRDS.to_iter_dataset().batch(1, batch_fn=lambda x: x[0]),
+    "limit": THIRDS.to_iter_dataset().limit(9),
+}
+MAYBE_HOLES = {  # steps are taken to have none
+    "map": BASE.map(lambda x: x if x % 4 == 0 else None),
+    "source": MapDataset.source(SOME),
+    "own": Sparse(),
+}
+
+
+@pytest.mark.parametrize("name", [*HOLES, *MAYBE_HOLES])
+def test_outputs_over_holes_are_not_numbered_by_index(name, tmp_path):
+    ds = {**HOLES, **MAYBE_HOLES}[name]
+    ds = ds.to_iter_dataset() if isinstance(ds, MapDataset) else ds
+    it = iter(ds)
+    states, expected = [], []
+    for x in Ledger(tmp_path / "ledger").follow(it):
+        expected.append([[int(x)]])
+        assert keys(explain(it)) == expected[-1]
+        states.append(it.get_state())
+    for step in range(5):
+        if name in HOLES:
+            assert_raises(NotImplementedError, "(Filter|FlatMap|Tolerate|Source)MapDataset.*Ledger", explain, ds, step=step)
+        assert keys(explain(ds, state=states[step])) == keys(explain(ds, step=step + 1, ledger=tmp_path / "ledger"))
+        assert keys(explain(ds, step=step, ledger=tmp_path / "ledger")) == expected[step]
+    it.set_state(states[4])
+    later = Ledger(tmp_path / "begun_later")
+    assert_raises(ValueError, "step=", later.follow, it)
+    assert [int(next(later.follow(it, step=5)))] == expected[5][0] and list(later.steps()) == [5]
+
+
+def tokens(key):
+    return {name: np.arange(1, key % size + 1) + 100 * (key + 1) for name, size in (("x", 5), ("y", 3))}
+
+
+def selected(*names):
+    return lambda row: {name: row[name] for name in names}
+
+
+def of_x(function):
+    return lambda row: {"x": function(row["x"])}
+
+
+ROWS = MapDataset.range(40).shuffle(seed=2).map(tokens).to_iter_dataset()
+
+
+def first_fit(ds, num=9):
+    return gx.FirstFitPackIterDataset(ds, length_struct={"x": num, "y": 90}, num_packing_bins=3, seed=2)
+
+
+def best_fit(ds, num=9):
+    return gx.BestFitPackIterDataset(ds, length_struct={"x": num, "y": 90}, num_packing_bins=3, seed=2)
+
+
+def split(ds, num=9):
+    return gx.ConcatThenSplitIterDataset(ds.map(selected("x", "y")), length_struct={"x": num, "y": 90})
+
+
+def split_x(ds, num=9):
+    return gx.ConcatThenSplitIterDataset(ds.map(selected("x")), length_struct={"x": num})
+
+
+NUMBERS = MapDataset.range(40).shuffle(seed=2).map(lambda key: {"x": 100 * (key + 1)}).to_iter_dataset()
+CUT = {
+    "first_fit": first_fit(ROWS),
+    "best_fit": best_fit(ROWS),
+    "split": split(ROWS),
+    "batches": first_fit(ROWS).multithread_prefetch(2, 1).batch(3),
+    "first_fit_split": split(first_fit(ROWS), 5),
+    "best_fit_split": split(best_fit(ROWS), 5),
+    "split_split": split(split(ROWS), 4),
+    "split_first_fit": first_fit(split(ROWS, 4), 20),
+    "first_fit_first_fit": first_fit(first_fit(ROWS, 6), 20),
+    "first_fit_split_split": split(split(first_fit(ROWS), 7), 4),
+    "selected_split": split_x(first_fit(ROWS), 5),
+    "renamed": split_x(split_x(ROWS).map(lambda row: {"z": row["x"]}).map(lambda row: {"x": row["z"]}), 5),
+    "new_axis": split_x(ROWS).map(of_x(lambda x: x[None])),
+    "copies": first_fit(ROWS).flat_map(lambda row: [row, row]),
+    "batch_split": split_x(NUMBERS.batch(4), 3),
+    "batch_rebatch": gx.RebatchIterDataset(NUMBERS.batch(4).map(of_x(lambda x: x + 0)), 3),
+    "rows_rebatch": gx.RebatchIterDataset(split_x(ROWS).map(selected("x")), 5),
+    "batch_of_rows_rebatch": gx.RebatchIterDataset(first_fit(ROWS).batch(3), 2),
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_records_of_rows_are_those_of_the_cells(name):
+    it, num = iter(CUT[name]), 0
     for batch in it:
-        for row, told in zip(batch["x"], explain(it).rows, strict=True):
-            whose = np.zeros(9, int) - 1
-            for record in told.records:
-                start, stop = record.span
+        told = explain(it)
+        rows = batch["x"].reshape(len(told.rows), -1)
+        others = {*np.unique(batch.get("y", 0)) // 100 - 1}  # a record may have cells of this feature only
+        for row, one in zip(rows, told.rows, strict=True):
+            whose = np.zeros(len(row), int) - 1
+            for record in one.records:
+                start, stop = record.span or (0, len(row))
                 assert (whose[start:stop] == -1).all()
                 whose[start:stop] = record.record_key
-            assert (whose[row > 0] == row[row > 0] // 100).all()
+                assert stop > start or record.record_key in others or not record.record_key % 5
+            assert (whose == row // 100 - 1).all()
+            num += 1
+    assert num > 4
+
+
+@pytest.mark.parametrize(
+    ("ds", "stage"),
+    [
+        (first_fit(ROWS).map(of_x(lambda x: x[:5])), "MapIter"),
+        (split_x(first_fit(ROWS).map(of_x(lambda x: x[2:7])), 4), "MapIter"),
+        (first_fit(ROWS).map(lambda row: {**row, "x": row["x"][:4]}), "MapIter"),
+        (first_fit(ROWS).map(lambda row: {"z": row["x"][:4], "y": row["y"]}), "MapIter"),
+        (first_fit(ROWS).batch(2).map(of_x(lambda x: x[:, 1:])), "MapIter"),
+        (first_fit(ROWS).flat_map(lambda row: [{"x": row["x"][:4]}, {"x": row["x"][4:]}]), "FlatMapIter"),
+        (first_fit(ROWS).random_map(lambda row, rng: {"x": row["x"].sum()}, seed=1), "RandomMapIter"),
+        (gx.RebatchIterDataset(NUMBERS.batch(4).map(of_x(lambda x: x[:2])), 3), "MapIter"),
+        (NUMBERS.batch(4).flat_map(lambda batch: [{"x": x} for x in batch["x"]]), "FlatMapIter"),
+        (gx.FlatMapMapDataset(BASE.batch(4), Twice()).to_iter_dataset(), "FlatMapMap"),
+    ],
+)
+def test_stages_that_cut_by_a_function_are_refused_by_name(ds, stage):
+    state = iter(ds).get_state()
+    assert_raises(NotImplementedError, f"^{stage}Dataset.*cannot be explained.*not known which records", explain, ds, state=state)
+
+
+def bad(x):
+    if x % 4 == 1:
+        raise OSError(x)
+    return x
+
+
+def bad_sequence(x):
+    return {"x": np.full(bad(x) % 3 + 1, x)}
+
+
+def without_feature(x):
+    return {"y": np.ones(2)} if x % 4 == 1 else bad_sequence(x)
+
+
+def any_rate(ds):
+    return ds.tolerate(max_rate=None)
+
+
+def packed_rows(ds):
+    return gx.FirstFitPackIterDataset(ds, length_struct={"x": 4}, num_packing_bins=1, shuffle_bins=False)
+
+
+TWELVE = MapDataset.range(12)
+BY_OUTPUT = {2: [1], 6: [5], 10: [9]}  # which are skipped on the way to the output with a record
+FAULTS = {
+    "map": (any_rate(TWELVE.map(bad).to_iter_dataset()), BY_OUTPUT),
+    "map_of_list": (any_rate(MapDataset.source(list(range(12))).map(bad).to_iter_dataset()), BY_OUTPUT),
+    "map_before_filter": (any_rate(TWELVE.map(bad).filter(lambda x: x != 3).to_iter_dataset()), BY_OUTPUT),
+    "map_after_filter": (any_rate(TWELVE.filter(lambda x: x != 3).map(bad).to_iter_dataset()), BY_OUTPUT),
+    "filter": (any_rate(TWELVE.filter(lambda x: bad(x) >= 0).to_iter_dataset()), BY_OUTPUT),
+    "batch_of_map": (any_rate(TWELVE.map(bad).batch(2).to_iter_dataset()), BY_OUTPUT),
+    "tolerated_map": (any_rate(TWELVE.map(bad)).to_iter_dataset(), BY_OUTPUT),
+    "stream_map": (any_rate(TWELVE.to_iter_dataset().map(bad)), BY_OUTPUT),
+    "stream_filter": (any_rate(TWELVE.to_iter_dataset().filter(lambda x: bad(x) >= 0)), BY_OUTPUT),
+    "stream_flat_map": (any_rate(TWELVE.to_iter_dataset().flat_map(lambda x: [bad(x)])), BY_OUTPUT),
+    "random_map": (any_rate(TWELVE.to_iter_dataset().random_map(lambda x, rng: bad(x), seed=1)), BY_OUTPUT),
+    "lanes": (any_rate(TWELVE.map(bad).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_lanes=2))), BY_OUTPUT),
+    "batches": (any_rate(TWELVE.map(bad).to_iter_dataset()).batch(2), {0: [1], 6: [5], 8: [9]}),
+    "packing": (any_rate(packed_rows(TWELVE.to_iter_dataset().map(without_feature))), {0: [1], 3: [5], 8: [9]}),
+    "splitting": (
+        any_rate(gx.ConcatThenSplitIterDataset(TWELVE.to_iter_dataset().map(without_feature), length_struct={"x": 4})),
+        {0: [1], 3: [5], 8: [9]},
+    ),
+    "packed": (packed_rows(any_rate(TWELVE.map(bad_sequence).to_iter_dataset())), {0: [1], 3: [5], 8: [9], 10: [9]}),
+    "packed_map": (packed_rows(any_rate(TWELVE.map(bad_sequence)).to_iter_dataset()), {0: [1], 3: [5], 8: [9], 10: [9]}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_that_were_skipped_on_the_way(name, tmp_path):
+    ds, expected = FAULTS[name]
+    it, found = Ledger(tmp_path / "ledger", every=3).follow(iter(ds)), {}
+    while True:
+        state = it.get_state()
+        if next(it, None) is None:
+            break
+        told = explain(it)
+        assert told == explain(ds, state=state) == explain(ds, step=it.step - 1, ledger=tmp_path / "ledger")
+        if told.faults:
+            found[told.records[0].record_key] = [record.record_key for record in told.faults]
+            assert {record.source for record in told.faults} == {told.records[0].source}
+    assert found == expected and it.faults().total == 3
 
 
 def test_records_of_files(tmp_path):
@@ -134,6 +356,7 @@ def test_refusals():
     assert_raises(IndexError, "output 9", explain, ds, step=9)
     assert_raises(TypeError, "it_or_ds", explain, [1, 2])
     assert_raises(NotImplementedError, "Filter.*Ledger", explain, ds.filter(bool), step=3)
+    assert_raises(IndexError, "at least 0", explain, ds, step=-1)
     for stream in (BareStream(9), Plain(9)):
         it = iter(stream.map(bool))
         next(it)
@@ -182,11 +405,96 @@ def test_a_ledger_goes_on_after_restarts_and_damage(tmp_path, every):
     assert_raises(ValueError, "does not know the step", Ledger(tmp_path / "other").follow, it)
 
 
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_ledger_answers_for_steps_that_were_made_alone(tmp_path, every):
+    ds, ledger = MapDataset.range(100_000).to_iter_dataset().filter(lambda x: x % 3 == 0), Ledger(tmp_path / "ledger", every)
+    assert_raises(IndexError, "no records", explain, ds, step=0, ledger=ledger)
+    it = ledger.follow(iter(ds))
+    for _ in range(9):
+        next(it)
+    assert keys(explain(ds, step=8, ledger=ledger)) == [[24]] and (every > 1 or list(ledger.steps()) == list(range(9)))
+    later = iter(ds)
+    later.set_state(it.get_state())
+    batches = iter(MapDataset.range(100).to_iter_dataset().batch(4))
+    next(batches), next(batches)
+    assert Ledger(tmp_path / "arithmetic", every).follow(batches).step == 2
+    by_hand = BareIterator(9)  # of which no dataset is known, with which its state could be compared
+    assert_raises(ValueError, "step=", Ledger(tmp_path / "by_hand", every).follow, by_hand)
+    later = Ledger(tmp_path / "later", every).follow(later, step=20)
+    for _ in range(every):
+        next(later)
+    assert keys(explain(ds, step=20, ledger=tmp_path / "later")) == [[27]]
+    for step, path in ((-1, "ledger"), (12, "ledger"), (30_000, "ledger"), (10**15, "ledger"), (0, "later"), (19, "later")):
+        assert_raises(IndexError, f"({step}|no output {step}) ?", explain, ds, step=step, ledger=tmp_path / path)
+
+
+def raise_interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_interrupts_lose_nothing_that_is_followed(tmp_path, every):
+    ds = MapDataset.range(100_000).to_iter_dataset(ReadOptions(num_threads=0)).filter(lambda x: x % 3)
+    it, seen, num, rng = Ledger(tmp_path / "ledger", every).follow(iter(ds)), [], 0, random.Random(every)
+    before = signal.signal(signal.SIGALRM, raise_interrupt)
+    try:
+        while num < 100:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + rng.random() * 2e-3)
+                seen.extend(it)  # appends what next() returns with no bytecode in between
+            except KeyboardInterrupt:
+                num += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen == list(itertools.islice(ds, len(seen))) and it.step == len(seen)
+    assert keys(explain(ds, step=it.step - 1, ledger=tmp_path / "ledger")) == [[seen[-1]]]
+
+
+def test_a_full_disk_loses_nothing_that_is_followed(tmp_path):
+    ds, ledger = packed(), Ledger(tmp_path / "ledger")
+    it, states = ledger.follow(iter(ds)), tmp_path / "ledger.states"
+    expected = [next(it)["x"].tolist() for _ in range(3)]
+    ledger.close()
+    states.rename(tmp_path / "kept")
+    states.symlink_to("/dev/full")
+    for _ in range(2):
+        assert_raises(OSError, "No space left", next, it)
+    ledger.close()
+    states.unlink()
+    (tmp_path / "kept").rename(states)
+    expected += [batch["x"].tolist() for batch in it]
+    assert expected == [batch["x"].tolist() for batch in ds] and list(ledger.steps()) == list(range(len(expected)))
+
+
+@pytest.mark.parametrize("make", [packed, lambda: make(40, *AS_RECORDS, TO_TUPLE, Batch(3, batch_fn=list), worker_count=0)])
+def test_what_is_followed_is_an_iterator_like_that_which_it_follows(tmp_path, make):
+    inner = iter(make())
+    it = Ledger(tmp_path / "ledger").follow(inner)
+    assert isinstance(it, DatasetIterator if isinstance(inner, DatasetIterator) else DataLoaderIterator)
+    handler = CheckpointHandler()
+    with observe(it) as view:
+        next(it), next(it)
+    assert repr(it).endswith(repr(Ledger(tmp_path / "ledger"))) or not isinstance(it, DatasetIterator)
+    assert view.summary()[0].num_produced_elements == 2 and it.faults().total == 0
+    (tmp_path / "saved").mkdir()
+    handler.save(tmp_path / "saved", it)
+    expected = [str(x) for x in it]
+    assert handler.restore(tmp_path / "saved", it) is it and it.step == 2 and explain(make(), state=it.get_state())
+    assert [str(x) for x in it] == expected and it.step == 2 + len(expected)
+    plain = handler.restore(tmp_path / "saved", iter(make()))  # it is a checkpoint of the pipeline without the ledger
+    assert [str(x) for x in plain] == expected
+    assert_raises(TypeError, "iterator must be", Ledger(tmp_path / "ledger").follow, iter([1]))
+    it.close()
+
+
 PIPELINES = """
 import numpy as np
 import gristmill
 ds = gristmill.MapDataset.range(40).map(lambda i: {"image": np.full((4, 4), 6 * i, np.uint8), "n": {"i": i}})
 stream = ds.to_iter_dataset().filter(lambda x: x["n"]["i"] % 2).batch(4)
+odd = gristmill.MapDataset.range(40).filter(lambda x: x % 2)
+holes = odd.to_iter_dataset()
 """
 
 
@@ -201,6 +509,9 @@ def test_show_and_trace(tmp_path, capsys, monkeypatch):
 
     shown = call("show @ds --step 43 --field image")
     assert "image: uint8[4, 4]  [18" in shown and shown.splitlines()[-1] == shown.splitlines()[-2] == " " * 8
+    assert "FilterMapDataset" in call("show @holes --step 1", 1)
+    assert call("trace @odd --record 11").endswith("used 1 time in 20 outputs\n")
+    assert call("trace @odd --record 12").endswith("used 0 times in 20 outputs\n")
     assert "Ledger" in call("show @stream --step 1", 1) and "no field 'm'" in call("show @ds --step 1 --field m", 2)
     (tmp_path / "state").write_text('{"next_index": 4}')
     assert call(f"show @stream --state {tmp_path / 'state'}").count("RangeMapDataset") == 4
@@ -208,6 +519,7 @@ def test_show_and_trace(tmp_path, capsys, monkeypatch):
     from provenance_pipelines import stream
 
     list(Ledger(tmp_path / "ledger", every=3).follow(iter(stream)))
+    assert "no output 9 " in call(f"show @stream --step 9 --ledger {tmp_path / 'ledger'}", 1)
     assert "n.i: int64[4]  [ 9 11 13 15]" in call(f"show @stream --step 1 --ledger {tmp_path / 'ledger'} --field n.i")
     del sys.modules["provenance_pipelines"]
     command = [sys.executable, "-m", "gristmill", "show", "provenance_pipelines.py:ds", "--step", "52"]

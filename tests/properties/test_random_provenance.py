@@ -1,5 +1,6 @@
 """Elements that carry their identity through random pipelines: ``explain`` names just those that an output has."""
 
+import contextlib
 import itertools
 import random
 import re
@@ -27,6 +28,10 @@ def same(x, *_):
     return x
 
 
+def some_left_out(x):
+    return None if sum(x) % 5 == 2 else x
+
+
 def merged(elements):
     return tuple([i for x in elements for i in x])
 
@@ -39,7 +44,7 @@ OF_MAPS = [
     lambda ds, rng: ds.filter(lambda x: x % 7 != 3),
 ]
 OF_TUPLES = [
-    lambda ds: ds.map(lambda x: None if sum(x) % 5 == 2 else x),
+    lambda ds: ds.map(some_left_out),
     lambda ds: ds.random_map(same),
     lambda ds: ds.map_with_index(lambda i, x: x),
 ]
@@ -102,6 +107,9 @@ def check(ds, rng, ledger):
     for step in rng.sample(range(len(seen)), min(2, len(seen))):
         assert identities(explain(ds, state=states[step])) == seen[step], repr(ds)
         assert identities(explain(ds, step=step, ledger=ledger)) == seen[step], repr(ds)
+        if "some_left_out" not in repr(ds):  # without a ledger functions are taken to leave out nothing
+            with contextlib.suppress(NotImplementedError):
+                assert identities(explain(ds, step=step)) == seen[step], repr(ds)
     it.close()
     return len(seen)
 
