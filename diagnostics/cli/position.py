@@ -15,6 +15,15 @@ Description = Mapping[str, Any]
 
 _MAX_PARTS = 16
 _NOWHERE: Description = {}
+_KEEP_THE_INDEX = (
+    "FilterMapDataset",
+    "MapMapDataset",
+    "MapWithIndexMapDataset",
+    "RandomMapMapDataset",
+    "SeedMapDataset",
+    "TolerateMapDataset",
+    "TriedMapDataset",
+)
 
 
 def position_lines(state: Any, description: Any) -> list[str]:
@@ -82,16 +91,15 @@ def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -
 
 
 def _epoch(index: int, stage: Description, share: tuple[int, int] | None) -> str:
-    """The epoch, if the stages after ``repeat`` give an element for each or batches."""
+    """Returns the epoch, if all stages after ``repeat`` keep the index or make batches; otherwise it is not known."""
     if share is not None:
         index = index * share[1] + share[0]
     while stage.get("stage") != "RepeatMapDataset":
-        parent = _parent(stage)
         if stage.get("stage") == "BatchMapDataset":
             index *= plain_int(stage.get("batch_size")) or 0
-        elif not parent or parent.get("length") != stage.get("length"):
+        elif stage.get("stage") not in _KEEP_THE_INDEX:
             return ""
-        stage = parent
+        stage = _parent(stage)
     return epoch_text(index, plain_int(_parent(stage).get("length")), plain_int(stage.get("num_epochs")))
 
 

@@ -337,6 +337,13 @@ def golden():
                 yield from [(state[1], case.get("pipeline")) for state in case["states"]]
 
 
+class Twice(gristmill.experimental.FlatMapTransform):
+    max_fan_out = 2
+
+    def flat_map(self, element):
+        return [element] * 2
+
+
 def test_words_of_positions():
     for state, description in golden():
         lines = position_lines(state, description)
@@ -347,6 +354,21 @@ def test_words_of_positions():
     for ds, num, *expected in (
         (numbers.repeat().to_iter_dataset(), 25, "next index: 25 in RepeatMapDataset, without end, in epoch 3"),
         (numbers.repeat(3).batch(5).to_iter_dataset(), 4, "next index: 4 of 6 in BatchMapDataset (66%), in epoch 3 of 3"),
+        # An index in other orders, or of other elements, does not say the epoch of what was repeated.
+        *[
+            (ds.to_iter_dataset(), 15, f"next index: 15 in {type(ds).__name__}, without end")
+            for ds in (
+                gristmill.MapDataset.mix([numbers.repeat(), gristmill.MapDataset.range(3).repeat()]),
+                gristmill.MapDataset.zip(numbers.repeat(), gristmill.MapDataset.range(3).repeat()),
+                gristmill.experimental.FlatMapMapDataset(numbers.repeat(), Twice()),
+            )
+        ],
+        (numbers.repeat(2)[::-1].to_iter_dataset(), 5, "next index: 5 of 20 in SliceMapDataset (25%)"),
+        (numbers.repeat(2).shuffle(seed=1).to_iter_dataset(), 5, "next index: 5 of 20 in ShuffleMapDataset (25%)"),
+        (
+            gristmill.MapDataset.mix([numbers, numbers]).repeat(2).map(str).to_iter_dataset(),
+            *(25, "next index: 25 of 40 in MapMapDataset (62%), in epoch 2 of 2"),
+        ),
         (numbers.to_iter_dataset().repeat(2), 12, "in epoch 2 of 2", "  next index: 2 of 10 in RangeMapDataset (20%)"),
         (
             *(mixed, 3, "mixed: 3 elements", "dataset a:", "  next index: 2 of 9 in RangeMapDataset (22%)"),
