@@ -69,9 +69,8 @@ def _stages(summary: ExecutionSummary) -> str:
     left = len(nodes) - _MAX_STAGES
     titles = ("Stage", "Share of waiting", "Time of an element", "Elements", "Runs in", "Output")
     table = _table(titles, [_stage(node) for node in nodes[:_MAX_STAGES]])
-    more = f"… and {left} more stages, with smaller shares" if left > 0 else ""
-    lines = [more, summary.read_ahead, summary.drawn, summary.passed_over]
-    return table + "".join([f'<div style="{_SOFT}">{safe(line)}</div>' for line in lines if line])
+    more = [f"… and {left} more stages, with smaller shares"] if left > 0 else []
+    return table + "".join([f'<div style="{_SOFT}">{safe(line)}</div>' for line in [*more, *summary.remarks]])
 
 
 def _stage(node: StageSummary) -> list[str]:

@@ -23,6 +23,7 @@ from gristmill.dataset.bases.node import DatasetNode
 from gristmill.dataset.bases.observing import Observable, running_upstream
 from gristmill.diagnostics.probe import clock, name_of
 from gristmill.diagnostics.stacks import stack_text, worker_stacks
+from gristmill.diagnostics.units import time_text
 
 _log = logging.getLogger("gristmill")
 
@@ -127,7 +128,7 @@ def waiting_text(it: Any, thread: int | None, num: int, seconds: float) -> str:
 
 
 def _waiting(name: str, seconds: float, num: int) -> str:
-    return f"next() of {name} has waited {seconds:.1f} s for output {num}"
+    return f"next() of {name} has waited {time_text(1e9 * seconds)} for output {num}"
 
 
 def _workers_of(it: DatasetIterator[Any]) -> Iterator[Any]:

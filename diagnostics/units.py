@@ -1,30 +1,49 @@
-"""Times, sizes and rates as texts."""
+"""Times, sizes and rates as texts, the same in tables, reports, notebooks and on the command line."""
 
 from __future__ import annotations
 
-_TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us"))
+_TIMES = ((1_000_000_000, "s"), (1_000_000, "ms"), (1000, "µs"))
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
+def digits_text(value: float) -> str:
+    """Returns a number with three digits, or all those before the point.
+
+    Example:
+        >>> digits_text(1.25), digits_text(12.5), digits_text(1250.4)
+        ('1.25', '12.5', '1,250')
+    """
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+
+
 def time_text(nanoseconds: float) -> str:
-    """A time in the largest unit of which there is one: ``971ns``, ``1.07ms``."""
-    for size, unit in _TIMES:
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.2f}{unit}"
-    return f"{int(nanoseconds)}ns"
+    """Returns a time in the largest unit of which there is one.
+
+    Example:
+        >>> time_text(971), time_text(1_066_000), time_text(82 * 60 * 1e9)
+        ('971 ns', '1.07 ms', '4,920 s')
+    """
+    return _in_units(nanoseconds, _TIMES, "ns")
 
 
 def size_text(num_bytes: float) -> str:
-    """A size in the largest unit of which there is one: ``640 bytes``, ``1.25 KiB``."""
-    for size, unit in _SIZES:
-        if num_bytes >= size:
-            return f"{num_bytes / size:.2f} {unit}"
-    return f"{int(num_bytes)} bytes"
+    """Returns a size in the largest unit of which there is one.
+
+    Example:
+        >>> size_text(640), size_text(1280), size_text(3 << 40)
+        ('640 bytes', '1.25 KiB', '3.00 TiB')
+    """
+    return _in_units(num_bytes, _SIZES, "bytes")
 
 
 def rate_text(per_second: float | None) -> str:
-    """How many elements come: ``12.5 elements/s``."""
-    if per_second is None:
-        return "an unknown number of elements/s"
-    digits = 0 if per_second >= 100 else 1 if per_second >= 10 else 2
-    return f"{per_second:,.{digits}f} elements/s"
+    """Returns how many elements come: ``12.5 elements/s``."""
+    number = "an unknown number of" if per_second is None else digits_text(per_second)
+    return f"{number} elements/s"
+
+
+def _in_units(value: float, units: tuple[tuple[int, str], ...], smallest: str) -> str:
+    for size, unit in units:
+        if value >= size:
+            return f"{digits_text(value / size)} {unit}"
+    return f"{int(value)} {smallest}"

@@ -262,7 +262,7 @@ class View:
         Example:
             >>> with observe(iter(MapDataset.range(3))) as view:
             ...     view.postfix
-            {'starved': '0%', 'p99': '0ns'}
+            {'starved': '0%', 'p99': '0 ns'}
         """
         output = self._observer.output
         elapsed = output.last - output.first if output.first is not None else 0

@@ -30,7 +30,7 @@ from gristmill.diagnostics.graph_texts import graph_text
 from gristmill.diagnostics.jumping import jumped
 from gristmill.diagnostics.seen_specs import seen_specs
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
-from gristmill.diagnostics.units import time_text
+from gristmill.diagnostics.units import digits_text, time_text
 from gristmill.diagnostics.verdict import Diagnosis
 from gristmill.diagnostics.view import diagnose, observe, progress_of, run
 
@@ -165,9 +165,9 @@ def bench(args: Namespace) -> Lines:
             indent=2,
         )
         return 0
-    spread = f"  ({_rate(min(rates))} to {_rate(max(rates))} in {len(rates)} runs)" if len(rates) > 1 else ""
-    yield f"elements/s  {_rate(rate)}{spread}"
-    megabytes = f"{_rate(rate * size / 1e6)}  ({size:,.0f} bytes an element)" if size else "-  (no arrays, texts or bytes)"
+    spread = f"  ({digits_text(min(rates))} to {digits_text(max(rates))} in {len(rates)} runs)" if len(rates) > 1 else ""
+    yield f"elements/s  {digits_text(rate)}{spread}"
+    megabytes = f"{digits_text(rate * size / 1e6)}  ({size:,.0f} bytes an element)" if size else "-  (no arrays, texts or bytes)"
     yield f"MB/s        {megabytes}"
     yield f"delay       {', '.join([f'p{percent} {time_text(delay)}' for percent, delay in percentiles.items()])}"
     return 0
@@ -226,10 +226,6 @@ class _Endless:
             append(after - before)
             before = after
         return (before - start) / 1e9
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.{0 if per_second >= 100 else 1 if per_second >= 10 else 3}f}"
 
 
 @contextlib.contextmanager

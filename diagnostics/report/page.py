@@ -8,13 +8,12 @@ from gristmill.diagnostics.html_text import safe, shortened, swatch
 from gristmill.diagnostics.report.style import NUM_COLOURS, STYLE
 from gristmill.diagnostics.report.timeline import WAITING, short_name, timeline_html
 from gristmill.diagnostics.summary import ExecutionSummary, StageSummary, WorkerLoad
-from gristmill.diagnostics.units import size_text
+from gristmill.diagnostics.units import digits_text, size_text, time_text
 from gristmill.diagnostics.verdict import Diagnosis
 
 _MAX_STAGES = 100  # in the table
 _MAX_DRAWN = 150  # in the picture
 _MAX_NAME, _MAX_SPEC = 160, 400  # characters
-_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"))
 
 _PAGE = """\
 <!DOCTYPE html>
@@ -111,23 +110,25 @@ def _verdict(diagnosis: Diagnosis) -> str:
     elapsed, waited = snapshot.summary.elapsed_ns, snapshot.summary.waited_ns
     ceiling = diagnosis.ceiling_per_second
     advice = "".join([f"<li>{safe(text)}</li>" for text in diagnosis.recommendations])
-    delays = "".join([f"<div><b>{_time(ns)}</b><small>p{percent}</small></div>" for percent, ns in diagnosis.delay_ns.items()])
+    delays = "".join(
+        [f"<div><b>{time_text(ns)}</b><small>p{percent}</small></div>" for percent, ns in diagnosis.delay_ns.items()]
+    )
     bar = _bar(diagnosis.starved_ratio, "good" if diagnosis.bound_by == "consumer" else "bad")
     facts = [
         (
             "Throughput",
-            f"<b>{_number(diagnosis.elements_per_second)}</b> elements/s"
-            f"<small>{snapshot.num_elements:,} elements in {_time(elapsed)}</small>",
+            f"<b>{digits_text(diagnosis.elements_per_second)}</b> elements/s"
+            f"<small>{snapshot.num_elements:,} elements in {time_text(elapsed)}</small>",
         ),
         (
             "Ceiling",
             "<b>–</b><small>not known</small>"
             if ceiling is None
-            else f"<b>≈ {_number(ceiling)}</b> elements/s<small>if what binds it took no time</small>",
+            else f"<b>≈ {digits_text(ceiling)}</b> elements/s<small>if what binds it took no time</small>",
         ),
         (
             "The consumer waits",
-            f"<b>{diagnosis.starved_ratio:.0%}</b> of the time{bar}<small>{_time(waited)} of {_time(elapsed)}</small>",
+            f"<b>{diagnosis.starved_ratio:.0%}</b> of the time{bar}<small>{time_text(waited)} of {time_text(elapsed)}</small>",
         ),
         ("Delay of an element", f'<div class="delays">{delays}</div>'),
     ]
@@ -197,7 +198,7 @@ def _row(node: StageSummary, is_bottleneck: bool, longest: int, colour: str) -> 
     mark = ' <span class="mark">bottleneck</span>' if is_bottleneck else ""
     share = f"{node.wait_time_ratio:.1%}" if node.wait_time_ratio or not node.is_prefetch else "–"
     times = [node.total_processing_time_ns // max(num, 1), node.min_processing_time_ns, node.max_processing_time_ns]
-    average, least, most = [_time(t) if num else "–" for t in times]
+    average, least, most = [time_text(t) if num else "–" for t in times]
     counts = [f"{node.kept_ratio:.1%} kept"] if node.kept_ratio is not None else []
     counts += [f"{node.buffered:,} ready"] if node.buffered is not None else []
     counts += [f"{node.num_errors:,} error{'s' * (node.num_errors > 1)}"] if node.num_errors else []
@@ -209,7 +210,7 @@ def _row(node: StageSummary, is_bottleneck: bool, longest: int, colour: str) -> 
         (
             "Waiting" if node.is_prefetch else "Own time",
             "",
-            f"{_time(node.total_processing_time_ns)}{_bar(node.total_processing_time_ns / max(longest, 1), colour)}",
+            f"{time_text(node.total_processing_time_ns)}{_bar(node.total_processing_time_ns / max(longest, 1), colour)}",
         ),
         ("Per element", "whole", f"{average}<small>{least} to {most}</small>" if num else "–"),
         ("Elements", "number", f"{num:,}{''.join([f'<small>{text}</small>' for text in counts])}"),
@@ -261,12 +262,12 @@ _OF_ACTORS = ("Node", "Actors", "Computing", "Transfer", "Object store", "Waitin
 def _of_processes(load: WorkerLoad) -> list[str]:
     whole = max(load.lifetime_ns, 1)
     shares = f"{load.cpu_ns / whole:.0%}", f"{load.room_ns / whole:.1%}", f"{load.encoding_ns / whole:.1%}"
-    return [_num_workers(load), *shares, _time(load.decoding_ns)]
+    return [_num_workers(load), *shares, time_text(load.decoding_ns)]
 
 
 def _of_actors(load: WorkerLoad) -> list[str]:
     computing, transfer, storing, waiting = [f"{share:.1%}" for share in load.shares]
-    transfer += f"<small>and {_time(load.decoding_ns)} in the consumer</small>"
+    transfer += f"<small>and {time_text(load.decoding_ns)} in the consumer</small>"
     return [safe(load.node), _num_workers(load), computing, transfer, storing, waiting]
 
 
@@ -276,13 +277,3 @@ def _num_workers(load: WorkerLoad) -> str:
 
 def _bar(share: float, colour: str) -> str:
     return f'<span class="bar"><i class="{colour}" style="width:{100 * min(1, max(0, share)):.1f}%"></i></span>'
-
-
-def _time(nanoseconds: float) -> str:
-    size, unit = next((x for x in _UNITS if nanoseconds >= x[0]), (1, "ns"))
-    return f"{_number(nanoseconds / size) if size > 1 else int(nanoseconds)} {unit}"
-
-
-def _number(value: float) -> str:
-    """With three digits, or all those before the point."""
-    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from gristmill.core.naming import one_line
 from gristmill.core.value import Value
+from gristmill.diagnostics.units import time_text
 
 _MAX_VALUE = 300  # characters
 _PLAIN = (bool, int, float, str, type(None))
@@ -86,6 +87,6 @@ class Report(Value):
             lines.append(f"{_MARKS[check.status]:<10} {check.name:<{width}}  {text}".rstrip())
         if len(run) < len(self.checks):
             lines.append(f"not run: {'; '.join([check.name for check in self.checks if check.note == AFTERWARDS])}")
-        return "\n".join([*lines, f"{self.seconds:.1f} s"])
+        return "\n".join([*lines, time_text(1e9 * self.seconds)])
 
     __repr__ = __str__

@@ -13,7 +13,7 @@ from gristmill.core.naming import one_line
 from gristmill.core.state import shown
 from gristmill.diagnostics.html_text import safe, shortened
 from gristmill.diagnostics.spec_text import spec_text
-from gristmill.diagnostics.units import size_text
+from gristmill.diagnostics.units import size_text, time_text
 from gristmill.diagnostics.viewer.leaves import Leaf
 from gristmill.diagnostics.viewer.looks import Look, Looks
 from gristmill.diagnostics.viewer.numbers import Numbers, numbers_of
@@ -156,7 +156,7 @@ class Cells:
         upper = [f"{i * step:.1f} {36 - 34 * high:.1f}" for i, high in enumerate(highs)]
         lower = [f"{i * step:.1f} {36.5 - 34 * low:.1f}" for i, low in reversed([*enumerate(lows)])]
         num = look.value.shape[1]
-        texts = [f"{seconds:.2f} s at {look.rate:,} Hz", f"{num} channels" if num > 1 else "", look.note]
+        texts = [f"{time_text(1e9 * seconds)} at {look.rate:,} Hz", f"{num} channels" if num > 1 else "", look.note]
         texts.append(f"the first {MAX_SECONDS} s are played" if seconds > MAX_SECONDS else "")
         return (
             f'<div class="sound" data-seconds="{seconds:.6f}"><svg viewBox="0 0 600 73" preserveAspectRatio="none" role="img" '

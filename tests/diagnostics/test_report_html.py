@@ -15,6 +15,7 @@ import gristmill as gm
 from gristmill import MapDataset
 from gristmill.core.options import MultiprocessingOptions, ReadOptions
 from gristmill.diagnostics import diagnose, observe
+from gristmill.diagnostics.ahead import BudgetUse
 from gristmill.diagnostics.report import report_html
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, ThreadTimeline
 from gristmill.diagnostics.verdict import Diagnosis
@@ -124,6 +125,21 @@ def test_says_the_verdict_and_marks_the_stage_that_binds(snapshot):
         marked = [row[0].split()[0] for row in page.rows if "bottleneck" in row[0]]
         assert marked == [expected] * bool(expected)
         assert page.text.count("bottleneck") == 2 * len(marked)  # in the table and in the graph
+
+
+def test_tables_pages_and_notebooks_say_the_same_in_the_same_units():
+    drawn = {"web": {"elements": 3, "lengths": 6, "epochs": 0}, "books": {"elements": 1, "lengths": 2, "epochs": 0}}
+    node = stage(0, num_long=7, components=drawn, total_processing_time_ns=456_000_000)
+    budget = BudgetUse("main", 3, 16, 5_242_880, 1 << 40, False)
+    summary = ExecutionSummary({0: node}, 4_000_000_000, 1_000_000_000, (budget,), {"TolerateMapDataset": 2})
+    snapshot = Snapshot(summary, 100, {50: 819_200.0}, [], [])
+    forms = [Page(text).text for text in (summary._repr_html_(), html_of(snapshot))] + [str(summary)]
+    assert len(summary.remarks) == 4
+    for text in (*summary.remarks, "5.00 MiB of 1.00 TiB", "45.6 ms"):
+        assert all([text in form for form in forms]), text
+    diagnosis = Diagnosis("source", None, "It is slow.", 12.5, 1234.0, 0.25, {50: 819_200.0}, [], snapshot)
+    for form in (str(diagnosis), Page(diagnosis._repr_html_()).text, Page(report_html(diagnosis)).text):
+        assert "819 µs" in form and "12.5 elements/s" in " ".join(form.split())
 
 
 def test_a_stage_has_the_same_colour_everywhere():

@@ -51,7 +51,7 @@ def test_a_step_that_does_not_come_back(messages):
     in_own_thread = NUMBERS.to_iter_dataset().map(messages.wait_for_it)
     for ds, *parts in (
         (
-            *(NUMBERS.map(messages.wait_for_it).to_iter_dataset(), "has waited 0.", "PrefetchDatasetIterator", "element"),
+            *(NUMBERS.map(messages.wait_for_it).to_iter_dataset(), "has waited ", "PrefetchDatasetIterator", "element"),
             *("Thread gristmill-read_0, in MapMapDataset(transform=", "wait_for_it @ "),
         ),
         (in_own_thread, "for output 5", "Thread MainThread, in MapDatasetIterator"),
