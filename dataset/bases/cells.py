@@ -1,7 +1,8 @@
-"""Which cells of packed rows, and which rows of batches, are of which records, as far as that is known.
+"""The records of cells in packed rows and of rows in batches, for ``explain``.
 
-Packing and cutting say which tokens they put where. A function of the user is taken to leave cells and rows where they are
-if their number stays the same. Otherwise the records are marked: which of them are left is not known.
+Stages that pack and cut say which tokens they put where. A function of the user is taken to leave
+cells and rows where they are if their number stays the same. Otherwise the records are marked with
+the stage: it is not known which of them are left.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def are_several(rows: Rows) -> bool:
 
 
 def cut_by(rows: Rows, stage: str) -> Rows:
-    """Returns the records of ``rows``, of which it is not known which of them ``stage`` left."""
+    """Returns ``rows``, marked as rows of which it is not known what ``stage`` left."""
     return [tuple([_unknown(piece, stage) for piece in row]) for row in rows]
 
 
@@ -135,14 +136,14 @@ def _are_alike(cells: Sequence[Cells]) -> bool:
 
 
 class Placed(Value):
-    """Tokens of a sequence that are in a packed row, in ``cells``: those from number ``first`` on."""
+    """The tokens of a sequence from number ``first`` on, which are in ``cells`` of a packed row."""
 
     cells: Cells
     first: int = 0
 
 
 def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Piece]:
-    """Returns the records of a sequence of which tokens were put into a packed row, with their cells there.
+    """Returns the records of a sequence, tokens of which are in a packed row, with their cells there.
 
     Args:
         x: the sequence; it may be a packed row itself, or a batch.
@@ -163,7 +164,7 @@ def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Pie
 
 
 def _tokens_of(x: Traced, k: int, piece: Piece, feature: tuple[Any, ...]) -> tuple[int, int] | None:
-    """Returns which tokens of a sequence are those of a record in its row ``k``; ``None`` if that is not known."""
+    """Returns which tokens of a sequence are of a record in its row ``k``; ``None`` if not known."""
     if not x.is_batch and not piece.cells:
         return 0, sys.maxsize
     num = (_shapes(x.value).get(feature) or (1,))[0]

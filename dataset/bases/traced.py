@@ -26,7 +26,8 @@ class Traced:
 
     Args:
         compute: gives the element.
-        rows: the records of every row, if it is a batch; else there is one row. A function is called when they are asked for.
+        rows: the records of every row, if it is a batch; else there is one row. If it is a function,
+            it is called when they are needed.
         is_batch: whether it is.
         changed_by: the last stage whose function made it of another element; nothing if there is none.
     """
@@ -109,13 +110,13 @@ _FAILED = "_gristmill_failed_rows"
 
 
 def note_failed(error: Exception, rows: Rows) -> None:
-    """Notes at ``error`` the records of the element that it is about; what is noted already was nearer."""
+    """Notes at ``error`` the records of the element that it is about, unless some are noted."""
     with contextlib.suppress(Exception):  # of an exception of the user's that takes no attributes
         vars(error).setdefault(_FAILED, rows)
 
 
 def noting_failed(function: Callable[[Traced], T]) -> Callable[[Traced], T]:
-    """Returns ``function``, of which errors note the records of the element."""
+    """Returns ``function``, whose errors note the records of the element."""
 
     def noting(x: Traced) -> T:
         try:
@@ -146,7 +147,7 @@ class Tracing:
         self.faults += [piece for row in rows for piece in row if piece not in self.faults]
 
     def note_fault(self, error: Exception) -> None:
-        """Notes that the records were passed over of the element that ``error`` is about."""
+        """Notes that the element was skipped that ``error`` is about."""
         rows, told = vars(error).get(_FAILED, ()), note_at(error)
         keys = () if told is None else told.failure.record_keys
         named = [tuple([piece for piece in row if piece.key in keys]) for row in rows]

@@ -92,7 +92,7 @@ class PrefetchIterDataset(IterDataset[T]):
 
 
 class TracedStepwiseIterDataset(IterDataset[Any]):
-    """The parent's elements, none of which is read before it is needed, so that faults are noted with their outputs.
+    """The parent's elements, none read before it is needed: faults are noted with their outputs.
 
     Order, state: the parent's.
     """

@@ -32,31 +32,36 @@ class NoOutputError(ValueError):
 def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger: Any = None) -> Provenance:
     """Returns which records an output is made of, row by row.
 
-    Of an iterator it is the last output; with ``state`` the one that follows it, with ``step`` the one of that number. Law: it
-    says what made the output, whatever steps, workers, lanes and threads it came through. The iterator stays where it is, and
-    nothing of it is used. No record is read where arithmetic says which ones there are; otherwise the pipeline is run once more
-    in this process, for this output, over elements that know their records. Functions of the user are called where they
-    decide: those of ``filter``, ``flat_map`` and packed lengths; those after packing, which may cut rows; and, with ``state``,
-    those of a ``MapDataset``, which may leave out elements by ``None``. For the same reason records of lists and of users'
-    sources are read then.
+    Of an iterator it is the last output; with ``state`` the one that follows it, with ``step`` the
+    one of that number. Law: it says what made the output, whatever stages, workers, lanes and threads
+    it came through. The iterator stays where it is, and nothing of it is used. No record is read where
+    arithmetic says which ones there are; otherwise the pipeline is run once more in this process, for
+    this output, over elements that know their records. Functions of the user are called where they
+    decide: those of ``filter``, ``flat_map`` and packed lengths; those after packing, which may cut
+    rows; those before ``tolerate``; and, with ``state``, those of a ``MapDataset``, which may leave out
+    elements by ``None``. For the same reason records of lists and of users' sources are read then.
 
-    A row that is packed and then cut has the records of which it has cells, with their spans in it. A function that changes
-    the number of cells is refused, as it is not known which are left; one that keeps the number is taken to keep their places.
+    A row that is packed and then cut has the records of which it has cells, with their spans in it. A
+    function that changes the number of cells is refused, as it is not known which are left; one that
+    keeps the number is taken to keep their places.
 
     Args:
-        it_or_ds: an iterator, made by ``iter(ds)``; or, with ``state`` or ``step``, also a ``MapDataset``, ``IterDataset`` or
-            ``DataLoader``.
+        it_or_ds: an iterator, made by ``iter(ds)``; or, with ``state`` or ``step``, also a
+            ``MapDataset``, ``IterDataset`` or ``DataLoader``.
         state: what ``get_state`` returned.
-        step: of a ``MapDataset`` the index; of a stream the number of the output, counted from 0, where that is arithmetic
-            (functions of ``map`` are taken to leave out nothing, as in ``len(ds)``).
-        ledger: a ``Ledger``, or its path: with it ``step`` may be any step that was made while it was written.
+        step: of a ``MapDataset`` the index; of a stream the number of the output, counted from 0, where
+            that is arithmetic (functions of ``map`` are taken to leave out nothing, as in ``len(ds)``).
+        ledger: a ``Ledger``, or its path: with it ``step`` may be any that was made while it was
+            written.
 
     Raises:
         TypeError: ``it_or_ds`` is none of these.
-        ValueError: there was no output yet, there is none after ``state``, or the arguments do not go together.
+        ValueError: there was no output yet, there is none after ``state``, or the arguments do not go
+            together.
         IndexError: there is no output ``step``, or it was not made while the ledger was written.
-        NotImplementedError: a stage of the pipeline does not tell what its outputs are made of; or, with ``step``, the place
-            of an output does not follow from its number, as where a ``MapDataset`` has holes. The stage is named.
+        NotImplementedError: a stage of the pipeline does not tell what its outputs are made of; or,
+            with ``step``, the place of an output does not follow from its number, as where a
+            ``MapDataset`` has holes. The stage is named.
 
     Example:
         >>> from gristmill import MapDataset
@@ -173,8 +178,8 @@ def each_output(ds: Any) -> Iterator[Provenance]:
     """Yields what every output of a dataset or ``DataLoader`` is made of, from the first one on.
 
     Args:
-        ds: of a ``MapDataset`` the elements of an epoch, without holes. Of a stream the outputs; it runs in this process,
-            as for ``explain``.
+        ds: of a ``MapDataset`` the elements of an epoch, without holes. Of a stream the outputs; it runs
+            in this process, as for ``explain``.
 
     Raises:
         TypeError, NotImplementedError: as ``explain``.

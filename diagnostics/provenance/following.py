@@ -223,5 +223,12 @@ def _num_outputs(it: Any) -> int | None:
         tracing.of(ds)
         if not tracing.assumes and not may_have_gaps(inner):  # else elements may have been left out
             return get_next_index(inner)
-    new: Any = iter(loader_of(it)) if isinstance(it, DataLoaderIterator) else iterate(ds)
-    return 0 if it.get_state() == new.get_state() else None
+    return 0 if it.get_state() == _first_state(it, ds) else None
+
+
+def _first_state(it: Any, ds: Any) -> Any:
+    if isinstance(it, DataLoaderIterator):
+        return iter(loader_of(it)).get_state()
+    if ds is it:  # an ElasticIterator, which iterates over itself; its twin has the same states
+        ds = Tracing(False).of(ds)
+    return iterate(ds).get_state()

@@ -21,6 +21,7 @@ from gristmill import (
     MapDataset,
     MultiprocessingOptions,
     ReadOptions,
+    ShardOptions,
     explain,
     observe,
 )
@@ -418,6 +419,10 @@ def test_a_ledger_answers_for_steps_that_were_made_alone(tmp_path, every):
     batches = iter(MapDataset.range(100).to_iter_dataset().batch(4))
     next(batches), next(batches)
     assert Ledger(tmp_path / "arithmetic", every).follow(batches).step == 2
+    elastic = [gx.ElasticIterator(BASE, 4, ShardOptions(0, 1)) for _ in range(2)]
+    next(elastic[0])
+    assert_raises(ValueError, "step=", Ledger(tmp_path / "elastic", every).follow, elastic[0])
+    assert Ledger(tmp_path / "elastic", every).follow(elastic[1]).step == 0
     by_hand = BareIterator(9)  # of which no dataset is known, with which its state could be compared
     assert_raises(ValueError, "step=", Ledger(tmp_path / "by_hand", every).follow, by_hand)
     later = Ledger(tmp_path / "later", every).follow(later, step=20)
