@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -18,7 +17,6 @@ from gristmill.dataset.worker_task import place, worker_name
 from gristmill.workers.logbook import OUTPUTS as OUTPUTS_MADE
 from gristmill.workers.logbook import Entry, lane_and_root
 from gristmill.workers.messages import END, ERROR, PASSED, SKIPPED, Care
-from gristmill.workers.pool import is_exiting
 from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
 from gristmill.workers.remote_errors import decode_error, encode_error
 
@@ -118,8 +116,6 @@ class LanesOfWorker:
             try:
                 (kind, number, content), self._held = self._held or self._receive(), None
             except WorkerDied as death:
-                if is_exiting() and threading.current_thread() is not threading.main_thread():
-                    raise SystemExit from None  # which ends a thread in silence
                 lane.failure = partial(of_no_element, self._obituary(death, lane.number))
                 return
             self._give(lane if kind == PASSED else self.lanes[number], kind, content)

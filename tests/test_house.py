@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import configparser
 from collections.abc import Iterator
 from functools import cache
@@ -106,3 +107,17 @@ def test_nothing_is_too_long_to_read():
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 num = (node.end_lineno or 0) - node.lineno + 1
                 assert num <= limits[type(node)], f"{name}.{node.name} has {num} lines"
+
+
+def test_finalizers_use_no_names_of_their_modules():
+    """At the end of the interpreter these may be gone: what a ``__del__`` needs is a default of it."""
+    found, of_builtins = [], {*vars(builtins)}
+    for name in modules():
+        for node in ast.walk(parsed(name)):
+            if isinstance(node, ast.FunctionDef) and node.name == "__del__":
+                found.append(name)
+                own = {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+                inner = [x for statement in node.body for x in ast.walk(statement)]
+                used = {x.id for x in inner if isinstance(x, ast.Name)}
+                assert used <= own | of_builtins, (name, used - own - of_builtins)
+    assert len(found) > 5

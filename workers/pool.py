@@ -280,7 +280,6 @@ _choosing = threading.Lock()  # of the two above
 _lock = threading.Lock()  # of the two following; nothing that a finalizer calls takes it, or that can be interrupted
 _keeper: threading.Thread | None = None
 _is_registered = False
-_is_exiting = False
 
 
 def hire(luggage: Luggage, count: int, owner: object | None) -> WorkerPool:
@@ -479,15 +478,8 @@ def _take(pool: Pool) -> bool:
 
 
 def _close_all() -> None:
-    global _is_exiting
-    _is_exiting = True
     close_pools([pool for pool in [*_live] if not isinstance(pool, Template)])
     close_pools([*_live])
-
-
-def is_exiting() -> bool:
-    """Whether the interpreter is about to end, so that there are no workers any more for threads that are still there."""
-    return _is_exiting
 
 
 def _forget_all() -> None:

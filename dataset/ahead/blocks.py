@@ -85,9 +85,19 @@ class StatedBlocks:
         self._is_exact = is_of_blocks(it)  # nobody changes its states later
         self._marks = self._is_exact and _is_costly_to_restore(it)
         self._is_new = True
-        self._state: Any = None  # after the last element that was taken
+        self._after: tuple[Sequence[Any], int] = [None], 0  # see ``_state``
         self.growing = _NOTHING  # what ``take`` is at
         self.stopped: BaseException | None = None  # see ``each``
+
+    @property
+    def _state(self) -> Any:
+        """The state after the last element that was taken."""
+        states, i = self._after
+        return states[i]
+
+    @_state.setter
+    def _state(self, state: Any) -> None:
+        self._after = [state], 0
 
     def take(self, n: int) -> tuple[list[Any], Sequence[Any], BaseException | None]:
         """Up to ``n`` elements, at least one if nothing is wrong; the states after them; and what came instead of the next one.
@@ -140,17 +150,20 @@ class StatedBlocks:
                     num += 1
                     yield element, states, num - 1
                     del element
-            except OneByOne:
-                pass
-            except GeneratorExit:  # of the garbage collector, too, when somebody else may be at the iterator
+            # Of the garbage collector, too, when somebody else may be at the iterator. The first of these
+            # clauses: at the end of the interpreter there is no ``OneByOne`` any more to compare with.
+            except GeneratorExit:
                 is_left = True
                 raise
+            except OneByOne:
+                pass
             except Exception as error:
                 self.stopped = self._arrived(error)
                 return
             finally:
                 if num:
-                    self._state = states[num - 1]
+                    # Not yet ``_state``: at the end of the interpreter, what computes it is gone.
+                    self._after = states, num - 1
                 if num < size.now and not is_left:
                     self._stages = []  # there may be more of that
                     self.go_back()

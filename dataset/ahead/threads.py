@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from gristmill.core.exiting import end_thread_at_exit
+
 _EXIT_SECONDS = 2.0  # beyond that, user code is taken to be stuck
 
 _running: dict[threading.Thread, Callable[[], None]] = {}
@@ -21,6 +23,8 @@ _running: dict[threading.Thread, Callable[[], None]] = {}
 
 def start_thread(work: Callable[[], None], name: str, end: Callable[[], None]) -> threading.Thread:
     """Starts a thread that does ``work``. At exit, ``end`` is called: it asks the thread to end soon, without waiting for it."""
+
+    end_thread_at_exit()
 
     def run() -> None:
         try:

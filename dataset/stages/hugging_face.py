@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import sys
+import weakref
 from collections.abc import Generator
 from functools import partial
 from itertools import islice
@@ -220,11 +222,13 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
                 "are not there any more. Restore it with the files that it was saved with"
             )
         self._examples = examples
+        self._finalizer = weakref.finalize(self, _close_generator, examples)
         return examples
 
     def _drop_reader(self) -> None:
         examples, reader, self._examples, self._reader = self._examples, self._reader, None, None
         if examples is not None:
+            self._finalizer.detach()
             examples.close()
         if reader is not None:
             self._finish(reader)
@@ -315,6 +319,12 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
     def close(self) -> None:
         super().close()
         self._drop_reader()
+
+
+def _close_generator(examples: Generator[Any, None, None]) -> None:
+    """Close it while the modules that it uses are there; a thread that is in it closes it itself."""
+    with contextlib.suppress(ValueError):
+        examples.close()
 
 
 class _TracedExamples(IterDataset[Traced]):

@@ -16,7 +16,7 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gristmill.sources.storage.errors import changed
@@ -91,9 +91,9 @@ class LocalFile:
             done += num_bytes
         self._check()
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            close(self._descriptor)
 
 
 class LocalFiles:

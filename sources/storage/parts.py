@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -186,9 +186,9 @@ class Part:
         """Whether the part has no name any more."""
         return os.fstat(self._descriptor).st_nlink == 0
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            close(self._descriptor)
 
 
 class Room:

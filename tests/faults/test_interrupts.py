@@ -30,7 +30,6 @@ def obituary(it, seen):
 def close_all():
     from gristmill.workers import pool
     pool._close_all()
-    pool._is_exiting = False
 """
 
 # What is interrupted, and what is made ready for it: an iterator whose worker has delivered an element (in `first`: has not).

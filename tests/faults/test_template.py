@@ -124,7 +124,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert templates() == {template} == {looks()[0][0]}
 """
 AFTER_A_WHILE = "Template.parked_seconds = 1.0; looks(); assert templates()"  # nothing is left, in a while
-END = "gm.workers.pool._close_all(); gm.workers.pool._is_exiting = False; wait_for(lambda: not templates(), 'it stays')"
+END = "gm.workers.pool._close_all(); wait_for(lambda: not templates(), 'it stays')"
 
 
 def test_workers_of_a_template_are_like_any_other(tmp_path):
