@@ -1,6 +1,7 @@
 """What ``test_ray.py`` has a process of its own check, with pytest: Ray leaves threads and handlers in whatever uses it."""
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -315,6 +316,18 @@ def test_nothing_is_left_of_a_consumer_that_was_killed(cluster, is_alone):
     began = time.monotonic()
     wait_until(lambda: not any(map(is_running, [*pids, *children])) and (is_alone or used_bytes() <= before + 1))
     assert time.monotonic() - began < 5  # the specification's limit; it takes 0.5 s when the machine has nothing else to do
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_an_iterator_that_was_dropped():
+    it = iter(MapDataset.range(10**6).to_iter_dataset().mp_prefetch(RayOptions(2, num_cpus=0.5)))
+    wait_until(lambda: next(it) and len(actors(it)) == 2)
+    pids = [*actors(it).values()]
+    began = time.monotonic()
+    del it
+    gc.collect()
+    wait_until(lambda: not any(map(is_running, pids)))
+    assert time.monotonic() - began < 5  # the specification's limit
 
 
 @pytest.mark.slow
