@@ -128,7 +128,7 @@ class SharedProcess(WorkerProcess):
     def dismiss(self) -> None:
         """Kills it: what it is at is not wanted any more, and does not end."""
         self.is_closed = self.is_dismissed = True
-        self._process.kill()
+        self._kill()
 
     def leave(self, session: Session, deadline: float) -> None:
         """Called when a session has ended."""

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from operator import itemgetter
 
 SHORTEST_SECONDS = 0.0005  # between two looks; then twice as long each time
@@ -60,16 +61,17 @@ class Process(ABC):
     def disown(self) -> None:
         """It is no process of this one, which was forked from its owner."""
 
+    def is_gone(self) -> bool:
+        """Return True if it runs no more, although it may not be known yet how it ended."""
+        return self.has_ended()
+
     def wait(self, seconds: float) -> bool:
         """Whether it ends within this time."""
-        deadline, pause = time.monotonic() + seconds, SHORTEST_SECONDS
-        while not self.has_ended():
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                return False
-            time.sleep(min(pause, remaining))
-            pause = min(2 * pause, _LONGEST_SECONDS)
-        return True
+        return _becomes_true(self.has_ended, seconds)
+
+    def wait_until_gone(self, seconds: float) -> bool:
+        """Wait for ``is_gone``; return False if that takes longer."""
+        return _becomes_true(self.is_gone, seconds)
 
     def how_it_ended(self) -> str:
         """In words."""
@@ -84,6 +86,17 @@ class Process(ABC):
             name = "unknown"
         hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
         return f"was killed by signal {-code} ({name}{hint})"
+
+
+def _becomes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline, pause = time.monotonic() + seconds, SHORTEST_SECONDS
+    while not condition():
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            return False
+        time.sleep(min(pause, remaining))
+        pause = min(2 * pause, _LONGEST_SECONDS)
+    return True
 
 
 class ChildProcess(Process):

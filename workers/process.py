@@ -6,8 +6,9 @@ Guarantees:
    however it did. Nobody waits for a worker in any other way.
 2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say) leaves ``usable`` false:
    bytes may be lost, and a new process has to take over.
-3. ``stop`` waits only for a limited time; afterwards the process is gone and its exit status collected. Interrupted, it does
-   what is left when it is called again.
+3. ``stop`` waits only for a limited time; afterwards the process runs no more. Its exit status has been collected, or is
+   collected by the template that has forked it. Force needs no template: the kernel kills a process whose lifeline is closed.
+   Interrupted, ``stop`` does what is left when it is called again.
 4. No lock is taken, so no interrupt leaves one held.
 """
 
@@ -96,7 +97,7 @@ class WorkerProcess:
             forked = None if template is None else template.fork(fds, index, count)
             self._process: Process = forked or start_boot(fds, [index, count], environment)
             failing.pop_all()
-        self._fds = [arena, other_end]
+        self._fds, self._lifeline = [arena], [other_end]
         self._reader = ArenaReader(arena)
 
     def _be_new(self, index: int) -> None:
@@ -110,6 +111,7 @@ class WorkerProcess:
         self._patience: float | None = None
         self._answer_by: float | None = None  # until then it should notice the last start
         self._received = bytearray()
+        self._lifeline: list[int] = []
         self._to_return: list[Slot] = []
 
     @property
@@ -127,7 +129,7 @@ class WorkerProcess:
         return self._process.was_born
 
     def is_alive(self) -> bool:
-        return self.usable and not self._process.has_ended()
+        return self.usable and not self._process.is_gone()
 
     def start(self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
         """Makes the worker produce from ``states`` on; what it has sent before will not be received any more.
@@ -216,10 +218,14 @@ class WorkerProcess:
         with contextlib.suppress(OSError, ValueError):  # it has ended, or another thread has stopped it
             while self._is_readable(deadline - time.monotonic()) and self._socket.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
-        if not self._process.wait(deadline - time.monotonic()):
-            self._process.kill()
-            self._process.wait(_KILL_SECONDS)
+        if not self._process.wait_until_gone(deadline - time.monotonic()):
+            self._kill()
+            self._process.wait_until_gone(_KILL_SECONDS)
         self._release()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        close_all(self._lifeline)
 
     def abandon(self) -> None:
         """Lets go of a process that belongs to the process that this one was forked from."""
@@ -230,6 +236,7 @@ class WorkerProcess:
 
     def _release(self) -> None:
         self._reader.close()
+        close_all(self._lifeline)
         close_all(self._fds)
         self._socket.close()
 
@@ -308,6 +315,7 @@ class WorkerProcess:
     def _death(self) -> WorkerDied | WorkerBusy:
         """What its end is to whoever waits for it."""
         if not self._process.wait(_EXIT_SECONDS):
+            self.usable = False
             return WorkerDied("closed its connection")
         return WorkerBusy() if self._process.was_lost else WorkerDied(self._process.how_it_ended())
 

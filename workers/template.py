@@ -12,11 +12,15 @@ Guarantees:
    workers that are started (``child``). It ends with its last pool, after a while; see ``pool``.
 3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because the template has died or the
    system lets it fork none, the process has ended and was not born; its owner starts one directly then, and nobody notices.
+   The same holds of a worker that is not born within a second, because the template is stopped, by a debugger say, or within
+   five seconds, because it takes so long to start. That template is asked for no other worker.
 4. Only the template knows a worker's id for certain, as the one who waits for it. So it sends the signals; and it writes ids and
    ends of workers into memory that this process reads, as often as it likes: no interrupt loses them, and no lock is taken.
-5. Workers whose template has died count as lost at once. Their owner has others take over, from the last output that came, and
+5. Nobody waits for the template when a worker is ended: the kernel kills the worker when its lifeline is closed, and shows
+   that it is gone.
+6. Workers whose template has died count as lost at once. Their owner has others take over, from the last output that came, and
    lets go of them, at which the kernel kills them.
-6. A process that is forked from this one neither uses the template nor ends it.
+7. A process that is forked from this one neither uses the template nor ends it.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ from gristmill.workers.messages import FORK, FORK_REQUEST, KILL_REQUEST, RECORD
 from gristmill.workers.setup import preloaded
 from gristmill.workers.starts import interpreter, start_boot
 
-_BIRTH_SECONDS = 10.0  # that somebody who wants to know the id of a worker waits for its birth
+_BIRTH_SECONDS = 1.0  # between the request for a worker and its birth; after it, one is started directly
+_FIRST_BIRTH_SECONDS = 5.0  # the same, while the template starts
 _STREAMS = (1, 2)
 # What a process inherits from the thread that starts it: masks, limits, rights.
 _INHERITED = ("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Seccomp", "Cpus_a", "Mems_a")
@@ -62,6 +67,15 @@ def surroundings(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
         (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), os.getsid(0)),
         tuple([_is_terminal(fd) for fd in _STREAMS]),  # which decides how they are written to
     )
+
+
+def _run_state(process_id: int) -> str:
+    """A letter: ``T`` or ``t`` of one that is stopped, ``Z`` or ``X`` of one that has ended."""
+    try:
+        status = Path(f"/proc/{process_id}/stat").read_text()
+    except OSError:
+        return "X"
+    return status.rpartition(")")[2].split()[0]
 
 
 def _is_terminal(fd: int) -> bool | None:
@@ -91,6 +105,7 @@ class Template:
         self.parked_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.workers: list[Any] = []  # are those of pools
+        self.is_late = False  # it does not do what it is asked for
         self._is_closed = False
         self._users: set[object] = set()
         self._slots = itertools.count(1)
@@ -113,7 +128,7 @@ class Template:
     def join(self, user: object) -> bool:
         """Keeps it from ending until ``user`` says ``leave``; false where it is too late for that."""
         self._users.add(user)
-        if self._is_closed or self._process.has_ended():
+        if self._is_closed or self.is_late or self._process.has_ended():
             self._users.discard(user)
             return False
         return True
@@ -128,10 +143,20 @@ class Template:
     @property
     def has_failed(self) -> bool:
         """Whether it ended before it could fork."""
-        return self.has_ended() and not self.record(0)[0]
+        return self.has_ended() and not self.is_ready
 
     def has_ended(self) -> bool:
         return self._process.has_ended()
+
+    @property
+    def is_ready(self) -> bool:
+        """True once it forks workers."""
+        return bool(self.record(0)[0])
+
+    @property
+    def is_stopped(self) -> bool:
+        """True while it does not run, because a signal or a debugger has stopped it."""
+        return _run_state(self._process.process_id) in "Tt"
 
     def fork(self, fds: Sequence[int], index: int, count: int) -> Process | None:
         """A worker, soon; ``None`` where there is none to be had.
@@ -141,6 +166,8 @@ class Template:
             index: which worker it is.
             count: of how many.
         """
+        if self.is_late:
+            return None
         slot = next(self._slots)
         with contextlib.ExitStack() as sending:
             try:
@@ -208,6 +235,7 @@ class ForkedProcess(Process):
         self._record = 0, 0
         self._is_unwanted = False  # it is not to be born any more
         self._is_lost = False
+        self._asked_at, self._was_ready = time.monotonic(), template.is_ready
 
     @property
     def was_born(self) -> bool:
@@ -219,16 +247,27 @@ class ForkedProcess(Process):
 
     @property
     def process_id(self) -> int:
-        deadline = time.monotonic() + _BIRTH_SECONDS
-        while not self._look()[0] and not self.has_ended() and time.monotonic() < deadline:
+        while not self._look()[0] and not self.has_ended():
             time.sleep(SHORTEST_SECONDS)
         return max(self._record[0], 0)
 
     def has_ended(self) -> bool:
         """See ``Process``."""
         process_id, end = self._look()
+        if not process_id and not self._is_lost and self._is_late():
+            self._is_lost = self._template.is_late = True  # its owner keeps it from being born
         is_unborn = process_id < 0 or (not process_id and self._is_unwanted)
         return bool(end) or is_unborn or self._is_lost or self._template.has_ended()
+
+    def is_gone(self) -> bool:
+        """See ``Process``. It is known before a template that is stopped, or slow, has waited for it."""
+        process_id, _ = self._look()
+        return self.has_ended() or (process_id > 0 and _run_state(process_id) in "ZX")
+
+    def _is_late(self) -> bool:
+        seconds = time.monotonic() - self._asked_at
+        is_quick = self._was_ready or seconds > _FIRST_BIRTH_SECONDS or self._template.is_stopped
+        return seconds > _BIRTH_SECONDS and is_quick
 
     @property
     def exit_code(self) -> int | None:

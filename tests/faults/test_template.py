@@ -123,6 +123,66 @@ if child == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert templates() == {template} == {looks()[0][0]}
 """
+STOPPED = """
+def stop_template():
+    (template,) = wait_for(lambda: templates() - stopped, "no template")
+    os.kill(template, signal.SIGSTOP)
+    wait_for(lambda: run_state(template) == "T", "it runs on")
+    return template
+
+def parent(x):
+    return os.getppid()
+
+def single():
+    return iter(mp(gm.MapDataset.range(9).map(parent).to_iter_dataset(), 2))
+
+def shared():
+    parts = [mp(gm.MapDataset.range(9).map(fn).to_iter_dataset(), 2) for fn in (parent, lambda x: os.getppid())]
+    return iter(gm.IterDataset.mix(parts, [1, 1]))
+
+def ends_quickly(it):
+    began, processes = time.monotonic(), workers()
+    it.close()
+    assert time.monotonic() - began < 3
+    assert {run_state(process_id) for process_id in processes} == {"Z"}
+
+def while_it_runs(make):
+    it = make()
+    next(it)
+    stopped.add(stop_template())
+    ends_quickly(it)  # workers that it has forked
+
+def goes_on(it):
+    assert not {*it} & stopped  # workers that are started directly, or forked from another one
+    ends_quickly(it)
+
+stopped = set()
+os.environ["NUMBER"] = "before it starts"
+it = single()
+it.start_prefetch()
+stopped.add(stop_template())
+goes_on(it)
+for make in single, shared:
+    os.environ["NUMBER"] = f"{make}"
+    while_it_runs(make)
+goes_on(shared())
+for template in templates():
+    os.kill(template, signal.SIGCONT)
+"""
+KILLED_WORKERS = """
+work = Work("idle", last=99)
+it = iter(mp(gm.MapDataset.range(200).to_iter_dataset().map(work), 2))
+seen = [int(next(it)[0]) for _ in range(2)]
+(template,) = templates()
+os.kill(template, signal.SIGSTOP)
+for process_id in workers():
+    os.kill(process_id, signal.SIGKILL)
+while take_all(it, seen):  # the death of one of them
+    it.set_state(it.get_state())
+assert seen == [*range(200)], seen
+it.close()
+os.kill(template, signal.SIGCONT)
+"""
 AFTER_A_WHILE = "Template.parked_seconds = 1.0; looks(); assert templates()"  # nothing is left, in a while
 END = "gm.workers.pool._close_all(); wait_for(lambda: not templates(), 'it stays')"
 
@@ -135,6 +195,10 @@ def test_workers_of_a_template_are_like_any_other(tmp_path):
 
 def test_a_template_that_is_killed(tmp_path):
     check_parts(tmp_path, f"{KILLED}\n{END}", tools=TOOLS)
+
+
+def test_a_template_that_is_stopped(tmp_path):
+    check_parts(tmp_path, f"{STOPPED}\n{END}", f"{KILLED_WORKERS}\n{END}", tools=TOOLS)
 
 
 def test_where_none_can_be(tmp_path):
