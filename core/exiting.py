@@ -7,7 +7,8 @@ Guarantees:
    being closed by the exit, and nobody would read the error.
 2. Before that moment, and in functions that the exit calls, errors are raised as ever.
 3. Finalizers (``__del__``, callbacks of weak references) that run while modules are torn down use
-   no global name: what they need is an argument with a default. So they print nothing.
+   no global name: what they need is an argument with a default, or in a closure. So nothing is
+   printed.
 """
 
 from __future__ import annotations
@@ -31,10 +32,17 @@ def end_thread_at_exit() -> None:
         raise SystemExit
 
 
-def close_dropped(it: Any, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-    """Call ``it.close()``, for its ``__del__``; modules that it uses may be gone at exit."""
-    try:
-        it.close()
-    except Exception:
-        if not is_finalizing():
-            raise
+def closing_when_dropped(inherited: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a ``__del__`` that calls ``close`` of classes whose ``close`` is not ``inherited``."""
+    is_finalizing = sys.is_finalizing
+
+    def close_dropped(self: Any) -> None:
+        if type(self).close is not inherited:
+            try:
+                self.close()
+            except Exception:
+                # At exit, modules that ``close`` uses may be gone.
+                if not is_finalizing():
+                    raise
+
+    return close_dropped

@@ -15,12 +15,16 @@ Guarantees:
 5. An interrupt at any point (a signal handler that raises) loses no process, descriptor or lock: processes are started by a
    thread that it does not reach and belong to a pool that is parked before anybody has it; and one that is being closed is
    parked for as long as that takes.
+6. Parked pools have at most a quarter of the descriptors that this process may have, the pool that was parked last excepted.
+   Where descriptors run out for a pool, a worker that takes another one's place, or a file, all parked pools are ended and the
+   call is made again.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import marshal
 import os
 import pickle
@@ -35,19 +39,21 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from gristmill.core.config import config
+from gristmill.core.descriptors import max_descriptors, release_when_scarce, with_descriptors
 from gristmill.core.node_types import expect
 from gristmill.workers.arena import open_memory
 from gristmill.workers.descriptors import close_all
 from gristmill.workers.flags import flag_values, own_flags
 from gristmill.workers.logs import log_settings
 from gristmill.workers.pickling import dumps, pickled_registrations
-from gristmill.workers.process import WorkerProcess, check_system
+from gristmill.workers.process import NUM_DESCRIPTORS, WorkerProcess, check_system
 from gristmill.workers.setup import Call, setup_calls
 from gristmill.workers.template import Template, surroundings
 from gristmill.workers.uninterrupted import uninterrupted
 
 _PARKED_SECONDS = 1.0
 _MAX_PARKED = 8  # pools
+_SHARE_OF_DESCRIPTORS = 4  # that of parked pools, of those that this process may have
 _GRACE_SECONDS = 0.3
 _MIN_BUFFER_BYTES = 1 << 16  # from here on the arrays of a task are shared by its workers instead of copied
 _CHUNK = 1 << 20
@@ -189,6 +195,11 @@ class WorkerPool:
     def is_closed(self) -> bool:
         return self._is_closed
 
+    @property
+    def num_descriptors(self) -> int:
+        """The file descriptors that it has open in this process."""
+        return 1 + NUM_DESCRIPTORS * self._count
+
     def worker(self, index: int) -> WorkerProcess:
         """The worker, or a new process in its place if it has died or its connection was interrupted."""
         if not self.workers[index].is_alive():
@@ -200,7 +211,8 @@ class WorkerPool:
             if self.workers[index].is_alive():
                 return  # whoever asked for it before was interrupted
             self.workers[index].stop(time.monotonic())
-            worker = self._new_worker(index, self._template() if self.workers[index].was_born else None)
+            template = self._template() if self.workers[index].was_born else None
+            worker = with_descriptors(partial(self._new_worker, index, template))
             try:
                 if self.on_start is not None:
                     self.on_start(worker)
@@ -320,7 +332,7 @@ def _hire(make: Callable[[], P], is_fit: Callable[[P], bool], kind: type[P], own
                 for worker in pool.workers:
                     worker.is_for_another = True
                 return pool
-    pool = make()
+    pool = with_descriptors(make)
     if owner is not None:
         pool.owner = weakref.ref(owner)
     try:
@@ -423,7 +435,7 @@ def _end_parked_pools() -> None:
         deadlines = [pool.parked_until for pool in [*_parked]]
         with contextlib.suppress(queue.Empty):
             _wake.get(timeout=max(0.0, min(deadlines) - time.monotonic()) if deadlines else None)
-        for pool in [pool for pool in [*_parked] if isinstance(pool, WorkerPool)][:-_MAX_PARKED]:
+        for pool in _surplus():
             pool.parked_until = 0.0
         expired = [pool for pool in [*_parked] if pool.parked_until <= time.monotonic() and _take(pool)]
         if expired:
@@ -435,9 +447,29 @@ def _end_parked_pools() -> None:
                 return
 
 
+def _surplus() -> list[WorkerPool]:
+    """Return the parked pools that are too many, or have too many descriptors: those parked first."""
+    pools = [pool for pool in [*_parked] if isinstance(pool, WorkerPool) and not pool.is_closed]
+    num_kept, room = 0, max_descriptors() // _SHARE_OF_DESCRIPTORS
+    for pool in reversed(pools[-_MAX_PARKED:]):
+        room -= pool.num_descriptors
+        if room < 0 and num_kept:
+            break
+        num_kept += 1
+    return pools[: len(pools) - num_kept]
+
+
 def close_parked(kind: type[Pool]) -> None:
     """Ends the pools of this kind that nobody uses at the moment."""
     _end([pool for pool in [*_parked] if isinstance(pool, kind) and _take(pool)])
+
+
+def _close_parked_when_scarce() -> None:
+    gc.collect()  # which parks the pools of iterators in circles
+    close_parked(WorkerPool)
+
+
+release_when_scarce(_close_parked_when_scarce)
 
 
 def _end(pools: Sequence[Pool]) -> None:

@@ -6,9 +6,10 @@ Guarantees:
    however it did. Nobody waits for a worker in any other way.
 2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say) leaves ``usable`` false:
    bytes may be lost, and a new process has to take over.
-3. ``stop`` waits only for a limited time; afterwards the process runs no more. Its exit status has been collected, or is
-   collected by the template that has forked it. Force needs no template: the kernel kills a process whose lifeline is closed.
-   Interrupted, ``stop`` does what is left when it is called again.
+3. ``stop`` waits only for a limited time; afterwards the process runs no more. Its exit status has
+   been collected, unless the template that has forked it is stopped. Force needs no template: the
+   kernel kills a process whose lifeline is closed. Interrupted, ``stop`` does what is left when it
+   is called again.
 4. No lock is taken, so no interrupt leaves one held.
 """
 
@@ -53,6 +54,7 @@ _LOOK_SECONDS = 0.25  # how often a process is looked at whose connection, kept 
 _ANSWER_SECONDS = 0.5  # to a new start of a worker that runs; a new process is there as quickly
 _EXIT_SECONDS = 1.0  # between the end of the connection and that of the process
 _KILL_SECONDS = 10.0  # until a process that was killed is gone, unless it hangs in the kernel
+NUM_DESCRIPTORS = 3  # of this process for each worker: its connection, arena and lifeline
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
@@ -97,7 +99,8 @@ class WorkerProcess:
             forked = None if template is None else template.fork(fds, index, count)
             self._process: Process = forked or start_boot(fds, [index, count], environment)
             failing.pop_all()
-        self._fds, self._lifeline = [arena], [other_end]
+        self._fds = [arena]
+        self._lifeline.append(other_end)
         self._reader = ArenaReader(arena)
 
     def _be_new(self, index: int) -> None:
@@ -111,7 +114,7 @@ class WorkerProcess:
         self._patience: float | None = None
         self._answer_by: float | None = None  # until then it should notice the last start
         self._received = bytearray()
-        self._lifeline: list[int] = []
+        self._lifeline: list[int] = []  # the other end of it
         self._to_return: list[Slot] = []
 
     @property

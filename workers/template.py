@@ -36,6 +36,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gristmill.core.descriptors import is_scarcity
 from gristmill.workers.arena import open_memory
 from gristmill.workers.descriptors import above_standard, close_all
 from gristmill.workers.exits import SHORTEST_SECONDS, Process
@@ -165,6 +166,9 @@ class Template:
             fds: its connection, arena, luggage and lifeline.
             index: which worker it is.
             count: of how many.
+
+        Raises:
+            OSError: this process has no descriptor left.
         """
         if self.is_late:
             return None
@@ -176,7 +180,9 @@ class Template:
                 streams = [fd for fd in _STREAMS if _is_terminal(fd) is not None]
                 request = FORK.pack(FORK_REQUEST, slot, index, count, *[fd in streams for fd in _STREAMS])
                 socket.send_fds(self._control, [request], [*fds, directory, *streams], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except OSError:
+            except OSError as error:
+                if is_scarcity(error):
+                    raise  # nor could a worker be started directly, which takes more of them
                 return None
         return ForkedProcess(self, slot)
 
@@ -260,9 +266,9 @@ class ForkedProcess(Process):
         return bool(end) or is_unborn or self._is_lost or self._template.has_ended()
 
     def is_gone(self) -> bool:
-        """See ``Process``. It is known before a template that is stopped, or slow, has waited for it."""
+        """See ``Process``. A template that is stopped does not say so."""
         process_id, _ = self._look()
-        return self.has_ended() or (process_id > 0 and _run_state(process_id) in "ZX")
+        return self.has_ended() or (process_id > 0 and _run_state(process_id) in "ZX" and self._template.is_stopped)
 
     def _is_late(self) -> bool:
         seconds = time.monotonic() - self._asked_at

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from gristmill.core.cached import cached
 from gristmill.core.errors import StateMismatchError, as_int
-from gristmill.core.exiting import close_dropped, end_thread_at_exit
+from gristmill.core.exiting import closing_when_dropped, end_thread_at_exit
 from gristmill.core.instruments import shadow
 from gristmill.core.state import shown, state_from_text, state_to_text
 from gristmill.dataset.bases.context import IteratorContext
@@ -170,10 +170,8 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     def __reduce__(self) -> Any:
         raise TypeError(f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset")
 
-    def __del__(self, inherited: Any = close, close_dropped: Any = close_dropped) -> None:
-        # Ours release what they hold by themselves; a user's ``close`` may do more. Parents may have other users.
-        if type(self).close is not inherited:
-            close_dropped(self)
+    # Ours release what they hold by themselves; a user's ``close`` may do more. Parents may have other users.
+    __del__ = closing_when_dropped(close)
 
     def skip_failed(self) -> None:
         """Moves past the output whose ``next`` failed: the element, or the whole batch.

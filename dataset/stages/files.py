@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Self, TypeVar
 
+from gristmill.core.descriptors import with_descriptors
 from gristmill.dataset.bases.cells import Piece
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator
@@ -221,7 +222,7 @@ class FileIterator(BlockIterator[T]):
             raise ValueError(f"{self} is closed")
         try:
             if self._file is None:
-                self._file = self._open()
+                self._file = with_descriptors(self._open)
             result = use(self._file)
         except BaseException as error:
             self._close_file()

@@ -5,22 +5,22 @@ What holds:
 1. A file stays open as long as somebody refers to it: reads under way end before it is closed.
 2. What is read is what the file was when its size was found out: another size or time of change is an error, in the file that is
    open and in one that is opened again under the same name.
-3. Each ``LocalFiles`` has few files open, fewer where the process may not have many. Where none is left to be had, all that are
-   open anywhere and not being read are closed.
+3. Each ``LocalFiles`` has few files open, fewer where the process may not have many. Where descriptors run out, all that are
+   open anywhere and not being read are closed; if that is not enough, so are worker processes that wait for another iterator.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+from gristmill.core.descriptors import max_descriptors, release_when_scarce, with_descriptors
 from gristmill.sources.storage.errors import changed
-from gristmill.sources.storage.posix import resource
 
 _MAX_OPEN = 128
 _SHARE_OF_LIMIT = 8  # of the files that a process may have open
@@ -117,7 +117,7 @@ class LocalFiles:
         file = opened.get(number)
         if file is not None:
             return file
-        file = self._opened(self._paths[number])
+        file = with_descriptors(partial(LocalFile, self._paths[number]))
         if file.status[0] != self._sizes[number]:
             raise changed(self._paths[number], f"it had {self._sizes[number]} bytes and has {file.status[0]}")
         if self._statuses.setdefault(number, file.status) != file.status:
@@ -126,18 +126,6 @@ class LocalFiles:
             opened.pop(other, None)
         opened[number] = file
         return file
-
-    @staticmethod
-    def _opened(path: str) -> LocalFile:
-        try:
-            return LocalFile(path)
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-        with _lock:
-            for files in list(_everybody):
-                files.close()
-        return LocalFile(path)
 
     def close(self) -> None:
         """Closes what nobody reads. The next read opens it again."""
@@ -158,8 +146,17 @@ def starting_folder(paths: Iterable[str]) -> str:
     return os.getcwd() if any([not os.path.isabs(path) for path in paths]) else ""  # noqa: PTH109, PTH117
 
 
+def _close_idle() -> None:
+    with _lock:
+        for files in list(_everybody):
+            files.close()
+
+
+release_when_scarce(_close_idle, first=True)
+
+
 def _max_open() -> int:
-    return max(2, min(_MAX_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE_OF_LIMIT))
+    return max(2, min(_MAX_OPEN, max_descriptors() // _SHARE_OF_LIMIT))
 
 
 def local_size(path: str) -> int:

@@ -21,6 +21,46 @@ with limited(64):
     for api in "loader", "inside", "loader":
         check(range(40), list(APIS[api](Work("full", size=100_000), 40, 2)))
 """
+ABANDONED = """
+# Parked pools would have more descriptors than there are: they make room for what needs them.
+from gristmill.workers.pool import WorkerPool, _parked, close_parked
+seconds, WorkerPool.parked_seconds = WorkerPool.parked_seconds, 60.0
+path = FOLDER / "numbers.jsonl"
+path.write_text("7\\n" * 3)
+
+def abandon(api):
+    it = APIS[api](Work("full"), 1000, 2).__iter__()
+    it.me = [it]  # only a collection of garbage finds it
+    return next(it)[0]
+
+def fill(num_free):
+    taken = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.open("/dev/null", os.O_RDONLY))
+    for fd in taken[:num_free]:
+        os.close(fd)
+    return taken[num_free:]
+
+with limited(64):
+    assert [abandon("dataset") for _ in range(12)] == [0] * 12
+    gc.collect()
+    wait_for(lambda: len(_parked) <= 3, "a template and 64 / 4 descriptors may stay")
+    for num_free in range(0, 8, 2):
+        source = gm.sources.JsonlSource(str(path))
+        assert abandon("dataset") == abandon("dataset") == 0
+        taken = fill(num_free)
+        try:
+            assert abandon("dataset") == 0
+            fds = fill(0)
+            assert source[1] == 7  # whose file takes the place of workers
+        finally:
+            for fd in [*taken, *fds]: os.close(fd)
+gc.collect()
+close_parked(WorkerPool)
+WorkerPool.parked_seconds = seconds
+del source
+"""
 UNUSED_ITERATORS = """
 watch = Watch()
 iterators = [iter(dataset(Work("full"), 1000, 2)) for _ in range(200)]
@@ -72,7 +112,9 @@ def abandoned(num, api):
 
 
 def test_few_descriptors_much_memory_and_many_iterators(tmp_path):
-    check_parts(tmp_path, FEW_DESCRIPTORS, UNUSED_ITERATORS, keeping("dataset"), abandoned(30, "dataset"), tools=LIMITED)
+    check_parts(
+        tmp_path, FEW_DESCRIPTORS, ABANDONED, UNUSED_ITERATORS, keeping("dataset"), abandoned(30, "dataset"), tools=LIMITED
+    )
 
 
 OF_DIFFERENT_PIPELINES = """

@@ -166,8 +166,6 @@ for make in single, shared:
     os.environ["NUMBER"] = f"{make}"
     while_it_runs(make)
 goes_on(shared())
-for template in templates():
-    os.kill(template, signal.SIGCONT)
 """
 KILLED_WORKERS = """
 work = Work("idle", last=99)
@@ -181,7 +179,6 @@ while take_all(it, seen):  # the death of one of them
     it.set_state(it.get_state())
 assert seen == [*range(200)], seen
 it.close()
-os.kill(template, signal.SIGCONT)
 """
 AFTER_A_WHILE = "Template.parked_seconds = 1.0; looks(); assert templates()"  # nothing is left, in a while
 END = "gm.workers.pool._close_all(); wait_for(lambda: not templates(), 'it stays')"
