@@ -109,8 +109,7 @@ class WorkerProcess:
         self.generation = 0
         self.is_for_another = False  # the next start, than the ones before were: the task is loaded anew
         self.last_report = b""  # what the worker said last of itself, if somebody watches it
-        self._has_answered = False
-        self._is_started = False  # it has noticed the last start
+        self._has_answered = self._is_started = False  # it has noticed a start; the last start
         self._patience: float | None = None
         self._answer_by: float | None = None  # until then it should notice the last start
         self._received = bytearray()
