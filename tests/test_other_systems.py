@@ -55,7 +55,7 @@ sys.platform = "darwin"
 sys.modules["_scproxy"] = types.SimpleNamespace(_get_proxies=dict, _get_proxy_settings=dict)
 import mmap, select, socket
 remove(os, "memfd_create", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity", "eventfd")
-remove(os, "pidfd_open", "waitid")
+remove(os, "pidfd_open", "waitid", "preadv")
 remove(mmap, "MADV_REMOVE")
 remove(select, "epoll")
 remove(socket, "MSG_NOSIGNAL")
@@ -221,6 +221,12 @@ class TestEverywhere:
 
 
 class TestMacOS:
+    def test_files(self, run, tmp_path):
+        path = tmp_path / "numbers.jsonl"
+        path.write_text("1\n22\n")
+        script = f"print(list(grain.MapDataset.source(grain.sources.JsonlSource({str(path)!r}))))"
+        assert run("macOS", script) == [[1, 22]]
+
     def test_workers(self, run, environments):
         """Small outputs, large ones in shared memory, and messages that do not fit into a socket."""
         *found, text = run(

@@ -84,7 +84,7 @@ class LocalFile:
         buffer = buffer.cast("B")
         done = 0
         while done < len(buffer):
-            num_bytes = os.preadv(self._descriptor, [buffer[done:]], start + done)
+            num_bytes = _read_into(self._descriptor, start + done, buffer[done:])
             if not num_bytes:
                 self._check()
                 raise OSError(f"{self._path} ends at byte {start + done}, which should have {len(buffer) - done} bytes more")
@@ -144,6 +144,14 @@ def starting_folder(paths: Iterable[str]) -> str:
     were given.
     """
     return os.getcwd() if any([not os.path.isabs(path) for path in paths]) else ""  # noqa: PTH109, PTH117
+
+
+def _read_into(descriptor: int, start: int, buffer: memoryview) -> int:
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], start)
+    data = os.pread(descriptor, min(len(buffer), _MAX_READ), start)  # macOS before 11
+    buffer[: len(data)] = data
+    return len(data)
 
 
 def _close_idle() -> None:
