@@ -15,9 +15,9 @@ Guarantees:
 5. An interrupt at any point (a signal handler that raises) loses no process, descriptor or lock: processes are started by a
    thread that it does not reach and belong to a pool that is parked before anybody has it; and one that is being closed is
    parked for as long as that takes.
-6. Parked pools have at most a quarter of the descriptors that this process may have, the pool that was parked last excepted.
-   Where descriptors run out for a pool, a worker that takes another one's place, or a file, all parked pools are ended and the
-   call is made again.
+6. Parked pools have at most a quarter of the descriptors that this process may have, the pool that
+   was parked last excepted. Where descriptors run out for a pool, a worker that takes another one's
+   place, or a file, all parked pools are ended and the call is made again.
 """
 
 from __future__ import annotations
@@ -448,7 +448,7 @@ def _end_parked_pools() -> None:
 
 
 def _surplus() -> list[WorkerPool]:
-    """Return the parked pools that are too many, or have too many descriptors: those parked first."""
+    """Return the parked pools beyond the limits of pools and of descriptors, the oldest ones."""
     pools = [pool for pool in [*_parked] if isinstance(pool, WorkerPool) and not pool.is_closed]
     num_kept, room = 0, max_descriptors() // _SHARE_OF_DESCRIPTORS
     for pool in reversed(pools[-_MAX_PARKED:]):

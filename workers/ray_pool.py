@@ -3,8 +3,9 @@
 Guarantees:
 
 1. Actors and what they have sent belong to this process: they end with it, by whatever cause, since Ray ends what belongs to a
-   process that is gone. Those of a pool without a name end with the pool, which ends as one of processes does (see ``pool``):
-   within 5 s after the iterator was dropped or has ended, unless another iterator of the dataset takes them over.
+   process that is gone. Those of a pool without a name end with the pool, which ends as one of
+   processes does (see ``pool``): within 5 s after the iterator was dropped or has ended, unless
+   another iterator of the dataset takes them over.
 2. For an actor that is lost Ray is asked for another one, on whichever node has room. Until it is there it is not among
    ``available``.
 3. Nobody waits for an actor but ``wait``, as long as there is none at all, and it says what it waits for.
@@ -82,7 +83,7 @@ class RayPool:
         options: which actors.
     """
 
-    # It takes a second to start actors. That and the time that Ray takes to end them is below 5 s (1).
+    # It takes long to start actors; with the time that Ray takes to end them, it is below 5 s (1).
     parked_seconds = 3.0
 
     def __init__(self, luggage: Luggage, options: RayOptions) -> None:

@@ -12,12 +12,13 @@ Guarantees:
    workers that are started (``child``). It ends with its last pool, after a while; see ``pool``.
 3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because the template has died or the
    system lets it fork none, the process has ended and was not born; its owner starts one directly then, and nobody notices.
-   The same holds of a worker that is not born within a second, because the template is stopped, by a debugger say, or within
-   five seconds, because it takes so long to start. That template is asked for no other worker.
+   The same holds for a worker that is not born within a second, because the template is stopped (by
+   a debugger, say), or within five seconds, because it takes so long to start. That template is
+   asked for no other worker.
 4. Only the template knows a worker's id for certain, as the one who waits for it. So it sends the signals; and it writes ids and
    ends of workers into memory that this process reads, as often as it likes: no interrupt loses them, and no lock is taken.
-5. Nobody waits for the template when a worker is ended: the kernel kills the worker when its lifeline is closed, and shows
-   that it is gone.
+5. Ending a worker does not depend on the template running: the kernel kills the worker when its
+   lifeline is closed, and shows that it is gone.
 6. Workers whose template has died count as lost at once. Their owner has others take over, from the last output that came, and
    lets go of them, at which the kernel kills them.
 7. A process that is forked from this one neither uses the template nor ends it.
@@ -44,7 +45,7 @@ from gristmill.workers.messages import FORK, FORK_REQUEST, KILL_REQUEST, RECORD
 from gristmill.workers.setup import preloaded
 from gristmill.workers.starts import interpreter, start_boot
 
-_BIRTH_SECONDS = 1.0  # between the request for a worker and its birth; after it, one is started directly
+_BIRTH_SECONDS = 1.0  # from the request for a worker; then one is started directly
 _FIRST_BIRTH_SECONDS = 5.0  # the same, while the template starts
 _STREAMS = (1, 2)
 # What a process inherits from the thread that starts it: masks, limits, rights.
@@ -268,7 +269,9 @@ class ForkedProcess(Process):
     def is_gone(self) -> bool:
         """See ``Process``. A template that is stopped does not say so."""
         process_id, _ = self._look()
-        return self.has_ended() or (process_id > 0 and _run_state(process_id) in "ZX" and self._template.is_stopped)
+        if self.has_ended():
+            return True
+        return process_id > 0 and _run_state(process_id) in "ZX" and self._template.is_stopped
 
     def _is_late(self) -> bool:
         seconds = time.monotonic() - self._asked_at

@@ -150,8 +150,8 @@ class StatedBlocks:
                     num += 1
                     yield element, states, num - 1
                     del element
-            # Of the garbage collector, too, when somebody else may be at the iterator. The first of these
-            # clauses: at the end of the interpreter there is no ``OneByOne`` any more to compare with.
+            # Raised by the garbage collector, too, while another thread may use the iterator. It is the
+            # first of the clauses: at the end of the interpreter ``OneByOne`` is gone.
             except GeneratorExit:
                 is_left = True
                 raise
@@ -162,7 +162,7 @@ class StatedBlocks:
                 return
             finally:
                 if num:
-                    # Not yet ``_state``: at the end of the interpreter, what computes it is gone.
+                    # The state is computed when it is needed: at the end of the interpreter, it cannot be.
                     self._after = states, num - 1
                 if num < size.now and not is_left:
                     self._stages = []  # there may be more of that

@@ -170,7 +170,8 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     def __reduce__(self) -> Any:
         raise TypeError(f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset")
 
-    # Ours release what they hold by themselves; a user's ``close`` may do more. Parents may have other users.
+    # Ours release what they hold by themselves; a user's ``close`` may do more. Parents may have
+    # other users.
     __del__ = closing_when_dropped(close)
 
     def skip_failed(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 from gristmill.core import grain_names
 from gristmill.core.cached import cached
 from gristmill.core.errors import SourceEnded
+from gristmill.core.exiting import end_thread_at_exit
 from gristmill.core.indices import Indices, as_array, as_ints
 from gristmill.core.instruments import shadow
 from gristmill.dataset.bases.division import Division
@@ -262,6 +263,7 @@ class BlockMapDataset(MapDataset[T]):
         try:
             return self._block([index])[0]
         except BaseException as error:
+            end_thread_at_exit()
             if isinstance(error, SourceEnded):
                 raise StopIteration from error
             if isinstance(error, StopIteration):

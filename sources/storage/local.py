@@ -5,8 +5,9 @@ What holds:
 1. A file stays open as long as somebody refers to it: reads under way end before it is closed.
 2. What is read is what the file was when its size was found out: another size or time of change is an error, in the file that is
    open and in one that is opened again under the same name.
-3. Each ``LocalFiles`` has few files open, fewer where the process may not have many. Where descriptors run out, all that are
-   open anywhere and not being read are closed; if that is not enough, so are worker processes that wait for another iterator.
+3. Each ``LocalFiles`` has few files open, fewer where the process may not have many. Where
+   descriptors run out, all files that are open anywhere and not being read are closed; if that is
+   not enough, so are parked worker processes.
 """
 
 from __future__ import annotations

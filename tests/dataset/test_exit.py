@@ -84,7 +84,8 @@ with open(sys.argv[1], "w") as file:
 source = gm.sources.JsonlSource(sys.argv[1])
 mine = Mine(iter(MapDataset.source(source).to_iter_dataset()))
 # What pyarrow has seen is never collected then.
-its = [mine, *[iter(x.make()) for x in STREAMS if not x.name.startswith(("parquet", "hugging_face"))]]
+streams = [x for x in STREAMS if not x.name.startswith(("parquet", "hugging_face"))]
+its = [mine, *[iter(x.make()) for x in streams]]
 for it in its:
     next(it, None)
 for module in list(sys.modules.values()):
@@ -123,11 +124,13 @@ DEVELOPED = ("live", "stuck", "daemons")  # where Python's own warnings are look
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name == "hugging_face" else name for name in PROGRAMS]
-)
+NAMES = [x if x != "hugging_face" else pytest.param(x, marks=pytest.mark.slow) for x in PROGRAMS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_exit_is_silent(name, tmp_path, monkeypatch):
     if name in DEVELOPED:
         monkeypatch.setenv("PYTHONDEVMODE", "1")
     for _ in range(2 if name == "array_records" else 1):
-        assert output(tmp_path, PRELUDE + PROGRAMS[name], tmp_path / "a", TESTS, TESTS / "laws") == []
+        arguments = tmp_path / "a", TESTS, TESTS / "laws"
+        assert output(tmp_path, PRELUDE + PROGRAMS[name], *arguments) == []

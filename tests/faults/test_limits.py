@@ -112,9 +112,8 @@ def abandoned(num, api):
 
 
 def test_few_descriptors_much_memory_and_many_iterators(tmp_path):
-    check_parts(
-        tmp_path, FEW_DESCRIPTORS, ABANDONED, UNUSED_ITERATORS, keeping("dataset"), abandoned(30, "dataset"), tools=LIMITED
-    )
+    parts = FEW_DESCRIPTORS, ABANDONED, UNUSED_ITERATORS, keeping("dataset"), abandoned(30, "dataset")
+    check_parts(tmp_path, *parts, tools=LIMITED)
 
 
 OF_DIFFERENT_PIPELINES = """

@@ -137,7 +137,8 @@ def single():
     return iter(mp(gm.MapDataset.range(9).map(parent).to_iter_dataset(), 2))
 
 def shared():
-    parts = [mp(gm.MapDataset.range(9).map(fn).to_iter_dataset(), 2) for fn in (parent, lambda x: os.getppid())]
+    functions = parent, lambda x: os.getppid()
+    parts = [mp(gm.MapDataset.range(9).map(fn).to_iter_dataset(), 2) for fn in functions]
     return iter(gm.IterDataset.mix(parts, [1, 1]))
 
 def ends_quickly(it):
