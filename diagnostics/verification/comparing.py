@@ -19,7 +19,7 @@ from gristmill.diagnostics.verification.outcomes import (
     outcomes_of,
     recorded,
 )
-from gristmill.diagnostics.verification.subject import Subject
+from gristmill.diagnostics.verification.subject import Part, Subject
 
 _MAX_FOLLOWED = 3  # states that are written otherwise and are followed, to see where they lead
 _FOLLOWED_STEPS = 8
@@ -40,28 +40,37 @@ class Comparison:
     num_wanted: int
 
 
-def compare(condition: Condition, subject: Subject, num: int, clock: Clock, base: Sequence[Outcome] | None = None) -> Comparison:
-    """Runs ``subject`` under ``condition``.
-
-    Args:
-        condition: under which it must be the same.
-        subject: what is run.
-        num: how many outcomes to compare.
-        clock: when to stop.
-        base: what the subject gives as it is, if that is known.
+def base_of(condition: Condition, part: Part, num: int, seconds: float, pipeline: Any) -> list[Outcome]:
+    """Returns what a pipeline gives as it is, which it must also give under ``condition``.
 
     Raises:
         CannotRunError: the condition does not apply.
     """
-    own = condition.base(subject, num, clock.part(0.5))
-    if own is not None:
-        base = own
-    elif base is None:
-        base = recorded(subject.open, num, clock.part(0.5))
+    subject, clock = Subject(pipeline, part), Clock(seconds)
+    own = condition.base(subject, num, clock)
+    return recorded(subject.open, num, clock) if own is None else own
+
+
+def compared(
+    condition: Condition, part: Part, base: Sequence[Outcome], seconds: float, pipeline: Any
+) -> Comparison | CannotRunError:
+    """Returns what ``compare`` finds or raises; can be called in another process."""
+    try:
+        return compare(condition, Subject(pipeline, part), base, Clock(seconds))
+    except CannotRunError as error:
+        return error
+
+
+def compare(condition: Condition, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Comparison:
+    """Runs ``subject`` under ``condition``, and compares the outcomes with ``base``.
+
+    Raises:
+        CannotRunError: the condition does not apply.
+    """
     seen: set[int] = set()
     others: list[tuple[int, Any, Any]] = []
     found: Difference | None = None
-    for step, outcome in _found(condition, subject, len(base), clock):
+    for step, outcome in _found(condition, subject, base, clock):
         if step >= len(base):
             continue
         seen.add(step)
@@ -78,11 +87,11 @@ def compare(condition: Condition, subject: Subject, num: int, clock: Clock, base
     return Comparison(found, len(seen), len(base))
 
 
-def _found(condition: Condition, subject: Subject, num: int, clock: Clock) -> Found:
+def _found(condition: Condition, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
     """What a condition finds; what it raises comes in the place of the next outcome."""
     last = -1
     try:
-        for last, outcome in condition.run(subject, num, clock):
+        for last, outcome in condition.run(subject, base, clock):
             yield last, outcome
     except CannotRunError:
         raise

@@ -7,10 +7,13 @@ with lanes the stream of any number of workers, for instance, and not the stream
 from __future__ import annotations
 
 import abc
+import contextlib
+import importlib
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from gristmill.core.state import state_from_text
@@ -29,6 +32,7 @@ from gristmill.diagnostics.verification.outcomes import (
     state_text,
 )
 from gristmill.diagnostics.verification.subject import NUM_WORKERS, WHOLE, Part, Subject
+from gristmill.workers.pickling import dumps
 
 Found = Iterator[tuple[int, Outcome]]
 _SEED = 20  # of what is drawn here
@@ -51,17 +55,24 @@ class Condition(abc.ABC):
     compares_states = True
     is_unordered = False  # whether outcomes come in another order than their steps
     is_about: Literal["runs", "threads", "processes"] = "runs"
+    process: str | None = None  # which fresh process it runs in, on a copy; None: this one
+    has_own_base = False  # see ``base``
 
     def __init__(self, part: Part = WHOLE) -> None:
         self.part = part
 
     def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome] | None:
-        """What is to be the same; ``None``: what the pipeline gives as it is."""
+        """Returns what is to be the same; ``None``: what the pipeline gives as it is."""
         return None
 
     @abc.abstractmethod
-    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
-        """Up to ``num`` outcomes with their steps.
+    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+        """Yields up to ``len(base)`` outcomes with their steps.
+
+        Args:
+            subject: what is run.
+            base: what it is compared with.
+            clock: when to stop.
 
         Raises:
             CannotRunError: the condition does not apply.
@@ -76,8 +87,9 @@ class Again(Condition):
     name = "a second run"
     otherwise = "it gives something else in every run"
 
-    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
-        yield from enumerate(recorded(subject.open_as_given, num, clock, not subject.has_states_of_its_own))
+    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+        has_states = not subject.has_states_of_its_own
+        yield from enumerate(recorded(subject.open_as_given, len(base), clock, has_states))
 
 
 class RandomOrder(Condition):
@@ -85,6 +97,8 @@ class RandomOrder(Condition):
     otherwise = "an element depends on which others were asked for before"
     compares_states = False
     is_unordered = True
+    process = "by index"
+    has_own_base = True
 
     def __init__(self, part: Part, which: str = "") -> None:
         super().__init__(part)
@@ -93,8 +107,8 @@ class RandomOrder(Condition):
     def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome]:
         return [x for _, x in self._elements(subject, range(self._num(subject, num)), clock)]
 
-    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
-        indices = list(range(self._num(subject, num)))
+    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+        indices = list(range(len(base)))
         random.Random(_SEED).shuffle(indices)
         return self._elements(subject, indices, clock)
 
@@ -117,9 +131,10 @@ class RandomOrder(Condition):
 class Blocks(Condition):
     name = "blocks of other sizes"
     otherwise = "an element depends on how many are asked for at once"
+    process = "by index"
 
-    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
-        rng, step, it = random.Random(_SEED), 0, subject.open()
+    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+        num, rng, step, it = len(base), random.Random(_SEED), 0, subject.open()
         try:
             while step < num and not clock.is_over:
                 size = min(rng.randint(1, _MAX_BLOCK), num - step)
@@ -139,8 +154,8 @@ class RandomBlocks(RandomOrder):
     name = "several ds[i] at a time"
     otherwise = "an element depends on which others are asked for at once"
 
-    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
-        rng, start, total = random.Random(_SEED), 0, self._num(subject, num)
+    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+        rng, start, total = random.Random(_SEED), 0, len(base)
         assert subject.map is not None
         while start < total and not clock.is_over:
             indices = range(start, min(total, start + rng.randint(2, _MAX_BLOCK)))
@@ -157,8 +172,32 @@ class Restored(Condition):
     name = "saved and restored at random steps"
     otherwise = "its state does not say all that decides what comes next (get_state, set_state)"
     compares_states = False
+    is_unordered = True
+    process = "restored"
 
-    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+        yield from self._restarted(subject, base, clock.part(0.5))
+        yield from self._from_the_beginning(subject, len(base), clock)
+
+    def _restarted(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+        """Yields the second half, as a restart in a new process does: the first was not computed."""
+        steps = [i for i in range(1, len(base) // 2 + 1) if isinstance(base[i - 1].state, str)]
+        if not steps:
+            return
+        it = subject.open()
+        try:
+            it.set_state(state_from_text(str(base[steps[-1] - 1].state), it))
+            num = len(base) - steps[-1]
+            for i, outcome in enumerate(itertools.islice(outcomes_of(it, with_states=False), num)):
+                yield steps[-1] + i, outcome
+                if clock.is_over:
+                    return
+        except Exception as error:
+            yield steps[-1], error_outcome(error)
+        finally:
+            closed(it)
+
+    def _from_the_beginning(self, subject: Subject, num: int, clock: Clock) -> Found:
         rng, it, step = random.Random(_SEED), subject.open_as_given(), 0
         saved: list[tuple[int, Any]] = []
         try:
@@ -178,7 +217,8 @@ class Restored(Condition):
                 except Exception as error:
                     yield step, error_outcome(error)
                     return
-                for outcome in itertools.islice(outcomes_of(it, with_states=False), rng.randint(1, max(2, num // 6))):
+                length = rng.randint(1, max(2, num // 6))
+                for outcome in itertools.islice(outcomes_of(it, with_states=False), length):
                     if step < num:
                         yield step, outcome
                     if outcome.is_last:
@@ -199,14 +239,38 @@ class Fresh(Condition):
         super().__init__(part)
         self.pipeline = pipeline
         self.surroundings = surroundings
-        self.name = f"{self.where} with PYTHONHASHSEED={surroundings.hash_seed}, another locale and order of files"
+        seed = surroundings.hash_seed
+        self.name = f"{self.where} with PYTHONHASHSEED={seed}, another locale and order of files"
 
-    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
+    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
         try:
-            found = run_fresh(self.pipeline, subject.part, num, clock, self.surroundings)
+            found = self.outcomes(subject.part, len(base), clock, self.surroundings)
         except Exception as error:
-            raise CannotRunError(f"the process failed, {type(error).__name__}: {error!s:.300}") from error
+            text = f"the process failed, {type(error).__name__}: {error!s:.300}"
+            raise CannotRunError(text) from error
         yield from enumerate(found)
+
+    def outcomes(self, part: Part, num: int, clock: Clock, surroundings: Surroundings) -> list[Outcome]:
+        """Returns the first outcomes, as a new process finds them.
+
+        Raises:
+            Exception: the process could not be started, or died.
+        """
+        packed = self.pipeline if isinstance(self.pipeline, bytes) else dumps(self.pipeline)
+        record = partial(_recorded_there, part, num, clock.left)
+        with contextlib.closing(run_fresh(packed, [record], clock, surroundings)) as results:
+            return next(results)
+
+
+def _recorded_there(part: Part, num: int, seconds: float, pipeline: Any) -> list[Outcome]:
+    """Returns outcomes of a pipeline, or of the one that a name makes; called in the process."""
+    if isinstance(pipeline, str):
+        target = importlib.import_module("gristmill.diagnostics.cli.target")
+        try:
+            pipeline = target.load_pipeline(pipeline)
+        except Exception as error:
+            return [error_outcome(error)]
+    return recorded(Subject(pipeline, part).open, num, Clock(seconds))
 
 
 class MadeAnew(Fresh):
@@ -217,6 +281,7 @@ class MadeAnew(Fresh):
 class Threads(Condition):
     otherwise = "an element depends on the thread that computes it, or on something that threads share"
     is_about = "threads"
+    process = "restored"
 
     def __init__(self, num_threads: int, part: Part = WHOLE) -> None:
         super().__init__(part)
@@ -232,13 +297,14 @@ class Threads(Condition):
             raise CannotRunError("no threads read it ahead")
         return lambda: iterate(stream)
 
-    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
-        yield from enumerate(recorded(self.open(subject), num, clock))
+    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+        yield from enumerate(recorded(self.open(subject), len(base), clock))
 
 
 class _ByWorkers(Condition):
     otherwise = "an element depends on the process that computes it"
     is_about = "processes"
+    process = "with workers"
 
     def _stream(self, subject: Subject) -> Any:
         raise NotImplementedError
@@ -247,8 +313,8 @@ class _ByWorkers(Condition):
         stream = _made(lambda: self._stream(subject))
         return lambda: iterate(stream)
 
-    def run(self, subject: Subject, num: int, clock: Clock) -> Found:
-        yield from enumerate(recorded(self.open(subject), num, clock))
+    def run(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
+        yield from enumerate(recorded(self.open(subject), len(base), clock))
 
 
 class OwnWorkers(_ByWorkers):
@@ -278,6 +344,7 @@ class StreamOrder(_ByWorkers):
 
 class Lanes(_ByWorkers):
     name = f"0 and {NUM_WORKERS} workers, in {NUM_WORKERS} lanes"
+    has_own_base = True
 
     def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome]:
         if subject.has_workers:

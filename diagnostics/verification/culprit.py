@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from gristmill.core.value import Value
-from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.telling.display import stage_name
-from gristmill.diagnostics.verification.comparing import compare
-from gristmill.diagnostics.verification.conditions import Again, CannotRunError, Condition, Fresh
-from gristmill.diagnostics.verification.fresh import Surroundings, loaded, run_fresh
-from gristmill.diagnostics.verification.kept import changes, kept_by
-from gristmill.diagnostics.verification.outcomes import Clock, closed, first_difference, recorded
-from gristmill.diagnostics.verification.probes import Address, Watched, Witness
-from gristmill.diagnostics.verification.subject import Part, Subject, addresses, inputs_of, stage_at
+from gristmill.diagnostics.verification.comparing import Comparison, base_of, compare, compared
+from gristmill.diagnostics.verification.conditions import Again, Condition, Fresh
+from gristmill.diagnostics.verification.fresh import ColdCopies, Surroundings
+from gristmill.diagnostics.verification.outcomes import Clock, first_difference, recorded
+from gristmill.diagnostics.verification.probes import Address, Witness, watched
+from gristmill.diagnostics.verification.subject import (
+    Part,
+    Subject,
+    addresses,
+    inputs_of,
+    stage_at,
+)
 
 _REASONS = {
     "in place": "an element is changed in place",
@@ -23,6 +28,7 @@ _REASONS = {
     "generator": "a generator is kept",
     "iterator": "an iterator is kept",
     "state": "state is kept between calls",
+    "cache": "results are kept between calls (functools.cache), and depend on more than the arguments",
     "entropy": "random numbers without a seed are used",
     "clock": "the clock is read",
     "thread": "the thread is asked for",
@@ -34,13 +40,16 @@ _REASONS = {
     "sets": "a set is iterated, or hash() used, which depend on PYTHONHASHSEED",
     "locale": "the locale is used",
 }
-# What may be the reason of a difference, the likeliest first: if copies that nobody has used give the same, or not.
-_SAME_COPIES = ("in place", "generator", "iterator", "state", "random", "entropy", "clock", "address", "thread")
-_OTHER_COPIES = ("random", "generator", "iterator", "entropy", "clock", "address", "state", "thread", "in place", "files")
+# Kinds of evidence that may be the reason of a difference, the likeliest first. If copies that have
+# not been used give the same, or not:
+_HELD, _MOVING = ("generator", "iterator"), ("entropy", "clock", "address")
+_SAME_COPIES = ("in place", *_HELD, "state", "random", *_MOVING, "thread", "cache")
+_OTHER_COPIES = ("random", *_HELD, *_MOVING, "state", "thread", "in place", "files", "cache")
 # And if a second run was the same.
-_KEPT = ("in place", "generator", "iterator", "state", "thread")
-_THREADS = ("thread", "generator", "iterator", "in place", "state")
-_PROCESSES = ("process", "environment", "hash", "address", "thread", "files", "generator", "iterator", "state", "in place")
+_KEPT = ("in place", *_HELD, "state", "thread", "cache")
+_THREADS = ("thread", *_HELD, "in place", "state", "cache")
+_ASKED = ("process", "environment", "hash", "address", "thread", "files")
+_PROCESSES = (*_ASKED, *_HELD, "state", "in place", "cache")
 
 
 class Culprit(Value):
@@ -60,15 +69,15 @@ class Search:
 
     Args:
         pipeline: a dataset or a ``DataLoader``.
-        packed: the same, pickled before anybody used it, or why it cannot be.
+        copies: run functions on copies of it that have not been used.
         condition: under which something was different.
         num: how many outputs it was run for.
         clock: when to stop.
     """
 
-    def __init__(self, pipeline: Any, packed: bytes | Exception, condition: Condition, num: int, clock: Clock) -> None:
+    def __init__(self, pipeline: Any, copies: ColdCopies, condition: Condition, num: int, clock: Clock) -> None:
         self._pipeline = pipeline
-        self._packed = packed
+        self._copies = copies
         self._condition = condition
         self._clock = clock
         self._num = num
@@ -76,45 +85,27 @@ class Search:
         self._stages = addresses(pipeline)
 
     def find(self) -> Culprit:
-        with contextlib.suppress(Exception):  # of a user's code, which gives something else each time
-            self._watch(self._condition.part, self._clock.part(0.4))
+        self._watch(self._condition.part)
         address = self._first_to_differ(self._condition.part.address)
         if address not in self._witness.counts.keys() | self._witness.indices.keys():  # of a pipeline that another one opens
-            with contextlib.suppress(Exception):
-                self._watch(self._part(address), self._clock.part(0.4))
+            self._watch(self._part(address))
         reason, address = self._reason(address)
         return Culprit(stage_name(self._stages.get(address) or stage_at(self._pipeline, address)), reason)
-
-    def _new(self) -> Any:
-        return self._pipeline if isinstance(self._packed, Exception) else loaded(self._packed)
 
     def _part(self, address: Address) -> Part:
         indices = self._witness.indices.get(address)
         num = self._witness.counts.get(address)
         return Part(address, None if not indices else tuple(indices), max(num, 1) if num else None)
 
-    def _watch(self, part: Part, clock: Clock) -> None:
-        """Has a part of a pipeline that nobody has used watched, twice."""
-        pipeline, witness = self._new(), self._witness
-        stages = addresses(pipeline)
-        watched = Watched(witness, {id(node): address for address, node in stages.items()})
-        stream = watched.replaced(Subject(pipeline, part).stream)
-        stream = Subject(stream).with_own_workers(0) or stream
-        plain = Subject(stream).with_threads(0) or stream
-        before = {address: kept_by(node) for address, node in watched.stages.items()}
-        for _ in range(2):
-            witness.begin_again()
-            it = iterate(plain)
-            try:
-                with witness.watching_calls():
-                    for _ in range(self._num):
-                        if next(it, _END) is _END or clock.is_over:
-                            break
-            finally:
-                closed(it)
-            for address, node in watched.stages.items():
-                for kind, name in changes(before[address], kept_by(node)):
-                    witness.add(address, kind, name)
+    def _num_of(self, part: Part) -> int:
+        return len(part.indices) if part.indices is not None else part.num or self._num
+
+    def _watch(self, part: Part) -> None:
+        """Adds what a copy does while it is watched."""
+        clock = self._clock.part(0.4)
+        with contextlib.suppress(Exception):  # the process may have died
+            found = self._copies.call(partial(watched, part, self._num, clock.left), clock)
+            self._witness.include(*found)
 
     def _first_to_differ(self, address: Address) -> Address:
         """The stage nearest the source that differs, of those that lead to ``address``, which does."""
@@ -134,13 +125,20 @@ class Search:
     def _differs(self, address: Address) -> bool:
         if self._clock.is_over:
             return False
+        condition, part, clock = self._condition, self._part(address), self._clock.part(0.3)
+        num = self._num_of(part) + 1
         try:
-            part = self._part(address)
-            subject = Subject(self._new(), part)
-            num = len(part.indices) if part.indices is not None else part.num or self._num
-            return compare(self._condition, subject, num + 1, self._clock.part(0.3)).difference is not None
-        except (CannotRunError, ValueError, TypeError, NotImplementedError, IndexError):  # it cannot be run alone
+            if isinstance(condition, Again):
+                return self._copies.call(partial(_runs_differ, part, num, clock.left / 2), clock)
+            base = self._copies.call(partial(base_of, condition, part, num, clock.left / 2), clock)
+            if condition.process is None:  # it starts processes by itself
+                found: Any = compare(condition, Subject(self._pipeline, part), base, clock)
+            else:
+                compares = partial(compared, condition, part, base, clock.left)
+                found = self._copies.call(compares, clock)
+        except Exception:  # it cannot be run alone
             return False
+        return isinstance(found, Comparison) and found.difference is not None
 
     def _reason(self, address: Address) -> tuple[str, Address]:
         """Why the stage at ``address`` differs, and which it is: one before it may change elements that come again."""
@@ -178,13 +176,11 @@ class Search:
         return has and not any(before)
 
     def _copies_agree(self, address: Address) -> bool:
-        """Whether copies that nobody has used give the same: then it is something that they keep."""
-        if isinstance(self._packed, Exception):
-            return True
-        part = self._part(address)
+        """True if copies that have not been used give the same: the stage keeps something."""
+        part, clock = self._part(address), self._clock.part(0.4)
+        record = partial(base_of, self._condition, part, self._num_of(part), clock.left / 2)
         try:
-            num = len(part.indices) if part.indices is not None else part.num or self._num
-            runs = [recorded(Subject(self._new(), part).open, num, self._clock.part(0.2), False) for _ in range(2)]
+            runs = [self._copies.call(record, clock) for _ in range(2)]
         except Exception:
             return True
         return all([first_difference(0, x, y) is None for x, y in zip(*runs, strict=False)])
@@ -193,13 +189,14 @@ class Search:
         """What in the surroundings of a process makes the difference, if one thing does."""
         assert isinstance(self._condition, Fresh)
         part = self._part(address)
-        num = len(part.indices) if part.indices is not None else part.num or self._num
+        num = self._num_of(part)
         base: Any = None
         for factor, surroundings in _FACTORS.items():
             if self._clock.is_over:
                 return None
             try:
-                found = run_fresh(self._condition.pipeline, part, num + 1, self._clock.part(0.3), surroundings)
+                clock = self._clock.part(0.3)
+                found = self._condition.outcomes(part, num + 1, clock, surroundings)
             except Exception:
                 return None
             if base is None:
@@ -211,7 +208,13 @@ class Search:
         return None
 
 
-_END = object()
+def _runs_differ(part: Part, num: int, seconds: float, pipeline: Any) -> bool:
+    """Returns whether a second run of a pipeline differs from the first."""
+    subject = Subject(pipeline, part)
+    base = recorded(subject.open, num, Clock(seconds))
+    return compare(Again(), subject, base, Clock(seconds)).difference is not None
+
+
 _FACTORS = {
     "": Surroundings(),
     "none": Surroundings(number=1),

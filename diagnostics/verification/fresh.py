@@ -1,13 +1,13 @@
-"""The same pipeline in a process that has just started, with other surroundings."""
+"""Copies of a pipeline in processes that have just started, with other surroundings or the same."""
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from gristmill.core.node_types import register_expected
 from gristmill.core.options import MultiprocessingOptions
@@ -15,9 +15,12 @@ from gristmill.core.value import Value
 from gristmill.dataset.bases.iterator import iterate
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.diagnostics.attended import Attended
-from gristmill.diagnostics.verification.outcomes import Clock, Outcome, error_outcome, recorded
-from gristmill.diagnostics.verification.subject import DIRECT, Part, Subject
+from gristmill.diagnostics.verification.outcomes import Clock
+from gristmill.diagnostics.verification.subject import DIRECT
 from gristmill.workers.pickling import dumps
+from gristmill.workers.process import missing_calls
+
+T = TypeVar("T")
 
 _START_SECONDS = 10.0  # that a process may take besides
 
@@ -46,72 +49,90 @@ class Surroundings(Value):
         return variables
 
 
-class Job(Value):
-    """What a fresh process is to do.
+class ColdCopies:
+    """Copies of a pipeline in the state in which it was pickled, each in a fresh process.
+
+    A copy has its own closures, default arguments, attributes and global variables of the script.
+    Imported modules are imported again by the process. A copy in this process would not do: it
+    would share imported modules, and unpickling changes the classes of the script.
 
     Args:
-        pipeline: pickled; or the name by which it is made.
-        part: which part of it.
-        num: how many outcomes are wanted.
-        seconds: how long it may take.
-        lists_backwards: see ``Surroundings``.
+        pipeline: used itself where it cannot be pickled, or where there are no processes.
+        packed: the same, pickled; or the reason why it cannot be.
     """
 
-    pipeline: bytes | str
-    part: Part
-    num: int
-    seconds: float
-    lists_backwards: bool
+    def __init__(self, pipeline: Any, packed: bytes | Exception) -> None:
+        self._pipeline = pipeline
+        self._packed = packed
 
-    def run(self) -> list[Outcome]:
-        if self.lists_backwards:
-            list_backwards()
-        try:
-            subject = Subject(loaded(self.pipeline), self.part)
-        except Exception as error:
-            if isinstance(self.pipeline, bytes):
-                raise
-            return [error_outcome(error)]
-        return recorded(subject.open, self.num, Clock(self.seconds))
+    def call(self, function: Callable[[Any], T], clock: Clock) -> T:
+        """Returns ``function(copy)``; see ``calls``."""
+        with contextlib.closing(self.calls([function], clock)) as results:
+            return next(results)
+
+    def calls(self, functions: Sequence[Callable[[Any], T]], clock: Clock) -> Generator[T, None, None]:
+        """Yields ``function(copy)`` for each function, one process for all, a copy for each.
+
+        Args:
+            functions: can be pickled, and so can what they return.
+            clock: when to stop waiting for the process.
+
+        Raises:
+            Exception: as raised by a function; or the process could not be started, or died.
+        """
+        if isinstance(self._packed, Exception) or missing_calls():
+            for function in functions:
+                yield function(self._pipeline)
+        else:
+            yield from run_fresh(self._packed, functions, clock, None)
 
 
-def loaded(pipeline: bytes | str) -> Any:
-    """A pipeline that nobody has used yet."""
-    if isinstance(pipeline, bytes):
-        found = pickle.loads(pipeline)
-        register_expected()
-        return found
-    return importlib.import_module("gristmill.diagnostics.cli.target").load_pipeline(pipeline)
-
-
-def run_fresh(pipeline: bytes | str, part: Part, num: int, clock: Clock, surroundings: Surroundings) -> list[Outcome]:
-    """The first outcomes, as a new process finds them, which ends after it.
+def run_fresh(
+    packed: bytes,
+    functions: Sequence[Callable[[Any], T]],
+    clock: Clock,
+    surroundings: Surroundings | None,
+) -> Generator[T, None, None]:
+    """Yields the result of each function, called with a new copy of the pipeline in a new process.
 
     Args:
-        pipeline: pickled; or the name by which it is made anew, ``path/to/file.py:attribute``.
-        part: which part of it.
-        num: how many.
-        clock: when to stop.
-        surroundings: those of the process.
+        packed: the pipeline, pickled.
+        functions: are called one after another in the same process.
+        clock: when to stop waiting.
+        surroundings: those of the process; ``None`` for those of this one.
 
     Raises:
-        Exception: the process could not be started, or died.
+        Exception: as raised by a function; or the process could not be started, or died.
     """
-    job = Job(pipeline, part, num, clock.left, surroundings.lists_backwards)
-    options = MultiprocessingOptions(1, worker_env=surroundings.environment())
-    ds = MapDataset.source([dumps(job)]).map(_run).to_iter_dataset(DIRECT)
+    environment = {} if surroundings is None else surroundings.environment()
+    run = _Runner(packed, surroundings is not None and surroundings.lists_backwards)
+    ds = MapDataset.source([*functions]).map(run).to_iter_dataset(DIRECT)
+    options = MultiprocessingOptions(1, worker_env=environment)
     it = iterate(ds.mp_prefetch(options, _in_a_process_of_its_own))
-    with Attended(lambda: it, clock.left + _START_SECONDS, "It does not hang in this process.", close=it.close) as thread:
-        found: list[Outcome] = pickle.loads(thread.call(lambda: next(it)))
-    return found
+    hint = "It does not hang in this process."
+    with Attended(lambda: it, clock.left + _START_SECONDS, hint, close=it.close) as thread:
+        for _ in functions:
+            yield pickle.loads(thread.call(lambda: next(it)))
 
 
-def _run(job: bytes) -> bytes:
-    return dumps(pickle.loads(job).run())
+class _Runner:
+    """Calls functions in the fresh process; results are sent pickled, as they are."""
+
+    def __init__(self, packed: bytes, lists_backwards: bool) -> None:
+        self._packed = packed
+        self._lists_backwards = lists_backwards
+
+    def __call__(self, function: Callable[[Any], Any]) -> bytes:
+        if self._lists_backwards:
+            list_backwards()
+            self._lists_backwards = False
+        pipeline = pickle.loads(self._packed)
+        register_expected()
+        return dumps(function(pipeline))
 
 
 def _in_a_process_of_its_own(index: int, count: int) -> None:
-    """A worker that was initialized serves nobody else before or after."""
+    """A worker with an initialization of its own is not shared with other pipelines."""
 
 
 def list_backwards() -> None:

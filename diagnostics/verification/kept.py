@@ -36,10 +36,12 @@ def kept_by(stage: Any) -> dict[str, tuple[str, bytes]]:
 
 
 def changes(before: dict[str, tuple[str, bytes]], after: dict[str, tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
-    """What has changed: its kind, and the words that name it."""
+    """Yields what has changed, then what is new: its kind, and the words that name it."""
+    new = [(kind, name) for name, (kind, _) in after.items() if name not in before]
     for name, (kind, digest) in after.items():
         if name in before and before[name][1] != digest:
             yield kind, name
+    yield from new
 
 
 def _is_plain(value: Any) -> bool:
@@ -77,7 +79,11 @@ class _Walk:
         if isinstance(value, types.FunctionType | types.MethodType | partial | type) or hasattr(value, "__dict__"):
             self._seen.add(id(value))
             self._alive.append(value)
-        if isinstance(value, types.FunctionType):
+        if hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):  # lru_cache
+            cache = f"the cache of {transform_name(value.__wrapped__)}"
+            self.found[cache] = ("cache", digest_of(tuple(value.cache_info())))
+            self.visit(name, value.__wrapped__, depth + 1)
+        elif isinstance(value, types.FunctionType):
             self._visit_function(value, depth)
         elif isinstance(value, types.MethodType):
             self.visit(name, value.__self__, depth)

@@ -7,6 +7,7 @@ happens between two such moments is the doing of the stage that is at work in th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import sys
 import threading
@@ -25,6 +26,9 @@ from gristmill.dataset.bases.node import DatasetNode, parents_of
 from gristmill.dataset.bases.passing import PassingIterator
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.diagnostics.verification.calls import telling_call
+from gristmill.diagnostics.verification.kept import changes, kept_by
+from gristmill.diagnostics.verification.outcomes import Clock, closed
+from gristmill.diagnostics.verification.subject import Part, Subject, addresses
 from gristmill.diagnostics.verification.values import Leaf, difference, leaves_of
 
 _MAX_ASKED = 2000  # indices of a map dataset that are remembered
@@ -64,6 +68,15 @@ class Witness:
         found = self.evidence.setdefault(address, [])
         if not any([x.kind == kind for x in found]):
             found.append(Evidence(kind, text))
+
+    def include(self, *others: dict[Address, Any]) -> None:
+        """Adds what another witness knows: its evidence, indices and counts."""
+        evidence, indices, counts = others
+        for address, found in evidence.items():
+            for x in found:
+                self.add(address, x.kind, x.text)
+        self.indices = {**indices, **self.indices}
+        self.counts = {**counts, **self.counts}
 
     def begin_again(self) -> None:
         """The same elements come once more."""
@@ -256,3 +269,37 @@ class _WatchedIterator(PassingIterator[Any]):
             raise
         self._witness.ends(self._address, elements)
         return elements
+
+
+def watched(part: Part, num: int, seconds: float, pipeline: Any) -> tuple[dict[Address, Any], ...]:
+    """Has a part of a pipeline that has not been used watched, twice.
+
+    Returns:
+        The evidence, the indices and the counts of a witness.
+    """
+    witness, clock = Witness(), Clock(seconds)
+    with contextlib.suppress(Exception):  # of a user's code, which gives something else each time
+        stages = addresses(pipeline)
+        watching = Watched(witness, {id(node): address for address, node in stages.items()})
+        stream = watching.replaced(Subject(pipeline, part).stream)
+        stream = Subject(stream).with_own_workers(0) or stream
+        plain = Subject(stream).with_threads(0) or stream
+        before = {address: kept_by(node) for address, node in watching.stages.items()}
+        for _ in range(2):
+            _watch_once(witness, plain, num, clock)
+            for address, node in watching.stages.items():
+                for kind, name in changes(before[address], kept_by(node)):
+                    witness.add(address, kind, name)
+    return witness.evidence, witness.indices, witness.counts
+
+
+def _watch_once(witness: Witness, stream: Any, num: int, clock: Clock) -> None:
+    witness.begin_again()
+    it = iterate(stream)
+    try:
+        with witness.watching_calls():
+            for _ in itertools.islice(it, num):
+                if clock.is_over:
+                    break
+    finally:
+        closed(it)

@@ -20,14 +20,22 @@ class Check(Value):
     Args:
         name: in words.
         status: ``"passed"``, ``"failed"``, or ``"skipped"``: it does not apply, or was not got to.
-        num_steps: how many outputs were compared, the end among them.
-        note: why it was skipped, or what was not compared; empty if there is nothing to say.
+        num_steps: number of outputs that were compared, the end among them.
+        note: why it was skipped; empty if there is nothing to say.
+        num_wanted: number of outputs that there were to compare; 0 if it was skipped.
     """
 
     name: str
     status: Literal["passed", "failed", "skipped"]
     num_steps: int = 0
     note: str = ""
+    num_wanted: int = 0
+
+    @property
+    def steps(self) -> str:
+        """The number of steps in words: ``"20 steps"``, or ``"12 of 20 steps"`` if not all were compared."""
+        num, plural = self.num_steps, "s" * (max(self.num_steps, self.num_wanted) != 1)
+        return f"{num} of {self.num_wanted} step{plural}" if num < self.num_wanted else f"{num} step{plural}"
 
 
 class Report(Value):
@@ -82,9 +90,8 @@ class Report(Value):
         run = [check for check in self.checks if check.note != AFTERWARDS]
         width = max([len(check.name) for check in run], default=0)
         for check in run:
-            steps = f"{check.num_steps} step{'s' * (check.num_steps != 1)}" if check.num_steps else ""
-            text = "  ".join([x for x in (steps, check.note) if x])
-            lines.append(f"{_MARKS[check.status]:<10} {check.name:<{width}}  {text}".rstrip())
+            text = f"{_MARKS[check.status]:<10} {check.name:<{width}}  {check.steps}  {check.note}"
+            lines.append(text.rstrip())
         if len(run) < len(self.checks):
             lines.append(f"not run: {'; '.join([check.name for check in self.checks if check.note == AFTERWARDS])}")
         return "\n".join([*lines, time_text(1e9 * self.seconds)])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
-from typing import Any
+from collections.abc import Generator, Iterator
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 from gristmill.core.errors import as_int, as_seconds
 from gristmill.core.naming import one_line
@@ -13,7 +17,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.bases.node import ancestors
 from gristmill.dataset.telling.display import stage_name
-from gristmill.diagnostics.verification.comparing import Comparison, compare
+from gristmill.diagnostics.verification.comparing import Comparison, base_of, compared
 from gristmill.diagnostics.verification.conditions import (
     Again,
     Blocks,
@@ -30,7 +34,7 @@ from gristmill.diagnostics.verification.conditions import (
     Threads,
 )
 from gristmill.diagnostics.verification.culprit import Search
-from gristmill.diagnostics.verification.fresh import Surroundings
+from gristmill.diagnostics.verification.fresh import ColdCopies, Surroundings
 from gristmill.diagnostics.verification.outcomes import Clock, Outcome, recorded
 from gristmill.diagnostics.verification.report import AFTERWARDS, Check, Report
 from gristmill.diagnostics.verification.subject import NUM_WORKERS, Part, Subject, last_stage, maps_read_by_streams
@@ -41,23 +45,34 @@ _FOR_REFERENCE = 0.15  # of the time
 _FOR_CULPRIT = 0.3  # of the time that is left when a difference is found, at least
 _MAX_NOTE = 200  # characters
 _MAX_MAPS = 4  # that are read in random order
+_NO_TIME = "there was no time left"
+_NO_PROCESS = "the process failed"
+_Comparisons: TypeAlias = Generator[tuple[Condition, Comparison | str], None, None]
 _SURROUNDINGS = [Surroundings(hash_seed=number, has_other_locale=True, lists_backwards=True, number=number) for number in (1, 2)]
 
 
 def verify(ds: Any, *, steps: int = 200, seconds: float = 60) -> Report:
-    """Returns whether ``ds`` gives the same elements and states whenever and wherever it runs; if not, where, and why.
+    """Runs ``ds`` in all ways that must not be observable, and returns a report of what differs.
 
-    Compared are the first outputs, and the states after them: with a second run; in a fresh process with another
-    ``PYTHONHASHSEED``, locale and order of the files in a directory; read by 0, 1 and 16 threads; in blocks of other sizes;
-    computed by 0 and 2 worker processes, in lanes; saved and restored, again and again, at random steps; and ``ds[i]`` in random
-    order. What does not apply to a pipeline is left out, and the report says why. Elements are equal if their structures, types,
-    dtypes, shapes and bits are (NaN equals NaN), errors if their types and texts are.
+    Compared are the first outputs, and the states after them: with a second run; in fresh processes
+    with another ``PYTHONHASHSEED``, locale and order of the files in a directory; ``ds[i]`` in random
+    order; in blocks of other sizes; restored in the middle by a process that has not computed what is
+    before, then saved and restored at random steps; read by 0, 1 and 16 threads; computed by 0 and 2
+    worker processes, in lanes. What does not apply to a pipeline is left out, and the report says why.
+    Elements are equal if their structures, types, dtypes, shapes and bits are (NaN equals NaN), errors
+    if their types and texts are.
 
-    At the first difference the part of the pipeline before each stage is run by itself, which tells the stage; and the stage is
-    watched, which mostly tells the reason.
+    All checks but the second run use copies of the pipeline, in fresh processes. What functions keep
+    (closures, default arguments, attributes, global variables of the script) is in a copy as it was
+    when ``verify`` was called; modules are imported again. So what an earlier run has left hides
+    nothing. A pipeline that cannot be pickled is run in this process alone.
 
-    The pipeline runs about 10 times for so many steps, in this process and others. A copy of it is kept as bytes, its in-memory
-    sources included. It cannot show that there is no difference, only find one.
+    At the first difference the part of the pipeline up to each stage is run by itself, which tells the
+    stage; and the stage is watched, which mostly tells the reason.
+
+    The pipeline runs about 10 times for so many steps, once or twice in this process. A copy of it is
+    kept as bytes, its in-memory sources included. It cannot show that there is no difference, only find
+    one.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
@@ -106,6 +121,7 @@ class Verifier:
             self._packed: bytes | Exception = dumps(ds)
         except Exception as error:
             self._packed = error
+        self._copies = ColdCopies(ds, self._packed)
         self._checks: list[Check] = []
         self._note = ""
 
@@ -117,12 +133,13 @@ class Verifier:
         elif len(base) < self._steps:
             self._note = f"there was time for {len(base)} of {self._steps} steps"
         conditions = self._conditions()
-        for i, condition in enumerate(conditions):
-            found = self._run(condition, base, len(conditions) - i)
-            if found is not None and found.difference is not None:
-                for other in conditions[i + 1 :]:
-                    self._checks.append(Check(other.name, "skipped", 0, AFTERWARDS))
-                return self._different(condition, found, base)
+        with contextlib.closing(self._comparisons(conditions, base)) as comparisons:
+            for i, (condition, found) in enumerate(comparisons):
+                self._checks.append(_check(condition, found))
+                if isinstance(found, Comparison) and found.difference is not None:
+                    for other in conditions[i + 1 :]:
+                        self._checks.append(Check(other.name, "skipped", 0, AFTERWARDS))
+                    return self._different(condition, found, base)
         return Report(True, tuple(self._checks), self._num(base), self._elapsed, self._note)
 
     @property
@@ -139,44 +156,70 @@ class Verifier:
         workers: list[Condition] = [StreamOrder(), Lanes()]
         if Subject(self._ds).has_own_workers:
             workers = [OwnWorkers(num) for num in (0, NUM_WORKERS)]
+        packed = b"" if isinstance(self._packed, Exception) else self._packed
+        by_index = (RandomOrder, RandomBlocks)
         return [
             Again(),
-            *[kind(Part(address), which) for address, which in names.items() for kind in (RandomOrder, RandomBlocks)],
+            *[Fresh(packed, x) for x in _SURROUNDINGS],
+            *anew,
+            *[kind(Part(at), which) for at, which in names.items() for kind in by_index],
             Blocks(),
             Restored(),
-            *[Fresh(b"" if isinstance(self._packed, Exception) else self._packed, x) for x in _SURROUNDINGS],
-            *anew,
             *[Threads(num) for num in (0, 1, 16)],
             *workers,
         ]
 
-    def _run(self, condition: Condition, base: list[Outcome], num_left: int) -> Comparison | None:
+    def _comparisons(self, conditions: list[Condition], base: list[Outcome]) -> _Comparisons:
+        """Yields each condition with what it finds, or with the reason why it was skipped.
+
+        Conditions of the same process are called in one: starting one imports what the pipeline
+        needs. The first call finds the imported modules as they are when they have been imported.
+        """
+        num_left = len(conditions)
+        for process, members in itertools.groupby(conditions, lambda x: x.process):
+            group = [*members]
+            tasks = [self._task(condition, base, num_left - i) for i, condition in enumerate(group)]
+            num_left -= len(group)
+            functions = [task for task in tasks if not isinstance(task, str)]
+            if process is None:
+                results: Generator[Any, None, None] = (call(self._ds) for call in functions)
+            else:
+                results = self._copies.calls(functions, self._clock)
+            with contextlib.closing(results):
+                for condition, task in zip(group, tasks, strict=True):
+                    yield condition, task if isinstance(task, str) else self._result(results)
+
+    def _task(self, condition: Condition, base: list[Outcome], num_left: int) -> Any:
+        """Returns the function of a pipeline that compares, or why there is none."""
         if self._clock.is_over:
-            self._checks.append(Check(condition.name, "skipped", 0, "there was no time left"))
-            return None
+            return _NO_TIME
         if condition.is_about == "processes" and isinstance(self._packed, Exception):
-            note = one_line(f"the pipeline cannot be sent to other processes: {self._packed}", _MAX_NOTE)
-            self._checks.append(Check(condition.name, "skipped", 0, note))
-            return None
-        is_whole = condition.part == Part()
-        clock = self._clock.part(max(0.25, 1 / num_left) * (1 - _FOR_CULPRIT))
+            return f"the pipeline cannot be sent to other processes: {self._packed}"
+        seconds = self._clock.left * max(0.25, 1 / num_left) * (1 - _FOR_CULPRIT)
+        own = base
+        if condition.part != Part() or condition.has_own_base:
+            num = len(base) if condition.part == Part() else self._steps
+            try:
+                own = base_of(condition, condition.part, num, 0.5 * seconds, self._ds)
+            except CannotRunError as error:
+                return str(error)
+        return partial(compared, condition, condition.part, own, seconds)
+
+    def _result(self, results: Iterator[Comparison | CannotRunError]) -> Comparison | str:
+        if self._clock.is_over:
+            return _NO_TIME
         try:
-            subject = Subject(self._ds, condition.part)
-            found = compare(condition, subject, len(base) if is_whole else self._steps, clock, base if is_whole else None)
-        except CannotRunError as error:
-            self._checks.append(Check(condition.name, "skipped", 0, one_line(str(error), _MAX_NOTE)))
-            return None
-        if found.difference is not None:
-            self._checks.append(Check(condition.name, "failed", found.num))
-        else:
-            note = f"of {found.num_wanted}: there was no more time" if found.num < found.num_wanted and clock.is_over else ""
-            self._checks.append(Check(condition.name, "passed", found.num, note))
-        return found
+            found = next(results, _NO_PROCESS)
+        except Exception as error:
+            return f"the process failed, {type(error).__name__}: {error!s:.300}"
+        return str(found) if isinstance(found, CannotRunError) else found
 
     def _different(self, condition: Condition, found: Comparison, base: list[Outcome]) -> Report:
         difference = found.difference
         assert difference is not None
-        culprit = Search(self._ds, self._packed, condition, max(found.num_wanted, 1), self._clock.part(0.8)).find()
+        clock = self._clock.part(0.8)
+        num = max(found.num_wanted, 1)
+        culprit = Search(self._ds, self._copies, condition, num, clock).find()
         return Report(
             False,
             tuple(self._checks),
@@ -190,3 +233,10 @@ class Verifier:
             culprit.stage,
             culprit.reason,
         )
+
+
+def _check(condition: Condition, found: Comparison | str) -> Check:
+    if isinstance(found, str):
+        return Check(condition.name, "skipped", 0, one_line(found, _MAX_NOTE))
+    status: Literal["passed", "failed"] = "passed" if found.difference is None else "failed"
+    return Check(condition.name, status, found.num, "", found.num_wanted)

@@ -1,5 +1,6 @@
 """Pipelines that are not deterministic, each for another reason, with the words that are to be found in stage and reason."""
 
+import functools
 import os
 import random
 import threading
@@ -15,7 +16,7 @@ import gristmill as grain
 FOLDER = Path(__file__).parents[1]
 WORDS = ["one", "two", "three", "four", "five", "six", "seven"]
 NAMES = iter(WORDS * 1000)
-SEEN = []
+SEEN, VOCABULARY, COARSE, LATER, UNIQUE = [], {}, {}, {}, set()
 
 
 def numbers():
@@ -37,6 +38,31 @@ def counting(x):
 
 
 counting.calls = 0
+
+
+def numbered(word, _vocabulary={}):  # noqa: B006
+    return _vocabulary.setdefault(word, len(_vocabulary))
+
+
+@functools.lru_cache
+def first_of(key):
+    return LATER.setdefault(key, len(LATER))
+
+
+@functools.cache
+def squared(x):
+    return x * x
+
+
+def is_new(x):
+    return x not in UNIQUE and not UNIQUE.add(x)
+
+
+class Centred:  # by the first element that it gets
+    def __call__(self, x):
+        if not hasattr(self, "mean"):
+            self.mean = x
+        return x - self.mean
 
 
 def with_generator():
@@ -109,6 +135,17 @@ QUICK = {  # those that show in this process
     "counter": (mapped(counting), "transform=counting", "state is kept between calls: the attribute calls"),
     "global list": (mapped(lambda x: SEEN.append(x) or len(SEEN)), "MapMapDataset(", "the global variable SEEN"),
     "object": (lambda: numbers().map(Adding()).map(str), "transform=Adding", "total"),
+    # A second run finds what the first has left: only copies that have not been used show these.
+    "vocabulary": (mapped(lambda x: VOCABULARY.setdefault(x % 7, len(VOCABULARY))), "MapMapDataset(", "VOCABULARY of <lambda>"),
+    "vocabulary of a module": (mapped(numbered), "transform=numbered", "default argument 0 of numbered"),
+    "coarse cache": (mapped(lambda x: COARSE.setdefault(x % 7, x)), "MapMapDataset(", "COARSE of <lambda>"),
+    "coarse lru_cache": (mapped(lambda x: first_of(x % 7)), "MapMapDataset(", "kept between calls"),
+    "first element": (streamed(Centred()), "MapIterDataset(transform=Centred", "the attribute mean of Centred"),
+    "seen before": (
+        lambda: numbers().shuffle(seed=1).to_iter_dataset().map(lambda x: x % 7).filter(is_new),
+        "FilterIterDataset(",
+        "the global variable UNIQUE of is_new",
+    ),
     "state": (lambda: Sums(numbers().to_iter_dataset()).map(str), "Sums", "get_state"),
     "order of calls": (lambda: Ordered(numbers()).map(str), "Ordered", "last"),
     "rng in elements": (
