@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from gristmill.diagnostics.alone import Alone
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, WorkerLoad, on_all_nodes
 
 _MAX_SLICES = 10
@@ -25,6 +26,7 @@ _MIN_SLICES = 3
 
 MIN_GAIN = 0.05  # a change that gains less is not worth it
 CONSUMER = -1  # as a part: the work of the consumer itself
+_FULL = 1.5  # times longer than alone: threads wait for one another rather than for data
 SHARED = -3  # as a station: all threads of the consumer's process that compute ahead
 
 
@@ -53,6 +55,26 @@ class Station:
 
 
 @dataclass(frozen=True)
+class Computing:
+    """CPU time that an output takes in one process.
+
+    Args:
+        parts: of each stage, by its id.
+        least: the number of threads that compute at once, at least: as many as did.
+        most: at most. There are several where functions release the interpreter's lock (GIL), which
+            no measurement tells; but not more than did where threads already waited for one another.
+    """
+
+    parts: dict[int, float]
+    least: float
+    most: float
+
+    def without(self, part: int | None, share: float) -> float:
+        at_once = self.least * (self.most / self.least) ** share
+        return math.fsum([value for key, value in self.parts.items() if key != part]) / at_once
+
+
+@dataclass(frozen=True)
 class Change:
     """Something to do, and how long an output would take then, in nanoseconds; ``None``: it is only told."""
 
@@ -69,13 +91,27 @@ class Capacity:
         num_threads: how many threads may do the work of a stage that reads ahead, by its number of threads or ``None``.
         cpus: that the process may use.
         waits: whether what threads do is waiting rather than computing.
+        alone: the times of stages with which nothing competes, if they were measured.
+        cpu_ns: CPU time that this process wanted in the run; with ``alone`` only.
     """
 
-    def __init__(self, snapshot: Snapshot, num_threads: Callable[[StageSummary], int], cpus: int, waits: bool) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        num_threads: Callable[[StageSummary], int],
+        cpus: int,
+        waits: bool,
+        alone: Alone | None = None,
+        cpu_ns: int = 0,
+    ) -> None:
+        self._alone = alone
+        snapshot = snapshot if alone is None else alone.snapshot
         summary = snapshot.summary
         self._num = snapshot.num_elements
         self.now = summary.elapsed_ns / self._num
         self.step = (summary.elapsed_ns - summary.waited_ns) / self._num
+        if alone is not None and alone.step_ns is not None:
+            self.step = min(self.step, alone.step_ns)
         own = {x.id: x.total_processing_time_ns / self._num for x in _at_work(_segments(summary)[None])}
         self.stations: dict[int | None, Station] = {None: Station({CONSUMER: self.step, **own})}
         for key, stages in _segments(summary).items():
@@ -84,10 +120,11 @@ class Capacity:
         self._add_shared(summary)
         for load in on_all_nodes(snapshot.workers):
             self._add_workers(summary, load)
+        self.computing = [] if alone is None else self._computing(alone, cpus, cpu_ns)
         self.stations = {key: x.times(min(1.0, self.now / x.period)) if x.period else x for key, x in self.stations.items()}
         self.held = self._held(snapshot)
-        self.rest = max(0.0, self.now - self._longest(self.stations))
-        elsewhere = {x.id: x.wait_time_ratio for x in summary.values() if x.id not in own}
+        self.rest = max(0.0, self.now - max(self._longest(self.stations), self._computed(None)))
+        elsewhere = {x.id: x.wait_time_ratio for x in summary.values() if x.id not in own or alone is not None}
         whole = math.fsum(elsewhere.values()) or 1.0
         self._shares = {key: ratio / whole for key, ratio in elsewhere.items()}  # of the rest
 
@@ -105,7 +142,9 @@ class Capacity:
         used = min(1.0, prefetch.num_produced_elements / computed) if computed else 1.0
         work = _at_work(stages)
         is_reading = max(work, key=lambda x: x.total_processing_time_ns, default=prefetch).category == "read"
-        width = num_threads(prefetch) if waits or is_reading else min(num_threads(prefetch), cpus)
+        width = num_threads(prefetch)
+        if self._alone is None and not waits and not is_reading:
+            width = min(width, cpus)
         return Station({x.id: used * x.total_processing_time_ns / self._num / width for x in work}, width)
 
     def _add_shared(self, summary: ExecutionSummary) -> None:
@@ -145,10 +184,37 @@ class Capacity:
     def _longest(stations: dict[int | None, Station]) -> float:
         return max([station.period for station in stations.values()])
 
-    def without(self, part: int) -> float:
-        """How long an output would take if a part took no time, and all else as long as now."""
+    def _computing(self, alone: Alone, cpus: int, cpu_ns: int) -> list[Computing]:
+        """Returns the CPU time of an output in this process, and in each of its workers."""
+        stages = [x for x in alone.snapshot.summary.values() if x.cpu_time_ns and not x.is_prefetch]
+        num_workers = sum([x.num_workers for x in on_all_nodes(alone.snapshot.workers)])
+        found = []
+        for place, num in (("threads", 1), ("workers", max(1, num_workers))):
+            here = [x for x in stages if (x.place == "workers") == (place == "workers")]
+            parts = {x.id: (x.cpu_time_ns or 0) / self._num / num for x in here}
+            whole = math.fsum(parts.values())
+            if place == "threads" and whole * self._num > cpu_ns:  # others used the CPUs meanwhile
+                parts = {i: value * cpu_ns / self._num / whole for i, value in parts.items()}
+            if parts:
+                least = max(1.0, min(cpus, math.fsum(parts.values()) / self.now))
+                is_full = alone.inflation.get(place, 1.0) > _FULL
+                found.append(Computing(parts, least, least if is_full else max(least, cpus / num)))
+        return found
+
+    def _computed(self, part: int | None, share: float = 0.5) -> float:
+        """Returns how long an output would take without a part, waiting for nothing but CPUs."""
+        return max([min(self.now, x.without(part, share)) for x in self.computing], default=0.0)
+
+    def without(self, part: int, share: float = 0.5) -> float:
+        """How long an output would take if a part took no time, and all else as long as now.
+
+        Args:
+            part: a stage by its id, or the consumer.
+            share: from 0, if as few threads as possible compute at once, to 1, if as many.
+        """
         left = {key: station.without(part) for key, station in self.stations.items()}
-        return self._longest(left) + self.rest * (1 - self._shares.get(part, 0.0))
+        longest = max(self._longest(left), self._computed(part, share))
+        return longest + self.rest * (1 - self._shares.get(part, 0.0))
 
     def with_stations(self, changed: dict[int | None, Station]) -> float:
         """How long an output would take with other stations in place of some."""

@@ -33,6 +33,17 @@ def _waited_ns() -> int:
     return total
 
 
+def thread_demand_ns() -> tuple[int, int]:
+    """Returns the CPU time that this thread has had so far, and the time that it waited for a CPU.
+
+    Both are 0 if the system does not tell.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        ran, waited = map(int, Path("/proc/thread-self/schedstat").read_text().split()[:2])
+        return ran, waited
+    return 0, 0
+
+
 def free_memory() -> float:
     """The bytes that this process may still take, by its control group and by what the machine has; infinite if unknown."""
     free = available_memory()

@@ -10,7 +10,6 @@ from gristmill.dataset.bases.node import DatasetNode, ancestors, dropping_steps,
 from gristmill.dataset.bases.observing import Instrument, Method
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.diagnostics.annotations import annotated
-from gristmill.diagnostics.metrics.measuring import measured
 from gristmill.diagnostics.probe import Lanes, Probe, counting, name_of
 
 
@@ -21,16 +20,24 @@ class ObservedMaps(PipelineEditor):
         ds: the dataset that is read.
         probe: that of ``ds``; its inputs are those of what is upstream.
         lanes: the observer's.
+        timed: gives the method that measures more, where calls of a stage are timed.
         annotates: whether calls appear in the profile that JAX is taking.
-        measures: whether reads of sources are measured.
     """
 
-    def __init__(self, ds: Any, probe: Probe, lanes: Lanes, *, annotates: bool, measures: bool) -> None:
+    def __init__(
+        self,
+        ds: Any,
+        probe: Probe,
+        lanes: Lanes,
+        timed: Callable[[Method, Probe], Method],
+        *,
+        annotates: bool,
+    ) -> None:
         super().__init__()
         self._read = ds
         self._lanes = lanes
         self._annotates = annotates
-        self._measures = measures
+        self._timed = timed
         self._probes = {id(ds): probe}
         self._gather(ds, probe)
         self._sparse = {id(node) for node in ancestors(ds) if dropping_steps(node)}
@@ -55,7 +62,7 @@ class ObservedMaps(PipelineEditor):
         probe.name = name_of(ds)
         if self._annotates:
             original = annotated(original, probe, "__getitem__", is_read_ahead=ds is self._read)
-        timed = measured(original, probe, lanes) if self._measures else original
+        timed = self._timed(original, probe)
         owner = itertools.repeat(new).__next__  # threads that read ahead know nothing else of it
         unobserved = ds._block if ds is self._read else None
         is_sparse = id(ds) in self._sparse

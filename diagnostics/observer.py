@@ -35,7 +35,17 @@ from gristmill.dataset.watching import observe_as, observed_as, unobserve
 from gristmill.diagnostics.annotations import annotated
 from gristmill.diagnostics.metrics.measuring import measured
 from gristmill.diagnostics.observed_maps import ObservedMaps
-from gristmill.diagnostics.probe import Cell, Lane, Lanes, Output, Probe, counting, name_of, take_anew
+from gristmill.diagnostics.probe import (
+    Cell,
+    Lane,
+    Lanes,
+    Output,
+    Probe,
+    counting,
+    name_of,
+    take_anew,
+    timing_thread,
+)
 from gristmill.diagnostics.remote import WorkerGroup
 
 _log = logging.getLogger("gristmill")
@@ -54,6 +64,7 @@ class Observer:
         self.groups: dict[int, WorkerGroup] = {}  # the workers of a stage, by its number
         self.faults: dict[str, int] = {}  # that were passed over, by the names of the steps
         self.measures = False  # see ``measuring``; to be set before anything joins
+        self.times_threads = False  # CPU times, too (see ``alone``); as ``measures``
         self.name: str | None = None  # in metrics
         self.on_use: list[Callable[[Observer], None]] = []  # called at the first use of an iterator
         self.on_attend: list[Callable[[int], None]] = []  # called now and then, by the thread that takes outputs
@@ -241,15 +252,19 @@ class Observer:
     def _instrument_of(self, owner: Callable[[], Any], probe: Probe, original: Method) -> Instrument:
         if self.output.annotates:
             original = annotated(original, probe, "__next__")
-        timed = measured(original, probe, self._local) if self.measures else original
-        output = self.output if probe is self.root else None
+        timed, output = self._timed(original, probe), self.output if probe is self.root else None
         return counting(original, owner, probe, self._local, timed_original=timed, output=output)
+
+    def _timed(self, original: Method, probe: Probe) -> Method:
+        timed = measured(original, probe, self._local) if self.measures else original
+        return timing_thread(timed, probe.number, self._local) if self.times_threads else timed
 
     def _observed_copy(self, probe: Probe, ds: Any) -> Any:
         if not probe.inputs:
             probe.inputs.append(self._new_tree(ds))
         try:
-            maps = ObservedMaps(ds, probe.inputs[0], self._local, annotates=self.output.annotates, measures=self.measures)
+            annotates = self.output.annotates
+            maps = ObservedMaps(ds, probe.inputs[0], self._local, self._timed, annotates=annotates)
             return maps.replaced(ds)
         except Exception:  # of a user's class that cannot be copied
             _log.warning("what comes before %s cannot be observed, and runs as it is", probe.name, exc_info=True)

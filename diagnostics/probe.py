@@ -28,6 +28,7 @@ from gristmill.diagnostics.metrics.histogram import Histogram
 from gristmill.diagnostics.spec_text import element_nbytes, spec_text
 
 clock = time.perf_counter_ns
+thread_clock = time.thread_time_ns
 
 _ATTEND_NS = 20_000_000
 _FIRST_MARK_NS = 50_000_000  # the timeline's first resolution
@@ -47,7 +48,7 @@ class Cell:
     """What one thread has counted of one stage. Times in nanoseconds."""
 
     __slots__ = (
-        *("attend_at", "bytes_read", "elements", "errors", "histogram"),
+        *("attend_at", "bytes_read", "cpu", "elements", "errors", "histogram"),
         *("least", "most", "own", "sampled", "sampled_bytes", "stood_for"),
     )
 
@@ -55,6 +56,7 @@ class Cell:
         self.elements = self.errors = 0
         self.stood_for = 0  # elements for which those stand whose calls were timed
         self.own = 0  # in the stage itself, its parents' calls excluded
+        self.cpu = 0  # of that, computing, if threads are timed (see ``alone``)
         self.least, self.most = _NEVER, 0  # own time per element
         self.sampled = self.sampled_bytes = 0
         self.attend_at = 0
@@ -66,6 +68,7 @@ class Cell:
         self.errors += other.errors
         self.stood_for += other.stood_for
         self.own += other.own
+        self.cpu += other.cpu
         self.least, self.most = min(self.least, other.least), max(self.most, other.most)
         self.sampled += other.sampled
         self.sampled_bytes += other.sampled_bytes
@@ -82,7 +85,7 @@ class Lane:
         self.name = name
         self.ident = thread.ident
         self.thread = weakref.ref(thread)
-        self.inner = 0
+        self.inner = self.inner_cpu = 0
         self.mode: int | None = None
         self.weight = 1  # how many calls the one in progress stands for
         self.left = 0  # calls that need not be timed
@@ -433,6 +436,23 @@ def _timing(
         return elements
 
     return timed
+
+
+def timing_thread(original: Method, number: int, lanes: Lanes) -> Method:
+    """Returns ``original``, which also counts the CPU time of its thread."""
+
+    def call(stage: Any, argument: Any) -> Any:
+        lane = lanes.lane
+        outer, lane.inner_cpu = lane.inner_cpu, 0
+        began = thread_clock()
+        try:
+            return original(stage, argument)
+        finally:
+            spent = thread_clock() - began
+            lane.cell(number).cpu += (spent - lane.inner_cpu) * lane.weight
+            lane.inner_cpu = outer + spent
+
+    return call
 
 
 def take_anew(it: Any, n: int) -> list[Any]:

@@ -124,6 +124,7 @@ def _complete(cells: list[Cell], top: Probe) -> None:
             todo += probe.inputs
     for number in seen:
         cells[number].own = round(cells[number].own * whole / part)
+        cells[number].cpu = round(cells[number].cpu * whole / part)
 
 
 def lanes_of(observer: Any, process: str) -> list[LaneRecord]:

@@ -49,6 +49,7 @@ class StageSummary:
             ``epochs``).
         num_long: of a stage that makes batches of a stream by length, in this process: how many elements were longer than the
             last boundary, since the beginning of the stream; else ``None``.
+        cpu_time_ns: CPU time within ``total_processing_time_ns``, where ``diagnose`` has measured it; else ``None``.
     """
 
     id: int
@@ -74,6 +75,7 @@ class StageSummary:
     memory_wait_ns: int = 0
     components: dict[str, dict[str, int]] = field(default_factory=dict)
     num_long: int | None = None
+    cpu_time_ns: int | None = None
 
     @property
     def mean_processing_time_ns(self) -> float:
@@ -434,6 +436,7 @@ def _summary(
             record.memory_wait,
             components.get(number, {}),
             num_long.get(number),
+            cell.cpu if observer.times_threads else None,
         )
     output = observer.output
     return ExecutionSummary(nodes, output.last - output.first if output.first is not None else 0, output.waited)

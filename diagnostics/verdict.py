@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gristmill.core.cgroup import usable_cpus
@@ -12,6 +12,7 @@ from gristmill.core.options import ReadOptions
 from gristmill.core.ray_options import WorkerOptions
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.diagnostics.advice import Advisor, Machine, Settings
+from gristmill.diagnostics.alone import Alone
 from gristmill.diagnostics.capacity import CONSUMER, MIN_GAIN, Capacity, spread
 from gristmill.diagnostics.load import free_memory
 from gristmill.diagnostics.summary import Snapshot, StageSummary, WorkerLoad
@@ -20,6 +21,9 @@ from gristmill.workers.ray_cluster import cluster_cpus
 
 _MIN_ELEMENTS = 2
 _MIN_NOISE = 0.05  # of the time that an output takes: smaller differences are not told apart
+COMPETING = 0.7  # CPUs that are wanted: more than threads that wait for data need
+IN_TIME = 0.2  # of its time the consumer may wait, without stages that could be told apart
+_MAX_RANGE = 2.25  # of the most that there may be to the least, which is then told to a factor of 1.5
 _KINDS = {"read": "source", "preprocessing": "transform", "prefetch": "transport"}
 _MAX_REPR = 300  # characters
 
@@ -49,7 +53,7 @@ class Diagnosis:
         stage: the name of the stage that binds it, if one does.
         sentence: all of that in one sentence, or two if it is not certain.
         elements_per_second: what the consumer gets.
-        ceiling_per_second: about what it would get if the binding part took no time; ``None`` if that is not known.
+        ceiling_per_second: about what it would get if the binding part took no time; ``None`` if that cannot be told.
         starved_ratio: the share of its time that the consumer waited.
         delay_ns: how long it waited for 50, 95 and 99 % of the outputs at most.
         recommendations: what to change, the most effective first, within what this process may use.
@@ -114,13 +118,14 @@ def settings_of(it: Any) -> Settings:
     return Settings(reads, workers)
 
 
-def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int) -> Diagnosis:
+def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alone | None = None) -> Diagnosis:
     """What a snapshot says about what binds the pipeline.
 
     Args:
         snapshot: the numbers.
         settings: those of the pipeline.
         cpu_ns: CPU time that this process wanted meanwhile, without its workers.
+        alone: the times of stages with which nothing competes, if they were measured.
     """
     elapsed = snapshot.summary.elapsed_ns
     if snapshot.num_elements < _MIN_ELEMENTS or not snapshot.summary or not elapsed:
@@ -130,9 +135,13 @@ def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int) -> Diagnos
     wanted_there = sum([load.cpu_ns for load in snapshot.workers if load.node]) / elapsed
     cpus_there = cluster_cpus() if wanted_there else 0
     cluster = Machine(cpus_there, math.inf, wanted_there, "of the Ray cluster") if cpus_there else None
-    capacity = Capacity(snapshot, settings.num_threads, machine.cpus, machine.waits)
-    found = _Finding(snapshot, capacity)
-    advisor = Advisor(snapshot, capacity, settings, machine, cluster)
+    capacity = Capacity(snapshot, settings.num_threads, machine.cpus, machine.waits, alone, cpu_ns)
+    threads_wait = alone is None and _may_compete(snapshot, settings, machine)
+    if alone is not None:
+        snapshot = _with_ratios(snapshot, alone.snapshot)
+    found = _Finding(snapshot, capacity, threads_wait)
+    advised = snapshot if alone is None else alone.snapshot
+    advisor = Advisor(advised, capacity, settings, machine, cluster)
     texts = advisor.for_consumer() if found.stage is None else advisor.for_stage(found.stage)
     best = found.parts[0]
     return Diagnosis(
@@ -140,7 +149,7 @@ def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int) -> Diagnos
         best.stage,
         found.sentence(),
         snapshot.elements_per_second,
-        best.ceiling_per_second,
+        best.ceiling_per_second if found.is_known else None,
         snapshot.starved_ratio,
         snapshot.delay_ns,
         texts,
@@ -148,6 +157,35 @@ def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int) -> Diagnos
         found.parts,
         found.is_certain,
     )
+
+
+def _may_compete(snapshot: Snapshot, settings: Settings, machine: Machine) -> bool:
+    """True if threads or workers may have waited for one another in the stages.
+
+    One thread that computes waits for data only. Workers report what they have finished: too little
+    of it says nothing of where their time went.
+    """
+    if snapshot.starved_ratio < IN_TIME:
+        return False
+    for load in snapshot.workers:
+        behind = [snapshot.summary[i] for i in snapshot.summary[load.stage].inputs]
+        if sum([x.num_produced_elements for x in behind]) < snapshot.num_elements / 2:
+            return True
+    if machine.wanted_cpus < COMPETING:
+        return False
+    ahead = [x for x in snapshot.summary.values() if x.place == "threads"]
+    waits = [x for x in snapshot.summary.values() if x.is_prefetch]
+    has_threads = bool(ahead) and max(map(settings.num_threads, waits)) > 1
+    return bool(snapshot.workers) or has_threads
+
+
+def _with_ratios(snapshot: Snapshot, other: Snapshot) -> Snapshot:
+    """Returns a snapshot with the shares of waiting, and the CPU times, of the other one."""
+    nodes = {}
+    for x in snapshot.summary.values():
+        same = other.summary[x.id]
+        nodes[x.id] = replace(x, wait_time_ratio=same.wait_time_ratio, cpu_time_ns=same.cpu_time_ns)
+    return replace(snapshot, summary=replace(snapshot.summary, nodes=nodes))
 
 
 def _too_little(snapshot: Snapshot) -> Diagnosis:
@@ -159,8 +197,9 @@ def _too_little(snapshot: Snapshot) -> Diagnosis:
 class _Finding:
     """What gains most if it took no time."""
 
-    def __init__(self, snapshot: Snapshot, capacity: Capacity) -> None:
+    def __init__(self, snapshot: Snapshot, capacity: Capacity, threads_wait: bool) -> None:
         self._snapshot = snapshot
+        self._threads_wait = threads_wait
         self._now = capacity.now
         stages: dict[int, StageSummary | None] = {CONSUMER: None}
         stages |= {x.id: x for x in snapshot.summary.values() if not x.is_prefetch or x.wait_time_ratio}
@@ -173,7 +212,11 @@ class _Finding:
         self.parts = [_part_of(stages[part], left[part]) for part in order]
         error = spread(snapshot)
         self._noise = max(_MIN_NOISE, 2 * error if error is not None else 0.0)
-        self.is_certain = len(order) < 2 or left[order[1]] - left[order[0]] > self._noise * self._now
+        most, least = [capacity.without(order[0], share) for share in (0.0, 1.0)]
+        self._range = 1e9 / max(most, 1.0), 1e9 / max(least, 1.0)
+        self.is_known = not threads_wait and most <= _MAX_RANGE * least
+        is_first = len(order) < 2 or left[order[1]] - left[order[0]] > self._noise * self._now
+        self.is_certain = is_first and self.is_known
 
     def sentence(self) -> str:
         best, snapshot = self.parts[0], self._snapshot
@@ -183,7 +226,20 @@ class _Finding:
             why = f"it waits for data {snapshot.starved_ratio:.0%} of the time"
         else:
             why = f"{self.stage.wait_time_ratio:.0%} of the time that the consumer waits is due to it"
-        text = f"Bound by {_name(best)}: {why}. If it took no time, the pipeline would give {gain} instead of {rate}."
+        text = f"Bound by {_name(best)}: {why}."
+        if self._threads_wait:
+            return (
+                f"{text} That is not certain, and it cannot be told how much more than {rate} the pipeline would give if it took "
+                "no time: threads or workers compete for CPUs or for the interpreter's lock (GIL), and the times of stages "
+                "include waiting for one another. diagnose(dataset) also runs them in one thread."
+            )
+        if not self.is_known:
+            low, high = self._range
+            return (
+                f"{text} If it took no time, the pipeline would give between {rate_text(low)}, if what is left holds the "
+                f"interpreter's lock (GIL), and {rate_text(high)}, if it releases it, instead of {rate}."
+            )
+        text += f" If it took no time, the pipeline would give {gain} instead of {rate}."
         if self.is_certain:
             return text
         other = self.parts[1]

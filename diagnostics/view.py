@@ -15,6 +15,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.map import MapDataset
 from gristmill.dataset.telling.tracebacks import filter_traceback
 from gristmill.dataset.watching import observed_by, tell_of_joining
+from gristmill.diagnostics.alone import OneThread, alone, run_alone
 from gristmill.diagnostics.annotations import annotate_while_profiling
 from gristmill.diagnostics.attended import NEXT_SECONDS, START_SECONDS, Attended
 from gristmill.diagnostics.files import write_text
@@ -25,7 +26,7 @@ from gristmill.diagnostics.stalls import watching
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, take_snapshot
 from gristmill.diagnostics.trace import trace_json
 from gristmill.diagnostics.units import time_text
-from gristmill.diagnostics.verdict import Diagnosis, diagnosis_of, settings_of
+from gristmill.diagnostics.verdict import COMPETING, IN_TIME, Diagnosis, diagnosis_of, settings_of
 from gristmill.loader import DataLoader, DataLoaderIterator
 
 _MAX_EVENTS = 200_000
@@ -98,22 +99,27 @@ def diagnose(
         with attended:
             start = it.get_state()
             try:
-                return _diagnose(it, seconds, consumer, attended, max(START_SECONDS, seconds) if limit is None else limit)
+                start_seconds = max(START_SECONDS, seconds) if limit is None else limit
+                share = 1.0 - _ALONE_SHARE * is_new
+                view = _observed(it, share * seconds, consumer, attended, start_seconds)
             finally:
                 if not is_new and not attended.is_stuck:
                     it.set_state(start)
+        one_thread = _run_alone(pipeline, view, seconds * _ALONE_SHARE) if is_new else None
+        return view._diagnosis(one_thread, is_step_alike=consumer is None)
     except BaseException as error:
         filter_traceback(error)
         raise
 
 
+_ALONE_SHARE = 0.25  # of the time goes into a run in one thread
+_MIN_COMPUTING = 0.3  # CPUs that threads and workers must want, for it to matter
+_MAX_ALONE = 4  # outputs of that run may take so many times as long as it should take
 _HINT = "If it is only slow, allow more time for an element: diagnose(..., stall_seconds=60)."
 _END = object()
 
 
-def _diagnose(
-    it: Any, seconds: float, consumer: Callable[[Any], Any] | None, attended: Attended, start_seconds: float
-) -> Diagnosis:
+def _observed(it: Any, seconds: float, consumer: Callable[[Any], Any] | None, attended: Attended, start_seconds: float) -> View:
     start = it.get_state()
     with observe(it):  # for what there is to say if it is stuck
         if attended.call(lambda: next(it, _END), seconds=start_seconds) is _END:  # what starting takes is not what is asked for
@@ -122,7 +128,28 @@ def _diagnose(
         if not attended.call(lambda: run(it, seconds, consumer, attended), progress=lambda: progress_of(view)):
             it.set_state(start)
             attended.call(lambda: run(it, seconds, consumer, attended), progress=lambda: progress_of(view))
-        return view.diagnosis()
+    return view
+
+
+def _run_alone(pipeline: Any, view: View, seconds: float) -> OneThread | None:
+    """Runs a pipeline in one thread, if threads or workers compute and outputs come often enough.
+
+    Workers may not yet have reported what they compute.
+    """
+    snapshot, wanted = view.snapshot(), view._cpu_demand_ns
+    wanted += sum([x.cpu_ns for x in snapshot.workers])
+    elapsed, num = snapshot.summary.elapsed_ns, snapshot.num_elements
+    if not num or snapshot.starved_ratio < IN_TIME:
+        return None
+    if all([x.place == "consumer" for x in snapshot.summary.values()]):
+        return None
+    if wanted < _MIN_COMPUTING * elapsed and not snapshot.workers:
+        return None
+    # Where threads do not compete, they take as long alone as in the run.
+    work = sum([x.total_processing_time_ns for x in snapshot.summary.values() if not x.is_prefetch])
+    if (wanted if wanted > COMPETING * elapsed else work) / num > _MAX_ALONE * seconds * 1e9:
+        return None
+    return run_alone(pipeline, seconds)
 
 
 def run(it: Any, seconds: float, consumer: Callable[[Any], Any] | None, attended: Any) -> int:
@@ -247,8 +274,16 @@ class View:
 
     def diagnosis(self) -> Diagnosis:
         """What binds the pipeline, and what to do about it."""
-        cpu_ns = cpu_demand_ns() - self._cpu_began if self._cpu_ns is None else self._cpu_ns
-        return diagnosis_of(self.snapshot(), self._settings, cpu_ns)
+        return self._diagnosis()
+
+    def _diagnosis(self, run: OneThread | None = None, *, is_step_alike: bool = False) -> Diagnosis:
+        snapshot = self.snapshot()
+        measured = alone(snapshot, run, is_step_alike)
+        return diagnosis_of(snapshot, self._settings, self._cpu_demand_ns, measured)
+
+    @property
+    def _cpu_demand_ns(self) -> int:
+        return cpu_demand_ns() - self._cpu_began if self._cpu_ns is None else self._cpu_ns
 
     def report(self) -> str:
         """The diagnosis and the summary as text."""

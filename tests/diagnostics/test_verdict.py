@@ -1,5 +1,6 @@
 """What binds a pipeline: right on pipelines that are bound by far in one way."""
 
+import contextlib
 import contextvars
 import itertools
 import time
@@ -11,10 +12,19 @@ from computing_ahead import Boom, Failing
 from refusing import assert_raises
 from waiting import running
 
-from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import (
+    DataLoader,
+    IterDataset,
+    MapDataset,
+    MultiprocessingOptions,
+    ReadOptions,
+    transforms,
+)
 from gristmill.diagnostics import BudgetUse, diagnose, observe, verdict
+from gristmill.diagnostics.alone import OneThread, alone, run_alone
 from gristmill.diagnostics.summary import ExecutionSummary, Snapshot, StageSummary, WorkerLoad
 from gristmill.experimental import DatasetOptions, WithOptionsIterDataset
+from gristmill.samplers import IndexSampler
 
 SECOND = 10**9
 
@@ -68,7 +78,7 @@ def test_what_binds_it(bound_by, stage, ds):
 
 def test_how_it_is_run_and_wrong_arguments():
     it = iter(MapDataset.range(100).map(compute).to_iter_dataset())
-    assert [next(it) for _ in range(3)] == [0, 1, 2] and diagnose(it, 0.05).bound_by == "transform"
+    assert [next(it) for _ in range(3)] == [0, 1, 2] and diagnose(it, 0.3).bound_by == "transform"
     assert next(it) == 3  # it was set back
     mesh, seen = contextvars.ContextVar("mesh"), set()
     mesh.set("of the caller")
@@ -123,11 +133,11 @@ def in_workers(waiting_for_room=0, cpu=0, num=2, waited=SECOND):
 
 @pytest.fixture
 def judged(monkeypatch):
-    def judge(snapshot, *, cpus=2, cpu_ns=0, memory=1e10, reads=None, workers=None):
+    def judge(snapshot, *, cpus=2, cpu_ns=0, memory=1e10, reads=None, workers=None, alone=None):
         monkeypatch.setattr(verdict, "usable_cpus", lambda: cpus)
         monkeypatch.setattr(verdict, "free_memory", lambda: memory)
         options = MultiprocessingOptions(workers) if workers else None
-        return verdict.diagnosis_of(snapshot, verdict.Settings(reads, options), cpu_ns)
+        return verdict.diagnosis_of(snapshot, verdict.Settings(reads, options), cpu_ns, alone)
 
     return judge
 
@@ -203,6 +213,125 @@ def test_what_each_part_would_gain_is_compared(judged):
         assert measure(7, 6, threads=0, marks=marks).is_certain == is_certain
     for choice in itertools.product((0.1, 1, 5, 20), (0.1, 1, 5, 20), (0, 1, 4), (10**7, 10**9)):
         measure(*choice)
+
+
+def competing(places, *, produced=1000, workers=(), threads=16):
+    """A second of a thousand outputs, in which every stage took long: the others had the GIL."""
+    first, *others = [
+        replace(
+            stage(i, "preprocessing", place, 16 * SECOND, 0.3, (i + 1,) if i < 3 else ()),
+            num_produced_elements=produced if place == "workers" else 1000,
+            name=f"{name}()",
+        )
+        for i, (name, place) in enumerate(zip(("Batch", "Scale", "Decode"), places, strict=True), 1)
+    ]
+    ahead = replace(stage(0, "prefetch", "consumer", SECOND, 0.1, (1,)), num_threads=threads)
+    return snapshot_of(ahead, first, *others, workers=workers)
+
+
+def one_thread(batch, scale, decode, cpu=1.0):
+    """Ten outputs of the same stages in one thread, which take so many µs, ``cpu`` of it computing."""
+    times = {"Batch": batch, "Scale": scale, "Decode": decode}
+    stages = [
+        replace(
+            stage(i, "preprocessing", "consumer", 10_000 * spent, 0.3, (i + 1,) if i < 3 else ()),
+            name=f"{name}()",
+            num_produced_elements=10,
+            cpu_time_ns=round(10_000 * spent * (cpu if name == "Decode" else 1.0)),
+        )
+        for i, (name, spent) in enumerate(times.items(), 1)
+    ]
+    ahead = stage(0, "prefetch", "consumer", SECOND, 0.1, (1,))
+    return OneThread(replace(snapshot_of(ahead, *stages), num_elements=10), 5_000)
+
+
+THREADS, CONSUMER = ("threads",) * 3, ("consumer", "threads", "threads")
+LOAD = WorkerLoad(0, 1, 0, SECOND, SECOND // 2, 0, SECOND, 10**6)
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "run", "cpus", "ceiling"),
+    [
+        # The GIL is held for 970 of 1000 µs: 30 are left, and 2 threads may not compute at once.
+        pytest.param(competing(THREADS), one_thread(20, 10, 970), 2, 1e6 / 30, id="threads"),
+        pytest.param(competing(CONSUMER), one_thread(20, 10, 970), 2, 1e6 / 30, id="batch here"),
+        pytest.param(competing(THREADS), one_thread(200, 300, 500), 16, 2000, id="half"),
+        # 16 threads wait for 16 ms each, and would compute for 400 µs: on 2 CPUs or one.
+        pytest.param(
+            competing(THREADS, threads=16), one_thread(100, 300, 16_000, 0.0), 2, 3536, id="waiting"
+        ),
+        # What making messages took in workers was waiting, too.
+        pytest.param(
+            competing(("workers",) * 3, workers=[LOAD]), one_thread(20, 10, 970), 2, 27_000, id="workers"
+        ),
+        pytest.param(
+            competing(("workers",) * 3, workers=[LOAD], produced=0), one_thread(20, 10, 970), 2, 27_000,
+            id="workers that have reported nothing",
+        ),
+    ],
+)  # fmt: skip
+def test_stages_that_compete_are_judged_by_what_they_take_alone(snapshot, run, cpus, ceiling, monkeypatch):
+    monkeypatch.setattr(verdict, "usable_cpus", lambda: cpus)
+    options = MultiprocessingOptions(1) if snapshot.workers else None
+    settings = verdict.Settings(ReadOptions(), options)
+    found = verdict.diagnosis_of(snapshot, settings, SECOND, alone(snapshot, run, True))
+    assert (found.bound_by, found.stage) == ("transform", "Decode()"), found
+    assert ceiling / 1.5 < found.ceiling_per_second < ceiling * 1.5, found
+    assert "instead of 1,000 elements/s" in found.sentence and "cannot be told" not in found.sentence
+    # Without the run in one thread, the measured times say nothing.
+    unknown = verdict.diagnosis_of(snapshot, settings, SECOND)
+    assert unknown.ceiling_per_second is None and not unknown.is_certain
+    assert "cannot be told" in unknown.sentence and "If it took" not in unknown.sentence
+
+
+def test_what_depends_on_the_gil_is_told_as_a_range(judged):
+    snapshot, run = competing(THREADS), one_thread(100, 300, 16_000, 0.0)
+    times = {0: SECOND, 1: SECOND // 10, 2: 3 * SECOND // 10, 3: 16 * SECOND}  # as alone
+    nodes = {i: replace(snapshot.summary[i], total_processing_time_ns=x) for i, x in times.items()}
+    snapshot = replace(snapshot, summary=replace(snapshot.summary, nodes=nodes))
+    found = judged(snapshot, cpus=16, cpu_ns=SECOND, reads=ReadOptions(), alone=alone(snapshot, run, True))
+    assert found.stage == "Decode()" and found.ceiling_per_second is None and not found.is_certain
+    assert "between 2,500 elements/s, if what is left holds" in found.sentence, found
+
+
+class Slow(transforms.Map):
+    def map(self, x):
+        return compute(x)
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        NUMBERS.map(compute).batch(2).to_iter_dataset(),
+        IterDataset.mix([NUMBERS.map(compute).to_iter_dataset() for _ in range(2)]).batch(2),
+        NUMBERS.map(compute).to_iter_dataset().batch(2).mp_prefetch(MultiprocessingOptions(2)),
+        DataLoader(
+            data_source=range(64),
+            sampler=IndexSampler(64, shuffle=True, seed=1),
+            operations=[Slow(), transforms.Batch(2)],
+            worker_count=1,
+        ),
+    ],
+    ids=["threads", "mixture", "workers", "loader"],
+)
+def test_a_pipeline_runs_alone_stage_by_stage(pipeline):
+    with contextlib.closing(iter(pipeline)) as it, observe(it) as view:
+        assert [next(it) for _ in range(3)]
+        run = run_alone(pipeline, 0.02)
+        snapshot = view.snapshot()
+    found = alone(snapshot, run, False)
+    assert found is not None
+    stages = [x for x in found.snapshot.summary.values() if x.cpu_time_ns is not None]
+    slow = max(stages, key=lambda x: x.cpu_time_ns)
+    assert "compute" in slow.name or "Slow" in slow.name, slow
+    assert all([x.cpu_time_ns <= x.total_processing_time_ns for x in stages])
+    assert sum([x.wait_time_ratio for x in found.snapshot.summary.values()]) == pytest.approx(1, abs=0.01)
+
+
+def test_a_pipeline_in_one_thread_does_not_run_again():
+    found = diagnose(NUMBERS.to_iter_dataset(ReadOptions(0, 0)).map(compute), 0.05)
+    assert {x.cpu_time_ns for x in found.snapshot.summary.values()} == {None}
+    assert found.ceiling_per_second and "cannot be told" not in found.sentence
 
 
 def test_one_thread_that_reads_and_a_step_that_is_shorter():
