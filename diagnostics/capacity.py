@@ -27,6 +27,7 @@ _MIN_SLICES = 3
 MIN_GAIN = 0.05  # a change that gains less is not worth it
 CONSUMER = -1  # as a part: the work of the consumer itself
 _FULL = 1.5  # times longer than alone: threads wait for one another rather than for data
+_ANY = -4  # as a part: all that computes, where it is not known by stages
 SHARED = -3  # as a station: all threads of the consumer's process that compute ahead
 
 
@@ -92,7 +93,7 @@ class Capacity:
         cpus: that the process may use.
         waits: whether what threads do is waiting rather than computing.
         alone: the times of stages with which nothing competes, if they were measured.
-        cpu_ns: CPU time that this process wanted in the run; with ``alone`` only.
+        cpu_ns: CPU time that this process wanted in the run.
     """
 
     def __init__(
@@ -120,7 +121,11 @@ class Capacity:
         self._add_shared(summary)
         for load in on_all_nodes(snapshot.workers):
             self._add_workers(summary, load)
-        self.computing = [] if alone is None else self._computing(alone, cpus, cpu_ns)
+        self.computing: list[Computing] = []
+        if alone is not None:
+            self.computing = self._computing(alone, cpus, cpu_ns)
+        elif waits and not snapshot.workers:  # what the process computes is not in the stages that wait
+            self.computing = [Computing({_ANY: cpu_ns / self._num}, 1.0, 1.0)]
         self.stations = {key: x.times(min(1.0, self.now / x.period)) if x.period else x for key, x in self.stations.items()}
         self.held = self._held(snapshot)
         self.rest = max(0.0, self.now - max(self._longest(self.stations), self._computed(None)))
