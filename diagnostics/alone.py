@@ -1,4 +1,4 @@
-"""How long stages take when nothing competes with them, for CPUs or for the interpreter's lock (GIL).
+"""Times that stages take when nothing competes with them, for CPUs or for the interpreter's lock (GIL).
 
 Where threads compete, the time that passes in a stage is mostly that of others: it says nothing
 about what the stage costs. So a pipeline with threads or workers also runs for a moment in one thread.

@@ -211,7 +211,7 @@ class Capacity:
         return max([min(self.now, x.without(part, share)) for x in self.computing], default=0.0)
 
     def without(self, part: int, share: float = 0.5) -> float:
-        """How long an output would take if a part took no time, and all else as long as now.
+        """Returns how long an output would take if a part took no time, and all else as long as now.
 
         Args:
             part: a stage by its id, or the consumer.
