@@ -29,6 +29,12 @@ class StateTextError(StateMismatchError, json.JSONDecodeError):
     """The text of a state is no JSON."""
 
 
+class FeatureKeyError(KeyError, ValueError):
+    """An element lacks a feature that an argument of a stage names. Grain raises ``KeyError`` for it."""
+
+    __str__ = Exception.__str__  # KeyError would show the repr of the message
+
+
 class FaultBudgetError(RuntimeError):
     """More elements failed than ``tolerate`` allows; asking again raises it again.
 

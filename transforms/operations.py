@@ -204,7 +204,11 @@ class PackAndBatchOperation(Generic[IN]):
         for record in input_iterator:
             leaves, other = flatten(record.data)
             if other != structure:
-                raise ValueError(f"elements must have the structure of length_struct, which is {structure}, got {other}")
+                raise ValueError(
+                    f"elements must have the structure of length_struct, which is {structure}, got "
+                    f"{other} in the record with key {record.metadata.record_key}: give length_struct "
+                    "a length for every leaf of an element, or change the elements before (with map)"
+                )
             sequences = [as_sequence(feature.name, leaf) for feature, leaf in zip(features, leaves, strict=True)]
             if bins is not None and not bins.add(sequences):
                 yield Record(metadata, self._batch(bins, structure))

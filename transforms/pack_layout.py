@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.core.errors import add_note, as_int
+from gristmill.core.errors import FeatureKeyError, as_int
 from gristmill.transforms.bin_packing import Columns, Feature
 from gristmill.transforms.sequences import Array, as_sequence
 
@@ -70,7 +70,7 @@ class PackLayout:
 
         Raises:
             TypeError: the element is not a dict, or not in the place of a dict of features.
-            KeyError: it lacks a feature.
+            FeatureKeyError: it lacks a feature.
             ValueError: a feature cannot be a sequence.
         """
         if type(element) is not dict and not isinstance(element, Mapping):
@@ -81,8 +81,8 @@ class PackLayout:
             else:
                 values = [_value_at(element, path) for path in self._paths]
             carried = tuple([element[name] for name in self._carried]) if self._carried else ()
-        except KeyError as error:
-            add_note(error, f"an element to pack lacks this feature, it has {list(element)}")
+        except KeyError:
+            self._check_features(element)
             raise
         for i, value in enumerate(values):
             if type(value) is not np.ndarray or not value.ndim:
@@ -105,6 +105,7 @@ class PackLayout:
             raise NotImplementedError(
                 f"how many values a row carries of {self._carried}, meta features without a length, is not known beforehand"
             )
+        self._check_features(spec)
         row: dict[str, Any] = {}
         for path, feature in self._packed():
             leaf = _value_at(spec, path)
@@ -121,6 +122,20 @@ class PackLayout:
             for path, feature in self._packed()
             if not feature.is_meta
         ]
+
+    def _check_features(self, element: Any) -> None:
+        """Raises ``FeatureKeyError`` if ``element``, or the spec of elements, lacks a feature."""
+        named = [("length_struct", path) for path in self._paths]
+        for argument, path in [*named, *[("meta_features", (name,)) for name in self._carried]]:
+            for depth, key in enumerate(path):
+                outer = _value_at(element, path[:depth])
+                if isinstance(outer, Mapping) and key not in outer:
+                    inside = f" in feature {_shown(path[:depth])}" if depth else ""
+                    raise FeatureKeyError(
+                        f"elements to pack must have all features of {argument}, which names "
+                        f"{_shown(path)}, got an element with {list(outer)}{inside}: add the "
+                        f"feature upstream (with map, say), or leave it out of {argument}"
+                    ) from None
 
     def _packed(self) -> Iterator[tuple[Path, Feature]]:
         return zip(self._paths, self.features, strict=True)
@@ -192,9 +207,9 @@ def _shown(*paths: Path) -> str:
 def _value_at(element: Any, path: Path) -> Any:
     for depth, key in enumerate(path):
         if not isinstance(element, Mapping):
+            name = f"feature {_shown(path[:depth])}" if depth else "an element to pack"
             raise TypeError(
-                f"feature {_shown(path[:depth])} must be a dict of features as in length_struct, got {element!r:.100} of type "
-                f"{type(element).__name__}"
+                f"{name} must be a dict of features as in length_struct, got {element!r:.100} of type {type(element).__name__}"
             )
         element = element[key]
     return element

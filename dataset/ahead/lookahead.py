@@ -60,6 +60,11 @@ class Lookahead:
         """Whether no element is known to follow."""
         return self.position >= len(self._elements)
 
+    @property
+    def is_at_last(self) -> bool:
+        """True if the next element is the one that the iterator returned last."""
+        return 0 <= self.position == len(self._elements) - 1
+
     def drawn(self) -> Any:
         """The state after the next element, or, if none is known, before it."""
         return self.state if self.is_at_end else copied(self._states[self.position])

@@ -22,7 +22,7 @@ from gristmill.dataset.ahead.lookahead import Lookahead
 from gristmill.dataset.bases.grouped import GroupedIterator, Position, S
 from gristmill.dataset.bases.iterator import DatasetIterator, go_to, state_to_refill
 from gristmill.dataset.states.values import copied, given
-from gristmill.dataset.telling.failures import tell
+from gristmill.dataset.telling.failures import tell, tell_at_last
 
 G = TypeVar("G")  # a group in the making
 
@@ -91,7 +91,10 @@ class PackIterator(GroupedIterator[dict[str, Any], S], Generic[S, G]):
                     at = self._after_group(memory, at)
         except BaseException as error:
             if not memory.ahead.has_failed:
-                tell(error, self)
+                if memory.ahead.is_at_last:
+                    tell_at_last(error, self, self._source)
+                else:
+                    tell(error, self)
             elif not outputs:
                 self._memory = memory
             raise

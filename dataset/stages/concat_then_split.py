@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gristmill.core.element_spec import ShapeDtypeStruct
-from gristmill.core.errors import StateMismatchError, as_int
+from gristmill.core.errors import FeatureKeyError, StateMismatchError, as_int
 from gristmill.core.state import plain_int, shown, state_count, state_field
 from gristmill.dataset.bases.cells import Cells, Piece, Placed, placed
 from gristmill.dataset.bases.grouped import Position
@@ -143,6 +143,9 @@ class ConcatThenSplitIterDataset(IterDataset[dict[str, Any]]):
     @property
     def _element_spec(self) -> Any:
         spec = spec_of(self._parent)
+        lengths = {target.name: target.length for target in self._targets}
+        if not isinstance(spec, Mapping) or spec.keys() != lengths.keys():
+            raise _other_features(spec, lengths)
         row = {}
         for target in self._targets:
             leaf = spec[target.name]
@@ -176,8 +179,7 @@ def _as_cells(targets: Sequence[Target], x: Traced) -> dict[str, Array] | None:
 def _sequences(lengths: Mapping[str, int], element: Any) -> list[Array]:
     """Returns the sequences of an element, in the order of ``lengths``."""
     if (type(element) is not dict and not isinstance(element, Mapping)) or element.keys() != lengths.keys():
-        got = f"the features {list(element)}" if isinstance(element, Mapping) else f"{element!r:.100} of {type(element)}"
-        raise ValueError(f"elements to pack must be dicts with exactly the features {list(lengths)}, got {got}")
+        raise _other_features(element, lengths)
     return [as_sequence(repr(name), element[name]) for name in lengths]
 
 
@@ -359,6 +361,20 @@ def _names(argument: str, names: Collection[str], length_struct: Mapping[str, in
     if unknown:
         raise ValueError(f"{argument} must be features of length_struct, which are {list(length_struct)}, got {unknown}")
     return found
+
+
+def _other_features(element: Any, lengths: Mapping[str, int]) -> Exception:
+    """Returns the error for an element that has other features than ``lengths`` has."""
+    names = list(lengths)
+    text = f"elements to pack must be dicts with exactly the features {names} of length_struct"
+    if not isinstance(element, Mapping):
+        return ValueError(f"{text}, got {element!r:.100} of type {type(element).__name__}")
+    text = f"{text}, got the features {list(element)}"
+    missing = [name for name in names if name not in element]
+    if missing:
+        return FeatureKeyError(f"{text}: add {missing} upstream (with map, say), or leave it out of length_struct")
+    extra = [name for name in element if name not in lengths]
+    return ValueError(f"{text}: remove {extra} upstream (with map, say), or add it to length_struct")
 
 
 def _outputs(target: Target) -> list[str]:

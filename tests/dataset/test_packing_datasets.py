@@ -11,7 +11,7 @@ from computing_ahead import DIRECT, Boom, Failing, Sharing
 from refusing import assert_raises, assert_refused, assert_stays
 from users_datasets import Given
 
-from gristmill import MapDataset
+from gristmill import MapDataset, MultiprocessingOptions
 from gristmill import experimental as gx
 from gristmill.core.errors import StateIndexError, StateMismatchError
 
@@ -123,17 +123,64 @@ def test_foreign_elements(pack):
         assert tokens(it) == [[0, 1, 0, 1]]
 
 
-def test_overlong_sequences_and_missing_features_are_named():
+def test_overlong_sequences_are_named():
     it = iter(first_fit(stream(sequences(2, 7, 1))))
     assert_raises(ValueError, r"truncated.*too long are.*\(\"'x'\", 7, 5\)", next, it)
     it.skip_failed()
     assert tokens(it) == [[0, 1, 20, 0, 0]]
-    with pytest.raises(KeyError) as caught:
-        next(iter(first_fit(stream([{"x": [1]}]), length_struct={"x": 3, "y": 3})))
-    assert caught.value.args == ("y",)
-    assert "it has ['x']" in caught.value.__notes__[0]
-    it = iter(concat(stream([{"x": [1]}]), length_struct={"x": 3, "y": 3}))
-    assert_raises(ValueError, r"\['x', 'y'\], got the features \['x'\]", next, it)
+
+
+ONE = np.ones(1, int)
+LACKING = [
+    pytest.param(first_fit, {"length_struct": {"x": 3, "y": 3}}, {"x": ONE}, r"length_struct.*'y'.*\['x'\]: add", id="flat"),
+    pytest.param(
+        first_fit,
+        {"length_struct": {"m": {"a": 2, "b": 2}}},
+        {"m": {"a": ONE}},
+        r"length_struct.*'m'\['b'\].*\['a'\] in feature 'm': add",
+        id="nested",
+    ),
+    pytest.param(first_fit, {"length_struct": {"m": {"a": 2}}}, {"x": ONE}, r"'m'\['a'\].*\['x'\]: add", id="outer"),
+    pytest.param(first_fit, {"meta_features": ["id"]}, {"x": ONE}, r"meta_features.*'id'.*\['x'\]: add", id="meta"),
+    pytest.param(
+        concat,
+        {"length_struct": {"x": 3, "y": 3}},
+        {"x": ONE},
+        r"\['x', 'y'\] of length_struct, got the features \['x'\]: add \['y'\]",
+        id="concat",
+    ),
+]
+
+
+@pytest.mark.parametrize(("pack", "arguments", "lacking", "match"), LACKING)
+def test_an_element_that_lacks_a_feature_is_explained(pack, arguments, lacking, match):
+    """Elements and specs; the message itself says it, and notes name the element where it is known."""
+    whole = {"x": ONE, "y": ONE}
+    if pack is not concat:
+        whole |= {"id": "a", "m": {"a": ONE, "b": ONE}}
+    elements = [whole] * 40 + [lacking] + [whole] * 40
+    parents = {
+        "plain": stream(elements),
+        "threads": MapDataset.source(elements).to_iter_dataset(),
+        "blocks": stream(elements).thread_prefetch(16),
+        "zip": gx.ZipIterDataset([stream(elements), stream(elements)]).map(lambda pair: pair[0]),
+    }
+    for name, parent in parents.items():
+        with pytest.raises(KeyError, match=match) as caught:
+            list(pack(parent, **{"length": 9} | arguments))
+        note = caught.value.__notes__[0]
+        is_known = " at element 40 (epoch 0, source key 40)." in note
+        assert isinstance(caught.value, ValueError) and is_known == (" at " in note)
+        assert is_known or name in ("blocks", "zip")
+    if "meta_features" not in arguments:
+        assert_raises(KeyError, match, gx.get_element_spec, pack(Given(iter, lacking), **arguments))
+
+
+def test_a_worker_explains_which_feature_an_element_lacks():
+    work = MultiprocessingOptions(num_workers=1)
+    it = iter(first_fit(stream([{"x": [1]}]), length_struct={"x": 3, "y": 3}).mp_prefetch(work))
+    with it, pytest.raises(KeyError, match=r"^elements to pack must have all features .*'y'"):
+        next(it)
 
 
 @each_packing

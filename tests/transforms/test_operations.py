@@ -139,7 +139,7 @@ def test_packing_gives_metadata_of_the_last_element_keeps_nothing_and_has_errors
     ]:
         assert_raises(error, match, packing, *arguments)
     for element, match in [
-        *(({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"), ({"y": np.arange(1)}, "structure")),
+        *(({"x": np.arange(5)}, r"truncated.*\(\"\['x'\]\", 5, 4\)"), ({"y": np.arange(1)}, "structure.*key 11: give")),
         *(({"x": [1, 2]}, "structure"), ({"x": np.array([300])}, r"\['x'\].*int8")),
     ]:
         assert_raises(ValueError, match, list, packing({"x": 4}, 2)(bare_records([{"x": np.zeros(1, np.int8)}, element])))
