@@ -203,8 +203,9 @@ class MapDatasetMeta(_DatasetMeta):
 
         Args:
             datasets: a sequence of map datasets.
-            selection_map: a ``DatasetSelectionMap``, or anything with its ``__len__`` and ``__getitem__``. It is asked with any
-                index, also past its length.
+            selection_map: a ``DatasetSelectionMap``, or anything with its ``__len__`` and
+                ``__getitem__``. Repeating the dataset asks it beyond its length, which a list
+                cannot answer: an ``IndexError`` when iterating.
 
         Raises:
             TypeError: an argument has the wrong type.

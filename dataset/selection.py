@@ -305,7 +305,10 @@ def select_singly(selection_map: Any, indices: Indices) -> Selected:
 
 def selected(selection_map: Any, index: int) -> tuple[int, int]:
     """``selection_map[index]`` as built-in integers."""
-    entry = selection_map[index]
+    try:
+        entry = selection_map[index]
+    except LookupError as error:
+        raise _no_entry(selection_map, index, error) from error
     try:
         component, inner = entry
     except (TypeError, ValueError):
@@ -314,4 +317,16 @@ def selected(selection_map: Any, index: int) -> tuple[int, int]:
         ) from None
     return as_int(f"the dataset index of selection_map[{index}]", component), as_int(
         f"the element index of selection_map[{index}]", inner
+    )
+
+
+def _no_entry(selection_map: Any, index: int, error: LookupError) -> IndexError:
+    length, kind = len(selection_map), type(selection_map).__name__
+    text = f"selection_map, a {kind} of length {length}, has no entry at {index} ({error!r:.200})"
+    if 0 <= index < length:
+        return IndexError(f"{text}: it must have one at every index below its length")
+    return IndexError(
+        f"{text}: repeat, and any index beyond the length, ask for entries of later epochs. Give it a "
+        "__getitem__ that answers these, with index % len(self), say; or repeat the stream, with "
+        "to_iter_dataset().repeat()"
     )

@@ -11,6 +11,7 @@ import pytest
 from formulas import chosen
 from refusing import assert_raises
 
+from gristmill import MapDataset
 from gristmill.core.indices import as_ints
 from gristmill.dataset import selection
 from gristmill.dataset.selection import ConcatenationMap, SelectionWithProportionsMap, integer_weights, select_singly, selected
@@ -169,3 +170,23 @@ def test_lengths_texts_pickling_and_entries_of_users():
         assert flat(*select_singly(pairs, indices)) == [expected[i] for i in as_ints(indices)]
     for wrong in (5, None, (1,), (1, 2, 3), "ab", (1.0, 2), (1, 2.0), (0, None), ("0", 1)):
         assert_raises(TypeError, r"selection_map\[0\]", selected, [wrong], 0)
+
+
+def test_a_table_without_an_entry_says_so():
+    expected = [(1, 2), (0, -1), (1, 7), (0, 3)]
+    asked_beyond = [
+        lambda ds: list(ds.repeat(2)),
+        lambda ds: list(ds.repeat(2).to_iter_dataset()),
+        lambda ds: list(ds[1:3].repeat(2)),
+        lambda ds: ds[4],
+        lambda ds: ds[-5],
+    ]
+    for table in (expected, tuple(expected), np.array(expected), dict(enumerate(expected))):
+        ds = MapDataset.select_from_datasets([MapDataset.range(9), MapDataset.range(9)], table)
+        assert list(ds) == [2, 8, 7, 3]
+        for ask in asked_beyond:
+            match = f"selection_map, a {type(table).__name__} of length 4, has no entry at (4|5|-5) .*repeat the stream"
+            assert_raises(IndexError, match, ask, ds)
+        assert list(ds.to_iter_dataset().repeat(2)) == [2, 8, 7, 3] * 2
+    ds = MapDataset.select_from_datasets([MapDataset.range(9)], {0: (0, 1), 2: (0, 2)})
+    assert_raises(IndexError, r"length 2, has no entry at 1 \(KeyError\(1\)\): it must have one", list, ds)
