@@ -58,8 +58,8 @@ class Schedule:
 
     Raises:
         TypeError: ``steps`` is not such a mapping, or a position is no integer.
-        ValueError: there is no step at 0, or a step has only zeros, a negative weight, or one that is not 0 and below a millionth
-            of the sum.
+        ValueError: there is no step at 0, or a step has only zeros, a negative weight, or one that
+            is not 0 and below a millionth of the sum, or two names that are equal as text.
 
     Example:
         >>> from gristmill.dataset import MapDataset
@@ -72,11 +72,17 @@ class Schedule:
     _kind = "steps"
 
     def __init__(self, steps: Mapping[int, Mapping[str, float] | Sequence[float]]) -> None:
-        if not isinstance(steps, Mapping) or not steps:
-            raise TypeError(f"a schedule must be a mapping of positions to weights, {{0: ...}} at least, got {shown(steps)}")
+        if not isinstance(steps, Mapping):
+            raise TypeError(
+                "a schedule must be a mapping of positions to weights, such as "
+                f"{{0: {{'web': 1, 'code': 2}}}}, got {shown(steps)} of type {type(steps).__name__}"
+            )
         points = {_as_position(position): step for position, step in steps.items()}
         if 0 not in points:
-            raise ValueError(f"a schedule must have weights at position 0, got {sorted(points)[:10]}")
+            raise ValueError(
+                "a schedule must have weights at position 0, where the mixture begins, got weights at "
+                f"{sorted(points)[:10]}: add {{0: ...}}, a mapping of names to weights"
+            )
         self._points = {position: _as_weights(position, points[position]) for position in sorted(points)}
         self._names = tuple(sorted({name for weights in self._points.values() for name in weights}))
         nums = {None if isinstance(step, Mapping) else len(step) for step in points.values()}
@@ -172,10 +178,17 @@ def _as_weights(position: int, weights: Any) -> dict[str, Fraction]:
             raise ValueError(
                 f"weights of a schedule must be finite numbers, 0 or more, got {shown(weight)} for {name!r} at {position}"
             )
+        if str(name) in found:
+            raise ValueError(
+                f"names of a schedule must differ as text, got {str(name)!r} twice at {position}: {shown(list(weights))}"
+            )
         found[str(name)] = exact
     total = sum(found.values())
     if not total:
-        raise ValueError(f"a schedule must have a weight above 0 at every position, got {shown(weights)} at {position}")
+        raise ValueError(
+            f"a schedule must have a weight above 0 at every position, got {shown(weights)} at "
+            f"{position}: give one of the datasets a weight there, or leave out the position"
+        )
     for name, weight in found.items():
         if 0 < weight < _SMALLEST * total:
             raise ValueError(

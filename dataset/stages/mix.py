@@ -241,7 +241,11 @@ def plan_for(names: list[str] | None, weights: Any, num: int, *, exactly: bool =
         weights.check_num(num)
         unknown = sorted(set(weights.names) - set(own))
         if unknown:
-            raise ValueError(f"a schedule must have weights of the datasets, {own!r:.200}, got {unknown!r:.200}, too")
+            form = "as sequences" if names is None else "by these names"
+            raise ValueError(
+                f"a schedule must have weights of the datasets, {own!r:.200}, got {unknown!r:.200}, too: "
+                f"give the weights {form}, in the form of the datasets"
+            )
         return SchedulePlan(own, weights)
     proportions = integer_weights([1] * num if weights is None else weights, num)
     if exactly:

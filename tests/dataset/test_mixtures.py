@@ -367,12 +367,15 @@ def test_wrong_schedules_and_arguments():
     parts = {"a": MapDataset.range(3), "b": MapDataset.range(3)}
     wrong = [
         (3, TypeError, "mapping of positions"),
-        ({}, TypeError, "mapping of positions"),
-        ({1: {"a": 1}}, ValueError, "position 0"),
+        ([(0, {"a": 1})], TypeError, "mapping of positions.* of type list"),
+        ({}, ValueError, r"position 0, where .*got weights at \[\]: add {0: "),
+        ({1: {"a": 1}}, ValueError, r"position 0.*\[1\]"),
     ]
     wrong += [({0: {"a": w}}, ValueError, "finite numbers, 0 or more") for w in (-1, math.nan, math.inf, "1", None)]
     wrong += [
         ({0: {"a": 0}}, ValueError, "above 0"),
+        ({0: {"a": 1}, 9: {}}, ValueError, "above 0 .*got {} at 9: give one"),
+        ({0: {1: 1, "1": 2}}, ValueError, "differ as text, got '1' twice at 0"),
         ({0: {"a": 1, "b": 1e-9}}, ValueError, "millionth"),
         ({0: 3}, TypeError, "names"),
         ({False: {"a": 1}}, TypeError, "an integer, got False"),
@@ -380,8 +383,10 @@ def test_wrong_schedules_and_arguments():
     ]
     for steps, error, match in wrong:
         assert_raises(error, match, Schedule, steps)
+        assert_raises(error, match, Schedule.linear, steps)
     for make in (MapDataset.mix, IterDataset.mix):
-        assert_raises(ValueError, "'c'", make, parts, Schedule({0: {"a": 1, "c": 1}}))
+        assert_raises(ValueError, "'c'.*by these names", make, parts, Schedule({0: {"a": 1, "c": 1}}))
+        assert_raises(ValueError, "'a'.*as sequences", make, [*parts.values()], Schedule({0: {"a": 1}}))
         assert_raises(ValueError, "stop must be", make, parts, stop="last")
         assert_raises(ValueError, "one number for each of the 2 datasets", make, [*parts.values()], Schedule({0: [1]}))
     assert_raises(ValueError, "Mix streams", MapDataset.mix, parts, by=len)
