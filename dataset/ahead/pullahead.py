@@ -80,7 +80,7 @@ class PullAhead(PullingClient):
         # One block to take from, one to be computed; but whoever asks for more is given that in long blocks.
         self._max_block_size = max(1, buffer_size // 2)
         self._block_size = BlockSize()
-        self._size = 1  # of the block that the thread computes, or has
+        self._size = 0  # elements of the block that is being computed
         self.num = 0  # elements that were put
         self._process_id = os.getpid()
         self._has_thread = False
@@ -149,8 +149,10 @@ class PullAhead(PullingClient):
                 began = time.perf_counter()
                 missing = "memory" if self._is_held_up else None if self._has_thread else "threads"
             if self._has_thread:
+                # The end of a block wakes the consumer up. Only where that block has one element
+                # is nothing ready before its end.
                 with waiting():
-                    self._filled.wait(_LATE_SECONDS if self._size > 1 else _LOOK_SECONDS)
+                    self._filled.wait(_LOOK_SECONDS if self._size == 1 else _LATE_SECONDS)
             elif self._go_inside():
                 try:
                     self._pull(n - len(ready))
@@ -265,6 +267,7 @@ class PullAhead(PullingClient):
             failure = self._blocks.fill(self, size)
         except BaseException as error:
             failure = error
+        self._size = 0
         seconds = time.perf_counter() - began
         self._block_size.adapt(seconds, size, max(self._max_block_size, self.wanted))
         if (num_new := self.num - before) and (num := self._sampling.num_of(seconds)):

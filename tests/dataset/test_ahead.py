@@ -20,7 +20,7 @@ from waiting import PATIENCE_SECONDS, wait_until
 
 import gristmill as gm
 from gristmill import MapDataset, ReadOptions, SequentialSampler
-from gristmill.dataset.ahead import budget
+from gristmill.dataset.ahead import budget, pullahead
 from gristmill.experimental import ThreadPrefetchIterDataset, multithread_prefetch
 
 
@@ -411,6 +411,8 @@ WAYS = {
     "thread_prefetch": lambda s: ThreadPrefetchIterDataset(mapped(s, computing_ahead.DIRECT), prefetch_buffer_size=50),
     "thread_prefetch of threads": lambda s: ThreadPrefetchIterDataset(mapped(s), prefetch_buffer_size=50),
     "multithread_prefetch": lambda s: multithread_prefetch(mapped(s, computing_ahead.DIRECT), 1, 50),
+    "short thread_prefetch": lambda s: ThreadPrefetchIterDataset(mapped(s, computing_ahead.DIRECT), prefetch_buffer_size=16),
+    "short multithread_prefetch": lambda s: multithread_prefetch(mapped(s, computing_ahead.DIRECT), 1, 16),
     "loader": lambda s: loader(s, 0),
     "worker": lambda s: mapped(s, computing_ahead.DIRECT).mp_prefetch(ONE_WORKER),
     "worker with threads": lambda s: MapDataset.source(s).to_iter_dataset().mp_prefetch(ONE_WORKER),
@@ -420,7 +422,9 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_elements_before_one_that_hangs_are_delivered(way):
+def test_elements_before_one_that_hangs_are_delivered(way, monkeypatch):
+    """No wait is longer than ``_LATE_SECONDS`` while there may be more than one element to wait for."""
+    monkeypatch.setattr(pullahead, "_LOOK_SECONDS", 10 * PATIENCE_SECONDS)
     for num_quick in (100,) if "worker" in way else (2, 100, 1500):
         num_expected = num_quick
         if way in ("threads", "mixture"):  # in another order
