@@ -43,7 +43,7 @@ class ReadingClient(Drawn):
 
     Args:
         num_threads: the most threads that may work for it at a time.
-        rate: how often elements will be drawn from it, relative to others.
+        rate: the share of all draws that will be from it.
     """
 
     element_bytes = 0.0  # about; 0 is unknown

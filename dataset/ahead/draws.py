@@ -15,11 +15,12 @@ _AT_ONCE = float("-inf")
 class Drawn(abc.ABC):
     """What elements are drawn from."""
 
-    rate = 1.0  # how often that is expected, relative to others
+    rate = 1.0  # the share of all draws that is expected to be from it
     due = 0.0  # the draw, counted over all readers, that is the next one from it
     num_drawn = 0.0  # recently
     queued: float | None = None  # for when, as long as it is in the queue
     is_awaited = False  # a consumer waits for an element that nobody computes
+    num_short = 0  # how often a consumer waited while as many elements were begun as may be
 
     @property
     @abc.abstractmethod
@@ -53,6 +54,11 @@ class Draws:
             self.queue(next(iter(self._readers)))
         rate, reader.rate = reader.rate, 0.0
         self.expect(reader, rate, 0.0)
+        if self._num_recent:  # what was counted without this reader does not compare with it
+            self._num_recent = 0.0
+            for other in self._readers:
+                other.num_drawn = 0.0
+            self._weigh()
 
     def remove(self, readers: list[Drawn]) -> None:
         for reader in readers:
@@ -109,16 +115,30 @@ class Draws:
             self.queue(reader)
 
     def most_ahead(self, reader: Drawn, most: int) -> int:
-        """How many elements ``reader``, which may be ahead by ``most``, should be: as many draws as the one that is drawn from
-        most often may, counted over all readers.
+        """Return how many elements ``reader``, which may be ahead by ``most``, should be ahead.
+
+        These are as many draws, counted over all readers, as the one that is drawn from most often
+        may be ahead. What the rates of the readers lack to 1 is drawn from something else: readers
+        that are not here yet, or streams without a reader. That counts as one reader, the less the
+        more often its rate has left ``reader`` short.
         """
-        if not self.are_several:
+        share = min(1.0, self._total_rate)
+        if not self.are_several and share == 1.0:
             return most
-        return max(1, min(most, int(_TOLERANCE * most * self._rate(reader) / self._max_rate + 0.5)))
+        greatest = max(share * self._max_rate, (1.0 - share) / (1 + reader.num_short))
+        return max(1, min(most, int(_TOLERANCE * most * share * self._rate(reader) / greatest + 0.5)))
+
+    def waits(self, reader: Drawn, most: int) -> None:
+        """Note that a consumer waits for ``reader``, which may be ahead by ``most``."""
+        # The thread that will begin the last element may not have come so far.
+        reader.num_short += reader.num_ahead + 1 >= self.most_ahead(reader, most)
 
     def _rate(self, reader: Drawn) -> float:
         expected = _EXPECTED_DRAWS * len(self._readers)
-        return (expected * reader.rate / self._total_rate + reader.num_drawn) / (expected + self._num_recent)
+        # Of a component that comes once in a thousand draws, the first draw says nothing: it may
+        # come early by nearly as many.
+        num_drawn = max(0.0, reader.num_drawn - 1)
+        return (expected * reader.rate / self._total_rate + num_drawn) / (expected + self._num_recent)
 
     def _weigh(self) -> None:
         """Adds up anew what was added up inexactly, or has changed."""

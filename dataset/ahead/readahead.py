@@ -61,7 +61,7 @@ class ReadAhead(ReadingClient):
         budget: whose threads these are.
         stream: gives the same elements one after the other. Without it, guarantee 8 holds from block to block only.
         log: is told what is being computed.
-        rate: how often elements will be needed, relative to others of the budget.
+        rate: the share of all draws from readers of the budget that will be from this one.
         waits: counts how long the consumer waited for the budget.
     """
 
@@ -177,6 +177,7 @@ class ReadAhead(ReadingClient):
         """What the budget had too little of, which is why the consumer will have to wait; nothing if that has other reasons."""
         budget = self.budget
         with budget.lock:
+            budget.draws.waits(self, self._buffer_size)
             num = self.room()
             if num and (budget.is_held_up or not budget.memory.affords(num, self.element_bytes)):
                 return "memory"
@@ -284,8 +285,7 @@ class ReadAhead(ReadingClient):
         self._running.remove(block)
         if self._closed:
             return
-        start = block.start
-        elements = block.take_finished()
+        start, elements = block.start, block.take_finished()
         num_bytes = int((element_bytes or self.element_bytes) * len(elements))
         if num_bytes != block.num_bytes:
             self.budget.memory.hold(self.holding, num_bytes - block.num_bytes)

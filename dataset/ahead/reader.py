@@ -154,15 +154,20 @@ class Reader:
 
     def start(self) -> None:
         """Begins to read ahead."""
-        if self.num_threads and not self._is_closed and not self.is_careful and not self._keeps:
+        if self._may_read_ahead:
             self._started(self._index).budget.start()
 
-    def expect(self, rate: float, due: float) -> None:
-        """Begins to read ahead what will be needed ``rate`` times as often as others, after ``due`` draws from all of them."""
-        if self.num_threads and not self._is_closed and not self.is_careful and not self._keeps:
-            self._rate = rate
-            ahead = self._started(self._index)
-            ahead.budget.expect(ahead, rate, due)
+    def expect(self, rate: float, due: float | None) -> None:
+        """Notes its share of all draws, and begins to read what is needed after ``due`` draws."""
+        self._rate = rate
+        if due is not None and self._may_read_ahead:
+            self._started(self._index)
+        if self._ahead is not None and self._ahead.is_here:
+            self._ahead.budget.expect(self._ahead, rate, due or 0.0)
+
+    @property
+    def _may_read_ahead(self) -> bool:
+        return bool(self.num_threads) and not (self._is_closed or self.is_careful or self._keeps)
 
     def stop(self) -> None:
         """Ends the threads, and keeps nothing."""

@@ -115,9 +115,9 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
         for parent in self._parents:
             parent.start_prefetch()
 
-    def _expect(self, rate: float, due: float) -> None:
-        """Begins to read what will be drawn from this ``rate`` times as often as from others that are expected, after ``due``
-        draws from all of them for the first time.
+    def _expect(self, rate: float, due: float | None) -> None:
+        """Notes that ``rate`` of all draws will be from this, and begins to read what will be drawn
+        after ``due`` draws for the first time; ``None`` reads nothing.
         """
         for parent in self._parents:
             parent._expect(rate, due)

@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 _FIRST_BLOCK = 64  # elements
 _NEW = object()
+_NEVER = 1e-6  # the share of draws from a component that nothing is drawn from yet
 _FINE = 1 << 32  # parts of a weight, where what has ended leaves its share to others
 
 Stop = Literal["first", "all", "never"]
@@ -119,6 +120,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
     _flow = "stateful"
     _is_expected = False  # the parents read ahead
     _was_asked = False
+    _rate = 1.0  # the share of all draws below an iterator that is from this mixture
 
     def __init__(self, datasets: Sequence[Any], names: list[str] | None, plan: Plan, by: Any, stop: Stop) -> None:
         with looking_once():
@@ -130,6 +132,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
         self._stop = stop
         self._follows = by is None and stop == "first"  # what is drawn, from the position
         self._is_plain = self._follows and isinstance(plan, PatternPlan)
+        self._unweighed = {*range(len(datasets))}  # components that do not know their share of draws
         self._own = plan.described()
         self._left: tuple[Any, Plan, Sequence[int | None]] | None = None  # what is left of a plan when some have ended
         self._marks = []
@@ -163,7 +166,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
     def _take(self, n: int) -> list[Any]:
         if not self._is_expected:
             if n > 1 or self._was_asked:  # the first element is not to wait for all parents
-                self._expect(1.0, 0.0)
+                self._expect(self._rate, 0.0)
             self._was_asked = True
         taken: list[Any] = []
         while len(taken) < n and not self._has_ended:
@@ -171,14 +174,25 @@ class MixedDatasetIterator(TurnsIterator[T]):
             taken += self._take_block(min(n - len(taken), max(_FIRST_BLOCK, self._index))) if self._follows else self._take_one()
         return taken
 
-    def _expect(self, rate: float, due: float) -> None:
+    def start_prefetch(self) -> None:
+        if not self._is_expected:
+            self._expect(self._rate, 0.0)
+        super().start_prefetch()
+
+    def _expect(self, rate: float, due: float | None) -> None:
+        self._rate = rate
+        if due is None:
+            return
         self._is_expected = True
         weights = self._plan.weights(self._index)
         total = sum(weights)
         first = {} if self._plan.end is not None else _first_turns(self._plan, self._index)
         for component, (parent, weight) in enumerate(zip(self._parents, weights, strict=True)):
             if weight:
+                self._unweighed.discard(component)
                 parent._expect(rate * weight / total, due + first.get(component, total / weight) / rate)
+            else:
+                parent._expect(rate * _NEVER, None)
 
     def _take_block(self, n: int) -> list[Any]:
         (plan, places_of), start = self._current(), self._index
@@ -247,8 +261,14 @@ class MixedDatasetIterator(TurnsIterator[T]):
         if self._is_taken_again:
             are_taken_again(parents)
         self._parents = tuple(parents)
+        self._unweighed.add(component)
 
     def _pull(self, component: int, n: int) -> list[Any]:
+        if component in self._unweighed:
+            self._unweighed.remove(component)
+            weights = self._plan.weights(self._index)
+            if weights[component]:
+                self._parents[component]._expect(self._rate * weights[component] / sum(weights), None)
         try:
             return pull(self._parents[component], n)
         except Exception as error:

@@ -309,7 +309,7 @@ class PrefetchDatasetIterator(BlockIterator[T]):
         if not self._closed:
             self._reader.start()
 
-    def _expect(self, rate: float, due: float) -> None:
+    def _expect(self, rate: float, due: float | None) -> None:
         if not self._closed:
             self._reader.expect(rate, due)
 

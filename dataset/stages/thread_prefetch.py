@@ -226,10 +226,13 @@ class ThreadPrefetchDatasetIterator(BlockIterator[T]):
         else:
             super().start_prefetch()
 
-    def _expect(self, rate: float, due: float) -> None:
+    def _expect(self, rate: float, due: float | None) -> None:
         if not self._buffer_size:
             super()._expect(rate, due)
-        elif not self._closed:
+            return
+        if self._ahead is None:  # else the parent belongs to the thread
+            super()._expect(rate, None)
+        if due is not None and not self._closed:
             self._running()
 
     def close(self) -> None:

@@ -148,6 +148,7 @@ class ZipDatasetIterator(BlockIterator[T]):
     _flow = "one_to_one"
     _placed_by = ("_has_ended",)
     _is_expected = False  # the parents read ahead
+    _rate = 1.0  # the share of all draws below an iterator that is from each parent
 
     def __init__(self, parents: list[DatasetIterator[Any]], parameters: ZipParameters) -> None:
         super().__init__(parents)
@@ -162,7 +163,7 @@ class ZipDatasetIterator(BlockIterator[T]):
         if self._has_ended:
             return []
         if not self._is_expected:
-            self._expect(1.0, 0.0)
+            self._expect(self._rate, 0.0)
         before = [marked(parent) for parent in self._parents] if n > 1 else []
         if any([mark is None for mark in before]):  # there is no way back from too many elements of one parent
             return DatasetIterator._take(self, n)
@@ -185,8 +186,8 @@ class ZipDatasetIterator(BlockIterator[T]):
             self._has_ended = True
         return list(zip(*[column[:num_rows] for column in columns], strict=True))
 
-    def _expect(self, rate: float, due: float) -> None:
-        self._is_expected = True
+    def _expect(self, rate: float, due: float | None) -> None:
+        self._rate, self._is_expected = rate, due is not None
         super()._expect(rate, due)
 
     def _check_ends(self, first: int) -> None:

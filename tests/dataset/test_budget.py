@@ -9,7 +9,7 @@ from computing_ahead import Gate, no_threads_left, wait_for_no_threads, working 
 from refusing import assert_raises
 from waiting import wait_until
 
-from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from gristmill import IterDataset, MapDataset, MultiprocessingOptions, ReadOptions, Schedule
 from gristmill.dataset.ahead.budget import Budget
 from gristmill.experimental import DatasetOptions, InterleaveIterDataset, WithOptionsIterDataset, ZipIterDataset
 
@@ -134,6 +134,57 @@ def test_what_is_rare_is_read_as_far_ahead_as_it_is_needed():
         it.start_prefetch()
         wait_until(lambda: len(read[0]) >= 400)
         assert len(read[1]) < 20
+
+
+def constants(ds, element):
+    return ds.map(lambda _: element)
+
+
+COMMON = constants(MapDataset.range(10**6), "common")
+STREAM = COMMON.to_iter_dataset(ReadOptions(num_threads=0))
+COMMON = COMMON.to_iter_dataset()
+RARELY = [1, 300]
+WITH_A_RARE_COMPONENT = {
+    "drawn first": lambda rare: IterDataset.mix([rare, COMMON], RARELY),
+    "drawn second": lambda rare: IterDataset.mix([COMMON, rare], RARELY[::-1]),
+    "beside what nothing reads ahead": lambda rare: IterDataset.mix([rare, STREAM], RARELY),
+    "later": lambda rare: IterDataset.mix([rare, COMMON], Schedule({0: [0, 1], 9: RARELY})),
+    "others begun anew": lambda rare: IterDataset.mix([rare, COMMON.limit(500)], RARELY, stop="never"),
+    "begun anew": lambda rare: IterDataset.mix([rare.limit(1), COMMON], RARELY, stop="never"),
+    "nested": lambda rare: IterDataset.mix([IterDataset.mix([rare, COMMON], [1, 99]), STREAM], [1, 2]),
+    "in a thread": lambda rare: IterDataset.mix([rare, COMMON], RARELY).thread_prefetch(9),
+}
+
+
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("way", WITH_A_RARE_COMPONENT)
+def test_a_rare_component_is_read_few_elements_ahead(way, starts):
+    """As many draws as the others, also while it is the only one that is read."""
+    read = []
+    rare = MapDataset.range(10**6).map(lambda i: read.append(i) or "rare").to_iter_dataset()
+    with iter(WITH_A_RARE_COMPONENT[way](rare)) as it:
+        if starts:
+            it.start_prefetch()
+        num = [next(it) for _ in range(700)].count("rare")
+        assert 2 <= num <= len(read) <= num + 9
+
+
+def test_what_is_drawn_more_often_than_expected_is_read_ahead_nevertheless():
+    """Nothing else is read; the consumer waits for it each time, as the other component has ended."""
+    lock, busy = threading.Lock(), [0]
+
+    def slowly(x):
+        with lock:
+            busy.append(busy[-1] + 1)
+        threading.Event().wait(0.002)
+        with lock:
+            busy.append(busy[-1] - 1)
+        return x
+
+    slow = MapDataset.range(10**4).map(slowly).to_iter_dataset()
+    with iter(IterDataset.mix([slow, STREAM.limit(300)], RARELY, stop="all")) as it:
+        assert [next(it) for _ in range(500)][-1] == 199
+    assert max(busy) > 3
 
 
 def test_options_say_what_they_want():
