@@ -5,16 +5,20 @@ Guarantees:
 1. Elements are those that ``read`` of the stage gives. Where a whole block cannot be read, what was asked for is read by itself:
    an error comes at its own element.
 2. What is kept is counted in the memory of the budget, and takes no more than three quarters of it: the rest is for what is
-   computed ahead. Where that is not enough, of each block what comes soonest is kept, and the block is read again for the others.
+   computed ahead. Where that is not enough, of each block what comes soonest is kept, and the block is read again for the
+   others; where nothing can be kept, an element is read by itself.
 3. A block is read by one thread at a time, without the lock. Others that want it wait for nothing but that.
-4. An iterator that goes elsewhere drops all of this with its reader.
+4. Where memory is enough, a block is read once, however many groups are being read at a time and in whatever order calls
+   come: all that a call may still ask for of a group is kept, and a group is dropped when all of it was taken, or all calls
+   that might ask for the rest have ended.
+5. An iterator that goes elsewhere drops all of this with its reader.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,9 +28,8 @@ from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.sizes import mean_bytes, spread
 
-_NUM_SPANS = 3  # that are read at a time: threads may be at the end of one and in the next
 _NUM_MEASURED = 8  # elements of a block
-_MOST_FREED = 32  # elements whose bytes are given back at once
+_MOST_FREED = 32  # elements whose bytes are given back together
 _reading = threading.local()
 
 
@@ -46,9 +49,45 @@ class InBlocks(Protocol):
         """The parent's elements."""
 
 
+class Call:
+    """One call that computes elements for a reader; the thread that is in it finds it here.
+
+    Args:
+        blocks: what the reader keeps.
+        start: the reader's index of the first of these elements that is not finished.
+    """
+
+    __slots__ = ("blocks", "span", "start")
+
+    def __init__(self, blocks: KeptBlocks, start: int) -> None:
+        self.blocks = blocks
+        self.start = start
+        self.span: _Span | None = None  # the last one that was used
+
+    def __enter__(self) -> None:
+        _reading.call = self
+
+    def __exit__(self, *_: object) -> None:
+        _reading.call = None
+
+    def stream(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """The elements that ``begin`` gives one after the other, each of them computed in this call."""
+        with self:
+            stream = begin()
+        while True:
+            with self:
+                try:
+                    element = next(stream)
+                except StopIteration:
+                    return
+            yield element
+            self.start += 1
+
+
 def current() -> KeptBlocks | None:
     """What keeps blocks for the reader on whose behalf this thread computes, if anything does."""
-    return getattr(_reading, "blocks", None)
+    call = getattr(_reading, "call", None)
+    return None if call is None else call.blocks
 
 
 class KeptBlocks:
@@ -56,30 +95,29 @@ class KeptBlocks:
 
     Args:
         budget: whose memory it is.
+        lowest: gives the lowest of the reader's indices that are being computed, or that nobody has
+            begun, when it is called with the index of a call that computes.
     """
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, lowest: Callable[[int], int]) -> None:
         self._budget = budget
+        self._lowest = lowest
         self._holding = Holding()
         self._lock = threading.Lock()
         self._seen: dict[int, tuple[int, int]] = {}  # by the stage: an index asked for alone, and the step of others
-        self._freed: list[int] = []  # bytes of elements that are gone, which are still counted
-        self._spans: dict[tuple[int, int], _Span] = {}  # by the step and the first index, oldest first
-
-    def __enter__(self) -> None:
-        """Makes it the current one of this thread."""
-        _reading.blocks = self
-
-    def __exit__(self, *_: object) -> None:
-        _reading.blocks = None
+        self._freed = 0  # bytes of elements that are gone, which are still counted
+        self._size = 0  # bytes of an element
+        self._spans: tuple[_Span, ...] = ()  # replaced when it changes: it is read without the lock
 
     def close(self) -> None:
         """Keeps nothing any more; may be called again."""
-        self._spans = {}
+        self._spans = ()
         self._budget.dismiss(self._holding)
 
     def take(self, stage: InBlocks, indices: Sequence[int], step: int | None) -> list[Any]:
         """The elements at ``indices``, which grow by ``step``, as those after them will; ``None``: that is not known."""
+        if len(indices) == 1:
+            return [self.one(stage, indices[0], step)]
         elements: list[Any] = []
         while len(elements) < len(indices):
             span, num = self._span(stage, indices[len(elements) :], step)
@@ -89,27 +127,37 @@ class KeptBlocks:
             else:
                 wanted = range(span.indices.index(first), span.indices.index(first) + num)
                 found: dict[int, Any] = {}
+                with self._lock:
+                    self._pop(span, wanted, found)
                 for place in wanted:
                     if place not in found:
                         self._find(span, place, wanted, found)
                 elements += [found[place] for place in wanted]
         return elements
 
-    def one(self, stage: InBlocks, index: int, step: int) -> Any:
+    def one(self, stage: InBlocks, index: int, step: int | None) -> Any:
         """As ``take``, of one."""
-        for span in self._spans.values():
-            if span.stage is stage and index in span.indices and step == span.indices.step:
-                place = span.indices.index(index)
-                found: dict[int, Any] = {}
-                self._find(span, place, range(place, place + 1), found)
-                return found[place]
-        return self.take(stage, [index], step)[0]
+        span: _Span | None = _reading.call.span
+        if span is None or span.stage is not stage or index not in span.indices or step != span.indices.step:
+            span, _ = self._span(stage, (index,), step)
+            if span is None:
+                return stage.read(stage.keys([index]))[0]
+        place = span.indices.index(index)
+        wanted = range(place, place + 1)
+        found: dict[int, Any] = {}
+        with self._lock:
+            self._pop(span, wanted, found)
+        if not found:
+            self._find(span, place, wanted, found)
+        return found[place]
 
     def _span(self, stage: InBlocks, indices: Sequence[int], step: int | None) -> tuple[_Span | None, int]:
         """That in which the first of ``indices`` are, and how many are; none if it is not known what comes after them."""
+        call: Call = _reading.call
         first, last = indices[0], indices[-1]
-        for span in self._spans.values():  # most are in one that is there
+        for span in self._spans:  # most are in one that is there
             if span.stage is stage and step in (span.indices.step, None) and first in span.indices and last in span.indices:
+                call.span = span.used(call.start)
                 return span, len(indices)
         if step is None:
             step = self._learned(stage, first)
@@ -118,16 +166,32 @@ class KeptBlocks:
         if step is None or step < 1:
             return None, num
         with self._lock:
-            place = id(stage), where.start
-            found = self._spans.get(place)
-            if found is None or found.indices.step > step:  # which is as good as none
-                if found is not None:
-                    self._drop(place)
-                found = _Span(stage, range(first, where.stop, step))
-                self._spans = {**self._spans, place: found}  # replaced, for those who look without the lock
-                for old in list(self._spans)[:-_NUM_SPANS]:
-                    self._drop(old)
-        return (found if first in found.indices and step == found.indices.step else None), num
+            mine = [span for span in self._spans if span.stage is stage and span.indices.step == step]
+            found = next((span for span in mine if first in span.indices), None)
+            if found is None:
+                found = self._opened(stage, first, where, step)
+        if found is not None:
+            call.span = found.used(call.start)
+        return found, num
+
+    def _opened(self, stage: InBlocks, first: int, where: range, step: int) -> _Span | None:
+        """A new span, of what calls may still ask for; none if the current call asks for it again."""
+        call: Call = _reading.call
+        lowest = self._lowest(call.start)
+        if call.start < lowest:
+            return None
+        start = first if call.start == lowest else where.start + (first - where.start) % step
+        kept = []
+        for span in self._spans:
+            if span.passed_by < lowest:
+                self._empty(span)
+            else:
+                kept.append(span)
+                if span.stage is stage and span.last_call < call.start:
+                    span.passed_by = min(span.passed_by, call.start)
+        new = _Span(stage, range(start, where.stop, step))
+        self._spans = (*kept, new)
+        return new
 
     def _learned(self, stage: InBlocks, index: int) -> int | None:
         """By how much single indices grow, as far as they have been seen."""
@@ -137,71 +201,73 @@ class KeptBlocks:
             self._seen[id(stage)] = first, step
         return step or None
 
-    def _drop(self, place: tuple[int, int]) -> None:
-        span = self._spans[place]
-        self._spans = {key: value for key, value in self._spans.items() if key != place}
+    def _empty(self, span: _Span) -> None:
         self._hold(-sum([num_bytes for _, num_bytes in span.kept.values()]))
         span.kept, span.is_open = {}, False
 
     def _find(self, span: _Span, place: int, wanted: range, found: dict[int, Any]) -> None:
         """Puts the element at ``place``, and those of its block that are ``wanted`` after it, into ``found``."""
-        with self._lock:
-            if self._pop(span, place, found):
-                return
-        key = int(span.keys[place])
-        block = span.stage.block(key)
+        block = span.stage.block(int(span.keys[place]))
         while True:
             with self._lock:
-                if self._pop(span, place, found):
+                self._pop(span, range(place, place + 1), found)
+                if place in found:
                     return
                 loading = span.loading.get(block.start)
-                if loading is None and not span.is_taken[place]:
+                if loading is None and not span.is_taken[place] and self._room() >= self._size:
                     mine = span.loading[block.start] = threading.Event()
                     break
-            if loading is None:  # it is asked for again
-                found[place] = span.stage.read([key])[0]
+            if loading is None:  # it is asked for again, or nothing else of the block can be kept
+                self._find_alone(span, place, found)
                 return
             loading.wait()  # what it reads may not have been kept
         try:
             self._keep(span, block, span.stage.read(block), wanted, found)
         except Exception:
-            found[place] = span.stage.read([key])[0]
+            self._find_alone(span, place, found)
         finally:
             with self._lock:
                 del span.loading[block.start]
             mine.set()
 
-    def _pop(self, span: _Span, place: int, found: dict[int, Any]) -> bool:
-        kept = span.kept.pop(place, None)
-        if kept is not None:
-            found[place], num_bytes = kept
-            self._freed.append(num_bytes)
-            if len(self._freed) == _MOST_FREED:
-                self._hold(-sum(self._freed))
-                self._freed = []
+    def _find_alone(self, span: _Span, place: int, found: dict[int, Any]) -> None:
+        found[place] = span.stage.read([int(span.keys[place])])[0]
+        with self._lock:
             self._is_taken(span, place)
-        return kept is not None
+
+    def _pop(self, span: _Span, wanted: range, found: dict[int, Any]) -> None:
+        """Puts those elements that are ``wanted`` and kept into ``found``."""
+        for place in wanted:
+            kept = span.kept.pop(place, None)
+            if kept is not None:
+                found[place], num_bytes = kept
+                self._freed += num_bytes
+                self._is_taken(span, place)
+        if self._freed >= _MOST_FREED * self._size:
+            self._hold(-self._freed)
+            self._freed = 0
 
     def _is_taken(self, span: _Span, place: int) -> None:
-        span.is_taken[place] = 1
-        span.num_left -= 1
-        if not span.num_left and span.is_open:
-            self._drop(next(key for key, value in self._spans.items() if value is span))
+        if not span.is_taken[place]:
+            span.is_taken[place] = 1
+            span.num_left -= 1
+            if not span.num_left and span.is_open:
+                self._empty(span)
+                self._spans = tuple([other for other in self._spans if other is not span])
 
     def _keep(self, span: _Span, block: range, elements: list[Any], wanted: range, found: dict[int, Any]) -> None:
-        size = int(mean_bytes(spread(elements, _NUM_MEASURED))) + 1
+        size = self._size = int(mean_bytes(spread(elements, _NUM_MEASURED))) + 1
         with self._lock:
-            room = self._room() // size if span.is_open else 0
+            room, num_before = self._room() // size if span.is_open else 0, len(span.kept)
             for place in span.places_in(block):
                 element = elements[int(span.keys[place]) - block.start]
                 if place in wanted:
                     found[place] = element
-                    if not span.is_taken[place]:
-                        self._is_taken(span, place)
+                    self._is_taken(span, place)
                 elif room > 0 and not span.is_taken[place] and place not in span.kept:
                     span.kept[place] = element, size
-                    self._hold(size)
                     room -= 1
+            self._hold(size * (len(span.kept) - num_before))
 
     def _room(self) -> int:
         memory = self._budget.memory
@@ -213,7 +279,12 @@ class KeptBlocks:
 
 
 class _Span:
-    """What will be read of a span: ``indices``, which have places from 0 on."""
+    """What will be read of a span: ``indices``, which have places from 0 on.
+
+    A span is passed by a call that uses a later span of the stage, and not this one. As calls ask in
+    the order of their indices, nothing of it is asked for any more when that call, and all before it,
+    have ended.
+    """
 
     def __init__(self, stage: InBlocks, indices: range) -> None:
         self.stage = stage
@@ -226,6 +297,15 @@ class _Span:
         self.is_taken = bytearray(len(indices))
         self.num_left = len(indices)
         self.is_open = True
+        self.last_call = -1  # the highest index of a call that has used it
+        self.passed_by = math.inf  # the index of the call that has passed it
+
+    def used(self, call: int) -> _Span:
+        """Note that the call that begins at this index has used it; returns it."""
+        self.last_call = max(self.last_call, call)
+        if call > self.passed_by:
+            self.passed_by = math.inf
+        return self
 
     def places_in(self, block: range) -> list[int]:
         """The places of a block's elements, the soonest first."""

@@ -13,7 +13,7 @@ Guarantees:
    up. A thread that is just about to wait may miss that; nobody waits for longer than ``_ANEW_SECONDS`` without looking at
    the flag.
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
-7. In a forked process there are no threads: ``is_here`` is false there, and ``close`` does not touch the lock.
+7. In a forked process there are no threads: ``budget.is_here`` is false there, and ``close`` does not touch the lock.
 8. No element waits for one that comes after it: a consumer that waits for ``_LATE_SECONDS`` takes what is finished of a block
    that is still being computed, and blocks that take that long are shortened to the element that they are at. The rest is
    anybody's again.
@@ -79,8 +79,7 @@ class ReadAhead(ReadingClient):
         waits: BudgetWaits | None = None,
     ) -> None:
         super().__init__(min(num_threads, buffer_size), rate)
-        self.compute = compute
-        self.stream = stream
+        self.compute, self.stream = compute, stream
         self.budget = budget
         self._log = log
         self._waits = waits or BudgetWaits()
@@ -93,18 +92,13 @@ class ReadAhead(ReadingClient):
         self._taken = start  # indices before it have been delivered
         self._running: list[_Block] = []  # blocks that are being computed
         self._ready: dict[int, _Ready] = {}  # by the first index of the block
-        self._block_size = BlockSize()
-        self._sampling = Sampling()
+        self._block_size, self._sampling = BlockSize(), Sampling()
         self._closed = False
         self._block: list[Any] = []  # what the consumer takes from
         self._drawn = 0, 0  # how many elements, and bytes, it had
         self._error: BaseException | None = None  # follows the block
         with budget.lock:
             budget.enroll(self)
-
-    @property
-    def is_here(self) -> bool:
-        return self.budget.is_here
 
     @property
     def num_ready(self) -> int:
@@ -117,6 +111,12 @@ class ReadAhead(ReadingClient):
     @property
     def num_ahead(self) -> int:
         return self._claimed - self._taken
+
+    @property
+    def lowest(self) -> int:
+        """The lowest index that is being computed, or that nobody has begun."""
+        with self.budget.lock:
+            return min([self._claimed, *[x.start for x in self._running], *[i for i, _ in self._returned]])
 
     @property
     def num_left(self) -> int:
@@ -146,7 +146,7 @@ class ReadAhead(ReadingClient):
         self._closed = True
         self.budget.dismiss(self.holding)
         self.compute, self.stream = _nothing, None  # nobody needs the dataset
-        if self.is_here:
+        if self.budget.is_here:
             with self.budget.lock:
                 self._ready, self._error = {}, None  # the traceback of an error refers to this object
                 for block in self._running:

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gristmill.dataset.ahead.kept import KeptBlocks
+from gristmill.dataset.ahead.kept import Call, KeptBlocks
 from gristmill.dataset.ahead.readahead import ReadAhead, Stream, compute_in_order
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.ahead.waits import BudgetWaits
@@ -162,7 +162,7 @@ class Reader:
         self._rate = rate
         if due is not None and self._may_read_ahead:
             self._started(self._index)
-        if self._ahead is not None and self._ahead.is_here:
+        if self._ahead is not None and self._ahead.budget.is_here:
             self._ahead.budget.expect(self._ahead, rate, due or 0.0)
 
     @property
@@ -195,26 +195,22 @@ class Reader:
         return self._compute_from_kept if self._keeps_blocks else self._read_from._block
 
     def _compute_from_kept(self, indices: Any) -> list[Any]:
-        with self._kept_blocks():
+        with Call(self._kept_blocks(), indices[0]):
             elements: list[Any] = self._read_from._block(indices)
             return elements
 
     def _stream_from_kept(self, feed: Feed) -> Iterator[Any]:
-        blocks = self._kept_blocks()
-        with blocks:
-            stream = stream_elements(self._ds, feed)
-        while True:
-            with blocks:
-                try:
-                    element = next(stream)
-                except StopIteration:
-                    return
-            yield element
+        call = Call(self._kept_blocks(), feed.indices[0])
+        return call.stream(functools.partial(stream_elements, self._ds, feed))
 
     def _kept_blocks(self) -> KeptBlocks:
         if self._blocks is None:
-            self._blocks = KeptBlocks(self.ctx.budget)
+            self._blocks = KeptBlocks(self.ctx.budget, self._lowest)
         return self._blocks
+
+    def _lowest(self, call: int) -> int:
+        ahead = self._ahead
+        return call if ahead is None else ahead.lowest
 
     @property
     def _stream(self) -> Stream | None:
@@ -272,7 +268,7 @@ class Reader:
     def _started(self, index: int) -> ReadAhead:
         if self._is_closed:
             raise ValueError("the iterator was closed while it waited for its next element")
-        if self._ahead is None or not self._ahead.is_here:
+        if self._ahead is None or not self._ahead.budget.is_here:
             self.stop()
             what = self._compute, index, self._length, self.num_threads, self._buffer_size, self.ctx.budget
             self._ahead = ReadAhead(*what, stream=self._stream, log=self.log, rate=self._rate, waits=self.waits)

@@ -345,7 +345,7 @@ class InterleaveDatasetIterator(CycleIterator[T, _OpenDataset]):
         if self._closed:
             raise ValueError(f"{self} is closed")
         opening = self._opening
-        if opening is None or self._opening_index != index or not opening.is_here:
+        if opening is None or self._opening_index != index or not opening.budget.is_here:
             self._stop_opening()
             what = self._opener.open_ahead, index, self._num_members, self._num_threads, self._num_ahead, self._ctx.budget
             opening = ReadAhead(*what, waits=self._budget_waits)

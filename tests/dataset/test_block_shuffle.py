@@ -25,6 +25,7 @@ class Counted:
     def __init__(self, length, broken=()):
         self.length, self.broken = length, broken
         self.asked = []
+        self.seconds, self.starts = 0.0, []  # how long a read takes, and the first keys of reads
         self.lock = threading.Lock()
 
     def __len__(self):
@@ -36,6 +37,9 @@ class Counted:
     def __getitems__(self, keys):
         with self.lock:
             self.asked.append(len(keys))
+            self.starts.append(keys[0])
+        if self.seconds:
+            threading.Event().wait(self.seconds)
         for key in keys:
             if key in self.broken:
                 raise ValueError(f"record {key}")
@@ -121,6 +125,42 @@ def test_iteration_reads_every_block_once():
     share = grain.MapDataset.source(source).block_shuffle(50, group_size=20, seed=5)
     source.asked.clear()
     assert numbers(share[1::4].to_iter_dataset(THREADS)) == numbers([share[i] for i in range(1, length, 4)])
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"), [(ONE, 0), (grain.ReadOptions(1), 0), (grain.ReadOptions(), 0), (grain.ReadOptions(), 0.001)]
+)
+def test_groups_that_are_small_beside_what_is_read_ahead(options, seconds):
+    """Many groups are read at a time, in any order. Each block is one read, also after a restart."""
+    for make, start, num_epochs in [
+        (lambda ds: ds.map(np.copy), 0, 1),
+        (lambda ds: ds.batch(16), 0, 1),
+        (lambda ds: ds.batch(33), 7, 1),
+        (lambda ds: ds[1::4].batch(8), 11, 1),
+        (lambda ds: ds.repeat(2).batch(40), 10, 2),
+    ]:
+        source = Counted(1_003)
+        ds = make(grain.MapDataset.source(source).block_shuffle(8, group_size=8, seed=5))
+        expected = [x for element in ds._block(range(start, len(ds))) for x in flat(element)]
+        source.asked, source.starts = [], []
+        source.seconds = seconds
+        it = iter(ds.to_iter_dataset(options))
+        it.set_state({"next_index": start})
+        assert [x for element in it for x in flat(element)] == expected
+        assert set(source.asked) <= {8, 1_003 % 8}
+        assert max(np.bincount(source.starts)) == num_epochs
+
+
+def test_what_is_never_asked_for_is_dropped():
+    """A part of an epoch leaves elements of its first and last groups behind, every time."""
+    part = grain.MapDataset.source(Counted(200)).block_shuffle(10, group_size=4, seed=5)[15:105]
+    with pytest.warns(UserWarning, match="takes a part"):
+        ds = part.repeat(40)
+    expected = numbers([ds[i] for i in range(len(ds))])
+    for options in (ONE, THREADS):
+        it = iter(ds.to_iter_dataset(options))
+        assert numbers(it) == expected
+        assert it._ctx.budget.memory.num_bytes < 5 * 40 * 81  # five groups
 
 
 def test_states_restore_and_memory_is_bounded():
