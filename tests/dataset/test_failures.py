@@ -224,14 +224,15 @@ def test_of_a_loader_and_of_workers():
 DIFFERENT = MapDataset.source([{"x": np.ones(3)}, {"y": np.ones(3)}]).to_iter_dataset(DIRECT)
 THREE = MapDataset.range(3)
 NO_COMPONENT = MapDataset.select_from_datasets([THREE], [(0, 1), (4, 1)])
+AT_ONE = "at element 1 (epoch 0, source key 1)."
 SHAPES = "BatchMapDataset(batch_size=2, drop_remainder=False) at element 0 (epoch 0, source keys 0 and 1)."
 
 
 @pytest.mark.parametrize(
     ("ds", "expected"),
     [
-        (gx.FirstFitPackIterDataset(DIFFERENT, length_struct={"x": 6}, num_packing_bins=2), "BinPackDatasetIterator."),
-        (gx.ConcatThenSplitIterDataset(DIFFERENT, length_struct={"x": 6}), "ConcatThenSplitDatasetIterator."),
+        (gx.FirstFitPackIterDataset(DIFFERENT, length_struct={"x": 6}, num_packing_bins=2), f"BinPackDatasetIterator {AT_ONE}"),
+        (gx.ConcatThenSplitIterDataset(DIFFERENT, length_struct={"x": 6}), f"ConcatThenSplitDatasetIterator {AT_ONE}"),
         (DIFFERENT.rebatch(4), "RebatchDatasetIterator(batch_size=4, drop_remainder=False)."),
         (THREE.to_iter_dataset(DIRECT).zip(STREAM), "ZipDatasetIterator([2 parents])."),
         (STREAM.filter(lambda x: False).repeat(), "RepeatDatasetIterator(num_epochs=None)."),
