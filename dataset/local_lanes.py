@@ -16,7 +16,7 @@ from gristmill.dataset.ahead.blocks import StatedBlocks
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, skip_one, snapshot
 from gristmill.dataset.bases.observing import WorkAhead
-from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard, whole_beginnings
+from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.slicing import slice_pipeline
 from gristmill.dataset.states.values import copied
 from gristmill.dataset.worker_task import share_threads
@@ -56,14 +56,13 @@ class InProcessIterator(RoundRobinIterator[T]):
 class LocalLanesIterator(InProcessIterator[T]):
     """Each lane is computed by whoever asks for its next element."""
 
+    _begins_as_a_whole = True
+
     def __str__(self) -> str:
         return f"LocalLanesIterator(num_lanes={self._count})"
 
     def _work_ahead(self) -> WorkAhead:
         return super()._work_ahead()._replace(waits=False)
-
-    def _beginnings(self) -> list[Any]:
-        return whole_beginnings(self._ds, self._count)
 
     def _shard(self, it: DatasetIterator[Any]) -> Shard:
         share_threads(it, self._count)

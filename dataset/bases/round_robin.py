@@ -71,6 +71,9 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
     _stage_name: ClassVar = "RoundRobinIterator"  # threads and processes read each other's checkpoints
     _work_category = "prefetch"
     _closes_anytime = True
+    # As in Grain, the state of a worker before its first element is that of the whole pipeline. That of
+    # its share may differ: an interleave opens fewer datasets where the share has fewer.
+    _begins_as_a_whole: ClassVar = False
     is_one_stream = False  # whether the shards' elements in turn are those of one stream, which the first end is the end of
 
     def __init__(self, ds: IterDataset[T], count: int, *, sequential_slice: bool) -> None:
@@ -94,7 +97,9 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         """The part of the pipeline that shard ``index`` computes."""
 
     def _beginnings(self) -> list[Any]:
-        """Return the state of each shard before its first element, as states of this iterator have it."""
+        """Return the states of the shards before their first elements."""
+        if self._begins_as_a_whole and not self._counts_faults:
+            return [snapshot(iterate(self._ds))] * self._count
         return [snapshot(it) for it in self._share_iterators()]
 
     @property
@@ -180,7 +185,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         if self._closed:
             raise ValueError(f"{self} is closed")
         if any([after and after is not _BEGINNING and after[0][after[1]] is None for after in self._after]):
-            raise self._stateless()
+            raise _stateless(self)
         shards = self._open()
         turns = [(self._slot + i) % self._count for i in range(self._count)]
         self._start_all({shards[slot]: self._state_of(slot) for slot in turns if not self._is_vacant(slot)})
@@ -223,7 +228,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         for slot, after in enumerate(self._after):
             state = self._initial_states[slot] if after is _BEGINNING and self._initial_states else self._state_of(slot)
             if state is None and not self._is_vacant(slot):
-                raise self._stateless()
+                raise _stateless(self)
             states.append(state)
         return states
 
@@ -231,24 +236,16 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         self._states()  # raises if there is no way back
         return super()._mark()
 
-    def _stateless(self) -> NotImplementedError:
-        return NotImplementedError(
-            f"{self} has no state to save or to continue from: the pipeline before it is iterated by plain Python iterators. "
-            "Return a DatasetIterator from __iter__ to save its position"
-        )
-
     def _restore(self, state: Any) -> None:
         shares = self._share_iterators()
         if is_old_workers_state(state):
             cycle, nums = _parse_old(state, self, shares)
             if None in cycle.states:
-                raise self._stateless()
+                raise _stateless(self)
             unused = []
         else:
             cycle, nums = _parse(state, self, self._count), [0] * self._count
-            self._initial_states = self._beginnings()
-            starts = zip(cycle.states, self._initial_states, strict=True)
-            unused = [i for i, (value, start) in enumerate(starts) if value is not None and is_same(value, start)]
+            unused = [] if self._counts_faults else _same_places(cycle.states, self._beginnings())
         for i, (it, value) in enumerate(zip(shares, cycle.states, strict=True)):
             # A user's set_state may take long or have effects.
             if value is not None and i not in unused and is_of_blocks(it):
@@ -316,20 +313,24 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         return state is not None
 
 
+def _same_places(states: list[Any], others: list[Any]) -> list[int]:
+    """Return the places at which the lists have the same state."""
+    pairs = enumerate(zip(states, others, strict=True))
+    return [i for i, (state, other) in pairs if state is not None and is_same(state, other)]
+
+
+def _stateless(owner: object) -> NotImplementedError:
+    return NotImplementedError(
+        f"{owner} has no state to save or to continue from: the pipeline before it is iterated by plain Python iterators. "
+        "Return a DatasetIterator from __iter__ to save its position"
+    )
+
+
 def _uneven(owner: object, num_shares: int) -> NotImplementedError:
     return NotImplementedError(
         f"{owner} has no index for its elements: its {num_shares} shares are not of one length, so that their positions do not "
         "follow from the number of elements that came before. Use get_state and set_state"
     )
-
-
-def whole_beginnings(ds: IterDataset[Any], count: int) -> list[Any]:
-    """Return the states of ``count`` workers that have not delivered an element.
-
-    As in Grain, each is the initial state of the whole pipeline. A share may have another one: an
-    interleave opens fewer datasets where the share has fewer.
-    """
-    return [snapshot(iterate(ds))] * count
 
 
 def _parse_old(state: Any, owner: object, shares: Sequence[DatasetIterator[Any]]) -> tuple[CycleState, list[int]]:

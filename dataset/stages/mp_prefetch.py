@@ -17,7 +17,7 @@ from gristmill.dataset.bases.iterator import DatasetIterator
 from gristmill.dataset.bases.length import Length
 from gristmill.dataset.bases.node import ancestors, spec_of_first_parent
 from gristmill.dataset.bases.parameters import Parameters, aside, parameters_of
-from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard, whole_beginnings
+from gristmill.dataset.bases.round_robin import RoundRobinIterator, Shard
 from gristmill.dataset.bases.traced import Tracing
 from gristmill.dataset.local_lanes import LocalLanesIterator
 from gristmill.dataset.slicing import num_elements_of_shares, numbers_of, slice_pipeline
@@ -112,6 +112,7 @@ class TracedLanesIterDataset(IterDataset[T]):
 
 
 class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
+    _begins_as_a_whole = True
     _options: Any
     _resting: Any = None  # the pool that was used last, if nobody else has taken it over
     _finalizer: Any = None
@@ -148,9 +149,6 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
 
     def _share(self, index: int) -> IterDataset[T]:
         return slice_pipeline(self._ds, index, self._count, sequential=self._sequential_slice)
-
-    def _beginnings(self) -> list[Any]:
-        return whole_beginnings(self._ds, self._count)
 
     def lanes(self) -> Sequence[Shard]:
         """The lanes, for whoever takes elements from them instead of from this iterator. None of them is computed yet."""
