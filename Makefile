@@ -5,7 +5,8 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-# $(call install,FOLDER): installs into the environment FOLDER, by uv: 15 seconds for the tests, where pip takes 3 minutes.
+# $(call install,FOLDER): installs into the environment FOLDER by uv: 15 seconds for what the tests
+# need, where pip takes 3 minutes.
 install = $(1)/bin/python -m uv pip install --quiet --python $(1)
 
 GRAIN := 0.2.18
@@ -32,7 +33,8 @@ help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | \
 	  sed 's/ALL_TESTS_TAKE/$(ALL_TESTS_TAKE)/; s/QUICK_TESTS_TAKE/$(QUICK_TESTS_TAKE)/'
 
-# $(call ensure_venv,FOLDER): a virtual environment in FOLDER with pip and uv; an existing one is left as it is.
+# $(call ensure_venv,FOLDER): a virtual environment in FOLDER with pip and uv; an existing one stays
+# as it is.
 define ensure_venv
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found: install Python 3.11 or newer" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -41,7 +43,7 @@ define ensure_venv
 	@$(1)/bin/python -m uv --version >/dev/null 2>&1 || $(1)/bin/python -m pip install --quiet --disable-pip-version-check uv
 endef
 
-# The folders of the package: a new file in one of them needs a new install, which makes a link to it.
+# The folders of the package: a new file in one of them needs a new install, which links it.
 FOLDERS := $(shell find $$(sed -n 's/^    gristmill[.a-z]* = //p' setup.cfg) -type d ! -name __pycache__)
 
 # One stamp per extra of setup.cfg.

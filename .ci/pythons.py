@@ -11,7 +11,8 @@ from pathlib import Path
 OLDEST = (3, 11)
 PROBE = """
 import platform, sys, sysconfig, ensurepip, venv
-if platform.python_implementation() == "CPython" and not sysconfig.get_config_var("Py_GIL_DISABLED"):
+is_free_threaded = sysconfig.get_config_var("Py_GIL_DISABLED")
+if platform.python_implementation() == "CPython" and not is_free_threaded:
     print(sys.version_info.major, sys.version_info.minor)
 """
 
@@ -19,8 +20,8 @@ if platform.python_implementation() == "CPython" and not sysconfig.get_config_va
 def find_pythons() -> dict[tuple[int, ...], str]:
     """Returns the path of one interpreter for each version, oldest first.
 
-    The running interpreter stands for its version. The others are those on the PATH and those that
-    pyenv has built.
+    The running interpreter is the one of its version. The others are those on the PATH and those
+    that pyenv has built.
     """
     on_path = [shutil.which(f"python3.{minor}") for minor in range(OLDEST[1], 30)]
     built = sorted(map(str, Path.home().glob(".pyenv/versions/*/bin/python")))
