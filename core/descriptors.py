@@ -1,12 +1,12 @@
-"""File descriptors, where a process may have few of them.
+"""File descriptors, of which a process may have few.
 
 Guarantees:
 
-1. Where none is left (``EMFILE``, ``ENFILE``) for what is opened by ``with_descriptors``, what is
-   open and used by nobody at the moment is closed first: files between two reads, then worker
-   processes that wait for another iterator. Only if that is not enough is the error raised, with
-   the remedy.
-2. A function that releases may run in any thread that opens something, and more than one at once.
+1. If no descriptor is left (``EMFILE``, ``ENFILE``) for a call by ``with_descriptors``, idle
+   resources are closed and the call is made again: first files between two reads, then worker
+   processes that wait for another iterator. The error is raised, with the remedy, only if that does
+   not suffice.
+2. A function that releases may run in any thread that opens something, and in several at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _releases: list[Callable[[], object]] = []
 
 
 def release_when_scarce(release: Callable[[], object], *, first: bool = False) -> None:
-    """Have ``release`` called when descriptors run out; ``first``: before the others."""
+    """Register ``release`` to be called when descriptors run out, before the others if ``first``."""
     _releases.insert(0 if first else len(_releases), release)
 
 
@@ -35,7 +35,7 @@ def with_descriptors(opened: Callable[[], T]) -> T:
         opened: opens something, and leaves nothing open if it raises.
 
     Raises:
-        OSError: ``opened`` raised it; with a note where nothing could be released for it.
+        OSError: ``opened`` raised it. It has a note if descriptors are still lacking.
     """
     for release in _releases:
         try:

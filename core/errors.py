@@ -30,7 +30,7 @@ class StateTextError(StateMismatchError, json.JSONDecodeError):
 
 
 class FeatureKeyError(KeyError, ValueError):
-    """An element lacks a feature that an argument of a stage names. Grain raises ``KeyError`` for it."""
+    """An element lacks a feature that an argument of a stage names; Grain raises ``KeyError``."""
 
     __str__ = Exception.__str__  # KeyError would show the repr of the message
 

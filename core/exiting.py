@@ -2,12 +2,12 @@
 
 Guarantees:
 
-1. From the moment in which only daemon threads are left beside the exit of the interpreter, an
-   error in a daemon thread that iterates ends that thread in silence: what it iterates over is
-   being closed by the exit, and nobody would read the error.
-2. Before that moment, and in functions that the exit calls, errors are raised as ever.
+1. Once only daemon threads are left beside the exit of the interpreter, an error in a daemon thread
+   that iterates ends that thread in silence: the exit is closing the resources that it iterates
+   over, so the error says nothing about the program.
+2. Before that moment, and in functions that the exit calls, errors are raised as usual.
 3. Finalizers (``__del__``, callbacks of weak references) that run while modules are torn down use
-   no global name: what they need is an argument with a default, or in a closure. So nothing is
+   no global names but arguments with defaults, or closures. So they raise no errors, and nothing is
    printed.
 """
 
@@ -33,7 +33,7 @@ def end_thread_at_exit() -> None:
 
 
 def closing_when_dropped(inherited: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a ``__del__`` that calls ``close`` of classes whose ``close`` is not ``inherited``."""
+    """Return a ``__del__`` that calls ``close`` if the class has another one than ``inherited``."""
     is_finalizing = sys.is_finalizing
 
     def close_dropped(self: Any) -> None:

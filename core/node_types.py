@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 # Registered by JAX itself. Trees have them as nodes without JAX, too.
 _BUILT_IN = frozenset({dict, list, tuple, type(None), OrderedDict, defaultdict})
 
-# Classes to register, and by the module and the qualified name of others: their registration, pickled,
-# or why it could not be pickled.
+# Classes to register. Of others, by module and qualified name: the pickled registration, or the reason
+# why it could not be pickled.
 _received: list[tuple[type, Registration]] = []
 _expected: dict[tuple[str, str], bytes | str] = {}
-_lock = threading.Lock()  # held while one of them is registered
+_lock = threading.Lock()  # held while a class is registered
 
 
 class Registration(NamedTuple):
@@ -34,7 +34,7 @@ class Registration(NamedTuple):
 
 
 def registration_of(cls: type) -> Registration | None:
-    """Returns how this process has registered ``cls`` with JAX, or ``None``."""
+    """Returns the call that has registered ``cls`` with JAX in this process, or ``None``."""
     entry = _registry().get(cls)
     if entry is None:
         return None
@@ -60,22 +60,22 @@ def registered_types() -> Iterator[type]:
 
 
 def receive(cls: type, registration: Registration) -> None:
-    """Has ``register_expected`` register a class that this process has received."""
+    """Notes a class that this process has received, for ``register_expected``."""
     _received.append((cls, registration))
 
 
 def expect(registrations: Mapping[tuple[str, str], bytes | str]) -> None:
-    """Has ``register_expected`` register classes that this process imports.
+    """Notes classes that this process imports, for ``register_expected``.
 
     Args:
-        registrations: by the module and the qualified name of a class: its registration, pickled, or
-            why it could not be pickled.
+        registrations: by module and qualified name of a class, its pickled registration, or the
+            reason why it could not be pickled.
     """
     _expected.update(registrations)
 
 
 def register_expected() -> None:
-    """Registers with JAX what was received, and what was expected of modules that are imported.
+    """Registers the received classes with JAX, and the expected ones whose modules are imported.
 
     Classes that this process has registered meanwhile stay as they are.
 
@@ -115,7 +115,7 @@ def _register(cls: type, registration: Registration) -> None:
 
 
 def _registry() -> dict[type, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """Functions that flatten and unflatten, by class. JAX has no public function that returns them."""
+    """Returns the functions that flatten and unflatten each class; JAX has no public one for it."""
     registry: dict[type, tuple[Callable[..., Any], Callable[..., Any]]]
     registry = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
     return registry

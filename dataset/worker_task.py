@@ -37,7 +37,7 @@ class PipelineTask:
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
         if self.init_fn is not None:
             self.init_fn(index, count)
-        # Later than ``init_fn``, which may register the same classes.
+        # After ``init_fn``, which may register the same classes.
         register_expected()
         return PipelineProducer(self, index, count, allocate)
 

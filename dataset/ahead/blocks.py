@@ -85,7 +85,7 @@ class StatedBlocks:
         self._is_exact = is_of_blocks(it)  # nobody changes its states later
         self._marks = self._is_exact and _is_costly_to_restore(it)
         self._is_new = True
-        self._after: tuple[Sequence[Any], int] = [None], 0  # see ``_state``
+        self._after: tuple[Sequence[Any], int] = [None], 0  # of ``_state``
         self.growing = _NOTHING  # what ``take`` is at
         self.stopped: BaseException | None = None  # see ``each``
 
@@ -150,8 +150,8 @@ class StatedBlocks:
                     num += 1
                     yield element, states, num - 1
                     del element
-            # Raised by the garbage collector, too, while another thread may use the iterator. It is the
-            # first of the clauses: at the end of the interpreter ``OneByOne`` is gone.
+            # The garbage collector raises it, too, while another thread may use the iterator. This
+            # clause comes first because ``OneByOne`` is gone at the end of the interpreter.
             except GeneratorExit:
                 is_left = True
                 raise
@@ -162,7 +162,8 @@ class StatedBlocks:
                 return
             finally:
                 if num:
-                    # The state is computed when it is needed: at the end of the interpreter, it cannot be.
+                    # The state is computed when it is needed: at the end of the interpreter it
+                    # cannot be computed.
                     self._after = states, num - 1
                 if num < size.now and not is_left:
                     self._stages = []  # there may be more of that

@@ -20,7 +20,7 @@ class Drawn(abc.ABC):
     num_drawn = 0.0  # recently
     queued: float | None = None  # for when, as long as it is in the queue
     is_awaited = False  # a consumer waits for an element that nobody computes
-    num_short = 0  # how often a consumer waited while as many elements were begun as may be
+    num_short = 0  # waits of a consumer while as many elements were begun as allowed
 
     @property
     @abc.abstractmethod
@@ -54,7 +54,8 @@ class Draws:
             self.queue(next(iter(self._readers)))
         rate, reader.rate = reader.rate, 0.0
         self.expect(reader, rate, 0.0)
-        if self._num_recent:  # what was counted without this reader does not compare with it
+        # Draws that were counted without this reader do not compare with its own.
+        if self._num_recent:
             self._num_recent = 0.0
             for other in self._readers:
                 other.num_drawn = 0.0
@@ -117,10 +118,10 @@ class Draws:
     def most_ahead(self, reader: Drawn, most: int) -> int:
         """Return how many elements ``reader``, which may be ahead by ``most``, should be ahead.
 
-        These are as many draws, counted over all readers, as the one that is drawn from most often
-        may be ahead. What the rates of the readers lack to 1 is drawn from something else: readers
-        that are not here yet, or streams without a reader. That counts as one reader, the less the
-        more often its rate has left ``reader`` short.
+        Counted in draws over all readers, it is ahead by as much as the reader that is drawn from
+        most often may be. If the rates do not add up to 1, the rest is drawn from readers that have
+        not started yet, or from streams without a reader. The rest counts as one more reader, and
+        for less each time that it has left ``reader`` short.
         """
         share = min(1.0, self._total_rate)
         if not self.are_several and share == 1.0:
@@ -130,13 +131,13 @@ class Draws:
 
     def waits(self, reader: Drawn, most: int) -> None:
         """Note that a consumer waits for ``reader``, which may be ahead by ``most``."""
-        # The thread that will begin the last element may not have come so far.
+        # The thread that begins the last element may not have started it yet.
         reader.num_short += reader.num_ahead + 1 >= self.most_ahead(reader, most)
 
     def _rate(self, reader: Drawn) -> float:
         expected = _EXPECTED_DRAWS * len(self._readers)
-        # Of a component that comes once in a thousand draws, the first draw says nothing: it may
-        # come early by nearly as many.
+        # The first draw of a component that comes once in a thousand draws says nothing: it may come
+        # nearly a thousand draws too early.
         num_drawn = max(0.0, reader.num_drawn - 1)
         return (expected * reader.rate / self._total_rate + num_drawn) / (expected + self._num_recent)
 

@@ -5,11 +5,11 @@ Guarantees:
 1. Elements are those that ``read`` of the stage gives. Where a whole block cannot be read, what was asked for is read by itself:
    an error comes at its own element.
 2. What is kept is counted in the memory of the budget, and takes no more than three quarters of it: the rest is for what is
-   computed ahead. Where that is not enough, of each block what comes soonest is kept, and the block is read again for the
-   others; where nothing can be kept, an element is read by itself.
+   computed ahead. Where that is not enough, the elements of each block that are needed soonest are kept, and the block is read
+   again for the others; where nothing can be kept, an element is read by itself.
 3. A block is read by one thread at a time, without the lock. Others that want it wait for nothing but that.
-4. Where memory is enough, a block is read once, however many groups are being read at a time and in whatever order calls
-   come: all that a call may still ask for of a group is kept, and a group is dropped when all of it was taken, or all calls
+4. Where memory is enough, a block is read once, for any number of groups that are read at a time and any order of calls. All
+   elements of a group that a call may still ask for are kept. A group is dropped when all of it was taken, or when all calls
    that might ask for the rest have ended.
 5. An iterator that goes elsewhere drops all of this with its reader.
 """
@@ -71,7 +71,7 @@ class Call:
         _reading.call = None
 
     def stream(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """The elements that ``begin`` gives one after the other, each of them computed in this call."""
+        """Yields the elements that ``begin`` gives, each of them computed in this call."""
         with self:
             stream = begin()
         while True:
@@ -95,8 +95,8 @@ class KeptBlocks:
 
     Args:
         budget: whose memory it is.
-        lowest: gives the lowest of the reader's indices that are being computed, or that nobody has
-            begun, when it is called with the index of a call that computes.
+        lowest: returns the lowest of the reader's indices that are being computed or have not been
+            begun; its argument is the index of the current call.
     """
 
     def __init__(self, budget: Budget, lowest: Callable[[int], int]) -> None:
@@ -175,7 +175,7 @@ class KeptBlocks:
         return found, num
 
     def _opened(self, stage: InBlocks, first: int, where: range, step: int) -> _Span | None:
-        """A new span, of what calls may still ask for; none if the current call asks for it again."""
+        """Returns a new span of the elements that calls may still ask for; ``None`` for a repeated call."""
         call: Call = _reading.call
         lowest = self._lowest(call.start)
         if call.start < lowest:
@@ -279,11 +279,11 @@ class KeptBlocks:
 
 
 class _Span:
-    """What will be read of a span: ``indices``, which have places from 0 on.
+    """Elements of a span that will be asked for: ``indices``, which have places from 0 on.
 
-    A span is passed by a call that uses a later span of the stage, and not this one. As calls ask in
-    the order of their indices, nothing of it is asked for any more when that call, and all before it,
-    have ended.
+    A call passes a span if it uses a later span of the stage, and not this one. Calls ask in the
+    order of their indices. So none of the span is asked for after that call, and all calls before
+    it, have ended.
     """
 
     def __init__(self, stage: InBlocks, indices: range) -> None:
@@ -301,7 +301,7 @@ class _Span:
         self.passed_by = math.inf  # the index of the call that has passed it
 
     def used(self, call: int) -> _Span:
-        """Note that the call that begins at this index has used it; returns it."""
+        """Notes that the call that begins at this index has used the span, and returns the span."""
         self.last_call = max(self.last_call, call)
         if call > self.passed_by:
             self.passed_by = math.inf

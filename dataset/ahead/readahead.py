@@ -114,7 +114,7 @@ class ReadAhead(ReadingClient):
 
     @property
     def lowest(self) -> int:
-        """The lowest index that is being computed, or that nobody has begun."""
+        """The lowest index that is being computed or has not been begun."""
         with self.budget.lock:
             return min([self._claimed, *[x.start for x in self._running], *[i for i, _ in self._returned]])
 

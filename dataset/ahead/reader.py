@@ -158,7 +158,7 @@ class Reader:
             self._started(self._index).budget.start()
 
     def expect(self, rate: float, due: float | None) -> None:
-        """Notes its share of all draws, and begins to read what is needed after ``due`` draws."""
+        """Notes its share of all draws, and starts reading for a first draw after ``due`` draws."""
         self._rate = rate
         if due is not None and self._may_read_ahead:
             self._started(self._index)

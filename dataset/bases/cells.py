@@ -1,8 +1,8 @@
 """The records of cells in packed rows and of rows in batches, for ``explain``.
 
-Stages that pack and cut say which tokens they put where. A function of the user is taken to leave
-cells and rows where they are if their number stays the same. Otherwise the records are marked with
-the stage: it is not known which of them are left.
+Stages that pack and cut say which tokens they put where. A function of the user that keeps the
+number of cells and rows is assumed to keep their places. Otherwise the records are marked with the
+stage, because it is not known which of them are left.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Piece(Value):
     """A record that an output is made of.
 
     Args:
-        source: what it was read from, in words.
-        key: which record of it.
-        epoch: how often the source had been gone through; ``None`` if that is not known.
-        index: where the element stood that the pipeline read by its index; ``None`` where there is no index.
-        components: of the mixtures that it went through, the outermost first.
-        seeds: of the random streams that steps drew from for it, ``(seed, index)``, that of the first step first.
+        source: the text of the source that it was read from.
+        key: its key in the source.
+        epoch: number of finished epochs of the source; ``None`` if that is not known.
+        index: index of the element that the pipeline read by index; ``None`` if there is no index.
+        components: those of the mixtures that it came through, the outermost first.
+        seeds: ``(seed, index)`` of the random streams that stages drew from, in the order of stages.
         cells: in a packed row, those of each feature that has segment ids.
         cut_by: the stage after which it is not known whether the output has anything of the record.
     """
@@ -62,7 +62,7 @@ Rows: TypeAlias = Sequence[tuple[Piece, ...]]
 def kept_rows(before: Traced, after: Traced, stage: str) -> Rows:
     """Returns the records of what a function made of ``before``.
 
-    A function is taken to leave cells of packed rows where they are if their number is the same.
+    A function that keeps the number of cells of packed rows is assumed to keep their places.
     """
     rows = before.rows
     lengths = {cells.feature: cells.length for piece in before.pieces for cells in piece.cells}
@@ -105,7 +105,7 @@ def are_several(rows: Rows) -> bool:
 
 
 def cut_by(rows: Rows, stage: str) -> Rows:
-    """Returns ``rows``, marked as rows of which it is not known what ``stage`` left."""
+    """Returns ``rows``, marked because it is not known which records ``stage`` left."""
     return [tuple([_unknown(piece, stage) for piece in row]) for row in rows]
 
 
@@ -143,7 +143,7 @@ class Placed(Value):
 
 
 def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Piece]:
-    """Returns the records of a sequence, tokens of which are in a packed row, with their cells there.
+    """Returns the records of a sequence with their cells in a packed row that has some of its tokens.
 
     Args:
         x: the sequence; it may be a packed row itself, or a batch.
@@ -164,7 +164,7 @@ def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Pie
 
 
 def _tokens_of(x: Traced, k: int, piece: Piece, feature: tuple[Any, ...]) -> tuple[int, int] | None:
-    """Returns which tokens of a sequence are of a record in its row ``k``; ``None`` if not known."""
+    """Returns the bounds of a record's tokens in row ``k`` of a sequence; ``None`` if not known."""
     if not x.is_batch and not piece.cells:
         return 0, sys.maxsize
     num = (_shapes(x.value).get(feature) or (1,))[0]

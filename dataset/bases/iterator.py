@@ -116,8 +116,9 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
             parent.start_prefetch()
 
     def _expect(self, rate: float, due: float | None) -> None:
-        """Notes that ``rate`` of all draws will be from this, and begins to read what will be drawn
-        after ``due`` draws for the first time; ``None`` reads nothing.
+        """Notes the share ``rate`` of all draws, and starts reading ahead unless ``due`` is ``None``.
+
+        The first draw is expected after ``due`` draws.
         """
         for parent in self._parents:
             parent._expect(rate, due)
@@ -170,8 +171,8 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
     def __reduce__(self) -> Any:
         raise TypeError(f"{self} cannot be copied or pickled: save get_state(), and pickle or copy the dataset")
 
-    # Ours release what they hold by themselves; a user's ``close`` may do more. Parents may have
-    # other users.
+    # Iterators of the library release their resources without it; a user's ``close`` may do more.
+    # Parents are not closed, because they may have other users.
     __del__ = closing_when_dropped(close)
 
     def skip_failed(self) -> None:

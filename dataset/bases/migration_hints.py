@@ -85,7 +85,7 @@ OF_STREAMS = _OF_BOTH | {
 
 
 def lookup_with_hint(lookup: Callable[[Any, str], Any], obj: Any, name: str) -> Any:
-    """Look up an attribute again that was not found; an ``AttributeError`` gets the migration hint.
+    """Look up a missing attribute again, and add the migration hint to the ``AttributeError``.
 
     This is the body of ``__getattr__``, which Python calls only for attributes that are missing.
     They stay missing for ``hasattr``, ``dir``, ``inspect.getattr_static`` and runtime protocols. An

@@ -273,6 +273,11 @@ def dropping_steps(ds: Any) -> list[Any]:
     return [node for node in ancestors(ds) if node._drops]
 
 
+def may_leave_out(ds: Any) -> bool:
+    """True if code of users in ``ds``, or upstream of it, may leave out elements by ``None``."""
+    return any([node._may_leave_out or not is_of_library(node) for node in ancestors(ds)])
+
+
 def is_of_library(stage: Any) -> bool:
     """Whether ``stage`` is of a class of this library: of a subclass, nobody knows what it does."""
     return type(stage).__module__.partition(".")[0] == "gristmill"

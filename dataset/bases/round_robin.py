@@ -334,7 +334,7 @@ def _uneven(owner: object, num_shares: int) -> NotImplementedError:
 
 
 def _parse_old(state: Any, owner: object, shares: Sequence[DatasetIterator[Any]]) -> tuple[CycleState, list[int]]:
-    """Return the parts of a state of Grain before 0.2.16, and the elements of each share delivered since.
+    """Return the parts of a state of Grain before 0.2.16, and the later elements of each share.
 
     Raises:
         StateMismatchError: it cannot be one.

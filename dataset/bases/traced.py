@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class Traced:
-    """An element, which is computed when it is asked for, and the records of which it is made.
+    """An element, which is computed when it is needed, and the records that it is made of.
 
     Args:
         compute: gives the element.
-        rows: the records of every row, if it is a batch; else there is one row. If it is a function,
-            it is called when they are needed.
+        rows: the records of every row if it is a batch, else of the one row; or a function that
+            returns them, which is called when they are needed.
         is_batch: whether it is.
-        changed_by: the last stage whose function made it of another element; nothing if there is none.
+        changed_by: the last stage whose function made it from another element, or an empty text.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Traced:
         return tuple([piece for row in self.rows for piece in row])
 
     def then(self, function: Callable[[Any], Any], stage: Any) -> Traced:
-        """Returns what ``function``, of ``stage``, makes of it."""
+        """Returns the element that ``function``, of ``stage``, makes of it."""
         name = str(stage)
         new = Traced(lambda: function(self.value), lambda: kept_rows(self, new, name), self.is_batch, name)
         return new

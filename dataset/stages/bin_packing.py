@@ -166,7 +166,8 @@ RECORD = "__gristmill_record__"  # the feature of a traced element that is the e
 def _with_record(layout: PackLayout, x: Traced) -> dict[str, Any] | None:
     if x.value is None:
         return None
-    layout.read(x.value)  # which raises the error that packing would, here where the record is known
+    # An error of packing is raised here, where the record is known.
+    layout.read(x.value)
     return {**x.value, RECORD: x}
 
 
@@ -175,7 +176,7 @@ def _as_names(meta_features: Sequence[str]) -> Sequence[str]:
 
 
 def _traced_row(layout: PackLayout, row: dict[str, Any]) -> Traced:
-    """A packed row, with the cells that each sequence has of every feature that is no meta feature."""
+    """Returns a packed row, with the cells of each sequence in every feature that is no meta feature."""
     elements, own = row[RECORD], {name: value for name, value in row.items() if name != RECORD}
     spans = layout.spans(own, len(elements))
     pieces = []

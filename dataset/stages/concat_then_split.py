@@ -184,7 +184,7 @@ def _sequences(lengths: Mapping[str, int], element: Any) -> list[Array]:
 
 
 def _traced_row(targets: Sequence[Target], row: dict[str, Array]) -> Traced:
-    """A row of such cells. A record of which there are no tokens is not named."""
+    """Returns a row of such cells. A record without tokens in it is not named."""
     ids = {target.name: row[f"{target.name}_segment_ids"] for target in targets if not target.is_meta}
     num = max([int(segment_ids.max(initial=0)) for segment_ids in ids.values()], default=0)
     spans = {name: spans_of(segment_ids, num) for name, segment_ids in ids.items()}

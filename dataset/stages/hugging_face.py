@@ -322,7 +322,7 @@ class HuggingFaceDatasetIterator(BlockIterator[Any]):
 
 
 def _close_generator(examples: Generator[Any, None, None]) -> None:
-    """Close it while the modules that it uses are there, unless another thread runs it."""
+    """Close a generator before the modules that it uses, unless another thread runs it."""
     with contextlib.suppress(ValueError):
         examples.close()
 

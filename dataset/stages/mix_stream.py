@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 _FIRST_BLOCK = 64  # elements
 _NEW = object()
-_NEVER = 1e-6  # the share of draws from a component that nothing is drawn from yet
+_NEVER = 1e-6  # the share of draws that is assumed for a component of weight 0
 _FINE = 1 << 32  # parts of a weight, where what has ended leaves its share to others
 
 Stop = Literal["first", "all", "never"]
@@ -120,7 +120,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
     _flow = "stateful"
     _is_expected = False  # the parents read ahead
     _was_asked = False
-    _rate = 1.0  # the share of all draws below an iterator that is from this mixture
+    _rate = 1.0  # the share of this mixture in all draws
 
     def __init__(self, datasets: Sequence[Any], names: list[str] | None, plan: Plan, by: Any, stop: Stop) -> None:
         with looking_once():
@@ -132,7 +132,7 @@ class MixedDatasetIterator(TurnsIterator[T]):
         self._stop = stop
         self._follows = by is None and stop == "first"  # what is drawn, from the position
         self._is_plain = self._follows and isinstance(plan, PatternPlan)
-        self._unweighed = {*range(len(datasets))}  # components that do not know their share of draws
+        self._unweighed = {*range(len(datasets))}  # components without their share
         self._own = plan.described()
         self._left: tuple[Any, Plan, Sequence[int | None]] | None = None  # what is left of a plan when some have ended
         self._marks = []

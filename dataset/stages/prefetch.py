@@ -20,7 +20,7 @@ from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import BlockIterator, DatasetIterator, go_to, iterate
 from gristmill.dataset.bases.length import Infinite, Length, num_elements, of_number, same_number
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, same_index
-from gristmill.dataset.bases.node import ancestors, dropping_steps, is_of_library, spec_of, spec_of_first_parent, tolerances
+from gristmill.dataset.bases.node import dropping_steps, may_leave_out, spec_of, spec_of_first_parent, tolerances
 from gristmill.dataset.bases.observing import WorkAhead
 from gristmill.dataset.bases.origins import Place
 from gristmill.dataset.bases.parameters import Parameters, aside
@@ -92,7 +92,7 @@ class PrefetchIterDataset(IterDataset[T]):
 
 
 class TracedStepwiseIterDataset(IterDataset[Any]):
-    """The parent's elements, none read before it is needed: faults are noted with their outputs.
+    """The parent's elements, none of them read early, so that faults are noted with their outputs.
 
     Order, state: the parent's.
     """
@@ -123,7 +123,7 @@ class TracedMapDataset(BlockMapDataset[Any]):
         self._tracing, self._with_nones = tracing, with_nones
         # What says where there are elements, and which.
         self._deciding = part if tolerances(part) or (not with_nones and dropping_steps(part)) else None
-        if not with_nones and any([node._may_leave_out or not is_of_library(node) for node in ancestors(parent)]):
+        if not with_nones and may_leave_out(parent):
             if tracing.is_exact:
                 self._deciding = parent
             else:

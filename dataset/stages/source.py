@@ -13,7 +13,7 @@ from gristmill.core.indices import Indices, as_ints
 from gristmill.dataset.bases.division import cut_into_parts
 from gristmill.dataset.bases.feed import Feed, read_stream
 from gristmill.dataset.bases.map import BlockMapDataset, MapDataset, source_reads_once
-from gristmill.dataset.bases.node import DatasetNode, ancestors, dropping_steps, is_of_library, spec_of
+from gristmill.dataset.bases.node import DatasetNode, dropping_steps, is_of_library, may_leave_out, spec_of
 from gristmill.dataset.bases.origins import Part, RecordKey
 from gristmill.dataset.telling.description import short_source_text, source_files, source_text
 from gristmill.dataset.telling.failures import tell
@@ -55,7 +55,7 @@ class SourceMapDataset(BlockMapDataset[T]):
     def _may_leave_out(self) -> bool:
         """True if records may be ``None``, which cannot be known without reading them."""
         if isinstance(self._source, DatasetNode):
-            return any([node._may_leave_out or not is_of_library(node) for node in ancestors(self._source)])
+            return may_leave_out(self._source)
         return not (is_of_library(self._source) or isinstance(self._source, range | np.ndarray | str | bytes))
 
     @property

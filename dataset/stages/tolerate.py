@@ -386,7 +386,7 @@ class TolerateDatasetIterator(BlockIterator[T]):
             raise
 
     def _note_known(self) -> None:
-        """Is called before an element is skipped of which the state says that it failed."""
+        """Does nothing; called before skipping an element that failed before the state was taken."""
 
     def _judge(self, error: Exception) -> None:
         fault = Fault.of(error, self._source)
@@ -480,7 +480,8 @@ class TracedTolerateIterator(TolerateDatasetIterator[T]):
 
     def _note_known(self) -> None:
         try:
-            for x in self._source._take(1):  # it does not fail this time
+            # An element that does not fail this time is skipped, too.
+            for x in self._source._take(1):
                 self._tracing.note_faults(x.rows)
         except Exception as error:
             self._tracing.note_fault(error)

@@ -148,7 +148,7 @@ class ZipDatasetIterator(BlockIterator[T]):
     _flow = "one_to_one"
     _placed_by = ("_has_ended",)
     _is_expected = False  # the parents read ahead
-    _rate = 1.0  # the share of all draws below an iterator that is from each parent
+    _rate = 1.0  # the share of each parent in all draws
 
     def __init__(self, parents: list[DatasetIterator[Any]], parameters: ZipParameters) -> None:
         super().__init__(parents)

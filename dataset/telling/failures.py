@@ -139,7 +139,10 @@ def tell_in_worker(error: BaseException, worker: str, otherwise: str) -> None:
 
 
 def tell_of_settings(error: BaseException) -> None:
-    """Notes at ``error``, which a worker raises, that it may lack settings, unless the library or pickling raised it."""
+    """Adds a note to an error of a worker: it may lack settings of the program.
+
+    An error that the library or pickling raised gets no note.
+    """
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

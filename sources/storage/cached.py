@@ -28,18 +28,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from gristmill.core.descriptors import max_descriptors
 from gristmill.core.errors import as_int
 from gristmill.sources.storage import forks
 from gristmill.sources.storage.files import REPLACEMENT, Files, is_url, list_files
 from gristmill.sources.storage.once import explained, reason
 from gristmill.sources.storage.parts import SUFFIX, Layout, Part, Room, Trust, layout_for
-from gristmill.sources.storage.posix import resource
 from gristmill.sources.storage.remote import Found, check_range, check_versions, without_query
 from gristmill.sources.storage.whole_files import whole_files
 
 _log = logging.getLogger("gristmill")
 
-_MAX_OPEN = max(64, min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)) if resource else 64  # parts of 256 MB
+_MAX_OPEN = max(64, min(1024, max_descriptors() // 4))  # parts of 256 MB
 _WAIT_SECONDS = 20.0
 _RETRY_SECONDS = 60.0  # after the disk was full, say
 _BLOCKS_AT_ONCE = 64  # in memory

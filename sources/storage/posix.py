@@ -1,9 +1,8 @@
-"""Modules of Python that Windows lacks. Files by ranges need them: ``local_size`` refuses local files there."""
+"""A module of Python that Windows lacks. Files by ranges need it: ``local_size`` refuses local files there."""
 
 try:
     import fcntl
-    import resource
 except ImportError:
-    fcntl = resource = None  # type: ignore[assignment]  # for checkers they are modules, as on the systems where files are read
+    fcntl = None  # type: ignore[assignment]  # for checkers it is a module, as on the systems where files are read
 
-__all__ = ["fcntl", "resource"]
+__all__ = ["fcntl"]
