@@ -195,9 +195,12 @@ def _stack_leaf(leaves: Sequence[Any], types: set[type], allocate: Allocate, pat
 
 
 def jax_of_keys(arrays: Sequence[Any]) -> Any:
-    """Return JAX if all ``arrays`` are of typed keys (``jax.random.key``), which NumPy cannot hold; otherwise ``None``."""
+    """Return JAX if all ``arrays`` are of typed keys (``jax.random.key``); otherwise ``None``.
+
+    NumPy cannot hold such keys.
+    """
     jax: Any = sys.modules.get("jax")
-    kind = getattr(jax, "Array", None)  # there is none while another thread imports JAX
+    kind = getattr(jax, "Array", None)  # missing while another thread imports JAX
     if kind is None or not all([isinstance(array, kind) for array in arrays]):
         return None
     return jax if all([jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) for array in arrays]) else None
@@ -216,7 +219,7 @@ def _not_stacked(leaves: Sequence[Any], name: str, error: Exception) -> ValueErr
 
 
 def required(shapes: Sequence[Any]) -> str:
-    """Return the rule that leaves break which differ, and whose shapes are ``shapes``."""
+    """Return the rule that differing leaves with these shapes break."""
     are_equal = all([shape == shapes[0] for shape in shapes])
     return "Their dtypes must be of one kind" if are_equal else "Their shapes must be equal and their dtypes of one kind"
 

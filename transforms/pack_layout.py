@@ -116,7 +116,10 @@ class PackLayout:
         return row
 
     def spans(self, row: Any, num: int) -> list[tuple[Path, int, list[tuple[int, int]]]]:
-        """Returns each feature that has segment ids: its keys, its length, and the cells of each of ``num`` sequences."""
+        """Returns the features of a row that have segment ids, with the cells of ``num`` sequences.
+
+        Each is a tuple of keys, length and bounds of cells.
+        """
         return [
             (path, feature.length, spans_of(_value_at(row, _outputs(path, feature)[1]), num))
             for path, feature in self._packed()

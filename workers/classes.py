@@ -1,4 +1,4 @@
-"""Classes that travel by value: what cloudpickle leaves out of them."""
+"""Classes that travel by value, with the parts that cloudpickle leaves out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SKELETONS = (_cloudpickle._make_skeleton_class, _cloudpickle._make_skeleton_enu
 
 
 class _State(NamedTuple):
-    """State of a class with more than cloudpickle sets."""
+    """State of a class, with more than cloudpickle sets."""
 
     set_others: Callable[[type, Any], None]
     others: Any
@@ -25,7 +25,7 @@ class _State(NamedTuple):
 
 
 def completed(cls: type, reduced: Any) -> Any:
-    """Return ``reduced``, the reduction of ``cls`` by cloudpickle, with what that leaves out."""
+    """Return ``reduced``, cloudpickle's reduction of ``cls``, with the parts that it leaves out."""
     if not isinstance(reduced, tuple) or reduced[0] not in _SKELETONS:
         return reduced
     make, args, (attributes, slots), *rest, set_others = reduced
@@ -54,10 +54,11 @@ def _set_state(cls: type, state: _State) -> None:
         receive(cls, state.registration)
 
 
-# Without its slots, a class would give its instances a ``__dict__``, which the class of the program cannot take back.
-
-
 def _add_slots(cls: type, keywords: dict[str, Any], attributes: dict[str, Any]) -> None:
+    """Adds the slots of a class to ``keywords``.
+
+    Without them, its instances would have a ``__dict__``, which the class of the program refuses.
+    """
     if "__slots__" not in vars(cls):
         return
     if NamedTuple in vars(cls).get("__orig_bases__", ()):  # makes its own, and accepts no others
@@ -74,12 +75,12 @@ def _is_slot(name: str, value: Any) -> bool:
     )
 
 
-# A metaclass or a base class may make a dataclass of each new class, and register it with JAX. The class is made empty, and
-# filled later, so that it would have no fields then.
-
-
 def _add_fields(cls: type, namespace: dict[str, Any]) -> bool:
-    """Adds the fields of a dataclass where its bases look at them; returns false where not."""
+    """Adds the fields of a dataclass if its metaclass or bases may use them; returns false if not.
+
+    A metaclass or a base class may make a dataclass of each new class, and register it with JAX.
+    cloudpickle makes the class empty and fills it later, so it would have no fields then.
+    """
     if not dataclasses.is_dataclass(cls) or "__slots__" in vars(cls):
         return False
     if type(cls) in (type, ABCMeta) and not any(["__init_subclass__" in vars(base) for base in cls.__mro__[1:-1]]):
@@ -99,9 +100,10 @@ def _remove_fields(cls: type) -> None:
             delattr(cls, name)
 
 
-# cloudpickle makes the members of an Enum from their values, before the class has methods. So they lack what ``__new__``
-# and ``__init__`` set, and it leaves out the other names of a member. Here they are made by a ``__new__`` that is given what
-# they consist of, and their attributes are set last, because these may refer to the class.
+# cloudpickle makes the members of an Enum from their values, before the class has methods. So they
+# lack what ``__new__`` and ``__init__`` set, and the other names of a member are lost. Here a
+# ``__new__`` makes them from their parts. Their attributes are set last, because these may refer to
+# the class.
 
 _MADE_WITH_A_MEMBER = ("_value_", "_name_", "__objclass__", "_sort_order_")
 

@@ -62,7 +62,7 @@ class Process(ABC):
         """It is no process of this one, which was forked from its owner."""
 
     def is_gone(self) -> bool:
-        """Return True if it runs no more, although it may not be known yet how it ended."""
+        """Return True if the process runs no more, even if its exit status is not known yet."""
         return self.has_ended()
 
     def wait(self, seconds: float) -> bool:

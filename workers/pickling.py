@@ -64,14 +64,17 @@ class CloudPickler(cloudpickle.Pickler):
         if issubclass(kind, functools.cached_property):
             return reduce_cached_property(obj)
         if issubclass(kind, ModuleType) and kind is not ModuleType:
-            # cloudpickle does not take it for a module. It need not be imported by the name that it has.
+            # cloudpickle does not recognise it as a module. Its name may differ from the imported one.
             name = next((name for name, module in [*sys.modules.items()] if module is obj), None)
             return NotImplemented if name is None else (importlib.import_module, (name,))
         return reduce_flags(obj) if is_absl_flags(obj) else NotImplemented
 
 
 def _import_module_of(obj: type | FunctionType) -> None:
-    """Imports the module of ``obj`` where its package does so lazily, because cloudpickle looks in imported modules only."""
+    """Imports the module of ``obj`` if its package does so lazily.
+
+    cloudpickle looks in imported modules only.
+    """
     module = getattr(obj, "__module__", None)
     if isinstance(module, str) and module not in sys.modules and module.partition(".")[0] in sys.modules:
         with contextlib.suppress(Exception):
@@ -99,7 +102,10 @@ def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | No
 
 
 def drop_notes_of_pickle(error: BaseException) -> None:
-    """Drops all but the last of the notes that pickle adds from Python 3.14 on, one for each enclosing object."""
+    """Drops the notes that pickle adds from Python 3.14 on, except the last one.
+
+    It adds one for each enclosing object.
+    """
     notes = vars(error).get("__notes__")
     if isinstance(notes, list):
         notes[:-1] = [note for note in notes[:-1] if not str(note).startswith("when serializing ")]

@@ -15,9 +15,9 @@ Guarantees:
 5. An interrupt at any point (a signal handler that raises) loses no process, descriptor or lock: processes are started by a
    thread that it does not reach and belong to a pool that is parked before anybody has it; and one that is being closed is
    parked for as long as that takes.
-6. Parked pools have at most a quarter of the descriptors that this process may have, the pool that
-   was parked last excepted. Where descriptors run out for a pool, a worker that takes another one's
-   place, or a file, all parked pools are ended and the call is made again.
+6. Parked pools have at most a quarter of the descriptors that this process may have, except for the
+   pool that was parked last. If descriptors run out for a pool, for a worker that replaces another
+   one, or for a file, all parked pools are ended and the call is made again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from gristmill.workers.uninterrupted import uninterrupted
 
 _PARKED_SECONDS = 1.0
 _MAX_PARKED = 8  # pools
-_SHARE_OF_DESCRIPTORS = 4  # that of parked pools, of those that this process may have
+_SHARE_OF_DESCRIPTORS = 4  # parked pools have 1 / 4 of those that this process may have
 _GRACE_SECONDS = 0.3
 _MIN_BUFFER_BYTES = 1 << 16  # from here on the arrays of a task are shared by its workers instead of copied
 _CHUNK = 1 << 20
@@ -197,7 +197,7 @@ class WorkerPool:
 
     @property
     def num_descriptors(self) -> int:
-        """The file descriptors that it has open in this process."""
+        """Number of file descriptors that the pool has open in this process."""
         return 1 + NUM_DESCRIPTORS * self._count
 
     def worker(self, index: int) -> WorkerProcess:
@@ -465,7 +465,7 @@ def close_parked(kind: type[Pool]) -> None:
 
 
 def _close_parked_when_scarce() -> None:
-    gc.collect()  # which parks the pools of iterators in circles
+    gc.collect()  # parks the pools of iterators in reference cycles
     close_parked(WorkerPool)
 
 

@@ -7,9 +7,9 @@ Guarantees:
 2. Whatever interrupts ``receive`` or ``start`` in the middle (an interrupt from the keyboard, say) leaves ``usable`` false:
    bytes may be lost, and a new process has to take over.
 3. ``stop`` waits only for a limited time; afterwards the process runs no more. Its exit status has
-   been collected, unless the template that has forked it is stopped. Force needs no template: the
-   kernel kills a process whose lifeline is closed. Interrupted, ``stop`` does what is left when it
-   is called again.
+   been collected, unless the template that has forked it is stopped. Killing it needs no template:
+   the kernel kills a process whose lifeline is closed. After an interrupt, ``stop`` does the rest
+   when it is called again.
 4. No lock is taken, so no interrupt leaves one held.
 """
 
@@ -113,7 +113,7 @@ class WorkerProcess:
         self._patience: float | None = None
         self._answer_by: float | None = None  # until then it should notice the last start
         self._received = bytearray()
-        self._lifeline: list[int] = []  # the other end of it
+        self._lifeline: list[int] = []  # this end of the lifeline
         self._to_return: list[Slot] = []
 
     @property

@@ -83,7 +83,7 @@ class RayPool:
         options: which actors.
     """
 
-    # It takes long to start actors; with the time that Ray takes to end them, it is below 5 s (1).
+    # Starting actors takes long. With the time that Ray takes to end them, this is below 5 s (1).
     parked_seconds = 3.0
 
     def __init__(self, luggage: Luggage, options: RayOptions) -> None:

@@ -1,6 +1,7 @@
-"""Reductions of objects that cloudpickle cannot send, changes, or sends by name where the name is of no use.
+"""Reductions of objects that cloudpickle cannot send, changes, or sends by a useless name.
 
-A name is of use if a worker can import it. What the program itself (``__main__``) defines cannot be imported.
+A name is useless if a worker cannot import it, such as that of an object that the program itself
+(``__main__``) defines.
 """
 
 from __future__ import annotations
@@ -40,11 +41,8 @@ def is_importable(obj: Any) -> bool:
     return found is obj
 
 
-# The reductions below say how they differ from what cloudpickle or pickle would do.
-
-
 def _code(code: CodeType) -> Reduced:
-    """Keeps the name of the file, which cloudpickle leaves out and tracebacks show."""
+    """Reduces code with the name of its file, which cloudpickle leaves out and tracebacks show."""
     return _code_in_file, (_reduce_code(code)[1], code.co_filename)
 
 
@@ -53,7 +51,7 @@ def _code_in_file(args: tuple[Any, ...], filename: str) -> CodeType:
 
 
 def _cached(wrapper: Any) -> Reduced:
-    """Sends the function, and not the cache."""
+    """Reduces a cached function to the function, without the cache."""
     if is_importable(wrapper):
         return wrapper.__reduce__()
     held, function = gc.get_referents(wrapper), wrapper.__wrapped__
@@ -68,10 +66,10 @@ def _make_cached(function: Callable[..., Any], parameters: Mapping[str, Any]) ->
 
 
 def _function_among(held: list[Any], owner: Any) -> Any:
-    """Return the only function among what ``owner`` refers to and does not show.
+    """Return the only function among ``held``, the objects that ``owner`` refers to.
 
     Raises:
-        PicklingError: there are others.
+        PicklingError: there is no function, or more than one.
     """
     found = [x for x in held if callable(x)]
     if len(found) != 1:
@@ -85,7 +83,7 @@ def is_single_dispatch(function: FunctionType) -> bool:
 
 
 def reduce_single_dispatch(function: Any) -> Reduced:
-    """Sends the implementations, and not the cache."""
+    """Reduces a generic function to its implementations, without the cache."""
     registry = {**function.registry}
     own = vars(functools.singledispatch(registry[object]))
     attributes = {name: value for name, value in vars(function).items() if name == "__wrapped__" or name not in own}
@@ -104,7 +102,7 @@ def _set_single_dispatch(function: Any, state: tuple[dict[type, Any], dict[str, 
 
 
 def reduce_cached_property(descriptor: Any) -> Reduced:
-    """Leaves out the lock, which there is before Python 3.12."""
+    """Reduces a cached property without its lock, which it has before Python 3.12."""
     state = {name: value for name, value in vars(descriptor).items() if name != "lock"}
     return copyreg.__newobj__, (type(descriptor),), state, None, None, _set_cached_property  # type: ignore[attr-defined]
 
@@ -115,7 +113,10 @@ def _set_cached_property(descriptor: Any, state: dict[str, Any]) -> None:
 
 
 def _comparison_key(key: Any) -> Reduced:
-    """The class that ``functools.cmp_to_key`` returns; its instances, which have the same type, are refused."""
+    """Reduces the key function that ``functools.cmp_to_key`` returns.
+
+    Keys of elements, which have the same type, are refused.
+    """
     held = [x for x in gc.get_referents(key) if x is not type(key)]
     if len(held) > 1:
         raise TypeError(f"cannot pickle {key!r:.200}")
@@ -123,7 +124,7 @@ def _comparison_key(key: Any) -> Reduced:
 
 
 def _ufunc(ufunc: Any) -> Reduced:
-    """What ``numpy.frompyfunc`` has made travels with its function, all others by name."""
+    """Reduces a ufunc of ``numpy.frompyfunc`` to its function, all others to their names."""
     held = gc.get_referents(ufunc)
     if not any([callable(x) for x in held]):
         reduced: Reduced = _reduce_ufunc(ufunc)
@@ -142,7 +143,7 @@ def _new_type(new: Any) -> Reduced:
 
 
 def _type_parameter(parameter: Any) -> Reduced:
-    """Sends a ``ParamSpec`` or ``TypeVarTuple`` by value."""
+    """Reduces a ``ParamSpec`` or ``TypeVarTuple`` to its parts."""
     if is_importable(parameter):
         return parameter.__reduce__()
     options = {"bound": getattr(parameter, "__bound__", None)}
@@ -157,7 +158,7 @@ def _make_type_parameter(kind: Any, name: str, options: dict[str, Any]) -> Any:
 
 
 def _type_alias(alias: Any) -> Reduced:
-    """Sends what the statement ``type`` makes by value; its value is evaluated."""
+    """Reduces the alias that a ``type`` statement makes to its parts; its value is evaluated."""
     if is_importable(alias):
         return alias.__reduce__()
     return _make_type_alias, (alias.__name__, alias.__value__, alias.__type_params__)
@@ -168,7 +169,7 @@ def _make_type_alias(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
 
 
 def _weak_dict(values: Any) -> Reduced:
-    """Sends the entries; those that nothing else refers to are gone in the worker."""
+    """Reduces a weak dict to its entries; the worker drops those that nothing else refers to."""
     return type(values), (dict(values),)
 
 
@@ -188,7 +189,8 @@ REDUCERS: dict[type, Callable[[Any], Reduced]] = {
     # A copy of these would not be recognised.
     type(dataclasses.MISSING): lambda missing: "MISSING",
     type(dataclasses.KW_ONLY): lambda keyword_only: "KW_ONLY",
-    dataclasses._FIELD_BASE: lambda kind: kind.name,  # type: ignore[attr-defined]  # cloudpickle < 3.0 copies these
+    # cloudpickle before 3.0 copies these.
+    dataclasses._FIELD_BASE: lambda kind: kind.name,  # type: ignore[attr-defined]
 }
 if sys.version_info >= (3, 12):
     REDUCERS[typing.TypeAliasType] = _type_alias

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 _Part = bytes | str  # a pickle; or the repr of what could not be pickled
 # File, name, qualified name, first line of the code, (line, last line, column, its end).
 _Frame = tuple[str, str, str, int, tuple[int, int, int, int]]
-_Block = tuple[int, str, list[_Frame]]  # of a text: depth among groups, what stands before the frames, the frames
+_Block = tuple[int, str, list[_Frame]]  # of a text: depth among groups, head, frames
 _Field = GetSetDescriptorType | MemberDescriptorType
 
 _MAX_FRAMES = 100  # of one traceback, half of them the outermost
@@ -291,7 +291,7 @@ def _blocks(error: BaseException, frames: list[_Frame], depth: int) -> list[_Blo
 
 
 def _text(blocks: list[_Block]) -> str:
-    """Made by the consumer, because a worker has no lines of the cells of a notebook."""
+    """Returns the text of blocks, in the consumer: a worker has no lines of a notebook's cells."""
     texts = [(depth, head + "".join(traceback.format_tb(_traceback(frames)))) for depth, head, frames in blocks]
     return "\n".join([textwrap.indent(text, "    " * depth) for depth, text in texts])
 
@@ -333,7 +333,8 @@ def _traceback(frames: list[_Frame]) -> TracebackType | None:
         function = eval(compile(tree, file, "eval"), namespace)
         code = function.__code__ = function.__code__.replace(co_name=name, co_qualname=qualname)
         shown = (line, end, column, end_column) if column >= 0 else (line, line, None, None)
-        # The frame of a generator that waits is at its line, and nobody calls it: it keeps no frame of ours alive.
+        # The frame of a suspended generator is at its line and has no caller, so it keeps no frame of
+        # the library alive.
         namespace["generator"] = generator = function()
         next(generator)
         tb = TracebackType(tb, generator.gi_frame, 2 * list(code.co_positions()).index(shown), line)

@@ -12,13 +12,13 @@ Guarantees:
    workers that are started (``child``). It ends with its last pool, after a while; see ``pool``.
 3. ``fork`` does not wait, also while the template starts. Where there will be no worker, because the template has died or the
    system lets it fork none, the process has ended and was not born; its owner starts one directly then, and nobody notices.
-   The same holds for a worker that is not born within a second, because the template is stopped (by
-   a debugger, say), or within five seconds, because it takes so long to start. That template is
-   asked for no other worker.
+   The same holds for a worker that is not forked within a second, because the template is stopped
+   (by a debugger, say), or within five seconds, because the template is still starting. That
+   template is asked for no other worker.
 4. Only the template knows a worker's id for certain, as the one who waits for it. So it sends the signals; and it writes ids and
    ends of workers into memory that this process reads, as often as it likes: no interrupt loses them, and no lock is taken.
-5. Ending a worker does not depend on the template running: the kernel kills the worker when its
-   lifeline is closed, and shows that it is gone.
+5. Ending a worker does not depend on the template: the kernel kills the worker when its lifeline is
+   closed, and ``/proc`` shows that it is gone.
 6. Workers whose template has died count as lost at once. Their owner has others take over, from the last output that came, and
    lets go of them, at which the kernel kills them.
 7. A process that is forked from this one neither uses the template nor ends it.
@@ -72,7 +72,7 @@ def surroundings(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
 
 
 def _run_state(process_id: int) -> str:
-    """A letter: ``T`` or ``t`` of one that is stopped, ``Z`` or ``X`` of one that has ended."""
+    """Return the state of a process: ``T`` or ``t`` if it is stopped, ``Z`` or ``X`` if it has ended."""
     try:
         status = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
@@ -107,7 +107,7 @@ class Template:
         self.parked_until = 0.0
         self.owner: Callable[[], object] = lambda: None
         self.workers: list[Any] = []  # are those of pools
-        self.is_late = False  # it does not do what it is asked for
+        self.is_late = False  # it has not forked a worker in time
         self._is_closed = False
         self._users: set[object] = set()
         self._slots = itertools.count(1)
@@ -183,7 +183,7 @@ class Template:
                 socket.send_fds(self._control, [request], [*fds, directory, *streams], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
             except OSError as error:
                 if is_scarcity(error):
-                    raise  # nor could a worker be started directly, which takes more of them
+                    raise  # starting a worker directly takes more of them
                 return None
         return ForkedProcess(self, slot)
 
@@ -267,7 +267,7 @@ class ForkedProcess(Process):
         return bool(end) or is_unborn or self._is_lost or self._template.has_ended()
 
     def is_gone(self) -> bool:
-        """See ``Process``. A template that is stopped does not say so."""
+        """See ``Process``. A template that is stopped does not report ends, so ``/proc`` is read."""
         process_id, _ = self._look()
         if self.has_ended():
             return True
