@@ -1,7 +1,8 @@
-"""Times that stages take when nothing competes with them, for CPUs or for the interpreter's lock (GIL).
+"""Times of stages without competition for CPUs or for the interpreter's lock (GIL).
 
-Where threads compete, the time that passes in a stage is mostly that of others: it says nothing
-about what the stage costs. So a pipeline with threads or workers also runs for a moment in one thread.
+Where threads compete, most of the time that passes in a stage is waiting for other threads, and says
+nothing about the cost of the stage. So a pipeline with threads or workers also runs for a moment in
+one thread.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from gristmill.diagnostics.verification.outcomes import Clock
 from gristmill.diagnostics.verification.subject import Subject
 from gristmill.workers.pickling import dumps
 
-_START_SECONDS = 10.0  # for a process that measures, at most
+_START_SECONDS = 10.0  # the longest start of a process that measures
 _END = object()
-_SHARE = "SliceMapDataset["
-_MAX_LONGER = 3  # times as long as is allowed may the first output take
+_SHARE = "SliceMapDataset["  # the stage that cuts out the share of a worker
+_MAX_LONGER = 3  # the first output may take this multiple of the seconds
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class OneThread:
 
     Args:
         snapshot: of the run; CPU times include the waiting for CPUs that other programs use.
-        pickling_ns: time to pickle the last output, which is about what a worker needs to send it.
+        pickling_ns: time to pickle an output, which is about the time that a worker needs to send it.
     """
 
     snapshot: Snapshot
@@ -47,13 +48,13 @@ class OneThread:
 
 @dataclass(frozen=True)
 class Alone:
-    """A snapshot with the times that stages take alone.
+    """A snapshot with the times of stages in one thread.
 
     Args:
         snapshot: as observed, with these times in place of those of the run.
         inflation: by place (``"consumer"``, ``"threads"``, ``"workers"``), the time that passed in
-            its stages in the run, as a multiple of what they take alone.
-        step_ns: of the consumer's own work between two outputs; ``None`` if it was not measured.
+            its stages in the run, as a multiple of their time in one thread.
+        step_ns: time of the consumer's work between two outputs; ``None`` if not measured.
     """
 
     snapshot: Snapshot
@@ -62,12 +63,12 @@ class Alone:
 
 
 def run_alone(pipeline: Any, seconds: float) -> OneThread | None:
-    """Returns what the stages of a pipeline took in one thread.
+    """Returns the times of the stages of a pipeline in one thread.
 
     A pipeline with workers runs in a fresh process, any other in this one.
 
     Returns:
-        ``None`` if it cannot run so: it cannot be pickled, or raises.
+        ``None`` if it cannot be pickled, or raises an error.
     """
     if Subject(pipeline).has_workers:
         run = partial(_run, seconds)
@@ -81,7 +82,7 @@ def run_alone(pipeline: Any, seconds: float) -> OneThread | None:
 
 
 class _WithoutWorkers(PipelineEditor):
-    """Has the stages that start workers pass on what their workers would compute."""
+    """Replaces stages that start workers by the part that their workers would compute."""
 
     def _replace(self, ds: Any) -> Any:
         parents = parents_of(ds)
@@ -124,8 +125,8 @@ def _pickling_ns(element: Any) -> int:
 def _stretched(snapshot: Snapshot, factor: float) -> Snapshot:
     """Returns a snapshot whose CPU times include the waiting for CPUs that other programs use.
 
-    Few calls wait for a CPU, and long: that belongs to all in proportion to what they compute. What
-    else passed in a stage is waiting for data.
+    Few calls wait for a CPU, and these for long. So the waiting is shared out among all stages, in
+    proportion to their CPU times. The rest of the time in a stage is waiting for data.
     """
     stages = [x for x in snapshot.summary.values() if not x.is_prefetch]
     cpu = factor * math.fsum([x.cpu_time_ns or 0 for x in stages])
@@ -145,8 +146,8 @@ def alone(snapshot: Snapshot, run: OneThread | None, is_step_alike: bool) -> Alo
 
     Args:
         snapshot: of the pipeline as it is.
-        run: the pipeline in one thread; or ``None``.
-        is_step_alike: the consumer did the same in both.
+        run: of the pipeline in one thread, or ``None``.
+        is_step_alike: True if the consumer did the same in both.
 
     Returns:
         ``None`` if the stages are not the same, or not all of them gave elements.
@@ -171,7 +172,7 @@ def alone(snapshot: Snapshot, run: OneThread | None, is_step_alike: bool) -> Alo
 
 
 def _compared(snapshot: Snapshot) -> list[StageSummary]:
-    """Returns the stages that do something; the shares of workers are cut out where they begin."""
+    """Returns the stages that both runs have: no prefetching, and no cutting of workers' shares."""
     stages = [x for x in snapshot.summary.values() if not x.is_prefetch]
     return [x for x in stages if x.place != "workers" or not x.name.startswith(_SHARE)]
 
@@ -181,10 +182,10 @@ def _kind(stage: StageSummary) -> str:
 
 
 def _with_counts_of(stage: StageSummary, other: StageSummary, times: float) -> StageSummary:
-    """Returns a stage with the counts of the other one, which gave so many times fewer outputs.
+    """Returns a stage with the counts of ``other``, multiplied by ``times``.
 
-    Calls that have not ended, of blocks that take long, are in no counts of the run. Others did not
-    take less there than alone, unless the machine was busier then.
+    The counts of the run lack calls that have not ended, of long blocks. Calls that have ended took
+    at least as long there as in one thread, unless the machine was busier later.
     """
     num = round(other.num_produced_elements * times)
     total = round(other.total_processing_time_ns * times)
@@ -207,9 +208,9 @@ def _inflation(stages: list[StageSummary], changed: dict[int, StageSummary], pla
 
 
 def _share_again(nodes: dict[int, StageSummary], waited_ns: int, loads: list[WorkerLoad]) -> dict[int, StageSummary]:
-    """Returns stages that share out the waiting again, by what they take alone.
+    """Returns stages whose shares of the waiting follow from their times in one thread.
 
-    The consumer waits for its own stages as long as they take, and for others the rest of the time.
+    The consumer waits for its own stages as long as they take, and the rest of the time for others.
     """
     working = [x for x in nodes.values() if not x.is_prefetch]
     own = {x.id: x.total_processing_time_ns for x in working if x.place == "consumer"}

@@ -26,8 +26,8 @@ _MIN_SLICES = 3
 
 MIN_GAIN = 0.05  # a change that gains less is not worth it
 CONSUMER = -1  # as a part: the work of the consumer itself
-_FULL = 1.5  # times longer than alone: threads wait for one another rather than for data
-_ANY = -4  # as a part: all that computes, where it is not known by stages
+_FULL = 1.5  # from this inflation on, threads wait for one another rather than for data
+_ANY = -4  # the part of all that computes, if that is not known by stages
 SHARED = -3  # as a station: all threads of the consumer's process that compute ahead
 
 
@@ -61,9 +61,9 @@ class Computing:
 
     Args:
         parts: of each stage, by its id.
-        least: the number of threads that compute at once, at least: as many as did.
-        most: at most. There are several where functions release the interpreter's lock (GIL), which
-            no measurement tells; but not more than did where threads already waited for one another.
+        least: the least number of threads that can compute at once: as many as did.
+        most: the largest number. It is above ``least`` if functions may release the interpreter's
+            lock (GIL), which cannot be measured, and threads did not yet wait for one another.
     """
 
     parts: dict[int, float]
@@ -92,8 +92,8 @@ class Capacity:
         num_threads: how many threads may do the work of a stage that reads ahead, by its number of threads or ``None``.
         cpus: that the process may use.
         waits: whether what threads do is waiting rather than computing.
-        alone: the times of stages with which nothing competes, if they were measured.
-        cpu_ns: CPU time that this process wanted in the run.
+        alone: the times of stages in one thread, if they were measured.
+        cpu_ns: CPU time of this process in the run, and the time that it waited for CPUs.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Capacity:
         self.computing: list[Computing] = []
         if alone is not None:
             self.computing = self._computing(alone, cpus, cpu_ns)
-        elif waits and not snapshot.workers:  # what the process computes is not in the stages that wait
+        elif waits and not snapshot.workers:  # the stages wait, so others in the process compute
             self.computing = [Computing({_ANY: cpu_ns / self._num}, 1.0, 1.0)]
         self.stations = {key: x.times(min(1.0, self.now / x.period)) if x.period else x for key, x in self.stations.items()}
         self.held = self._held(snapshot)
@@ -190,7 +190,7 @@ class Capacity:
         return max([station.period for station in stations.values()])
 
     def _computing(self, alone: Alone, cpus: int, cpu_ns: int) -> list[Computing]:
-        """Returns the CPU time of an output in this process, and in each of its workers."""
+        """Returns the CPU time of an output in this process and in each of its workers."""
         stages = [x for x in alone.snapshot.summary.values() if x.cpu_time_ns and not x.is_prefetch]
         num_workers = sum([x.num_workers for x in on_all_nodes(alone.snapshot.workers)])
         found = []
@@ -207,15 +207,15 @@ class Capacity:
         return found
 
     def _computed(self, part: int | None, share: float = 0.5) -> float:
-        """Returns how long an output would take without a part, waiting for nothing but CPUs."""
+        """Returns the time of an output without a part, if it waited for nothing but CPUs."""
         return max([min(self.now, x.without(part, share)) for x in self.computing], default=0.0)
 
     def without(self, part: int, share: float = 0.5) -> float:
-        """Returns how long an output would take if a part took no time, and all else as long as now.
+        """Returns the time of an output if a part took no time, and everything else the same.
 
         Args:
             part: a stage by its id, or the consumer.
-            share: from 0, if as few threads as possible compute at once, to 1, if as many.
+            share: 0 if as few threads as possible compute at once, 1 if as many as possible.
         """
         left = {key: station.without(part) for key, station in self.stations.items()}
         longest = max(self._longest(left), self._computed(part, share))

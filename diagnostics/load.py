@@ -34,9 +34,9 @@ def _waited_ns() -> int:
 
 
 def thread_demand_ns() -> tuple[int, int]:
-    """Returns the CPU time that this thread has had so far, and the time that it waited for a CPU.
+    """Returns the CPU time of this thread so far, and the time that it waited for a CPU.
 
-    Both are 0 if the system does not tell.
+    Both are 0 if the system does not report them.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         ran, waited = map(int, Path("/proc/thread-self/schedstat").read_text().split()[:2])

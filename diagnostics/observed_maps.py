@@ -20,7 +20,7 @@ class ObservedMaps(PipelineEditor):
         ds: the dataset that is read.
         probe: that of ``ds``; its inputs are those of what is upstream.
         lanes: the observer's.
-        timed: gives the method that measures more, where calls of a stage are timed.
+        timed: returns a method that also measures, if calls of a stage are timed.
         annotates: whether calls appear in the profile that JAX is taking.
     """
 

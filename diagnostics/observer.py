@@ -64,7 +64,7 @@ class Observer:
         self.groups: dict[int, WorkerGroup] = {}  # the workers of a stage, by its number
         self.faults: dict[str, int] = {}  # that were passed over, by the names of the steps
         self.measures = False  # see ``measuring``; to be set before anything joins
-        self.times_threads = False  # CPU times, too (see ``alone``); as ``measures``
+        self.times_threads = False  # if it also measures CPU times (see ``alone``)
         self.name: str | None = None  # in metrics
         self.on_use: list[Callable[[Observer], None]] = []  # called at the first use of an iterator
         self.on_attend: list[Callable[[int], None]] = []  # called now and then, by the thread that takes outputs

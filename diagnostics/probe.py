@@ -56,7 +56,7 @@ class Cell:
         self.elements = self.errors = 0
         self.stood_for = 0  # elements for which those stand whose calls were timed
         self.own = 0  # in the stage itself, its parents' calls excluded
-        self.cpu = 0  # of that, computing, if threads are timed (see ``alone``)
+        self.cpu = 0  # CPU time, if it is measured (see ``alone``)
         self.least, self.most = _NEVER, 0  # own time per element
         self.sampled = self.sampled_bytes = 0
         self.attend_at = 0

@@ -49,7 +49,8 @@ class StageSummary:
             ``epochs``).
         num_long: of a stage that makes batches of a stream by length, in this process: how many elements were longer than the
             last boundary, since the beginning of the stream; else ``None``.
-        cpu_time_ns: CPU time within ``total_processing_time_ns``, where ``diagnose`` has measured it; else ``None``.
+        cpu_time_ns: CPU time within ``total_processing_time_ns``; ``None`` unless ``diagnose`` has
+            measured it.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Times, sizes and rates as texts, the same in tables, reports, notebooks and on the command line."""
+"""Texts of times, sizes and rates, alike in tables, reports, notebooks and on the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def digits_text(value: float) -> str:
-    """Returns a number with three digits, or all those before the point.
+    """Returns the text of a number with three digits, or with all digits before the point.
 
     Example:
         >>> digits_text(1.25), digits_text(12.5), digits_text(1250.4)
@@ -17,7 +17,7 @@ def digits_text(value: float) -> str:
 
 
 def time_text(nanoseconds: float) -> str:
-    """Returns a time in the largest unit of which there is one.
+    """Returns the text of a time in its largest whole unit.
 
     Example:
         >>> time_text(971), time_text(1_066_000), time_text(82 * 60 * 1e9)
@@ -27,7 +27,7 @@ def time_text(nanoseconds: float) -> str:
 
 
 def size_text(num_bytes: float) -> str:
-    """Returns a size in the largest unit of which there is one.
+    """Returns the text of a size in its largest whole unit.
 
     Example:
         >>> size_text(640), size_text(1280), size_text(3 << 40)
@@ -37,7 +37,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def rate_text(per_second: float | None) -> str:
-    """Returns how many elements come: ``12.5 elements/s``."""
+    """Returns the text of a rate, such as ``12.5 elements/s``."""
     number = "an unknown number of" if per_second is None else digits_text(per_second)
     return f"{number} elements/s"
 

@@ -21,9 +21,9 @@ from gristmill.workers.ray_cluster import cluster_cpus
 
 _MIN_ELEMENTS = 2
 _MIN_NOISE = 0.05  # of the time that an output takes: smaller differences are not told apart
-COMPETING = 0.7  # CPUs that are wanted: more than threads that wait for data need
-IN_TIME = 0.2  # of its time the consumer may wait, without stages that could be told apart
-_MAX_RANGE = 2.25  # of the most that there may be to the least, which is then told to a factor of 1.5
+COMPETING = 0.7  # wanted CPUs above which threads do not only wait for data
+IN_TIME = 0.2  # the share of waiting below which the stages need not be told apart
+_MAX_RANGE = 2.25  # the largest ratio of two ceilings that is reported as one number
 _KINDS = {"read": "source", "preprocessing": "transform", "prefetch": "transport"}
 _MAX_REPR = 300  # characters
 
@@ -53,7 +53,8 @@ class Diagnosis:
         stage: the name of the stage that binds it, if one does.
         sentence: all of that in one sentence, or two if it is not certain.
         elements_per_second: what the consumer gets.
-        ceiling_per_second: about what it would get if the binding part took no time; ``None`` if that cannot be told.
+        ceiling_per_second: about what it would get if the binding part took no time; ``None`` if
+            not known.
         starved_ratio: the share of its time that the consumer waited.
         delay_ns: how long it waited for 50, 95 and 99 % of the outputs at most.
         recommendations: what to change, the most effective first, within what this process may use.
@@ -125,7 +126,7 @@ def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alo
         snapshot: the numbers.
         settings: those of the pipeline.
         cpu_ns: CPU time that this process wanted meanwhile, without its workers.
-        alone: the times of stages with which nothing competes, if they were measured.
+        alone: the times of stages in one thread, if they were measured.
     """
     elapsed = snapshot.summary.elapsed_ns
     if snapshot.num_elements < _MIN_ELEMENTS or not snapshot.summary or not elapsed:
@@ -162,8 +163,8 @@ def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alo
 def _may_compete(snapshot: Snapshot, settings: Settings, machine: Machine) -> bool:
     """True if threads or workers may have waited for one another in the stages.
 
-    One thread that computes waits for data only. Workers report what they have finished: too little
-    of it says nothing of where their time went.
+    A single thread waits for data only. Workers report finished elements: if there are too few, it
+    is not known how the workers spent their time.
     """
     if snapshot.starved_ratio < IN_TIME:
         return False
@@ -180,7 +181,7 @@ def _may_compete(snapshot: Snapshot, settings: Settings, machine: Machine) -> bo
 
 
 def _with_ratios(snapshot: Snapshot, other: Snapshot) -> Snapshot:
-    """Returns a snapshot with the shares of waiting, and the CPU times, of the other one."""
+    """Returns a snapshot with the shares of waiting and the CPU times of ``other``."""
     nodes = {}
     for x in snapshot.summary.values():
         same = other.summary[x.id]

@@ -112,9 +112,9 @@ def diagnose(
         raise
 
 
-_ALONE_SHARE = 0.25  # of the time goes into a run in one thread
-_MIN_COMPUTING = 0.3  # CPUs that threads and workers must want, for it to matter
-_MAX_ALONE = 4  # outputs of that run may take so many times as long as it should take
+_ALONE_SHARE = 0.25  # the share of the time for a run in one thread
+_MIN_COMPUTING = 0.3  # wanted CPUs below which that run is left out
+_MAX_ALONE = 4  # the largest time of an output, as a multiple of the time of that run
 _HINT = "If it is only slow, allow more time for an element: diagnose(..., stall_seconds=60)."
 _END = object()
 
@@ -132,7 +132,7 @@ def _observed(it: Any, seconds: float, consumer: Callable[[Any], Any] | None, at
 
 
 def _run_alone(pipeline: Any, view: View, seconds: float) -> OneThread | None:
-    """Runs a pipeline in one thread, if threads or workers compute and outputs come often enough.
+    """Returns the times in one thread if threads or workers compute and outputs are quick enough.
 
     Workers may not yet have reported what they compute.
     """

@@ -69,8 +69,8 @@ class ArrayRecordDataSource:
 
     Files are opened at the first read and shared by all threads. Only the record counts of files
     that are named by paths are read at construction, many files at a time
-    (``gristmill.config.num_threads_computing_num_records``). Relative paths are those of the folder
-    that is the current one then.
+    (``gristmill.config.num_threads_computing_num_records``). Relative paths are relative to the
+    current folder at construction.
 
     Files should be written with ``group_size:1``: records of a group can only be decoded together.
 
@@ -82,11 +82,11 @@ class ArrayRecordDataSource:
             "footer_prefetch_bytes": "0"}``. The reader checks them when it opens a file.
 
     Raises:
-        ValueError: ``paths`` is empty, of another type, or has an item of another type, with a
-            negative range or with a range at the end of a path that is beyond the end of the file.
+        ValueError: ``paths`` is empty or of another type, or has an item of another type, a negative
+            range, or at the end of a path a range beyond the end of the file.
         MissingFileError: a file does not exist (a ``FileNotFoundError`` and a ``RuntimeError``).
-            For an item that is a range this is found out at its first read. File instructions are
-            compared with the file then, too.
+            For an item that is a range it is raised at the first read, at which file instructions
+            are compared with the file, too.
         RuntimeError: a file is not a valid ArrayRecord file, or array_record is not installed.
 
     Example:

@@ -1,12 +1,12 @@
 """Values of Arrow columns that pyarrow's ``to_numpy`` rounds, refuses or gives as bare numbers.
 
-* pyarrow makes floats of integers where one is missing. Beyond 2**53 these are other numbers.
-* In structs and maps, pyarrow makes objects of Python of dates, times and durations. Those that
+* pyarrow converts integers to floats if one of them is missing. Beyond 2**53 these are inexact.
+* In structs and maps, pyarrow converts dates, times and durations to objects of Python. Those that
   Python cannot hold, such as dates after 9999, are errors or bare numbers.
-* pyarrow does not convert lists of ``string_view`` and ``binary_view``, and mixes values of views
-  of lists up. Its casts of these in nested arrays lose values: only leaves are cast here.
+* pyarrow does not convert lists of ``string_view`` and ``binary_view``, and confuses values of list
+  views. Its casts of these in nested arrays lose values: only leaves are cast here.
 
-The values here are those of pyarrow otherwise, in structure, types and dtypes.
+Otherwise the values here are those of pyarrow, in structure, types and dtypes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from gristmill.sources.arrow_types import is_list, is_text
 
 _MAX_EXACT = 1 << 53  # floats of 64 bits hold all integers up to it
-# The days since 1970 that Python's dates have in every time zone, and the days of its durations.
+# The days since 1970 that Python's dates can hold in every time zone, and those of its durations.
 _DATES, _DURATIONS = (-719_161, 2_932_895), (-999_999_998, 999_999_998)
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
@@ -29,8 +29,8 @@ def is_exact(array: Any, in_struct: bool = False) -> bool:
     """Return true if ``to_numpy`` of pyarrow gives all values of an array as they are.
 
     Args:
-        array: a ``pyarrow.Array``, but no dictionary at the top level.
-        in_struct: it is a part of a struct or map.
+        array: a ``pyarrow.Array``, except a dictionary at the top level.
+        in_struct: true if it is a part of a struct or map.
     """
     from pyarrow import types
 
@@ -54,7 +54,7 @@ def _is_view(arrow_type: Any) -> bool:
 
 
 def _stored(array: Any) -> Any:
-    """Return the values themselves, of dictionaries (but those of text) and extension types."""
+    """Return the stored values of extension types and of dictionaries other than those of text."""
     from pyarrow import types
 
     if types.is_dictionary(array.type) and not is_text(array.type.value_type):
@@ -100,8 +100,8 @@ def _numbers(array: Any) -> Any:
 def exact_values(array: Any, in_struct: bool = False) -> Any:
     """Return the values of an array as an array of NumPy.
 
-    Integers of which one is missing are floats if these can hold all of them. Otherwise those that
-    are present are integers, and a missing one is ``None``.
+    If an integer is missing, the others are floats if these can hold all of them. Otherwise they
+    stay integers, and the missing one is ``None``.
     """
     import pyarrow
     from pyarrow import types
@@ -128,7 +128,7 @@ def exact_values(array: Any, in_struct: bool = False) -> Any:
         array = array.cast(pyarrow.large_string())
     elif types.is_binary_view(arrow_type):
         array = array.cast(pyarrow.large_binary())
-    # Of a missing value, to_numpy looks up a word, but not in a list.
+    # For a missing value of a dictionary, to_numpy looks up a word, except in lists.
     if in_struct or types.is_dictionary(arrow_type):
         return _in_struct(_as_list(array))[0]
     return array.to_numpy(zero_copy_only=False)
@@ -152,7 +152,7 @@ def _lists(array: Any, in_struct: bool) -> Any:
     child = _stored(array.values.slice(first, max(ends, default=first) - first))
     values = exact_values(child, in_struct)
     lists = [values[start - first : end - first] for start, end in zip(starts, ends, strict=False)]
-    # Lists without a gap are arrays of integers, as in a column without gaps.
+    # Lists without a gap are arrays of integers, as those in columns without gaps are.
     if types.is_integer(child.type) and values.dtype.hasobject:
         dtype = np.dtype(str(child.type))
         lists = [each if any([value is None for value in each]) else each.astype(dtype) for each in lists]
@@ -175,7 +175,7 @@ def _objects(array: Any) -> Sequence[Any]:
 
 
 def _dates(array: Any) -> list[Any]:
-    """Return dates and durations as objects of Python; of NumPy where Python has none."""
+    """Return dates and durations as objects of Python, or of NumPy if Python cannot hold them."""
     import pyarrow
     import pyarrow.compute as pc
 
@@ -186,7 +186,7 @@ def _dates(array: Any) -> list[Any]:
     values = _in_struct(pc.if_else(is_outside, pyarrow.scalar(None, array.type), array))
     numpy_values = array.to_numpy(zero_copy_only=False)
     for i in np.flatnonzero(is_outside.fill_null(False).to_numpy(zero_copy_only=False)).tolist():
-        # The limits are narrower than Python's.
+        # Python holds some of these values, because the limits are narrower than its own.
         try:
             (value,) = _in_struct(array.slice(i, 1))
         except (ValueError, OverflowError):
@@ -204,7 +204,7 @@ def _in_struct(array: Any) -> list[Any]:
 
 
 def _as_list(array: Any) -> Any:
-    """Return an array of one list, which has all values."""
+    """Return an array whose only element is the list of all values."""
     import pyarrow
 
     return pyarrow.LargeListArray.from_arrays(pyarrow.array([0, len(array)], pyarrow.int64()), array)

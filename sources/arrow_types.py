@@ -1,4 +1,4 @@
-"""Types of Arrow, as far as values in NumPy and Python show them."""
+"""Types of Arrow, and the differences between them that values in NumPy and Python show."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_list(arrow_type: Any) -> bool:
 
 
 def stored_type(arrow_type: Any) -> Any:
-    """Return the type of the values themselves, for dictionaries and extension types."""
+    """Return the type of the stored values of dictionaries and extension types."""
     import pyarrow
     from pyarrow import types
 
@@ -57,8 +57,8 @@ def stored_type(arrow_type: Any) -> Any:
 def type_of_values(arrow_type: Any) -> Any:
     """Return one type for all types whose values are equal in rows, however Arrow holds them.
 
-    The length of text and lists, the width of decimals, whether values may be missing, and the
-    order of the fields of a struct change no value.
+    The size of offsets, the width of decimals, nullability, and the order of the fields of a struct
+    change no value.
     """
     import pyarrow
     from pyarrow import types
@@ -79,9 +79,9 @@ def type_of_values(arrow_type: Any) -> Any:
 
 
 def common_type(first: Any, second: Any) -> Any:
-    """Return a type of the values of two types of ``type_of_values``; ``None`` if they differ.
+    """Return the common type of two results of ``type_of_values``; ``None`` if they differ.
 
-    A column of which all values are missing may be of the type ``null``. It agrees with any other.
+    The type ``null``, of columns without any value, agrees with every other.
     """
     import pyarrow
     from pyarrow import types
@@ -115,7 +115,7 @@ def check_names_differ(path: str, schema: Any, columns: Sequence[str]) -> None:
     """Refuse a file with columns of one name, or fields of one name in a struct, among ``columns``.
 
     Raises:
-        ValueError: names the column.
+        ValueError: there are such names; it names the column.
     """
     remedy = "Write the file with other names, or leave the column out with columns=[...]"
     counts = Counter(schema.names)

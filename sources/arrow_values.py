@@ -21,7 +21,7 @@ Values = Callable[[Sequence[int]], Sequence[Any]]
 
 
 def without_dictionary(column: Any) -> Any:
-    """Return ``column`` with the values themselves, where it has places in a dictionary."""
+    """Return ``column`` with values in place of indices into a dictionary."""
     from pyarrow import types
 
     # pyarrow looks up a missing value in the dictionary, too, and finds the last one.
@@ -31,7 +31,7 @@ def without_dictionary(column: Any) -> Any:
 def as_numpy(column: Any) -> Any:
     """Return the values of a ``pyarrow.ChunkedArray`` as an array of NumPy.
 
-    They are those of pyarrow's ``to_numpy``, unless that gives another value: see ``arrow_exact``.
+    They are those of pyarrow's ``to_numpy``, except for the ones that ``arrow_exact`` corrects.
     """
     column = without_dictionary(column)
     return column.to_numpy() if is_text(column.type) else _converted(_one_chunk(column))

@@ -65,10 +65,10 @@ def check_source(name: str, source: Any) -> None:
     """Refuse what is no source.
 
     Raises:
-        TypeError: ``source`` has no ``__getitem__``, is text or bytes, most likely a path, or a table,
-            of which ``[0]`` is a column.
-        ValueError: it is a ``defaultdict``, a ``Counter`` or the like, without the keys ``0`` to
-            ``len(source) - 1``.
+        TypeError: ``source`` has no ``__getitem__``; or it is text or bytes, most likely a path; or a
+            table, whose ``[0]`` is a column.
+        ValueError: it is a ``defaultdict``, a ``Counter`` or a similar dict, and lacks a key from
+            ``0`` to ``len(source) - 1``.
     """
     is_text = isinstance(source, str | bytes) and type(source).__getitem__ in (str.__getitem__, bytes.__getitem__)
     if is_text or not hasattr(source, "__getitem__"):

@@ -18,7 +18,7 @@ from gristmill.sources.reading import read_keys
 class SeriesDataSource:
     """The values of a Series of pandas by position; ``series[key]`` takes labels.
 
-    The ``repr`` is that of the Series, as states have it.
+    The ``repr`` is that of the Series, because states contain it.
     """
 
     def __init__(self, series: Any) -> None:
@@ -29,7 +29,7 @@ class SeriesDataSource:
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
         series = self._series
-        # Series of other libraries have iloc alone, which is slower.
+        # Series of some other libraries have only iloc, which is slower.
         values = series.array if hasattr(series, "array") else series.iloc
         return values[operator.index(record_key)]
 
@@ -38,7 +38,7 @@ class SeriesDataSource:
 
 
 def by_position(source: Any) -> Any:
-    """Return a source of the values of a Series of pandas; everything else as it is."""
+    """Return a source of the values of a Series of pandas, and any other source as it is."""
     return SeriesDataSource(source) if hasattr(type(source), "iloc") else source
 
 
@@ -121,7 +121,7 @@ def _checked(columns: Mapping[Any, Any], name: str, lengths: dict[str, int]) -> 
             found[key] = _checked(column, place, lengths)
             continue
         check_no_table(place, column)
-        # A Series of pandas. Of its own types, to_numpy rounds integers beside a missing one.
+        # A Series of pandas. For its own types, to_numpy rounds integers beside a missing one.
         if hasattr(type(column), "iloc"):
             column = column.to_numpy() if isinstance(column.dtype, np.dtype) else column.array
         try:

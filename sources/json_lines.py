@@ -19,12 +19,11 @@ from gristmill.sources.storage.errors import DamagedFileError, changed, damaged
 from gristmill.sources.storage.files import Files, list_files
 from gristmill.sources.storage.frames import OFFSET_BITS, Frames
 from gristmill.sources.storage.lines import BLANK, BYTE_ORDER_MARK, are_lines, scan_lines
-from gristmill.sources.storage.sidecar import open_sidecars, without_sidecars
+from gristmill.sources.storage.sidecar import REMEDY, open_sidecars, without_sidecars
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
-_CHECKED_BYTES = 1 << 12  # in front of the first record of a file, which must be blank
+_CHECKED_BYTES = 1 << 12  # of the blanks before the first record of a file
 _NEWLINE = 10
-_REMEDY = "Delete it: it is made anew"
 _DECODER = json.JSONDecoder()
 
 
@@ -32,9 +31,9 @@ class JsonlSource:
     """What the lines of JSON files say, one record a line; keys count through the files in the order of ``patterns``.
 
     A record is what ``json.loads`` makes of a line, ``source[key]`` always of the same one. Lines end with ``\\n`` or ``\\r\\n``;
-    the last of a file may lack it. Lines of whitespace alone are no records, and a byte order mark
-    in front of a line is not part of it. A line ``null`` is an error when it is read, because
-    ``None`` means that an element is missing.
+    the last of a file may lack it. Lines of whitespace alone are no records. A byte order mark
+    before a line is not part of it. A line ``null`` is an error when it is read, because ``None``
+    means that an element is missing.
 
     Where the lines begin is noted once, in an index beside each file, ``<file>.gmidx`` (8 bytes a record), by the first process
     that needs it. A record costs two reads then, whatever the size of the file, and nothing is held in memory.
@@ -114,7 +113,7 @@ class JsonlSource:
             end = int(texts[-1])
         lengths = np.diff(starts.astype(np.int64))
         if starts[-1] != end or (lengths <= 0).any():
-            raise damaged(sidecar.path, 0, "its records do not follow one another to the end of the text", _REMEDY)
+            raise damaged(sidecar.path, 0, "its records do not follow one another to the end of the text", REMEDY)
         return lengths
 
     def _stop(self, number: int) -> int:
@@ -131,7 +130,7 @@ class JsonlSource:
 
         Raises:
             KeyRangeError: the key is negative or not below ``len(self)``.
-            DamagedFileError: the line is not valid, or it is ``null``; the text says where it is.
+            DamagedFileError: the line is not valid, or is ``null``; the error names its place.
             ChangedFileError: the file is not the one that the index was made of.
             OSError: the file cannot be read.
         """
@@ -166,10 +165,10 @@ class JsonlSource:
         return number, index - (self._ends[number - 1] if number else 0)
 
     def _ranges(self, lines: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """Return the range to read for each line, and how many of its bytes are in front of the line.
+        """Return the range to read for each line, and the number of its bytes before the line.
 
-        A range ends where the next line begins. It starts with the byte that ends the previous line;
-        that of the first line of a file starts up to 4 KiB in front of the line.
+        A range ends where the next line begins. It starts with the byte that ends the previous line,
+        or up to 4 KiB before the first line of a file.
         """
         by_file: dict[int, list[int]] = {}
         for place, (number, _) in enumerate(lines):
@@ -184,7 +183,7 @@ class JsonlSource:
                 record = lines[place][1]
                 if not start < stop <= end or (record == last and stop < end):
                     what = f"record {record} is noted as from {start} to {stop} of {end}"
-                    raise damaged(sidecar.path, 0, what, _REMEDY)
+                    raise damaged(sidecar.path, 0, what, REMEDY)
                 lead = 1 if start & offsets else 0
                 if not record:
                     lead = min(start & offsets, _CHECKED_BYTES)
@@ -235,7 +234,7 @@ class JsonlSource:
             raise changed(self._files.paths[number], f"its record {line[1]} is no line any more ({told})")
 
     def _parsed_again(self, content: bytes, line: tuple[int, int], start: int) -> Any:
-        """Return the result of ``json.loads``, which takes blanks in front and says what is wrong."""
+        """Return the result of ``json.loads``, which accepts leading blanks and explains errors."""
         number, index = line
         text = _without_marks(content)
         try:

@@ -40,7 +40,7 @@ class ParquetRows:
     Raises:
         ImportError: pyarrow is not installed.
         OSError: the file cannot be opened.
-        ValueError: it is not a Parquet file, has no such column, or has two of one name.
+        ValueError: it is not a Parquet file, lacks a column, or has two of one name.
     """
 
     def __init__(

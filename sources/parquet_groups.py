@@ -98,14 +98,14 @@ class RowGroups:
         return names
 
     def _types(self, number: int, schema: Any) -> dict[str, Any]:
-        """Return the types of the values of a file's columns, the wanted ones alone."""
+        """Return the types of the values of the wanted columns of a file."""
         wanted = set(self._names) if self._columns else set(schema.names)
         names = [name for name in schema.names if name in wanted]
         check_names_differ(self._files.paths[number], schema, names)
         return {name: type_of_values(schema.field(name).type) for name in names}
 
     def _common_types(self, number: int, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-        """Return the types of the columns of the files so far and of this one.
+        """Return the common types of the columns of the files so far and of this one.
 
         Raises:
             ValueError: the file has other columns.

@@ -53,8 +53,8 @@ class ParquetSource:
         page_checksum_verification: compare checksums that files may have, at about 0.4 ns per byte.
 
     Raises:
-        TypeError, ValueError: an argument is something else; a file has no such column, several of its name, or other columns
-            than the first file.
+        TypeError, ValueError: an argument is something else; a file lacks a column, has several of its name, or has other
+            columns than the first file.
         OSError: a file cannot be read.
         DamagedFileError: a file is not a Parquet file, or is damaged (a ``ValueError``).
         ImportError: pyarrow is not installed.

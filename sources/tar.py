@@ -137,7 +137,7 @@ class TarSource:
         if self._extensions is None:
             lengths = index.read("lengths", 0, num_records)
             if (lengths < 0).any():
-                raise damaged(index.path, 0, "a record has fewer than 0 bytes", "Delete it, and make the source anew")
+                raise damaged(index.path, 0, "a record has fewer than 0 bytes", "Delete it, and make the source again")
             return lengths
         found = [
             sum([size for extension, _, size, _ in entry.files if extension in self._extensions])

@@ -76,13 +76,14 @@ def is_tar_index(sizes: Mapping[str, tuple[str, int]]) -> bool:
 def _resolved(files: Files, number: int, window_bytes: int, progress: Callable[[int], None]) -> Iterator[Member]:
     """Yields the members of an archive, hard links with kind and data of the member they point to.
 
-    A link stays as it is if no member before it has that name. A link that points to what has its
-    own name already is left out: tar writes one for a file that it is told to store twice.
+    A link stays as it is if no member before it has that name. A link whose target has the same name
+    is left out: tar writes one for a file that it is told to store twice.
     """
     before: dict[str, Member] | None = None  # by name
     for count, member in enumerate(tar_members(files, number, window_bytes, progress)):
         if member.kind == "hard link":
-            if before is None:  # Headers are read twice here, because most archives have no links.
+            # Headers are read twice here, because most archives have no links.
+            if before is None:
                 first = itertools.islice(tar_members(files, number, window_bytes), count)
                 before = {normpath(other.name): other for other in first}
             target = before.get(normpath(member.target), member)

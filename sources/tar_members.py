@@ -21,8 +21,8 @@ _FILES = b"0\x007"  # types: a file, one of old programs, one of those that know
 _WITHOUT_DATA = b"\x00123456"  # links, devices, folders; an old program's folder
 _EXTENDED = b"xXgLK"  # they tell something about the next members
 _PASSED_OVER = b"DV"  # GNU tar's lists of folders, and names of volumes
-_USED = (b"path", b"linkpath", b"size")  # of what extended headers tell
-_SPARSE = b"GNU.sparse"  # prefix of what they tell of a file that is not stored in one piece
+_USED = (b"path", b"linkpath", b"size")  # the keywords of extended headers that are used
+_SPARSE = b"GNU.sparse"  # prefix of their keywords for a file that is not stored in one piece
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",

@@ -110,7 +110,7 @@ def test_nothing_is_too_long_to_read():
 
 
 def test_finalizers_use_no_names_of_their_modules():
-    """They may be gone at the end of the interpreter: a ``__del__`` has what it needs as a default."""
+    """Such names may be gone at the end of the interpreter; arguments with defaults are not."""
     found, of_builtins = [], {*vars(builtins)}
     for name in modules():
         for node in ast.walk(parsed(name)):

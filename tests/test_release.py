@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def script(name):
-    """The module of a script in .ci, which others there import by this name."""
+    """Returns the module of a script in .ci, which other scripts import by this name."""
     spec = importlib.util.spec_from_file_location(name, ROOT / f".ci/{name}.py")
     sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[name])

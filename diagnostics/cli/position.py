@@ -91,7 +91,7 @@ def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -
 
 
 def _epoch(index: int, stage: Description, share: tuple[int, int] | None) -> str:
-    """Returns the epoch; nothing if a stage after ``repeat`` does not keep the index or batch."""
+    """Returns the epoch in words, empty unless all stages after ``repeat`` keep the index or batch."""
     if share is not None:
         index = index * share[1] + share[0]
     while stage.get("stage") != "RepeatMapDataset":

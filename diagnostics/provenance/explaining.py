@@ -33,35 +33,36 @@ def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger
     """Returns which records an output is made of, row by row.
 
     Of an iterator it is the last output; with ``state`` the one that follows it, with ``step`` the
-    one of that number. Law: it says what made the output, whatever stages, workers, lanes and threads
-    it came through. The iterator stays where it is, and nothing of it is used. No record is read where
-    arithmetic says which ones there are; otherwise the pipeline is run once more in this process, for
-    this output, over elements that know their records. Functions of the user are called where they
-    decide: those of ``filter``, ``flat_map`` and packed lengths; those after packing, which may cut
-    rows; those before ``tolerate``; and, with ``state``, those of a ``MapDataset``, which may leave out
-    elements by ``None``. For the same reason records of lists and of users' sources are read then.
+    one of that number. Law: the answer is exact for all stages, workers, lanes and threads that the
+    output came through. The iterator keeps its position, and none of its elements is used. No record
+    is read if the records follow from arithmetic; otherwise the pipeline is run once more in this
+    process, for this output, over elements that know their records. Functions of the user are called
+    if they decide: those of ``filter``, ``flat_map`` and packed lengths; those after packing, which
+    may cut rows; those before ``tolerate``; and, with ``state``, those of a ``MapDataset``, which may
+    leave out elements by ``None``. For the same reason, records of lists and of users' sources are
+    read then.
 
-    A row that is packed and then cut has the records of which it has cells, with their spans in it. A
-    function that changes the number of cells is refused, as it is not known which are left; one that
-    keeps the number is taken to keep their places.
+    A row that is packed and then cut has the records whose cells it has, with their spans in it. A
+    function that changes the number of cells is refused, because it is not known which cells are
+    left. A function that keeps the number is assumed to keep their places.
 
     Args:
         it_or_ds: an iterator, made by ``iter(ds)``; or, with ``state`` or ``step``, also a
             ``MapDataset``, ``IterDataset`` or ``DataLoader``.
         state: what ``get_state`` returned.
-        step: of a ``MapDataset`` the index; of a stream the number of the output, counted from 0, where
-            that is arithmetic (functions of ``map`` are taken to leave out nothing, as in ``len(ds)``).
-        ledger: a ``Ledger``, or its path: with it ``step`` may be any that was made while it was
-            written.
+        step: of a ``MapDataset`` the index; of a stream the number of the output, counted from 0, if
+            the records follow from it by arithmetic. Functions of ``map`` are assumed to leave out
+            nothing, as in ``len(ds)``.
+        ledger: a ``Ledger``, or its path. With it ``step`` may be any step that it has recorded.
 
     Raises:
         TypeError: ``it_or_ds`` is none of these.
-        ValueError: there was no output yet, there is none after ``state``, or the arguments do not go
-            together.
-        IndexError: there is no output ``step``, or it was not made while the ledger was written.
-        NotImplementedError: a stage of the pipeline does not tell what its outputs are made of; or,
-            with ``step``, the place of an output does not follow from its number, as where a
-            ``MapDataset`` has holes. The stage is named.
+        ValueError: there was no output yet, there is none after ``state``, or the arguments exclude
+            each other.
+        IndexError: there is no output ``step``, or the ledger has not recorded it.
+        NotImplementedError: a stage of the pipeline cannot be explained; or, with ``step``, the
+            position of an output does not follow from its number, as after holes of a
+            ``MapDataset``. The error names the stage.
 
     Example:
         >>> from gristmill import MapDataset
@@ -126,7 +127,8 @@ class _Subject:
         it = dataset_iterator(self.iterator)
         state = it._before_last()
         if state is None:
-            Tracing(False).of(definition_of(it))  # which names what has no states, and is refused for that
+            # Raises an error that names the stage if that has no states.
+            Tracing(False).of(definition_of(it))
             raise NoOutputError(f"{it!s:.200} has given no output since it was made or its state was set: call next() first")
         return _of_stream(definition_of(it), state, it.get_state())
 
@@ -134,7 +136,7 @@ class _Subject:
         return _of_stream(*self._begun_at(state))
 
     def _begun_at(self, state: Any) -> tuple[Any, Any]:
-        """Returns the stream, and its state where the subject is in ``state``."""
+        """Returns the stream, and its state when the subject is in ``state``."""
         if not isinstance(self.definition, DataLoader):
             return self.definition, state
         it = dataset_iterator(DataLoaderIterator(self.definition, state))
@@ -178,8 +180,8 @@ def each_output(ds: Any) -> Iterator[Provenance]:
     """Yields what every output of a dataset or ``DataLoader`` is made of, from the first one on.
 
     Args:
-        ds: of a ``MapDataset`` the elements of an epoch, without holes. Of a stream the outputs; it runs
-            in this process, as for ``explain``.
+        ds: a ``MapDataset``, for the elements of an epoch, without holes; or a stream, for its
+            outputs. It runs in this process, as for ``explain``.
 
     Raises:
         TypeError, NotImplementedError: as ``explain``.
@@ -205,7 +207,7 @@ def _check_of_stream(step: int) -> None:
 
 
 def _holes_of(ds: Any) -> str:
-    """Returns the name of the first stage of a map dataset that leaves holes."""
+    """Returns the text of the first stage of a map dataset that leaves holes."""
     stages = [stage for stage in dropping_steps(ds) if isinstance(stage, MapDataset)]
     return f"{stages[-1]!s:.200}" if stages else "a stage of a MapDataset"
 
@@ -222,7 +224,10 @@ def _stream_of(ds: Any) -> Any:
 
 
 def _of_stream(ds: Any, state: Any, following: Any = _NO_STATE) -> Provenance:
-    """Returns what the output after ``state`` is made of; ``following`` is the state after it, if that is known."""
+    """Returns the provenance of the output after ``state``.
+
+    ``following`` is the state after that output, if it is known.
+    """
     for is_exact in (False, True):
         if not is_exact and (following is _NO_STATE or not _tells_place(ds)):
             continue  # what is assumed could not be checked

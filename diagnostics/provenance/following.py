@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 class Followed(abc.ABC):
     """The part of an iterator that records the state before each step in a ledger.
 
-    A step is recorded before it is made. An interrupt or a full disk loses no element: either the step is made and
-    returned, or the iterator is where it was.
+    A step is recorded before it is made. An interrupt or a full disk loses no element: either the
+    element is returned, or the iterator is at the position before it.
     """
 
     followed_iterator: Any
     _ledger: Ledger
-    _noted = -1  # the step of the last state that was asked for
+    _noted = -1  # the step of the last state that ``get_state`` returned
     _number: int  # of the next output
 
     @property
@@ -43,7 +43,7 @@ class Followed(abc.ABC):
     @property
     @abc.abstractmethod
     def _dataset_iterator(self) -> DatasetIterator[Any]:
-        """The iterator that has the position."""
+        """The iterator whose position this is."""
 
     def _begin(self, ledger: Ledger, step: int | None) -> None:
         self._ledger = ledger
@@ -54,8 +54,8 @@ class Followed(abc.ABC):
         before = marked(self._dataset_iterator)
         if not step % ledger.every:
             is_new = ledger.write(step, self._encoded())
-        # The list has the element as soon as the iterator has moved: there is no bytecode in between, where an interrupt
-        # could come. After it there is no call until the element is returned.
+        # The list has the element as soon as the iterator has moved: an interrupt needs a bytecode in
+        # between, and there is none. After that there is no call until the element is returned.
         element: list[Any] = []
         try:
             element.extend(islice(self.followed_iterator, 1))
@@ -71,7 +71,7 @@ class Followed(abc.ABC):
         return element[0]
 
     def get_state(self) -> Any:
-        """Returns the state of the iterator. The ledger notes its step, so that ``set_state`` finds it."""
+        """Returns the state; the ledger notes its step, so that ``set_state`` finds it."""
         state = self.followed_iterator.get_state()
         if self._noted != self._number:
             self._ledger.note_unless_recorded(self._number, self._ledger.encoded(state))
@@ -82,9 +82,9 @@ class Followed(abc.ABC):
         """Continues from ``state``, which was taken before output ``step``.
 
         Args:
-            state: as of the iterator that is followed.
-            drop: as of the iterator that is followed.
-            step: by default the one that the ledger knows of this state.
+            state: as for the iterator that is followed.
+            drop: as for the iterator that is followed.
+            step: the number of the next output; by default, the ledger looks the state up.
 
         Raises:
             ValueError: the ledger does not know the state, and the step does not follow from it.
@@ -100,12 +100,12 @@ class Followed(abc.ABC):
         self.followed_iterator.skip_failed()
 
     def faults(self) -> FaultCounts:
-        """What ``tolerate`` has skipped, as of the iterator that is followed."""
+        """Returns what ``tolerate`` has skipped, as the iterator that is followed does."""
         counts: FaultCounts = self.followed_iterator.faults()
         return counts
 
     def counts(self) -> Any:
-        """What was drawn of each component of a mixture, as of the iterator that is followed."""
+        """Returns the draw counts of a mixture, as the iterator that is followed does."""
         return self.followed_iterator.counts()
 
     def _move(self, move: Callable[[], None], step: int | None) -> None:
@@ -194,7 +194,7 @@ def followed(ledger: Ledger, iterator: Any, step: int | None) -> FollowedIterato
     """Returns an iterator of the same elements and states that writes ``ledger``.
 
     Raises:
-        TypeError: ``iterator`` is none of a dataset or ``DataLoader``.
+        TypeError: ``iterator`` is not one of a dataset or ``DataLoader``.
     """
     if isinstance(iterator, DatasetIterator):
         return FollowedIterator(ledger, iterator, step)
@@ -207,14 +207,14 @@ def followed(ledger: Ledger, iterator: Any, step: int | None) -> FollowedIterato
 
 
 def _undo(it: DatasetIterator[Any], before: Any) -> None:
-    """Takes ``it`` back by an output that nobody got."""
+    """Moves ``it`` back to ``before``, by an output that was not returned."""
     return_to(it, before)
     if isinstance(it, BlockIterator):
         it._forget_last()
 
 
 def _num_outputs(it: Any) -> int | None:
-    """Returns the number of outputs before the position of ``it``; ``None`` if it does not follow from the position."""
+    """Returns the number of outputs before the position of ``it``; ``None`` if not known from it."""
     inner = dataset_iterator(it)
     ds, tracing = definition_of(inner), Tracing(False)
     if ds is None:
@@ -229,6 +229,7 @@ def _num_outputs(it: Any) -> int | None:
 def _first_state(it: Any, ds: Any) -> Any:
     if isinstance(it, DataLoaderIterator):
         return iter(loader_of(it)).get_state()
-    if ds is it:  # an ElasticIterator, which iterates over itself; its twin has the same states
+    # An ElasticIterator iterates over itself; its twin has the same states.
+    if ds is it:
         ds = Tracing(False).of(ds)
     return iterate(ds).get_state()

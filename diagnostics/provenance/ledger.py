@@ -7,8 +7,8 @@ record. ``PATH.states`` has these states, one after another, each with its step;
 Guarantees:
 
 1. A record that is there is whole: the state is written before it, and whatever does not agree with its checksum is none.
-2. A step is recorded before its output is computed, so that none is lost where it cannot be written. At the end of a stream
-   there is no record of the output that would follow.
+2. A step is recorded before its output is computed, so no output is lost if the record cannot be written. At the end of a
+   stream there is no record of the output that would follow.
 3. A step that is known already is compared, and not written again. If it differs, it and all later ones are written anew.
 """
 
@@ -82,16 +82,17 @@ class Ledger:
     def follow(self, iterator: Any, *, step: int | None = None) -> FollowedIterator | FollowedLoaderIterator:
         """Returns an iterator of the same elements and states that writes where it is, step by step.
 
-        It is a ``DatasetIterator`` or ``DataLoaderIterator``, as ``iterator`` is: checkpoints, ``observe`` and ``explain``
-        take it. The number of the next step is looked up for the state that it has, now and after each ``set_state``. The
-        number follows from the state itself only where no stage may leave out elements.
+        It is a ``DatasetIterator`` or ``DataLoaderIterator``, as ``iterator`` is: checkpoints,
+        ``observe`` and ``explain`` take it. The ledger looks up the number of the next step by the
+        state, now and after each ``set_state``. An unknown state gives the number only if no stage
+        may leave out elements.
 
         Args:
             iterator: of a dataset or ``DataLoader``.
             step: the number of the next output, where the ledger cannot know it: it was begun after a restart.
 
         Raises:
-            TypeError: ``iterator`` is no such iterator.
+            TypeError: ``iterator`` is not one of a dataset or ``DataLoader``.
             ValueError: the ledger has no record of the state, and it is not that of a new iterator: give ``step``.
         """
         return followed(self, iterator, step)
@@ -108,9 +109,9 @@ class Ledger:
         return None if text is None else decoded(text)
 
     def state_before(self, step: int) -> tuple[int, Any]:
-        """Returns the last step up to ``step`` of which the record is whole, and the state before it.
+        """Returns the last step up to ``step`` that has a whole record, and the state before it.
 
-        ``(0, None)``, the beginning, if no record is whole.
+        These are ``(0, None)``, the beginning, if no record is whole.
 
         Raises:
             IndexError: ``step`` was not made while the ledger was written.
@@ -158,7 +159,7 @@ class Ledger:
         return encoded(state)
 
     def write(self, step: int, text: bytes) -> bool:
-        """Records that the encoded state before ``step`` is ``text``; returns false if that is known."""
+        """Records ``text``, the encoded state before ``step``; returns false if it is recorded already."""
         if self._text_at(step) == text:
             return False
         offset = self.note(step, text)
@@ -211,7 +212,7 @@ class Ledger:
         return _HEADER.size + step // self.every * _RECORD.size
 
     def _is_written(self, number: int) -> bool:
-        """Returns true if there is a record, damaged ones included: a file has zeros in place of one that was left out."""
+        """Returns true if there is a record, whole or damaged; one that was left out reads as zeros."""
         return number < self._num_records() and any(self._read(self.path, self._place(number * self.every), _RECORD.size))
 
     def _record(self, number: int) -> tuple[int, int, int] | None:
@@ -277,7 +278,7 @@ def _checks(text: bytes) -> tuple[int, int]:
 
 
 def _write(file: int, content: bytes, offset: int) -> None:
-    """Writes all of ``content``: of a full disk the system may take a part."""
+    """Writes all of ``content``, of which one call may write only a part."""
     while content:
         num = os.pwrite(file, content, offset)
         content, offset = content[num:], offset + num

@@ -41,7 +41,7 @@ class Comparison:
 
 
 def base_of(condition: Condition, part: Part, num: int, seconds: float, pipeline: Any) -> list[Outcome]:
-    """Returns what a pipeline gives as it is, which it must also give under ``condition``.
+    """Returns the outcomes of a pipeline as it is, which must be the same under ``condition``.
 
     Raises:
         CannotRunError: the condition does not apply.
@@ -54,7 +54,7 @@ def base_of(condition: Condition, part: Part, num: int, seconds: float, pipeline
 def compared(
     condition: Condition, part: Part, base: Sequence[Outcome], seconds: float, pipeline: Any
 ) -> Comparison | CannotRunError:
-    """Returns what ``compare`` finds or raises; can be called in another process."""
+    """Returns what ``compare`` returns, or its ``CannotRunError``; runs in another process, too."""
     try:
         return compare(condition, Subject(pipeline, part), base, Clock(seconds))
     except CannotRunError as error:

@@ -55,14 +55,14 @@ class Condition(abc.ABC):
     compares_states = True
     is_unordered = False  # whether outcomes come in another order than their steps
     is_about: Literal["runs", "threads", "processes"] = "runs"
-    process: str | None = None  # which fresh process it runs in, on a copy; None: this one
-    has_own_base = False  # see ``base``
+    process: str | None = None  # the fresh process that runs it on a copy; None for this process
+    has_own_base = False  # if ``base`` returns outcomes
 
     def __init__(self, part: Part = WHOLE) -> None:
         self.part = part
 
     def base(self, subject: Subject, num: int, clock: Clock) -> list[Outcome] | None:
-        """Returns what is to be the same; ``None``: what the pipeline gives as it is."""
+        """Returns the outcomes to compare with; ``None`` for those of the pipeline as it is."""
         return None
 
     @abc.abstractmethod
@@ -70,9 +70,9 @@ class Condition(abc.ABC):
         """Yields up to ``len(base)`` outcomes with their steps.
 
         Args:
-            subject: what is run.
-            base: what it is compared with.
-            clock: when to stop.
+            subject: the pipeline that is run.
+            base: the outcomes to compare with.
+            clock: the time limit.
 
         Raises:
             CannotRunError: the condition does not apply.
@@ -180,7 +180,7 @@ class Restored(Condition):
         yield from self._from_the_beginning(subject, len(base), clock)
 
     def _restarted(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
-        """Yields the second half, as a restart in a new process does: the first was not computed."""
+        """Yields the second half, as after a restart in a new process, without computing the first."""
         steps = [i for i in range(1, len(base) // 2 + 1) if isinstance(base[i - 1].state, str)]
         if not steps:
             return
@@ -251,7 +251,7 @@ class Fresh(Condition):
         yield from enumerate(found)
 
     def outcomes(self, part: Part, num: int, clock: Clock, surroundings: Surroundings) -> list[Outcome]:
-        """Returns the first outcomes, as a new process finds them.
+        """Returns the first outcomes in a new process.
 
         Raises:
             Exception: the process could not be started, or died.
@@ -263,7 +263,7 @@ class Fresh(Condition):
 
 
 def _recorded_there(part: Part, num: int, seconds: float, pipeline: Any) -> list[Outcome]:
-    """Returns outcomes of a pipeline, or of the one that a name makes; called in the process."""
+    """Returns outcomes of a pipeline, or of the one that a text names; runs in the new process."""
     if isinstance(pipeline, str):
         target = importlib.import_module("gristmill.diagnostics.cli.target")
         try:

@@ -40,8 +40,8 @@ _REASONS = {
     "sets": "a set is iterated, or hash() used, which depend on PYTHONHASHSEED",
     "locale": "the locale is used",
 }
-# Kinds of evidence that may be the reason of a difference, the likeliest first. If copies that have
-# not been used give the same, or not:
+# Kinds of evidence that may be the reason of a difference, the likeliest first: if unused copies give
+# the same, and if they do not.
 _HELD, _MOVING = ("generator", "iterator"), ("entropy", "clock", "address")
 _SAME_COPIES = ("in place", *_HELD, "state", "random", *_MOVING, "thread", "cache")
 _OTHER_COPIES = ("random", *_HELD, *_MOVING, "state", "thread", "in place", "files", "cache")
@@ -69,7 +69,7 @@ class Search:
 
     Args:
         pipeline: a dataset or a ``DataLoader``.
-        copies: run functions on copies of it that have not been used.
+        copies: run functions on unused copies of it.
         condition: under which something was different.
         num: how many outputs it was run for.
         clock: when to stop.
@@ -101,7 +101,7 @@ class Search:
         return len(part.indices) if part.indices is not None else part.num or self._num
 
     def _watch(self, part: Part) -> None:
-        """Adds what a copy does while it is watched."""
+        """Adds the evidence of a copy that is watched."""
         clock = self._clock.part(0.4)
         with contextlib.suppress(Exception):  # the process may have died
             found = self._copies.call(partial(watched, part, self._num, clock.left), clock)
@@ -176,7 +176,7 @@ class Search:
         return has and not any(before)
 
     def _copies_agree(self, address: Address) -> bool:
-        """True if copies that have not been used give the same: the stage keeps something."""
+        """True if unused copies give the same, so that the stage must keep something."""
         part, clock = self._part(address), self._clock.part(0.4)
         record = partial(base_of, self._condition, part, self._num_of(part), clock.left / 2)
         try:
@@ -209,7 +209,7 @@ class Search:
 
 
 def _runs_differ(part: Part, num: int, seconds: float, pipeline: Any) -> bool:
-    """Returns whether a second run of a pipeline differs from the first."""
+    """Returns true if a second run of a pipeline differs from the first."""
     subject = Subject(pipeline, part)
     base = recorded(subject.open, num, Clock(seconds))
     return compare(Again(), subject, base, Clock(seconds)).difference is not None

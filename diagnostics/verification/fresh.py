@@ -1,4 +1,4 @@
-"""Copies of a pipeline in processes that have just started, with other surroundings or the same."""
+"""Copies of a pipeline in fresh processes, with other surroundings or the same."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class ColdCopies:
     """Copies of a pipeline in the state in which it was pickled, each in a fresh process.
 
     A copy has its own closures, default arguments, attributes and global variables of the script.
-    Imported modules are imported again by the process. A copy in this process would not do: it
-    would share imported modules, and unpickling changes the classes of the script.
+    The process imports modules again. A copy in this process would share imported modules, and
+    unpickling it would change the classes of the script.
 
     Args:
-        pipeline: used itself where it cannot be pickled, or where there are no processes.
-        packed: the same, pickled; or the reason why it cannot be.
+        pipeline: used itself if it cannot be pickled, or on systems without worker processes.
+        packed: the pickled pipeline, or the error of pickling it.
     """
 
     def __init__(self, pipeline: Any, packed: bytes | Exception) -> None:
@@ -74,8 +74,8 @@ class ColdCopies:
         """Yields ``function(copy)`` for each function, one process for all, a copy for each.
 
         Args:
-            functions: can be pickled, and so can what they return.
-            clock: when to stop waiting for the process.
+            functions: they, and what they return, must be picklable.
+            clock: the time limit.
 
         Raises:
             Exception: as raised by a function; or the process could not be started, or died.
@@ -97,8 +97,8 @@ def run_fresh(
 
     Args:
         packed: the pipeline, pickled.
-        functions: are called one after another in the same process.
-        clock: when to stop waiting.
+        functions: called one after another in the same process.
+        clock: the time limit.
         surroundings: those of the process; ``None`` for those of this one.
 
     Raises:

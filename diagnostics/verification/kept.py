@@ -36,7 +36,7 @@ def kept_by(stage: Any) -> dict[str, tuple[str, bytes]]:
 
 
 def changes(before: dict[str, tuple[str, bytes]], after: dict[str, tuple[str, bytes]]) -> Iterator[tuple[str, str]]:
-    """Yields what has changed, then what is new: its kind, and the words that name it."""
+    """Yields kind and name of what has changed, and then of what is new."""
     new = [(kind, name) for name, (kind, _) in after.items() if name not in before]
     for name, (kind, digest) in after.items():
         if name in before and before[name][1] != digest:

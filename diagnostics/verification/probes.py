@@ -70,7 +70,7 @@ class Witness:
             found.append(Evidence(kind, text))
 
     def include(self, *others: dict[Address, Any]) -> None:
-        """Adds what another witness knows: its evidence, indices and counts."""
+        """Adds the evidence, indices and counts of another witness."""
         evidence, indices, counts = others
         for address, found in evidence.items():
             for x in found:
@@ -272,13 +272,13 @@ class _WatchedIterator(PassingIterator[Any]):
 
 
 def watched(part: Part, num: int, seconds: float, pipeline: Any) -> tuple[dict[Address, Any], ...]:
-    """Has a part of a pipeline that has not been used watched, twice.
+    """Watches two runs of a part of an unused pipeline.
 
     Returns:
         The evidence, the indices and the counts of a witness.
     """
     witness, clock = Witness(), Clock(seconds)
-    with contextlib.suppress(Exception):  # of a user's code, which gives something else each time
+    with contextlib.suppress(Exception):  # of a user's code, which may fail at random
         stages = addresses(pipeline)
         watching = Watched(witness, {id(node): address for address, node in stages.items()})
         stream = watching.replaced(Subject(pipeline, part).stream)

@@ -21,8 +21,8 @@ class Check(Value):
         name: in words.
         status: ``"passed"``, ``"failed"``, or ``"skipped"``: it does not apply, or was not got to.
         num_steps: number of outputs that were compared, the end among them.
-        note: why it was skipped; empty if there is nothing to say.
-        num_wanted: number of outputs that there were to compare; 0 if it was skipped.
+        note: why it was skipped, or an empty text.
+        num_wanted: number of outputs to compare; 0 if it was skipped.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Check(Value):
 
     @property
     def steps(self) -> str:
-        """The number of steps in words: ``"20 steps"``, or ``"12 of 20 steps"`` if not all were compared."""
+        """The number of steps in words, such as ``"20 steps"`` or ``"12 of 20 steps"``."""
         num, plural = self.num_steps, "s" * (max(self.num_steps, self.num_wanted) != 1)
         return f"{num} of {self.num_wanted} step{plural}" if num < self.num_wanted else f"{num} step{plural}"
 

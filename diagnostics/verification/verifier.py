@@ -54,25 +54,26 @@ _SURROUNDINGS = [Surroundings(hash_seed=number, has_other_locale=True, lists_bac
 def verify(ds: Any, *, steps: int = 200, seconds: float = 60) -> Report:
     """Runs ``ds`` in all ways that must not be observable, and returns a report of what differs.
 
-    Compared are the first outputs, and the states after them: with a second run; in fresh processes
+    It compares the first outputs, and the states after them: with a second run; in fresh processes
     with another ``PYTHONHASHSEED``, locale and order of the files in a directory; ``ds[i]`` in random
-    order; in blocks of other sizes; restored in the middle by a process that has not computed what is
-    before, then saved and restored at random steps; read by 0, 1 and 16 threads; computed by 0 and 2
-    worker processes, in lanes. What does not apply to a pipeline is left out, and the report says why.
+    order; in blocks of other sizes; restored in the middle by a process that has not computed the
+    first half, then saved and restored at random steps; read by 0, 1 and 16 threads; computed by 0
+    and 2 worker processes, in lanes. Checks that do not apply are skipped, and the report says why.
     Elements are equal if their structures, types, dtypes, shapes and bits are (NaN equals NaN), errors
     if their types and texts are.
 
-    All checks but the second run use copies of the pipeline, in fresh processes. What functions keep
-    (closures, default arguments, attributes, global variables of the script) is in a copy as it was
-    when ``verify`` was called; modules are imported again. So what an earlier run has left hides
-    nothing. A pipeline that cannot be pickled is run in this process alone.
+    All checks but the second run use copies of the pipeline, in fresh processes. The state that
+    functions keep (closures, default arguments, attributes, global variables of the script) is in a
+    copy as it was when ``verify`` was called; modules are imported again. So the state that an
+    earlier run has left cannot hide a difference. A pipeline that cannot be pickled is run in this
+    process alone.
 
-    At the first difference the part of the pipeline up to each stage is run by itself, which tells the
-    stage; and the stage is watched, which mostly tells the reason.
+    At the first difference, the part of the pipeline up to each stage is run by itself to find the
+    stage, and the stage is watched to find the reason.
 
-    The pipeline runs about 10 times for so many steps, once or twice in this process. A copy of it is
-    kept as bytes, its in-memory sources included. It cannot show that there is no difference, only find
-    one.
+    The pipeline runs about 10 times for ``steps`` steps, once or twice in this process. A copy of it
+    is kept as bytes, its in-memory sources included. ``verify`` can find a difference, but not show
+    that there is none.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.
@@ -152,7 +153,7 @@ class Verifier:
     def _conditions(self) -> list[Condition]:
         maps = dict([*maps_read_by_streams(self._ds)][:_MAX_MAPS])
         names = {address: f", {stage_name(node)}" if len(maps) > 1 else "" for address, node in maps.items()}
-        anew = [] if self._made_by is None else [MadeAnew(self._made_by, x) for x in _SURROUNDINGS]
+        made_again = [] if self._made_by is None else [MadeAnew(self._made_by, x) for x in _SURROUNDINGS]
         workers: list[Condition] = [StreamOrder(), Lanes()]
         if Subject(self._ds).has_own_workers:
             workers = [OwnWorkers(num) for num in (0, NUM_WORKERS)]
@@ -161,7 +162,7 @@ class Verifier:
         return [
             Again(),
             *[Fresh(packed, x) for x in _SURROUNDINGS],
-            *anew,
+            *made_again,
             *[kind(Part(at), which) for at, which in names.items() for kind in by_index],
             Blocks(),
             Restored(),
@@ -172,8 +173,8 @@ class Verifier:
     def _comparisons(self, conditions: list[Condition], base: list[Outcome]) -> _Comparisons:
         """Yields each condition with what it finds, or with the reason why it was skipped.
 
-        Conditions of the same process are called in one: starting one imports what the pipeline
-        needs. The first call finds the imported modules as they are when they have been imported.
+        Conditions with the same ``process`` share one, because starting a process imports what the
+        pipeline needs. Only the first of them finds the modules as they are after the import.
         """
         num_left = len(conditions)
         for process, members in itertools.groupby(conditions, lambda x: x.process):
@@ -190,7 +191,7 @@ class Verifier:
                     yield condition, task if isinstance(task, str) else self._result(results)
 
     def _task(self, condition: Condition, base: list[Outcome], num_left: int) -> Any:
-        """Returns the function of a pipeline that compares, or why there is none."""
+        """Returns a function that compares, given a pipeline; or the reason why there is none."""
         if self._clock.is_over:
             return _NO_TIME
         if condition.is_about == "processes" and isinstance(self._packed, Exception):

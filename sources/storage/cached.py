@@ -116,7 +116,10 @@ def _downloaded(urls: Any, folder: str, max_bytes: int | None, filesystem: Any) 
 
 
 def downloaded(files: Files, numbers: Sequence[int], otherwise: str, folder: str, room: Room) -> list[str]:
-    """Returns the local paths of remote files, as ``whole_files``; ``otherwise`` replaces a version that is not known."""
+    """Returns the local paths of remote files, as ``whole_files`` does.
+
+    ``otherwise`` replaces a version that is not known.
+    """
     identities = [identity_of(files, number, otherwise) for number in numbers]
     with explained(Path(folder), *_EXPLAINED):
         return whole_files(files, numbers, identities, folder, room)
@@ -168,7 +171,7 @@ def warn_of_versions(files: Files, numbers: Sequence[int]) -> None:
 
 
 def _has_version(found: Found | None) -> bool:
-    """Returns False for a remote file of which no version is known."""
+    """Returns False for a remote file without a known version."""
     return found is None or bool(found.version)
 
 
@@ -207,7 +210,7 @@ def _blocks_of(number: int, start: int, stop: int, block_bytes: int) -> list[Blo
 
 
 def _few_blocks_at_a_time(places: Sequence[int], ranges: Sequence[tuple[int, int, int]], block_bytes: int) -> Iterator[list[int]]:
-    """Divides ``places``, those of ranges that are missing, into groups that need few blocks each."""
+    """Yields ``places``, those of missing ranges, in groups that need few blocks each."""
     group: list[int] = []
     blocks: set[Block] = set()
     for place in places:
@@ -243,7 +246,7 @@ class CachedFiles(Files):
         self._under_way = _UnderWay()
         self._room = Room(self._folder, self._max_bytes)
         self._unversioned = {number for number, found in enumerate(self._found) if not _has_version(found)}
-        self._whole: dict[int, Files] = {}  # those, once they are downloaded
+        self._whole: dict[int, Files] = {}  # local copies of those files
         self._keep_again_at = self._look_after_at = 0.0
 
     def close(self) -> None:
@@ -266,7 +269,7 @@ class CachedFiles(Files):
         return [self._read_whole(*one) if one[0] in self._unversioned else next(others) for one in ranges]
 
     def _read_whole(self, number: int, start: int, stop: int) -> bytes:
-        """Returns bytes of a file of which no version is known, from its local copy."""
+        """Returns bytes of a file without a known version, from its local copy."""
         check_range(self.paths, self.sizes, (number, start, stop))
         if number not in self._whole:
             (path,) = downloaded(self, [number], self._otherwise, self._folder, self._room)

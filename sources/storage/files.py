@@ -54,7 +54,8 @@ class Files:
 
     def __init__(self, paths: Sequence[str], filesystem: Any = None) -> None:
         self.paths = list(paths)
-        if is_local(filesystem):  # which looks up relative paths whenever it reads
+        # A local file system resolves relative paths at each read.
+        if is_local(filesystem):
             self.paths = [path if is_url(path) else os.path.abspath(path) for path in self.paths]  # noqa: PTH100
         self._filesystem = filesystem
         remotely = [filesystem is not None or is_url(path) for path in self.paths]
@@ -220,8 +221,8 @@ def _files_like(path: str, filesystem: Any) -> list[str]:
 def _matching(pattern: str) -> set[str]:
     """Return the local paths that match ``pattern``, as ``glob.glob`` spells them.
 
-    ``glob.glob`` itself follows loops of symbolic links, some forty times round. ``**`` at the end
-    matches files alone.
+    ``glob.glob`` itself follows loops of symbolic links some forty times. ``**`` at the end matches
+    only files.
     """
     names = pattern.split("/")
     if "**" not in names:
@@ -237,7 +238,7 @@ def _matching(pattern: str) -> set[str]:
 
 
 def _folders_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
-    """Yields ``folder``, which ends with a slash or is empty, and all folders in it but hidden ones.
+    """Yields ``folder``, which ends with a slash or is empty, and all folders in it, not hidden ones.
 
     Links to the folders ``above``, which contain ``folder``, are not followed. Folders that cannot
     be read are left out, as by ``glob.glob``.

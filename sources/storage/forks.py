@@ -1,6 +1,6 @@
-"""The number of forks between this process and the first one, for objects that must not be used on both sides of a fork.
+"""Number of forks since the first process, for objects that must not be used after a fork.
 
-Comparing it costs an attribute, and ``os.getpid()`` a call of the system.
+Reading it costs an attribute; ``os.getpid()`` costs a system call.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gristmill.core.errors import missing_package
 from gristmill.sources.storage.errors import changed, damaged
 from gristmill.sources.storage.files import Files
-from gristmill.sources.storage.sidecar import Sidecar
+from gristmill.sources.storage.sidecar import REMEDY, Sidecar
 
 MAX_FRAME_BYTES = 1 << 26
 OFFSET_BITS = 28
@@ -153,9 +153,7 @@ class Frames:
             found = sidecar.read_many("frames", [2 * frame for frame in theirs], 2).tolist()
             for frame, (start, stop) in zip(theirs, found, strict=True):
                 if not 0 <= start < stop <= self._files.sizes[number]:
-                    raise damaged(
-                        sidecar.path, 0, f"it has frame {frame} from byte {start} to {stop}", "Delete it: it is made anew"
-                    )
+                    raise damaged(sidecar.path, 0, f"it has frame {frame} from byte {start} to {stop}", REMEDY)
                 bounds[number, frame] = start, stop
         return bounds
 
@@ -174,7 +172,7 @@ class Frames:
             high = stop & _OFFSETS if key[1] == stop >> OFFSET_BITS else len(text)
             if not low <= high <= len(text):
                 what = f"it names byte {max(low, high)} of a part that has {len(text)}"
-                raise damaged(self._sidecars[number].path, 0, what, "Delete it: it is made anew")
+                raise damaged(self._sidecars[number].path, 0, what, REMEDY)
             pieces.append(text[low:high])
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

@@ -17,7 +17,7 @@ BLANK = b" \t\r\n"  # what JSON calls whitespace
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _READ_BYTES = 1 << 22
 _PIECE_BYTES = 1 << 18  # fits in a processor's cache, where lines are looked for
-_HEAD_BYTES = 1 << 12  # by which a file is recognised as text
+_HEAD_BYTES = 1 << 12  # of a file, which are checked for being text
 _MAY_BE_BLANK = np.zeros(256, bool)  # the first byte of a line that is no record
 _MAY_BE_BLANK[list(BLANK + BYTE_ORDER_MARK[:1])] = True
 _NEWLINE = 10
@@ -87,10 +87,10 @@ def _scan_plain(files: Files, number: int, progress: Callable[[int], None], line
 
 
 def _check_text(path: str, head: bytes) -> None:
-    """Refuses files that are no text in UTF-8 at all.
+    """Refuses files that are not text in UTF-8.
 
-    Zeros alone do not make a file binary, because a crash of the system leaves runs of them. A line
-    that has some is an error when it is read.
+    Zero bytes alone do not make a file binary, because a crash of the system may leave runs of them.
+    A line that has some is an error when it is read.
     """
     zero = head.find(b"\0")
     if head.startswith(_OTHER_MARKS) or _WIDE_TEXT.match(head) or (zero >= 0 and _is_binary(head)):
@@ -120,7 +120,7 @@ def _is_blank(line: np.ndarray) -> bool:
 class LineStarts:
     """Finds where lines begin that are not blank, in a text that comes in pieces.
 
-    Byte order marks are blank, because files that begin with one may be joined. The one at the
+    Byte order marks are blank, because files that begin with one may be joined. The mark at the
     beginning of the text is in no line.
 
     Example:

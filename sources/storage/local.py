@@ -5,9 +5,9 @@ What holds:
 1. A file stays open as long as somebody refers to it: reads under way end before it is closed.
 2. What is read is what the file was when its size was found out: another size or time of change is an error, in the file that is
    open and in one that is opened again under the same name.
-3. Each ``LocalFiles`` has few files open, fewer where the process may not have many. Where
-   descriptors run out, all files that are open anywhere and not being read are closed; if that is
-   not enough, so are parked worker processes.
+3. Each ``LocalFiles`` has few files open, and fewer where the process may not have many. If
+   descriptors run out, all idle files of the process are closed, and then parked worker processes
+   (see ``core.descriptors``).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LocalFile:
         if not are_whole:
             for place, (_, start, stop) in enumerate(ranges):
                 if len(pieces[place]) < stop - start:
-                    pieces[place] = b""  # before its place is taken by all of it
+                    pieces[place] = b""  # frees the memory before all of the range is read
                     pieces[place] = self._whole(start, stop)
         return pieces
 
@@ -75,7 +75,7 @@ class LocalFile:
         return piece if len(piece) == num_bytes else self._whole(start, stop)
 
     def _whole(self, start: int, stop: int) -> bytes:
-        """Returns the bytes of a range that one call did not read to its end."""
+        """Returns the bytes of a range that one call of ``pread`` did not read to its end."""
         whole = bytearray(stop - start)
         self.read_into(start, memoryview(whole))
         return bytes(whole)

@@ -3,7 +3,7 @@
 What holds when several threads and processes make a file at the same path:
 
 1. What is at the path is whole: it is written under another name, synced to disk and renamed.
-2. One of them makes it, who has locked ``<path>.lock``; long names are cut, see ``name_that_fits``.
+2. The one that has locked ``<path>.lock`` makes it; long names are cut, see ``name_that_fits``.
 3. The kernel frees the lock of a process that dies. The next one finds nothing at the path, and makes it.
 4. Nothing else stays. Whoever holds the lock removes the lock file; a lock on a file that has been removed counts for nothing.
    What a process has left half-written, and locked no more, is removed by the next that makes the file.
@@ -75,7 +75,7 @@ def renamed(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def explained(path: Path, what: str = "write the index", parameter: str = "index_dir") -> Iterator[None]:
-    """Explains why ``what`` is impossible at ``path``, and that ``parameter`` can name another folder."""
+    """Explains errors of doing ``what`` at ``path``; ``parameter`` can name another folder."""
     try:
         yield
     except OSError as error:
@@ -86,7 +86,7 @@ def explained(path: Path, what: str = "write the index", parameter: str = "index
 
 
 def reason(error: OSError, parameter: str) -> str | None:
-    """Returns why nothing can be written and the remedy, ``None`` for errors about something else."""
+    """Returns the reason why writing fails, with the remedy; ``None`` for other errors."""
     if error.errno in _READ_ONLY:
         text = f"the folder cannot be written; give a folder that can as {parameter}"
     elif error.errno in _FULL:

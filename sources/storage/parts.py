@@ -3,16 +3,16 @@
 A part is a file that begins with a table and holds consecutive blocks of one remote file, each at its place. The table has a
 checksum for each page of 4 KB, 0 for one that was never written.
 
-Guarantees for all threads and processes that share a folder, at whatever moment one is killed, the machine stops, the disk is
-full, or a part is cut, overwritten or damaged by something else:
+Guarantees for all threads and processes that share a folder, also if one is killed, the machine stops, the disk is full, or a
+part is cut, overwritten or damaged by something else, at any moment:
 
 1. Bytes are returned only if the checksums of all their pages are right. A checksum depends on the name of the part and on the
    place of the page, so a right page at a wrong place is not taken for another one. A page that was right is not compared again
-   while the size and the time of change of the part stay as they are, which is looked at after each read.
-2. A block of which a page is wrong is fetched and written again. Nothing depends on the order in which writes reach the disk.
-3. All that write a block write the same bytes: a part is of one object in one version.
-4. Parts are thrown away whole, by removing their names. A process that has one open continues with it, and closes it within a
-   second if it reads at all.
+   while the size and the time of change of the part, which are read after each read, stay the same.
+2. A block with a wrong page is fetched and written again. Nothing depends on the order in which writes reach the disk.
+3. All writers of a block write the same bytes: a part is of one object in one version.
+4. Parts are removed as a whole, by their names. A process that has one open continues with it, and closes it within a second if
+   it reads at all.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _BLOCK_BYTES = 1 << 20
 _BLOCKS_PER_PART = 256  # many, so that few files have to be open
 _PAGE_BYTES = 4096
 _SUM_BYTES = 4
-_UNIT_BYTES = 1 << 16  # pages that are compared together if they can be trusted afterwards
-_CLOCK_NANOSECONDS = 100_000_000  # times of change that are closer than that may be the same
+_UNIT_BYTES = 1 << 16  # of pages that are compared together if they are trusted afterwards
+_CLOCK_NANOSECONDS = 100_000_000  # two writes within this time may have one time of change
 SUFFIX = ".part"
 
 
 class Layout(NamedTuple):
-    """Sizes of parts, of the blocks that these consist of, which are fetched whole, and of the pages of blocks."""
+    """Sizes of parts, of their blocks, which are fetched whole, and of the pages of blocks."""
 
     block_bytes: int
     part_bytes: int
@@ -66,7 +66,7 @@ def _rounded_up(num_bytes: int, unit: int = _PAGE_BYTES) -> int:
 
 
 class Trust(NamedTuple):
-    """Pages of a part whose checksums were right (1, others 0) while the part had this size and time of change."""
+    """Pages of a part with right checksums (1, others 0) at this size and time of change."""
 
     status: tuple[int, int]
     pages: bytearray
@@ -100,7 +100,7 @@ class Part:
         return Trust((status.st_size, status.st_mtime_ns), bytearray(_rounded_up(self._num_bytes) // _PAGE_BYTES))
 
     def is_unchanged(self, trust: Trust) -> bool:
-        """Returns True if nothing was written into the part since it had this trust."""
+        """Returns True if nothing was written into the part since ``trust`` was read from it."""
         self._is_used = True
         status = os.fstat(self._descriptor)
         return trust is self.trust and trust.status == (status.st_size, status.st_mtime_ns)
@@ -111,7 +111,7 @@ class Part:
         return self.read(start, min(start + self._block_bytes, self._num_bytes)) is not None
 
     def read(self, start: int, stop: int) -> bytes | None:
-        """Returns the bytes ``start`` to ``stop - 1``, counted from the part's first, or ``None`` if one of them is missing."""
+        """Returns the bytes ``start`` to ``stop - 1`` of the part, or ``None`` if one is missing."""
         if not self.is_unchanged(self.trust):
             self.trust = self._no_trust()
         trust = self.trust
@@ -128,9 +128,9 @@ class Part:
         return data[start - begin : stop - begin]
 
     def read_trusted(self, start: int, stop: int) -> bytes | None:
-        """Returns the bytes of pages that were right before, and ``None`` if one of them was not.
+        """Returns the bytes of trusted pages, or ``None`` if one of the pages is not trusted.
 
-        The bytes are right if ``is_unchanged`` is true afterwards of the ``trust`` that the part had before.
+        The bytes are right if ``is_unchanged(trust)`` is true afterwards for the earlier ``trust``.
         """
         if self.trust.pages.find(0, start // _PAGE_BYTES, (stop - 1) // _PAGE_BYTES + 1) >= 0:
             return None
@@ -148,7 +148,7 @@ class Part:
         """Makes ``data`` the bytes of the block.
 
         Raises:
-            OSError: it cannot be written; pages that were not written wholly are not there.
+            OSError: it cannot be written; pages that were not written completely are missing.
         """
         start = block * self._block_bytes
         self._write(data, self._table_bytes + start)
@@ -175,7 +175,7 @@ class Part:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, block)
 
     def is_kept(self) -> bool:
-        """Returns True if the part has not been thrown away. Notes that it was used, if it was since the last call."""
+        """Returns True if the part still has its name; records any use since the last call."""
         if self._is_used:
             self._is_used = False
             with contextlib.suppress(OSError):  # its time of change stays

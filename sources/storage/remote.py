@@ -9,7 +9,7 @@ What holds when several threads and processes read:
 3. What comes back is of the object that was found at first and as long as what was asked for, or an error is raised: each answer
    says which object it is of (its entity tag, or when it was changed), and which bytes of it. An answer that says something else
    is asked for again, and never used. A warning names servers that report neither tag nor time.
-4. Nothing waits for ever: an answer has 30 seconds, and a silent server is given up after two of them, a minute.
+4. Every wait ends: an answer has 30 seconds, and a silent server is given up after two of them, a minute.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ R = TypeVar("R")
 _MAX_GAP = 256 << 10
 _MAX_REQUEST = 8 << 20
 _MAX_REQUESTS = 32
-# What the library tries again by itself: statuses 429 and 5xx, refused connections, silence. About half a minute in all; nothing
-# is begun after 45 seconds, so that silence of 30 is tried again once.
+# The library itself retries statuses 429 and 5xx, refused connections and silence, for about half a
+# minute in all. It starts nothing after 45 seconds, so silence of 30 seconds is retried once.
 _RETRY: Any = {
     "max_retries": 10,
     "retry_timeout": timedelta(seconds=45),
     "backoff": {"init_backoff": timedelta(seconds=0.25), "max_backoff": timedelta(seconds=8), "base": 3},
 }
 _ANSWER_SECONDS = 30  # obstore's own setting for buckets, AWS_TIMEOUT or the like changes it there
-_PAUSES = (0.1, 0.4, 1.6)  # seconds before an answer is asked for again that was of other bytes or came to an early end
-_PATIENCE_SECONDS = 10  # after which it is not: the library has tried by itself
+# Seconds before another request, after an answer of other bytes or one that ended early.
+_PAUSES = (0.1, 0.4, 1.6)
+_PATIENCE_SECONDS = 10  # after which there is none: the library has retried
 
 _STORES = re.compile(r"(s3a?|gs|az|azure|abfss?|adl)://")
 _SERVERS = re.compile(r"https?://")
@@ -106,7 +107,7 @@ def find_all(paths: Sequence[str], filesystem: Any) -> list[Found]:
 
 
 def check_versions(paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, numbers: Sequence[int]) -> None:
-    """Checks that these files are what was found, where answers do not say so: in file systems of fsspec.
+    """Checks the versions of files in file systems of fsspec, whose answers do not tell them.
 
     Raises:
         ChangedFileError: one is another by now.
@@ -143,7 +144,7 @@ def read_ranges(
 
 
 def download(paths: Sequence[str], found: Sequence[Found | None], filesystem: Any, number: int, to: Path) -> None:
-    """Writes all of file ``number`` to a local file, from one answer, so that all bytes are of one version."""
+    """Writes all of file ``number`` to a local file, from one answer and so of one version."""
     known = found[number]
     assert known is not None
     stores_of([paths[number]], filesystem)[0].download(paths[number], known, to)
@@ -334,7 +335,7 @@ class UrlStore:
         return self._answer(ask, path, f"bytes {start} to {stop - 1} cannot be read")
 
     def _answer(self, ask: Callable[[], T], path: str, what: str) -> T:
-        """Returns the result of ``ask``, which is called again if its error may be that of a single answer."""
+        """Returns the result of ``ask``, called again after errors that may be of a single answer."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for pause in (*_PAUSES, None):
             try:

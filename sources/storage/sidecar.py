@@ -33,6 +33,9 @@ from gristmill.sources.storage.progress import Progress
 Sizes = Mapping[str, tuple[str, int]]
 """Dtype and length of each array of a sidecar."""
 
+REMEDY = "Delete it, so that it is made again"
+"""Text of errors about a sidecar whose arrays are damaged."""
+
 Scan = Callable[[Files, int, Callable[[int], None]], Mapping[str, np.ndarray]]
 """Reads a file once, from front to back: ``scan(files, number, progress)``; ``progress(num_bytes)`` says how far it has come."""
 
@@ -203,7 +206,7 @@ def open_sidecars(
         files: the data.
         kind: what the data are and what is noted about them. Data have sidecars of one kind only, beside them.
         scan: makes the arrays, little-endian and of one dimension. Several threads call it at once, for different files.
-        fits: returns true if ``scan`` may have made arrays of these sizes; others are made again.
+        fits: returns true if ``scan`` may have made arrays of these sizes; if not, they are made again.
         index_dir: a folder for sidecars of files whose own folder cannot be written; it is made if it does not exist.
         filesystem: the fsspec file system that ``files`` were made with.
 
@@ -407,7 +410,7 @@ def _read_header(files: Files, number: int) -> _Header:
 
 
 def _parsed(text: bytes, body: int) -> _Header:
-    """Return the header with this text, of a sidecar whose arrays begin at byte ``body``.
+    """Return the header in this text, of a sidecar whose arrays begin at byte ``body``.
 
     Raises:
         AttributeError, KeyError, TypeError, ValueError, RecursionError: it is not as ``_write``

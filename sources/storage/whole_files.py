@@ -2,9 +2,9 @@
 
 What holds for all processes that share a folder, whenever one of them is killed or the machine stops:
 
-1. A file is written under another name, brought to the disk, and renamed. Its size, time of change and checksum are noted in a
-   record. A path is returned if the file has the size of the remote one, and the time of change of the record or, when that is
-   another, its checksum. A file that is something else is downloaded again.
+1. A file is written under another name, brought to the disk, and renamed. A record has its size, time of change and checksum. A
+   path is returned if the file has the size of the remote one, and either the time of change or the checksum of the record. Any
+   other file is downloaded again.
 2. One process downloads at a time. It holds a lock that the kernel takes back if the process dies; what is unfinished then
    belongs to nobody, and whoever gets the lock removes it.
 3. A file is not thrown away while a process lives that was given its path, nor while that process's children do that it forked.
@@ -101,7 +101,7 @@ class _Record(NamedTuple):
 
 
 def _records_in(folder: str) -> dict[str, _Record]:
-    """Returns the records of files, by the names of their folders. Lines that are not whole are ignored."""
+    """Returns the records of files, by the names of their folders, without incomplete lines."""
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for line in Path(folder, "records").read_text(errors="replace").splitlines():
@@ -188,7 +188,7 @@ def _make_room(num_bytes: int, folder: str, room: Room) -> None:
 
 
 def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
-    """Many pieces at a time, of one file or of many; files of which no version is known, one by one."""
+    """Downloads many pieces at a time, of one file or of many; files without versions one by one."""
     descriptors: dict[int, int] = {}
     try:
         batch: list[tuple[int, int, int]] = []
@@ -242,7 +242,8 @@ def _finish(files: Files, descriptors: dict[int, int], paths: dict[int, Path], f
         os.fsync(descriptors[number])
         os.close(descriptors.pop(number))
         path = _unfinished(paths[number])
-        earlier = path.stat().st_mtime_ns - _SECOND  # clocks of file systems are coarse: what is written now has another time
+        # Clocks of file systems are coarse: a later write must get another time.
+        earlier = path.stat().st_mtime_ns - _SECOND
         os.utime(path, ns=(time.time_ns(), earlier))
         _Record.of(path).note(paths[number], folder)
         path.rename(paths[number])

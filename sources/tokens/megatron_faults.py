@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 class Entries(NamedTuple):
-    """Neighbouring entries: the first sequence, and of each the tokens, its first byte, and the byte behind its last."""
+    """Neighbouring entries: the first sequence, and of each the length, start and end in bytes."""
 
     first: int
     lengths: NDArray[np.int32]
@@ -20,11 +20,12 @@ class Entries(NamedTuple):
 def fault_of_picked(found: Entries, num_bytes: int, itemsize: int) -> tuple[int, str] | None:
     """Returns a sequence that cannot be right, and the reason, or ``None``.
 
-    Sequences may be picked from the file, repeated, and in any order. Those that overlap otherwise are damage. So is a single
-    gap, and a single repetition without gaps, that one flipped bit of a length explains.
+    Sequences may be picked from the file, repeated, and in any order. Other overlaps are damage. So
+    are a single gap, and a single repetition without gaps, if one flipped bit of a length explains
+    them.
 
     Args:
-        found: all entries; each lies within the file.
+        found: all entries; each is within the file.
         num_bytes: size of the file of tokens.
         itemsize: bytes of a token.
 
@@ -60,7 +61,7 @@ def fault_of_picked(found: Entries, num_bytes: int, itemsize: int) -> tuple[int,
 
 
 def size_of_tokens(found: Entries, num_bytes: int, itemsize: int) -> int:
-    """Returns the bytes of a token with which the first entries follow one another; ``itemsize`` if there is no such number.
+    """Returns the bytes of a token for which the first entries follow one another, or ``itemsize``.
 
     Example:
         >>> lengths, starts = np.array([4, 5], np.int32), np.array([0, 8])

@@ -27,16 +27,16 @@ _DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
 _CHUNK = 1 << 20  # lengths read together
 _MAX_CHECKED = 1 << 22  # sequences of an index that is checked as a whole: 48 MB
-_MAX_CHECKED_AFAR = 1 << 16  # of one in a store or on a server: 768 KB
-_WHOLE_STRETCH = 1 << 18  # sequences of it that are checked together
-_BREAKS_OF_AN_ENTRY = 2  # one before it, one behind
+_MAX_CHECKED_AFAR = 1 << 16  # the same in a store or on a server: 768 KB
+_WHOLE_STRETCH = 1 << 18  # sequences of such an index that are read together
+_BREAKS_OF_AN_ENTRY = 2  # the most that one wrong entry makes: before and after it
 _NUM_STRETCHES, _STRETCH = 16, 1 << 11  # of an index that has more sequences
 _NOT_FOR_WINDOWS = "Take the index that was written with these tokens; one that picks some of them can be read by documents"
 _WRITE_AGAIN = "Copy both files again, or write the data set again"
 
 
 class _Breaks(NamedTuple):
-    """Number of entries that do not follow the one before them, and the byte and a text of the first."""
+    """Number of entries that do not follow the previous one; the byte and a text of the first."""
 
     number: int
     place: int
@@ -48,8 +48,8 @@ class MegatronIndex:
     """One pair of files.
 
     An index of up to ``_MAX_CHECKED`` sequences (``_MAX_CHECKED_AFAR`` in a store) is checked as a whole, and a longer one in
-    stretches. If in these the sequences follow one another, but for one entry at most, each read of an entry checks that it fits
-    its two neighbours.
+    stretches. If the sequences in these follow one another, with at most one exception, each read of an entry checks that it
+    fits its two neighbours.
 
     Args:
         files: the files that they are two of.
@@ -117,7 +117,7 @@ class MegatronIndex:
         return self._num_entries - 1
 
     def check_is_gapless(self) -> None:
-        """Checks the law that windows over the file of tokens need: sequences follow one another from its begin to its end.
+        """Checks that sequences follow one another from the first token to the last, for windows.
 
         Raises:
             DamagedFileError: they do not, in what is checked of the index.
@@ -129,7 +129,7 @@ class MegatronIndex:
     def check_documents(self) -> None:
         """Checks the places of sequences that are read one by one.
 
-        An index may pick sequences of the file, repeat them, and have them in any order (see ``fault_of_picked``).
+        They may be picked from the file, repeated, and in any order (see ``fault_of_picked``).
 
         Raises:
             DamagedFileError: the index is damaged.
@@ -151,7 +151,7 @@ class MegatronIndex:
                 self.sequences_of(int(np.argmax(is_wrong)))  # raises
 
     def _breaks(self) -> _Breaks:
-        """Finds the entries that do not follow the one before them.
+        """Returns the number of entries that do not follow the previous one.
 
         Raises:
             DamagedFileError: an entry is not within the file of tokens.
@@ -181,7 +181,10 @@ class MegatronIndex:
         return _Breaks(number, place, first, 2 * num_filled > num_seen)
 
     def _stretches(self) -> Iterator[Entries]:
-        """Yields the whole index in stretches that overlap by one sequence; of a long index some, the first and last included."""
+        """Yields the whole index in stretches that overlap by one sequence.
+
+        For a long index it yields some stretches, among them the first and the last.
+        """
         num = self.num_sequences
         if self._is_long:
             firsts = np.linspace(0, num - _STRETCH, _NUM_STRETCHES).astype(np.int64).tolist()
@@ -211,7 +214,7 @@ class MegatronIndex:
         return self._damaged(self._pointers + 8 * sequence, what + within)
 
     def entry(self, sequence: int) -> list[Range]:
-        """Returns the places of a sequence's length and pointer, with those of its neighbours if they are checked."""
+        """Returns the places of a sequence's length and pointer, and of its neighbours' if checked."""
         first, stop, number = sequence, sequence + 1, self._index
         if self._fits_neighbours:
             first, stop = max(first - 1, 0), min(stop + 1, self.num_sequences)
@@ -222,7 +225,7 @@ class MegatronIndex:
         """Where the tokens of a sequence are, from its entry.
 
         Raises:
-            DamagedFileError: not within the file of tokens, or not where its neighbours leave room for it.
+            DamagedFileError: it is not within the file of tokens, or not between its neighbours.
         """
         if len(lengths) > _LENGTH.size:
             return self._span_between(sequence, lengths, pointers)

@@ -94,7 +94,7 @@ def npy_array(files: Files, number: int, head: bytes, columns: int = 1) -> Store
 
     Raises:
         DamagedFileError: the header is damaged or of another array, or the file has another size than the header says.
-        ValueError: the values are no integers.
+        ValueError: the values are not integers.
     """
     if not head.startswith(_NPY_MAGIC):
         return None

@@ -1,4 +1,4 @@
-"""One loop with all that a long run has: workers with lanes, ``tolerate``, ``observe``, a ledger and Orbax; it is killed."""
+"""A long run that is killed: workers with lanes, ``tolerate``, ``observe``, a ledger and Orbax."""
 
 import importlib.util
 import json
@@ -65,7 +65,7 @@ def test_a_killed_run_continues_exactly_with_its_ledger(tmp_path):
     before = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
     assert before == [[step, expected[step]] for step in range(11)]
     saved = ocp.CheckpointManager(tmp_path / "checkpoints").latest_step()
-    assert 4 <= saved <= 8  # the save of step 8 may have been under way
+    assert 4 <= saved <= 8  # the save of step 8 may have been in progress
     faults, seen = program.loop(tmp_path, None)
     assert seen == [[step, expected[step]] for step in range(saved, len(expected))]
     failing = [x for x in range(200) if x % 11 == 7 and x % 5 != 1]

@@ -25,7 +25,7 @@ class Counted:
     def __init__(self, length, broken=()):
         self.length, self.broken = length, broken
         self.asked = []
-        self.seconds, self.starts = 0.0, []  # how long a read takes, and the first keys of reads
+        self.seconds, self.starts = 0.0, []  # of each read: its time, and its first key
         self.lock = threading.Lock()
 
     def __len__(self):
@@ -131,7 +131,7 @@ def test_iteration_reads_every_block_once():
     ("options", "seconds"), [(ONE, 0), (grain.ReadOptions(1), 0), (grain.ReadOptions(), 0), (grain.ReadOptions(), 0.001)]
 )
 def test_groups_that_are_small_beside_what_is_read_ahead(options, seconds):
-    """Many groups are read at a time, in any order. Each block is one read, also after a restart."""
+    """Many groups are read at a time, in any order; each block once, also after a restart."""
     for make, start, num_epochs in [
         (lambda ds: ds.map(np.copy), 0, 1),
         (lambda ds: ds.batch(16), 0, 1),
@@ -151,8 +151,8 @@ def test_groups_that_are_small_beside_what_is_read_ahead(options, seconds):
         assert max(np.bincount(source.starts)) == num_epochs
 
 
-def test_what_is_never_asked_for_is_dropped():
-    """A part of an epoch leaves elements of its first and last groups behind, every time."""
+def test_elements_that_are_never_asked_for_are_dropped():
+    """Each epoch of a part of an epoch leaves elements of its first and last groups unused."""
     part = grain.MapDataset.source(Counted(200)).block_shuffle(10, group_size=4, seed=5)[15:105]
     with pytest.warns(UserWarning, match="takes a part"):
         ds = part.repeat(40)

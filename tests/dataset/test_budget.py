@@ -147,10 +147,10 @@ RARELY = [1, 300]
 WITH_A_RARE_COMPONENT = {
     "drawn first": lambda rare: IterDataset.mix([rare, COMMON], RARELY),
     "drawn second": lambda rare: IterDataset.mix([COMMON, rare], RARELY[::-1]),
-    "beside what nothing reads ahead": lambda rare: IterDataset.mix([rare, STREAM], RARELY),
+    "beside a stream that is not read ahead": lambda rare: IterDataset.mix([rare, STREAM], RARELY),
     "later": lambda rare: IterDataset.mix([rare, COMMON], Schedule({0: [0, 1], 9: RARELY})),
-    "others begun anew": lambda rare: IterDataset.mix([rare, COMMON.limit(500)], RARELY, stop="never"),
-    "begun anew": lambda rare: IterDataset.mix([rare.limit(1), COMMON], RARELY, stop="never"),
+    "others begun again": lambda rare: IterDataset.mix([rare, COMMON.limit(500)], RARELY, stop="never"),
+    "begun again": lambda rare: IterDataset.mix([rare.limit(1), COMMON], RARELY, stop="never"),
     "nested": lambda rare: IterDataset.mix([IterDataset.mix([rare, COMMON], [1, 99]), STREAM], [1, 2]),
     "in a thread": lambda rare: IterDataset.mix([rare, COMMON], RARELY).thread_prefetch(9),
 }
@@ -159,7 +159,7 @@ WITH_A_RARE_COMPONENT = {
 @pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("way", WITH_A_RARE_COMPONENT)
 def test_a_rare_component_is_read_few_elements_ahead(way, starts):
-    """As many draws as the others, also while it is the only one that is read."""
+    """It is ahead by as many draws as the others, also while it is the only one that is read."""
     read = []
     rare = MapDataset.range(10**6).map(lambda i: read.append(i) or "rare").to_iter_dataset()
     with iter(WITH_A_RARE_COMPONENT[way](rare)) as it:
@@ -169,8 +169,8 @@ def test_a_rare_component_is_read_few_elements_ahead(way, starts):
         assert 2 <= num <= len(read) <= num + 9
 
 
-def test_what_is_drawn_more_often_than_expected_is_read_ahead_nevertheless():
-    """Nothing else is read; the consumer waits for it each time, as the other component has ended."""
+def test_a_component_that_is_drawn_more_often_than_expected_is_read_ahead():
+    """The other component has ended, so the consumer waits for this one each time."""
     lock, busy = threading.Lock(), [0]
 
     def slowly(x):

@@ -66,8 +66,8 @@ its = [iter(ds.to_iter_dataset()) for _ in range(9)]
 its.append(iter(ThreadPrefetchIterDataset(ds.to_iter_dataset(ReadOptions(0, 0)), prefetch_buffer_size=500)))
 [next(it) for it in its]
 """
-# Extension modules may keep this module, and so its objects, until all other modules are empty: JAX
-# does. The program keeps all modules that long.
+# Extension modules, such as JAX's, may keep this module and its objects until all other modules are
+# empty. The program keeps all modules that long.
 TORN_DOWN = """
 import ctypes, json
 sys.path[:0] = sys.argv[2:]
@@ -83,7 +83,7 @@ with open(sys.argv[1], "w") as file:
     file.write("1\\n2\\n")
 source = gm.sources.JsonlSource(sys.argv[1])
 mine = Mine(iter(MapDataset.source(source).to_iter_dataset()))
-# What pyarrow has seen is never collected then.
+# Objects that pyarrow has seen are never collected then.
 streams = [x for x in STREAMS if not x.name.startswith(("parquet", "hugging_face"))]
 its = [mine, *[iter(x.make()) for x in streams]]
 for it in its:
@@ -120,7 +120,7 @@ PROGRAMS = {
     "daemons": DAEMONS,
     "hugging_face": HUGGING_FACE,
 }
-DEVELOPED = ("live", "stuck", "daemons")  # where Python's own warnings are looked for, too
+DEVELOPED = ("live", "stuck", "daemons")  # run with Python's own warnings, too
 TESTS = Path(__file__).parents[1]
 
 

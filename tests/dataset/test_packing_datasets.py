@@ -154,7 +154,7 @@ LACKING = [
 
 @pytest.mark.parametrize(("pack", "arguments", "lacking", "match"), LACKING)
 def test_an_element_that_lacks_a_feature_is_explained(pack, arguments, lacking, match):
-    """Elements and specs; the message itself says it, and notes name the element where it is known."""
+    """The message names the feature; a note names the element where that is known."""
     whole = {"x": ONE, "y": ONE}
     if pack is not concat:
         whole |= {"id": "a", "m": {"a": ONE, "b": ONE}}

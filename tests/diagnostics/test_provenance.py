@@ -214,7 +214,8 @@ def test_records_of_rows_are_those_of_the_cells(name):
     for batch in it:
         told = explain(it)
         rows = batch["x"].reshape(len(told.rows), -1)
-        others = {*np.unique(batch.get("y", 0)) // 100 - 1}  # a record may have cells of this feature only
+        # A record may have cells of this feature only.
+        others = {*np.unique(batch.get("y", 0)) // 100 - 1}
         for row, one in zip(rows, told.rows, strict=True):
             whose = np.zeros(len(row), int) - 1
             for record in one.records:
@@ -270,7 +271,7 @@ def packed_rows(ds):
 
 
 TWELVE = MapDataset.range(12)
-BY_OUTPUT = {2: [1], 6: [5], 10: [9]}  # which are skipped on the way to the output with a record
+BY_OUTPUT = {2: [1], 6: [5], 10: [9]}  # the skipped records, by the record of the next output
 FAULTS = {
     "map": (any_rate(TWELVE.map(bad).to_iter_dataset()), BY_OUTPUT),
     "map_of_list": (any_rate(MapDataset.source(list(range(12))).map(bad).to_iter_dataset()), BY_OUTPUT),
@@ -423,7 +424,7 @@ def test_a_ledger_answers_for_steps_that_were_made_alone(tmp_path, every):
     next(elastic[0])
     assert_raises(ValueError, "step=", Ledger(tmp_path / "elastic", every).follow, elastic[0])
     assert Ledger(tmp_path / "elastic", every).follow(elastic[1]).step == 0
-    by_hand = BareIterator(9)  # of which no dataset is known, with which its state could be compared
+    by_hand = BareIterator(9)  # without a dataset that it could be compared with
     assert_raises(ValueError, "step=", Ledger(tmp_path / "by_hand", every).follow, by_hand)
     later = Ledger(tmp_path / "later", every).follow(later, step=20)
     for _ in range(every):
@@ -473,7 +474,7 @@ def test_a_full_disk_loses_nothing_that_is_followed(tmp_path):
 
 
 @pytest.mark.parametrize("make", [packed, lambda: make(40, *AS_RECORDS, TO_TUPLE, Batch(3, batch_fn=list), worker_count=0)])
-def test_what_is_followed_is_an_iterator_like_that_which_it_follows(tmp_path, make):
+def test_a_followed_iterator_is_like_the_iterator_itself(tmp_path, make):
     inner = iter(make())
     it = Ledger(tmp_path / "ledger").follow(inner)
     assert isinstance(it, DatasetIterator if isinstance(inner, DatasetIterator) else DataLoaderIterator)
@@ -487,7 +488,8 @@ def test_what_is_followed_is_an_iterator_like_that_which_it_follows(tmp_path, ma
     expected = [str(x) for x in it]
     assert handler.restore(tmp_path / "saved", it) is it and it.step == 2 and explain(make(), state=it.get_state())
     assert [str(x) for x in it] == expected and it.step == 2 + len(expected)
-    plain = handler.restore(tmp_path / "saved", iter(make()))  # it is a checkpoint of the pipeline without the ledger
+    # The checkpoint is one of the pipeline without the ledger.
+    plain = handler.restore(tmp_path / "saved", iter(make()))
     assert [str(x) for x in plain] == expected
     assert_raises(TypeError, "iterator must be", Ledger(tmp_path / "ledger").follow, iter([1]))
     it.close()

@@ -216,7 +216,7 @@ def test_what_each_part_would_gain_is_compared(judged):
 
 
 def competing(places, *, produced=1000, workers=(), threads=16):
-    """A second of a thousand outputs, in which every stage took long: the others had the GIL."""
+    """A second with a thousand outputs, in which every stage waited for the GIL."""
     first, *others = [
         replace(
             stage(i, "preprocessing", place, 16 * SECOND, 0.3, (i + 1,) if i < 3 else ()),
@@ -230,7 +230,7 @@ def competing(places, *, produced=1000, workers=(), threads=16):
 
 
 def one_thread(batch, scale, decode, cpu=1.0):
-    """Ten outputs of the same stages in one thread, which take so many µs, ``cpu`` of it computing."""
+    """Ten outputs of the same stages in one thread: the µs of each, of which ``cpu`` computing."""
     times = {"Batch": batch, "Scale": scale, "Decode": decode}
     stages = [
         replace(
@@ -260,7 +260,7 @@ LOAD = WorkerLoad(0, 1, 0, SECOND, SECOND // 2, 0, SECOND, 10**6)
         pytest.param(
             competing(THREADS, threads=16), one_thread(100, 300, 16_000, 0.0), 2, 3536, id="waiting"
         ),
-        # What making messages took in workers was waiting, too.
+        # The time of making messages in workers was waiting, too.
         pytest.param(
             competing(("workers",) * 3, workers=[LOAD]), one_thread(20, 10, 970), 2, 27_000, id="workers"
         ),
@@ -284,7 +284,7 @@ def test_stages_that_compete_are_judged_by_what_they_take_alone(snapshot, run, c
     assert "cannot be told" in unknown.sentence and "If it took" not in unknown.sentence
 
 
-def test_what_depends_on_the_gil_is_told_as_a_range(judged):
+def test_a_ceiling_that_depends_on_the_gil_is_a_range(judged):
     snapshot, run = competing(THREADS), one_thread(100, 300, 16_000, 0.0)
     times = {0: SECOND, 1: SECOND // 10, 2: 3 * SECOND // 10, 3: 16 * SECOND}  # as alone
     nodes = {i: replace(snapshot.summary[i], total_processing_time_ns=x) for i, x in times.items()}

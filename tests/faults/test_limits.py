@@ -22,7 +22,7 @@ with limited(64):
         check(range(40), list(APIS[api](Work("full", size=100_000), 40, 2)))
 """
 ABANDONED = """
-# Parked pools would have more descriptors than there are: they make room for what needs them.
+# Parked pools would have more descriptors than there are: they are closed for whatever needs them.
 from gristmill.workers.pool import WorkerPool, _parked, close_parked
 seconds, WorkerPool.parked_seconds = WorkerPool.parked_seconds, 60.0
 path = FOLDER / "numbers.jsonl"
@@ -30,7 +30,7 @@ path.write_text("7\\n" * 3)
 
 def abandon(api):
     it = APIS[api](Work("full"), 1000, 2).__iter__()
-    it.me = [it]  # only a collection of garbage finds it
+    it.me = [it]  # only the garbage collector frees it
     return next(it)[0]
 
 def fill(num_free):
@@ -53,7 +53,7 @@ with limited(64):
         try:
             assert abandon("dataset") == 0
             fds = fill(0)
-            assert source[1] == 7  # whose file takes the place of workers
+            assert source[1] == 7  # its file gets a descriptor of a worker
         finally:
             for fd in [*taken, *fds]: os.close(fd)
 gc.collect()

@@ -127,7 +127,7 @@ STOPPED = """
 def stop_template():
     (template,) = wait_for(lambda: templates() - stopped, "no template")
     os.kill(template, signal.SIGSTOP)
-    wait_for(lambda: run_state(template) == "T", "it runs on")
+    wait_for(lambda: run_state(template) == "T", "it still runs")
     return template
 
 def parent(x):
@@ -153,8 +153,9 @@ def while_it_runs(make):
     stopped.add(stop_template())
     ends_quickly(it)  # workers that it has forked
 
-def goes_on(it):
-    assert not {*it} & stopped  # workers that are started directly, or forked from another one
+def continues(it):
+    # Its workers are started directly, or forked from another template.
+    assert not {*it} & stopped
     ends_quickly(it)
 
 stopped = set()
@@ -162,11 +163,11 @@ os.environ["NUMBER"] = "before it starts"
 it = single()
 it.start_prefetch()
 stopped.add(stop_template())
-goes_on(it)
+continues(it)
 for make in single, shared:
     os.environ["NUMBER"] = f"{make}"
     while_it_runs(make)
-goes_on(shared())
+continues(shared())
 """
 KILLED_WORKERS = """
 work = Work("idle", last=99)
@@ -176,7 +177,7 @@ seen = [int(next(it)[0]) for _ in range(2)]
 os.kill(template, signal.SIGSTOP)
 for process_id in workers():
     os.kill(process_id, signal.SIGKILL)
-while take_all(it, seen):  # the death of one of them
+while take_all(it, seen):  # a worker died
     it.set_state(it.get_state())
 assert seen == [*range(200)], seen
 it.close()

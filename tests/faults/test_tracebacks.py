@@ -74,7 +74,7 @@ WHERE = {
 
 
 def settings_notes(kind):
-    """What errors of workers have as well."""
+    """Returns the notes on settings that errors of workers have."""
     text = "Workers lack what the program has set or registered in libraries, unless worker_init_fn does so there, too."
     return [text] if "workers" in kind else []
 

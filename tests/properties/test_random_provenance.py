@@ -107,7 +107,8 @@ def check(ds, rng, ledger):
     for step in rng.sample(range(len(seen)), min(2, len(seen))):
         assert identities(explain(ds, state=states[step])) == seen[step], repr(ds)
         assert identities(explain(ds, step=step, ledger=ledger)) == seen[step], repr(ds)
-        if "some_left_out" not in repr(ds):  # without a ledger functions are taken to leave out nothing
+        # Without a ledger, functions are assumed to leave out nothing.
+        if "some_left_out" not in repr(ds):
             with contextlib.suppress(NotImplementedError):
                 assert identities(explain(ds, step=step)) == seen[step], repr(ds)
     it.close()

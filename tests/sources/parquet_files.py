@@ -47,7 +47,7 @@ def written(path, rng):
 
 
 def repeated_names():
-    """Columns ``x`` of which a row could not hold all values, and what the error says of them."""
+    """Yields columns ``x`` whose values do not fit into one row, and the error for them."""
     one, two = pa.array([1]), pa.array(["a"])
     struct = pa.StructArray.from_arrays([one, two], names=["f", "f"])
     yield [one, two], r"x\.parquet has 2 columns 'x', .* leave the column out with columns="

@@ -25,7 +25,7 @@ def plain_rows(file, group):
 
 
 def plain_values(column):
-    """The values of pyarrow; integers beside gaps, where floats would not be exact, as they are."""
+    """Returns the values of pyarrow, except for integers beside gaps that floats would round."""
     values = column.to_numpy()
     if str(column.type) not in ("int64", "uint64") or values.dtype.kind != "f":
         return values

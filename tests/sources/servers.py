@@ -11,7 +11,8 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-RANGES = {  # what an answer says of its range, of bytes from start to last of size; None says nothing
+# The Content-Range of an answer with the bytes from start to last of size; None for no such header.
+RANGES = {
     "other range": lambda start, last, size: f"bytes {start + 1}-{last + 1}/{size}",
     "shorter range": lambda start, last, size: f"bytes {start}-{last - 1}/{size}",
     "other size": lambda start, last, size: f"bytes {start}-{last}/{size + 1}",

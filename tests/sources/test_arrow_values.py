@@ -125,7 +125,7 @@ def columns(leaf, functions):
 
 
 def expected(leaf, functions):
-    """The values of ``columns`` as ``to_pylist`` has them; dates, times and durations in nanoseconds."""
+    """The values of ``columns`` by ``to_pylist``; dates, times and durations in nanoseconds."""
     unit = None
     if pa.types.is_temporal(leaf.type) and not pa.types.is_time(leaf.type):
         unit = {"date32[day]": "D", "date64[ms]": "ms"}.get(str(leaf.type)) or leaf.type.unit
@@ -150,7 +150,7 @@ def python(value, unit=None):
     if isinstance(value, np.datetime64 | np.timedelta64):
         return None if np.isnat(value) else int(value.astype(np.int64)) * UNITS[np.datetime_data(value)[0]]
     value = value.item() if isinstance(value, np.generic) else value
-    return None if value != value else value  # NaN is a gap: the leaves have none
+    return None if value != value else value  # NaN stands only for gaps: no leaf has one
 
 
 @pytest.mark.parametrize("name", LEAVES)

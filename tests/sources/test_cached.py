@@ -171,7 +171,7 @@ def test_a_changed_file_is_another_one(tmp_path):
         path.write_bytes(b"\2" * 10)
 
 
-def test_where_a_store_reports_no_versions_a_file_is_of_one_version_all_the_same(tmp_path, caplog):
+def test_a_file_is_of_one_version_though_the_store_reports_none(tmp_path, caplog):
     (tmp_path / "served").mkdir()
     path, folder = tmp_path / "served/rows.bin", tmp_path / "kept"
     versions = [bytes([number]) * 9 * MB for number in range(3)]
@@ -223,7 +223,7 @@ def make_a_hole(path, rng):
 
 
 def exchange_pages(path, rng):
-    """Both of the table and of the data."""
+    """Exchanges the first two pages, in the table and in the data."""
     content = bytearray(path.read_bytes())
     data = 4 * 65_536
     for start, size in [(0, 4), (data, 4096)]:
@@ -267,7 +267,8 @@ def test_parts_that_were_damaged_are_read_again_also_while_they_are_open(server,
             assert sources[0].read(ranges) == of(data, ranges) and server.num_requests == 0
         for path in tmp_path.glob("*.part"):
             damage(path, rng)
-        last = [(2, 5 * MB - 10, 5 * MB), (0, 3 * MB, 3 * MB + 10)]  # fetched at once: what lies before is a hole, maybe
+        # These ranges are fetched first, so there may be a hole before them.
+        last = [(2, 5 * MB - 10, 5 * MB), (0, 3 * MB, 3 * MB + 10)]
         assert sources[1].read(last) == of(data, last)
         for files in (*sources, CachedFiles(Files(urls(server)), str(tmp_path), None)):
             assert files.read(ranges) == of(data, ranges), damage
@@ -284,18 +285,18 @@ def test_whole_files_that_were_damaged_are_downloaded_again(server, data, tmp_pa
     rng = random.Random(0)
     [path] = map(Path, cached(urls(server)[0], tmp_path))
     for damage in (cut, flip_a_bit, empty, extend, Path.unlink, None):
-        if damage is None:  # the file is right, and what was noted is not
+        if damage is None:  # the file is right, and its record is not
             (tmp_path / "records").write_text("nonsense\n\0")
         else:
             damage(path, rng) if damage is not Path.unlink else damage(path)
         num_requests = server.num_requests
         assert cached(urls(server)[0], tmp_path) == [str(path)] and path.read_bytes() == data["0.bin"]
         assert server.num_requests > num_requests + 1
-    os.utime(path, (1, 1))  # as of a copy: the checksum is right
+    os.utime(path, (1, 1))  # as after copying: the checksum is right
     num_requests = server.num_requests
     for _ in range(2):
         assert cached(urls(server)[0], tmp_path) == [str(path)]
-    assert server.num_requests == num_requests + 2  # whether it has changed in its store
+    assert server.num_requests == num_requests + 2  # for its version in the store
 
 
 KILLED = """
@@ -328,7 +329,8 @@ def test_a_writer_that_is_killed_in_any_write_leaves_no_wrong_page(tmp_path):
     names = [str(tmp_path / f"{num_writes}-{half}.part") for num_writes in range(3) for half in range(2)]
     program = subprocess.run([sys.executable, "-c", KILLED, *names], capture_output=True, text=True, timeout=60, check=True)
     codes = [int(code) for code in program.stdout.split()]
-    assert codes == [-signal.SIGKILL] * 4 + [0] * 2  # bytes, then checksums; each before it, and in the middle of it
+    # It is killed before and in the middle of each write: that of the bytes and that of the checksums.
+    assert codes == [-signal.SIGKILL] * 4 + [0] * 2
     for name, code in zip(names, codes, strict=True):
         part = parts.Part(name, layout.block_bytes, layout)
         pages = [part.read(start, start + 4096) for start in range(0, layout.block_bytes, 4096)]

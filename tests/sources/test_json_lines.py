@@ -232,7 +232,7 @@ KINDS = {
 
 
 def outcomes(lines, parse):
-    """Yields what ``parse`` makes of the lines that it does not refuse and that are not null."""
+    """Yields the records that ``parse`` makes, without refused lines and null."""
     for line in lines:
         with contextlib.suppress(ValueError, RecursionError):
             record = parse(re.sub(b"^(%b)+" % MARK, b"", line))
@@ -268,7 +268,7 @@ def test_a_line_null_is_an_error_that_says_what_to_do(tmp_path):
         assert_raises(DamagedFileError, "null in record 1", list, grain.MapDataset.source(source).batch(2))
     assert JsonlSource(path, parse=bytes)[3] == b"null"
     assert JsonlSource(path, parse=lambda line: json.loads(line) or 0)[3] == 0
-    assert JsonlSource(path, parse=lambda line: None)[0] is None  # a hole, as a function of the user says
+    assert JsonlSource(path, parse=lambda line: None)[0] is None  # a hole, by a function of the user
 
 
 LINES = b'{"a": 1}\n{"b": "\xc3\xa9"}\n[1, 2]\n'

@@ -28,7 +28,7 @@ array_record = pytest.importorskip("array_record.python.array_record_module", re
 
 
 def write_all(folder, letter):
-    """Files of the same names and sizes in each folder, with other data."""
+    """Writes files of the same names and sizes in each folder, with other data."""
     folder.mkdir()
     text = f'"{letter}"\n"{letter * 2}"\n'.encode()
     (folder / "a.jsonl").write_bytes(text)
@@ -85,7 +85,7 @@ def test_a_change_of_the_current_folder_changes_no_data(tmp_path, monkeypatch, n
     for letter in "ab":
         write_all(tmp_path / letter, letter)
     monkeypatch.chdir(tmp_path / "b")
-    other = MADE[name]()  # its indices are there, too
+    other = MADE[name]()  # makes its indices, too
     monkeypatch.chdir(tmp_path / "a")
     expected, made = contents(MADE[name]()), MADE[name]()
     assert expected != contents(other)

@@ -284,7 +284,7 @@ def test_wrong_arguments(paths, monkeypatch):
     assert_raises(ImportError, r"ParquetSource needs .*pip install 'gristmill\[parquet\]'", ParquetSource, paths)
 
 
-# Types that hold equal values in different ways, and the values; the null type agrees with all others.
+# Types that hold equal values in different ways, and the values; null agrees with all types.
 STRING, INT = pa.string(), pa.int64()
 NESTED_NULL = pa.struct([("b", pa.null()), ("a", pa.list_(pa.null()))])
 AGREEING = [
@@ -335,7 +335,7 @@ def test_files_agree_if_their_values_do(tmp_path):
         assert_raises(ValueError, "have different columns: 'x' is .* and ", ParquetSource, written_as(tmp_path, types))
 
 
-def test_the_number_of_rows_of_the_whole_file_is_not_believed(tmp_path):
+def test_the_number_of_rows_in_the_footer_is_not_used(tmp_path):
     path = write(tmp_path / "x.parquet", {"a": range(6)}, row_group_size=4)
     content = path.read_bytes()
     place = content.rindex(b"\x16\x0c\x19")  # the field of 6 rows, before the list of row groups

@@ -160,7 +160,7 @@ def test_what_can_be_mended_is_mended(folder, quick):
             for start in range(0, 600_000, 60_000):
                 ranges = [(2, begin, begin + 20) for begin in range(start, start + 60_000, 6_000)] + [(0, start // 7, start // 6)]
                 expected = [list(DATA.values())[number][begin:end] for number, begin, end in ranges]
-                for _ in range(9):  # four wrong answers in a row are an error; asking again then is up to the caller
+                for _ in range(9):  # after four wrong answers in a row, the caller asks again
                     with contextlib.suppress(OSError, ChangedFileError):
                         pieces = files.read(ranges)
                         break
@@ -204,7 +204,8 @@ def test_what_cannot_be_mended_says_what_failed_and_where(folder, quick, fault, 
 @pytest.mark.parametrize("fault", [*RANGES, "short", "long", "cut", "whole", "other tag"])
 def test_a_single_wrong_answer_is_asked_for_again(folder, quick, fault):
     with HttpServer(folder, faults=lambda number: fault if number in (0, 2) else None) as server:
-        if fault in ("other tag", "other size"):  # of the first answer nothing is known that it could differ from
+        # The first answer cannot differ from an earlier one.
+        if fault in ("other tag", "other size"):
             server.faults = lambda number: fault if number == 1 else None
         files = Files([f"{server.url}/a.bin"])
         assert files.sizes == [100_000]

@@ -131,7 +131,7 @@ def header_of(data):
 
 
 def with_header(change):
-    """Rewrites the header of an index, with the right checksum."""
+    """Returns a change of the header of an index, with the right checksum."""
 
     def changed(data, index):
         fields, end = header_of(index)
@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_made_anew_but_not_under_a_copy(tmp_path, caplog, n
     assert names_in(tmp_path) == ["data", "data.gmidx"]
 
 
-def test_arrays_of_other_names_dtypes_or_lengths_are_made_anew(tmp_path, caplog):
+def test_arrays_of_other_names_dtypes_or_lengths_are_made_again(tmp_path, caplog):
     path, scan = tmp_path / "data", Counted()
     path.write_bytes(b"data")
     open_sidecars(Files([str(path)]), "test", lambda *_: {"squares": np.arange(4, dtype="<u4")})
@@ -244,7 +244,7 @@ def test_names_of_any_length_have_indices(tmp_path, letter):
             assert os.path.basename(open_sidecars(files, "test", scan)[0].path) == f"{name}.gmidx"  # noqa: PTH119
 
 
-def test_what_is_there_while_an_index_of_a_long_name_is_made(tmp_path):
+def test_no_file_is_left_of_making_an_index_with_a_long_name(tmp_path):
     path = tmp_path / ("\u3042" * 83 + ".gmidx")
     for _ in range(2):
         with once.locked(path) as is_mine, once.renamed(path) as file:
@@ -253,7 +253,7 @@ def test_what_is_there_while_an_index_of_a_long_name_is_made(tmp_path):
             file.write(b"index")
         assert names_in(tmp_path) == [path.name] and path.read_bytes() == b"index"
         left = tmp_path / f"{part.removesuffix('.part')[:-16]}{'0' * 16}.part"
-        left.write_bytes(b"half")  # as of a process that was killed: the next one removes it
+        left.write_bytes(b"half")  # of a process that was killed; the next one removes it
 
 
 def test_another_index_of_the_same_data_is_noticed(tmp_path):

@@ -53,7 +53,7 @@ def naive(paths, extensions=None):
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 match = re.match(r"^((?:.*/)?[^./][^./]*)\.([^/]*)$", member.name, re.DOTALL)
-                is_file = member.isreg() or member.islnk()  # of a hard link tarfile reads the target
+                is_file = member.isreg() or member.islnk()  # tarfile reads the target of a hard link
                 if not is_file or match is None or re.match(r"__[^/]*__($|/)", member.name):
                     continue
                 key, extension = match[1], match[2].lower()
@@ -143,7 +143,7 @@ def test_hard_links_are_read_and_symbolic_ones_are_counted(tmp_path, caplog):
         (folder / name).symlink_to("0.jpg")
     os.link(folder / "2.png", folder / "3.png", follow_symlinks=False)
     path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as tar:  # which stores a file once, as tar does
+    with tarfile.open(path, "w") as tar:  # stores a file once, as tar does
         for name in sorted(path.name for path in folder.iterdir()):
             tar.add(folder / name, f"./{name}")
         for name in ("./1.jpg", "3.txt"):  # as tar does for a file that it is told to store twice

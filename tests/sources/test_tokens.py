@@ -378,7 +378,7 @@ def test_a_flipped_bit_of_an_index_is_an_error_or_changes_nothing(tmp_path, monk
     assert found == {"same", "damaged"}
 
 
-def test_an_order_of_no_tokens_is_refused_in_the_words_of_windows(tmp_path):
+def test_an_order_of_no_tokens_is_refused(tmp_path):
     message = "^window must be at most the number of tokens, got 9, and there are 0 tokens"
     empty = write_megatron(tmp_path / "empty", [[], []])
     for prefix in (empty, write_megatron(tmp_path / "none", [])):

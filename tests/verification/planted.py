@@ -135,7 +135,7 @@ QUICK = {  # those that show in this process
     "counter": (mapped(counting), "transform=counting", "state is kept between calls: the attribute calls"),
     "global list": (mapped(lambda x: SEEN.append(x) or len(SEEN)), "MapMapDataset(", "the global variable SEEN"),
     "object": (lambda: numbers().map(Adding()).map(str), "transform=Adding", "total"),
-    # A second run finds what the first has left: only copies that have not been used show these.
+    # A second run finds the state of the first one: only unused copies show these.
     "vocabulary": (mapped(lambda x: VOCABULARY.setdefault(x % 7, len(VOCABULARY))), "MapMapDataset(", "VOCABULARY of <lambda>"),
     "vocabulary of a module": (mapped(numbered), "transform=numbered", "default argument 0 of numbered"),
     "coarse cache": (mapped(lambda x: COARSE.setdefault(x % 7, x)), "MapMapDataset(", "COARSE of <lambda>"),

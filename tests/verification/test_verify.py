@@ -34,7 +34,7 @@ STEPS = 25
 
 
 class InThisProcess(Verifier):
-    """Without processes, which take a second: each condition runs on the pipeline itself."""
+    """Runs each condition on the pipeline itself, without processes, which take a second."""
 
     def __init__(self, ds, *args):
         super().__init__(ds, *args)

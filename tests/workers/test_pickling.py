@@ -1,4 +1,4 @@
-"""Objects of ``__main__``, which travel by value: in workers they are as in the program, and come back as they were."""
+"""Objects of ``__main__`` travel by value: they are the same in workers, and when they return."""
 
 import subprocess
 import sys
@@ -178,7 +178,8 @@ REGISTERED = """
                     found.append(str(error))
                     it.skip_failed()
         return found
-    for n_rows, init in ((2, []), (3, [register_again])):  # of 3 the last has another shape: the leaf is named
+    # The last of 3 rows has another shape, so that the error names the leaf.
+    for n_rows, init in ((2, []), (3, [register_again])):
         ds = gm.MapDataset.range(n_rows * len(makers)).map(lambda i: makers[i // n_rows](i % n_rows))
         here = outputs(ds, 0)
         assert not [text for text in here if "object" in text], here

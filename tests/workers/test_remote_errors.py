@@ -344,7 +344,7 @@ def test_frames_that_are_too_many_cannot_be_read_here_or_have_no_columns():
 def test_lines_of_a_program_without_a_file_are_those_of_the_consumer(monkeypatch):
     source, names = "def fail():\n\n  raise error\n", {"error": class_with_a_lock()("the message")}
     exec(compile(source, "<a cell>", "exec"), names)
-    data = encode_error(caught(names["fail"]))  # where nobody knows the source
+    data = encode_error(caught(names["fail"]))  # without the source
     monkeypatch.setitem(linecache.cache, "<a cell>", (len(source), None, source.splitlines(keepends=True), "<a cell>"))
     copy = decode_error(data)
     assert type(copy) is RemoteError and '  File "<a cell>", line 3, in fail\n    raise error\n' in str(copy)
