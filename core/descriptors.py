@@ -24,7 +24,7 @@ _releases: list[Callable[[], object]] = []
 
 
 def release_when_scarce(release: Callable[[], object], *, first: bool = False) -> None:
-    """Register ``release`` to be called when descriptors run out, before the others if ``first``."""
+    """Register ``release`` to be called when descriptors run out, before others if ``first``."""
     _releases.insert(0 if first else len(_releases), release)
 
 

@@ -1,7 +1,7 @@
 """Node types that a program has registered with JAX, for processes that do not run the program.
 
-A class that travels by value takes its ``Registration`` along. A class that is imported is registered by its own module, or,
-if another module has registered it, by ``register_expected``.
+A class that travels by value takes its ``Registration`` along. A class that is imported is
+registered by its own module, or, if another module has registered it, by ``register_expected``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 # Registered by JAX itself. Trees have them as nodes without JAX, too.
 _BUILT_IN = frozenset({dict, list, tuple, type(None), OrderedDict, defaultdict})
 
-# Classes to register. Of others, by module and qualified name: the pickled registration, or the reason
-# why it could not be pickled.
+# Classes to register. Of others, by module and qualified name: the pickled registration, or the
+# reason why it could not be pickled.
 _received: list[tuple[type, Registration]] = []
 _expected: dict[tuple[str, str], bytes | str] = {}
 _lock = threading.Lock()  # held while a class is registered

@@ -1,8 +1,8 @@
 """Times of stages without competition for CPUs or for the interpreter's lock (GIL).
 
-Where threads compete, most of the time that passes in a stage is waiting for other threads, and says
-nothing about the cost of the stage. So a pipeline with threads or workers also runs for a moment in
-one thread.
+Where threads compete, most of the time that passes in a stage is waiting for other threads, and
+says nothing about the cost of the stage. So a pipeline with threads or workers also runs for a
+moment in one thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class OneThread:
 
     Args:
         snapshot: of the run; CPU times include the waiting for CPUs that other programs use.
-        pickling_ns: time to pickle an output, which is about the time that a worker needs to send it.
+        pickling_ns: time to pickle an output, which is about the time that a worker needs to send
+            it.
     """
 
     snapshot: Snapshot

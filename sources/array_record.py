@@ -82,8 +82,8 @@ class ArrayRecordDataSource:
             "footer_prefetch_bytes": "0"}``. The reader checks them when it opens a file.
 
     Raises:
-        ValueError: ``paths`` is empty or of another type, or has an item of another type, a negative
-            range, or at the end of a path a range beyond the end of the file.
+        ValueError: ``paths`` is empty or of another type, or has an item of another type, a
+            negative range, or at the end of a path a range beyond the end of the file.
         MissingFileError: a file does not exist (a ``FileNotFoundError`` and a ``RuntimeError``).
             For an item that is a range it is raised at the first read, at which file instructions
             are compared with the file, too.

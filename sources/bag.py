@@ -145,7 +145,8 @@ class BagDataSource:
             raise changed(path, f"it had {size} bytes and has {opened_as[0]}")
         bagz = _library()
         try:
-            # The library takes a comma for the end of a path, and a folder may have one in its name.
+            # The library takes a comma for the end of a path, and a folder may have one in its
+            # name.
             reader = bagz.Reader(os.path.relpath(located) if "," in located else located)
         except ValueError as error:
             raise damaged(path, 0, f"it is no Bagz file ({error})", _REMEDY) from error

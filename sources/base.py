@@ -65,8 +65,8 @@ def check_source(name: str, source: Any) -> None:
     """Refuse what is no source.
 
     Raises:
-        TypeError: ``source`` has no ``__getitem__``; or it is text or bytes, most likely a path; or a
-            table, whose ``[0]`` is a column.
+        TypeError: ``source`` has no ``__getitem__``; or it is text or bytes, most likely a path; or
+            a table, whose ``[0]`` is a column.
         ValueError: it is a ``defaultdict``, a ``Counter`` or a similar dict, and lacks a key from
             ``0`` to ``len(source) - 1``.
     """

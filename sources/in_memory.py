@@ -82,7 +82,8 @@ class SharedMemoryDataSource(ShareableList[Any]):
 
     Raises:
         ValueError: neither is given, or the block of that name is not one of this class.
-        TypeError: an element is of another type, or ``elements`` is text, a set, a mapping or a table.
+        TypeError: an element is of another type, or ``elements`` is text, a set, a mapping or a
+            table.
         FileExistsError: the name is taken.
         FileNotFoundError: there is nothing of that name to attach to.
         OSError: there is not enough shared memory.

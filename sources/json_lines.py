@@ -167,8 +167,8 @@ class JsonlSource:
     def _ranges(self, lines: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
         """Return the range to read for each line, and the number of its bytes before the line.
 
-        A range ends where the next line begins. It starts with the byte that ends the previous line,
-        or up to 4 KiB before the first line of a file.
+        A range ends where the next line begins. It starts with the byte that ends the previous
+        line, or up to 4 KiB before the first line of a file.
         """
         by_file: dict[int, list[int]] = {}
         for place, (number, _) in enumerate(lines):

@@ -29,10 +29,11 @@ from gristmill.sources.storage.local import is_local, starting_folder
 class ParquetSource:
     """The rows of one or more Parquet files, as dictionaries: the name of a column to a value.
 
-    Keys count through the rows of the files in the order given. A value is what ``ParquetIterDataset`` gives: NumPy scalars for
-    numbers and dates, ``str`` and ``bytes``, arrays for lists, dictionaries for structs; a missing value is ``None``, NaN or NaT.
-    In a row group where an integer is missing, that column is of floats, unless an integer in it is beyond 2**53: then the
-    missing ones are ``None``, and the others stay integers.
+    Keys count through the rows of the files in the order given. A value is what
+    ``ParquetIterDataset`` gives: NumPy scalars for numbers and dates, ``str`` and ``bytes``, arrays
+    for lists, dictionaries for structs; a missing value is ``None``, NaN or NaT. In a row group
+    where an integer is missing, that column is of floats, unless an integer in it is beyond 2**53:
+    then the missing ones are ``None``, and the others stay integers.
 
     To read a row, its row group is decoded, the wanted columns alone. Decoded row groups are kept until they have ``max_bytes``
     together; then those used longest ago are dropped. So read in an order that stays within a row group for a while, unless all
@@ -45,16 +46,17 @@ class ParquetSource:
     Args:
         paths: a path, a URL or a pattern, or a non-empty sequence of them (``*``, ``?``, ``[abc]``, ``{a,b}``, ``{00..15}``).
             With ``filesystem``, paths in it, without patterns.
-        columns: the names of the columns to read; all by default. Their values must be of the same types in all files, however
-            Arrow holds them (``list`` or ``large_list``, ``string`` or ``string_view``, with a dictionary or without).
+        columns: the names of the columns to read; all by default. Their values must be of the same
+            types in all files, however Arrow holds them (``list`` or ``large_list``, ``string`` or
+            ``string_view``, with a dictionary or without).
         max_bytes: how many bytes of decoded row groups each process keeps, and decodes at a time, at most. A row group that is
             larger is decoded and kept alone.
         filesystem: one of pyarrow or fsspec, or a URI, for all files. Without it, URLs are read through obstore.
         page_checksum_verification: compare checksums that files may have, at about 0.4 ns per byte.
 
     Raises:
-        TypeError, ValueError: an argument is something else; a file lacks a column, has several of its name, or has other
-            columns than the first file.
+        TypeError, ValueError: an argument is something else; a file lacks a column, has several of
+            its name, or has other columns than the first file.
         OSError: a file cannot be read.
         DamagedFileError: a file is not a Parquet file, or is damaged (a ``ValueError``).
         ImportError: pyarrow is not installed.

@@ -58,8 +58,9 @@ class TarSource:
 
     Raises:
         FileNotFoundError: nothing is there for one of the patterns.
-        DamagedFileError: a file is no tar archive, is cut off or damaged; files of a record lie apart, or two have one extension;
-            a hard link points to no file before it; nothing in an archive belongs to a record.
+        DamagedFileError: a file is no tar archive, is cut off or damaged; files of a record lie
+            apart, or two have one extension; a hard link points to no file before it; nothing in an
+            archive belongs to a record.
         ValueError: an archive is compressed or has sparse files.
         OSError: a file cannot be read, or its index cannot be written.
 

@@ -76,8 +76,8 @@ def is_tar_index(sizes: Mapping[str, tuple[str, int]]) -> bool:
 def _resolved(files: Files, number: int, window_bytes: int, progress: Callable[[int], None]) -> Iterator[Member]:
     """Yields the members of an archive, hard links with kind and data of the member they point to.
 
-    A link stays as it is if no member before it has that name. A link whose target has the same name
-    is left out: tar writes one for a file that it is told to store twice.
+    A link stays as it is if no member before it has that name. A link whose target has the same
+    name is left out: tar writes one for a file that it is told to store twice.
     """
     before: dict[str, Member] | None = None  # by name
     for count, member in enumerate(tar_members(files, number, window_bytes, progress)):

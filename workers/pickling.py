@@ -64,7 +64,8 @@ class CloudPickler(cloudpickle.Pickler):
         if issubclass(kind, functools.cached_property):
             return reduce_cached_property(obj)
         if issubclass(kind, ModuleType) and kind is not ModuleType:
-            # cloudpickle does not recognise it as a module. Its name may differ from the imported one.
+            # cloudpickle does not recognise it as a module. Its name may differ from the imported
+            # one.
             name = next((name for name, module in [*sys.modules.items()] if module is obj), None)
             return NotImplemented if name is None else (importlib.import_module, (name,))
         return reduce_flags(obj) if is_absl_flags(obj) else NotImplemented

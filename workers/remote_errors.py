@@ -326,15 +326,16 @@ def _traceback(frames: list[_Frame]) -> TracebackType | None:
         for node in ast.walk(tree):
             if isinstance(node, ast.expr):
                 node.lineno, node.end_lineno, node.col_offset, node.end_col_offset = line, end, column, end_column
-        # IPython, and Python from 3.13 on, find the source of a program without a file by the first line of the code.
+        # IPython, and Python from 3.13 on, find the source of a program without a file by the first
+        # line of the code.
         tree.body.lineno = tree.body.end_lineno = first_line
         tree.body.col_offset = tree.body.end_col_offset = 0
         namespace: dict[str, Any] = {}
         function = eval(compile(tree, file, "eval"), namespace)
         code = function.__code__ = function.__code__.replace(co_name=name, co_qualname=qualname)
         shown = (line, end, column, end_column) if column >= 0 else (line, line, None, None)
-        # The frame of a suspended generator is at its line and has no caller, so it keeps no frame of
-        # the library alive.
+        # The frame of a suspended generator is at its line and has no caller, so it keeps no frame
+        # of the library alive.
         namespace["generator"] = generator = function()
         next(generator)
         tb = TracebackType(tb, generator.gi_frame, 2 * list(code.co_positions()).index(shown), line)

@@ -19,8 +19,8 @@ Guarantees:
    ends of workers into memory that this process reads, as often as it likes: no interrupt loses them, and no lock is taken.
 5. Ending a worker does not depend on the template: the kernel kills the worker when its lifeline is
    closed, and ``/proc`` shows that it is gone.
-6. Workers whose template has died count as lost at once. Their owner has others take over, from the last output that came, and
-   lets go of them, at which the kernel kills them.
+6. Workers whose template has died count as lost at once. Their owner has others take over, from the
+   last output that came, and lets go of them, at which the kernel kills them.
 7. A process that is forked from this one neither uses the template nor ends it.
 """
 
@@ -72,7 +72,7 @@ def surroundings(environment: Mapping[str, str]) -> tuple[Any, ...] | None:
 
 
 def _run_state(process_id: int) -> str:
-    """Return the state of a process: ``T`` or ``t`` if it is stopped, ``Z`` or ``X`` if it has ended."""
+    """Return the state of a process: ``T`` or ``t`` if stopped, ``Z`` or ``X`` if ended."""
     try:
         status = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:
@@ -267,7 +267,7 @@ class ForkedProcess(Process):
         return bool(end) or is_unborn or self._is_lost or self._template.has_ended()
 
     def is_gone(self) -> bool:
-        """See ``Process``. A template that is stopped does not report ends, so ``/proc`` is read."""
+        """See ``Process``. A stopped template does not report ends, so ``/proc`` is read."""
         process_id, _ = self._look()
         if self.has_ended():
             return True

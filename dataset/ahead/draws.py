@@ -136,8 +136,8 @@ class Draws:
 
     def _rate(self, reader: Drawn) -> float:
         expected = _EXPECTED_DRAWS * len(self._readers)
-        # The first draw of a component that comes once in a thousand draws says nothing: it may come
-        # nearly a thousand draws too early.
+        # The first draw of a component that comes once in a thousand draws says nothing: it may
+        # come nearly a thousand draws too early.
         num_drawn = max(0.0, reader.num_drawn - 1)
         return (expected * reader.rate / self._total_rate + num_drawn) / (expected + self._num_recent)
 

@@ -4,13 +4,14 @@ Guarantees:
 
 1. Elements are those that ``read`` of the stage gives. Where a whole block cannot be read, what was asked for is read by itself:
    an error comes at its own element.
-2. What is kept is counted in the memory of the budget, and takes no more than three quarters of it: the rest is for what is
-   computed ahead. Where that is not enough, the elements of each block that are needed soonest are kept, and the block is read
-   again for the others; where nothing can be kept, an element is read by itself.
+2. What is kept is counted in the memory of the budget, and takes no more than three quarters of it:
+   the rest is for what is computed ahead. Where that is not enough, the elements of each block that
+   are needed soonest are kept, and the block is read again for the others; where nothing can be
+   kept, an element is read by itself.
 3. A block is read by one thread at a time, without the lock. Others that want it wait for nothing but that.
-4. Where memory is enough, a block is read once, for any number of groups that are read at a time and any order of calls. All
-   elements of a group that a call may still ask for are kept. A group is dropped when all of it was taken, or when all calls
-   that might ask for the rest have ended.
+4. Where memory is enough, a block is read once, for any number of groups that are read at a time
+   and any order of calls. All elements of a group that a call may still ask for are kept. A group
+   is dropped when all of it was taken, or when all calls that might ask for the rest have ended.
 5. An iterator that goes elsewhere drops all of this with its reader.
 """
 
@@ -175,7 +176,7 @@ class KeptBlocks:
         return found, num
 
     def _opened(self, stage: InBlocks, first: int, where: range, step: int) -> _Span | None:
-        """Returns a new span of the elements that calls may still ask for; ``None`` for a repeated call."""
+        """Returns a new span of what calls may still ask for; ``None`` for a repeated call."""
         call: Call = _reading.call
         lowest = self._lowest(call.start)
         if call.start < lowest:

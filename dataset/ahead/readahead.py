@@ -13,7 +13,8 @@ Guarantees:
    up. A thread that is just about to wait may miss that; nobody waits for longer than ``_ANEW_SECONDS`` without looking at
    the flag.
 6. A consumer that waits when ``close`` is called gets ``ValueError``.
-7. In a forked process there are no threads: ``budget.is_here`` is false there, and ``close`` does not touch the lock.
+7. In a forked process there are no threads: ``budget.is_here`` is false there, and ``close`` does
+   not touch the lock.
 8. No element waits for one that comes after it: a consumer that waits for ``_LATE_SECONDS`` takes what is finished of a block
    that is still being computed, and blocks that take that long are shortened to the element that they are at. The rest is
    anybody's again.

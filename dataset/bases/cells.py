@@ -36,7 +36,8 @@ class Piece(Value):
         epoch: number of finished epochs of the source; ``None`` if that is not known.
         index: index of the element that the pipeline read by index; ``None`` if there is no index.
         components: those of the mixtures that it came through, the outermost first.
-        seeds: ``(seed, index)`` of the random streams that stages drew from, in the order of stages.
+        seeds: ``(seed, index)`` of the random streams that stages drew from, in the order of
+            stages.
         cells: in a packed row, those of each feature that has segment ids.
         cut_by: the stage after which it is not known whether the output has anything of the record.
     """
@@ -143,7 +144,7 @@ class Placed(Value):
 
 
 def placed(x: Traced, parts: Sequence[Placed], *, keeps_empty: bool) -> list[Piece]:
-    """Returns the records of a sequence with their cells in a packed row that has some of its tokens.
+    """Returns the records of a sequence, with their cells in a packed row with its tokens.
 
     Args:
         x: the sequence; it may be a packed row itself, or a batch.

@@ -116,7 +116,7 @@ class DatasetIterator(Node, Observable, Tolerating, Iterator[T_co], abc.ABC):
             parent.start_prefetch()
 
     def _expect(self, rate: float, due: float | None) -> None:
-        """Notes the share ``rate`` of all draws, and starts reading ahead unless ``due`` is ``None``.
+        """Notes the share ``rate`` of all draws; starts reading ahead unless ``due`` is ``None``.
 
         The first draw is expected after ``due`` draws.
         """

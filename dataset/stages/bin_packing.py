@@ -176,7 +176,7 @@ def _as_names(meta_features: Sequence[str]) -> Sequence[str]:
 
 
 def _traced_row(layout: PackLayout, row: dict[str, Any]) -> Traced:
-    """Returns a packed row, with the cells of each sequence in every feature that is no meta feature."""
+    """Returns a packed row, with the cells of each sequence in all but meta features."""
     elements, own = row[RECORD], {name: value for name, value in row.items() if name != RECORD}
     spans = layout.spans(own, len(elements))
     pieces = []

@@ -25,11 +25,12 @@ class ParquetParameters(FilesParameters):
 class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
     """Returns the rows of Parquet files, as dictionaries: the name of a column to a value.
 
-    A value is what pyarrow's ``column.to_numpy()`` of the column in its row group holds: NumPy scalars for numbers and dates,
-    ``str`` and ``bytes``, arrays for lists, dictionaries for structs. A missing value is ``None``, NaN or NaT. In a row group
-    where an integer is missing, that column is of floats, unless an integer in it is beyond 2**53: then the missing ones are
-    ``None``, and the others stay integers. Dates, times and durations in structs are objects of Python, or of NumPy where
-    Python cannot hold them.
+    A value is what pyarrow's ``column.to_numpy()`` of the column in its row group holds: NumPy
+    scalars for numbers and dates, ``str`` and ``bytes``, arrays for lists, dictionaries for
+    structs. A missing value is ``None``, NaN or NaT. In a row group where an integer is missing,
+    that column is of floats, unless an integer in it is beyond 2**53: then the missing ones are
+    ``None``, and the others stay integers. Dates, times and durations in structs are objects of
+    Python, or of NumPy where Python cannot hold them.
 
     Order: the file's; the rows of several files in turn, of 16 files at a time (as ``InterleaveIterDataset``). State: the row
     group and the row in it; restoring reads that row group again, up to there. Cost: about 0.2 µs per value. Memory: for each
@@ -53,9 +54,10 @@ class ParquetIterDataset(FilesIterDataset[dict[str, Any]]):
         TypeError: ``path`` or ``columns`` is something else.
         ValueError: ``columns`` is empty.
 
-    Errors of ``next``: ``ImportError`` if pyarrow is not installed; ``ValueError`` names a file that is not a Parquet file, is
-    damaged, lacks a column, or has several of its name; ``StateIndexError`` says that a state is about a longer file; ``OSError``
-    if the file is missing.
+    Errors of ``next``: ``ImportError`` if pyarrow is not installed; ``ValueError`` names a file
+    that is not a Parquet file, is damaged, lacks a column, or has several of its name;
+    ``StateIndexError`` says that a state is about a longer file; ``OSError`` if the file is
+    missing.
 
     Example:
         >>> import os, tempfile, pyarrow, pyarrow.parquet

@@ -386,7 +386,7 @@ class TolerateDatasetIterator(BlockIterator[T]):
             raise
 
     def _note_known(self) -> None:
-        """Does nothing; called before skipping an element that failed before the state was taken."""
+        """Called before skipping an element that failed before the state was taken."""
 
     def _judge(self, error: Exception) -> None:
         fault = Fault.of(error, self._source)

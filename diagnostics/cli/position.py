@@ -91,7 +91,10 @@ def _next_index(state: Any, stage: Description, share: tuple[int, int] | None) -
 
 
 def _epoch(index: int, stage: Description, share: tuple[int, int] | None) -> str:
-    """Returns the epoch in words, empty unless all stages after ``repeat`` keep the index or batch."""
+    """Returns the epoch in words, empty if a stage after ``repeat`` changes the indices.
+
+    Batching is taken into account.
+    """
     if share is not None:
         index = index * share[1] + share[0]
     while stage.get("stage") != "RepeatMapDataset":

@@ -34,13 +34,13 @@ def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger
 
     Of an iterator it is the last output; with ``state`` the one that follows it, with ``step`` the
     one of that number. Law: the answer is exact for all stages, workers, lanes and threads that the
-    output came through. The iterator keeps its position, and none of its elements is used. No record
-    is read if the records follow from arithmetic; otherwise the pipeline is run once more in this
-    process, for this output, over elements that know their records. Functions of the user are called
-    if they decide: those of ``filter``, ``flat_map`` and packed lengths; those after packing, which
-    may cut rows; those before ``tolerate``; and, with ``state``, those of a ``MapDataset``, which may
-    leave out elements by ``None``. For the same reason, records of lists and of users' sources are
-    read then.
+    output came through. The iterator keeps its position, and none of its elements is used. No
+    record is read if the records follow from arithmetic; otherwise the pipeline is run once more in
+    this process, for this output, over elements that know their records. Functions of the user are
+    called if they decide: those of ``filter``, ``flat_map`` and packed lengths; those after
+    packing, which may cut rows; those before ``tolerate``; and, with ``state``, those of a
+    ``MapDataset``, which may leave out elements by ``None``. For the same reason, records of lists
+    and of users' sources are read then.
 
     A row that is packed and then cut has the records whose cells it has, with their spans in it. A
     function that changes the number of cells is refused, because it is not known which cells are
@@ -50,9 +50,9 @@ def explain(it_or_ds: Any, *, state: Any = None, step: int | None = None, ledger
         it_or_ds: an iterator, made by ``iter(ds)``; or, with ``state`` or ``step``, also a
             ``MapDataset``, ``IterDataset`` or ``DataLoader``.
         state: what ``get_state`` returned.
-        step: of a ``MapDataset`` the index; of a stream the number of the output, counted from 0, if
-            the records follow from it by arithmetic. Functions of ``map`` are assumed to leave out
-            nothing, as in ``len(ds)``.
+        step: of a ``MapDataset`` the index; of a stream the number of the output, counted from 0,
+            if the records follow from it by arithmetic. Functions of ``map`` are assumed to leave
+            out nothing, as in ``len(ds)``.
         ledger: a ``Ledger``, or its path. With it ``step`` may be any step that it has recorded.
 
     Raises:

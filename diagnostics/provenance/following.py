@@ -54,8 +54,8 @@ class Followed(abc.ABC):
         before = marked(self._dataset_iterator)
         if not step % ledger.every:
             is_new = ledger.write(step, self._encoded())
-        # The list has the element as soon as the iterator has moved: an interrupt needs a bytecode in
-        # between, and there is none. After that there is no call until the element is returned.
+        # The list has the element as soon as the iterator has moved: an interrupt needs a bytecode
+        # in between, and there is none. After that there is no call until the element is returned.
         element: list[Any] = []
         try:
             element.extend(islice(self.followed_iterator, 1))
@@ -214,7 +214,7 @@ def _undo(it: DatasetIterator[Any], before: Any) -> None:
 
 
 def _num_outputs(it: Any) -> int | None:
-    """Returns the number of outputs before the position of ``it``; ``None`` if not known from it."""
+    """Returns the number of outputs before the position of ``it``; ``None`` if not known."""
     inner = dataset_iterator(it)
     ds, tracing = definition_of(inner), Tracing(False)
     if ds is None:

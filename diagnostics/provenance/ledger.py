@@ -7,8 +7,8 @@ record. ``PATH.states`` has these states, one after another, each with its step;
 Guarantees:
 
 1. A record that is there is whole: the state is written before it, and whatever does not agree with its checksum is none.
-2. A step is recorded before its output is computed, so no output is lost if the record cannot be written. At the end of a
-   stream there is no record of the output that would follow.
+2. A step is recorded before its output is computed, so no output is lost if the record cannot be
+   written. At the end of a stream there is no record of the output that would follow.
 3. A step that is known already is compared, and not written again. If it differs, it and all later ones are written anew.
 """
 
@@ -159,7 +159,7 @@ class Ledger:
         return encoded(state)
 
     def write(self, step: int, text: bytes) -> bool:
-        """Records ``text``, the encoded state before ``step``; returns false if it is recorded already."""
+        """Records ``text``, the encoded state before ``step``; returns false if already done."""
         if self._text_at(step) == text:
             return False
         offset = self.note(step, text)
@@ -212,7 +212,7 @@ class Ledger:
         return _HEADER.size + step // self.every * _RECORD.size
 
     def _is_written(self, number: int) -> bool:
-        """Returns true if there is a record, whole or damaged; one that was left out reads as zeros."""
+        """Returns true if there is a record, whole or damaged; a missing one reads as zeros."""
         return number < self._num_records() and any(self._read(self.path, self._place(number * self.every), _RECORD.size))
 
     def _record(self, number: int) -> tuple[int, int, int] | None:

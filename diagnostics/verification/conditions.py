@@ -180,7 +180,7 @@ class Restored(Condition):
         yield from self._from_the_beginning(subject, len(base), clock)
 
     def _restarted(self, subject: Subject, base: Sequence[Outcome], clock: Clock) -> Found:
-        """Yields the second half, as after a restart in a new process, without computing the first."""
+        """Yields the second half without computing the first, as after a restart."""
         steps = [i for i in range(1, len(base) // 2 + 1) if isinstance(base[i - 1].state, str)]
         if not steps:
             return

@@ -40,8 +40,8 @@ _REASONS = {
     "sets": "a set is iterated, or hash() used, which depend on PYTHONHASHSEED",
     "locale": "the locale is used",
 }
-# Kinds of evidence that may be the reason of a difference, the likeliest first: if unused copies give
-# the same, and if they do not.
+# Kinds of evidence that may be the reason of a difference, the likeliest first: if unused copies
+# give the same, and if they do not.
 _HELD, _MOVING = ("generator", "iterator"), ("entropy", "clock", "address")
 _SAME_COPIES = ("in place", *_HELD, "state", "random", *_MOVING, "thread", "cache")
 _OTHER_COPIES = ("random", *_HELD, *_MOVING, "state", "thread", "in place", "files", "cache")

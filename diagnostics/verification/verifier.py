@@ -55,12 +55,12 @@ def verify(ds: Any, *, steps: int = 200, seconds: float = 60) -> Report:
     """Runs ``ds`` in all ways that must not be observable, and returns a report of what differs.
 
     It compares the first outputs, and the states after them: with a second run; in fresh processes
-    with another ``PYTHONHASHSEED``, locale and order of the files in a directory; ``ds[i]`` in random
-    order; in blocks of other sizes; restored in the middle by a process that has not computed the
-    first half, then saved and restored at random steps; read by 0, 1 and 16 threads; computed by 0
-    and 2 worker processes, in lanes. Checks that do not apply are skipped, and the report says why.
-    Elements are equal if their structures, types, dtypes, shapes and bits are (NaN equals NaN), errors
-    if their types and texts are.
+    with another ``PYTHONHASHSEED``, locale and order of the files in a directory; ``ds[i]`` in
+    random order; in blocks of other sizes; restored in the middle by a process that has not
+    computed the first half, then saved and restored at random steps; read by 0, 1 and 16 threads;
+    computed by 0 and 2 worker processes, in lanes. Checks that do not apply are skipped, and the
+    report says why. Elements are equal if their structures, types, dtypes, shapes and bits are (NaN
+    equals NaN), errors if their types and texts are.
 
     All checks but the second run use copies of the pipeline, in fresh processes. The state that
     functions keep (closures, default arguments, attributes, global variables of the script) is in a
@@ -71,9 +71,9 @@ def verify(ds: Any, *, steps: int = 200, seconds: float = 60) -> Report:
     At the first difference, the part of the pipeline up to each stage is run by itself to find the
     stage, and the stage is watched to find the reason.
 
-    The pipeline runs about 10 times for ``steps`` steps, once or twice in this process. A copy of it
-    is kept as bytes, its in-memory sources included. ``verify`` can find a difference, but not show
-    that there is none.
+    The pipeline runs about 10 times for ``steps`` steps, once or twice in this process. A copy of
+    it is kept as bytes, its in-memory sources included. ``verify`` can find a difference, but not
+    show that there is none.
 
     Args:
         ds: a ``MapDataset``, ``IterDataset`` or ``DataLoader``.

@@ -5,8 +5,9 @@ without what is open, with a ``CachedFiles`` in place of each ``Files`` that is 
 
 What holds when several threads and processes read through a cache (see also ``parts``):
 
-1. What is read is the same as without the cache, and of one version. A file in another version, or of another size, is another
-   file. One whose store reports no versions is downloaded as a whole, from one answer, before any of it is read.
+1. What is read is the same as without the cache, and of one version. A file in another version, or
+   of another size, is another file. One whose store reports no versions is downloaded as a whole,
+   from one answer, before any of it is read.
 2. A block is fetched by one thread at a time, in all processes. Nobody waits for it for longer than ``_WAIT_SECONDS``, and nobody
    waits who fetches something himself: after that he fetches it, too.
 3. Where nothing can be kept, what is read comes from the store, and one warning says so.
@@ -52,9 +53,10 @@ Block = tuple[int, int]  # the number of a file, and which of its blocks
 def cached(source_or_urls: Any, folder: str | os.PathLike[str], max_bytes: int | None = None, *, filesystem: Any = None) -> Any:
     """A source that keeps what it reads from afar in ``folder``; or, for URLs, the local paths of these files, downloaded.
 
-    The source has the same elements and the same ``repr`` as ``source_or_urls``, and reads blocks of 1 MB. What was read once, by
-    whichever process of this machine, is read from the disk from then on, if its checksums are right. A file that has changed in
-    its store is another one. Where a store reports neither entity tags nor times of change, a warning says so, and each file is
+    The source has the same elements and the same ``repr`` as ``source_or_urls``, and reads blocks
+    of 1 MB. What was read once, by whichever process of this machine, is read from the disk from
+    then on, if its checksums are right. A file that has changed in its store is another one. Where
+    a store reports neither entity tags nor times of change, a warning says so, and each file is
     downloaded as a whole for this source and its copies alone.
 
     URLs are for libraries that want paths: all files that are not in ``folder`` are downloaded before this returns.

@@ -238,10 +238,11 @@ def _matching(pattern: str) -> set[str]:
 
 
 def _folders_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
-    """Yields ``folder``, which ends with a slash or is empty, and all folders in it, not hidden ones.
+    """Yields ``folder`` and the folders in it, except for hidden ones.
 
-    Links to the folders ``above``, which contain ``folder``, are not followed. Folders that cannot
-    be read are left out, as by ``glob.glob``.
+    All end with a slash, except for ``""``, the current folder. Links to the folders ``above``,
+    which contain ``folder``, are not followed. Folders that cannot be read are left out, as by
+    ``glob.glob``.
     """
     yield folder
     inner: dict[str, tuple[int, int]] = {}

@@ -89,8 +89,8 @@ def _scan_plain(files: Files, number: int, progress: Callable[[int], None], line
 def _check_text(path: str, head: bytes) -> None:
     """Refuses files that are not text in UTF-8.
 
-    Zero bytes alone do not make a file binary, because a crash of the system may leave runs of them.
-    A line that has some is an error when it is read.
+    Zero bytes alone do not make a file binary, because a crash of the system may leave runs of
+    them. A line that has some is an error when it is read.
     """
     zero = head.find(b"\0")
     if head.startswith(_OTHER_MARKS) or _WIDE_TEXT.match(head) or (zero >= 0 and _is_binary(head)):

@@ -1,18 +1,20 @@
 """Parts of remote files that are kept on a local disk: which bytes of them are there, and which parts have to go.
 
-A part is a file that begins with a table and holds consecutive blocks of one remote file, each at its place. The table has a
-checksum for each page of 4 KB, 0 for one that was never written.
+A part is a file that begins with a table and holds consecutive blocks of one remote file, each at
+its place. The table has a checksum for each page of 4 KB, 0 for one that was never written.
 
-Guarantees for all threads and processes that share a folder, also if one is killed, the machine stops, the disk is full, or a
-part is cut, overwritten or damaged by something else, at any moment:
+Guarantees for all threads and processes that share a folder, also if one is killed, the machine
+stops, the disk is full, or a part is cut, overwritten or damaged by something else, at any moment:
 
-1. Bytes are returned only if the checksums of all their pages are right. A checksum depends on the name of the part and on the
-   place of the page, so a right page at a wrong place is not taken for another one. A page that was right is not compared again
-   while the size and the time of change of the part, which are read after each read, stay the same.
-2. A block with a wrong page is fetched and written again. Nothing depends on the order in which writes reach the disk.
+1. Bytes are returned only if the checksums of all their pages are right. A checksum depends on the
+   name of the part and on the place of the page, so a right page at a wrong place is not taken for
+   another one. A page that was right is not compared again while the size and the time of change of
+   the part, which are read after each read, stay the same.
+2. A block with a wrong page is fetched and written again. Nothing depends on the order in which
+   writes reach the disk.
 3. All writers of a block write the same bytes: a part is of one object in one version.
-4. Parts are removed as a whole, by their names. A process that has one open continues with it, and closes it within a second if
-   it reads at all.
+4. Parts are removed as a whole, by their names. A process that has one open continues with it, and
+   closes it within a second if it reads at all.
 """
 
 from __future__ import annotations
@@ -111,7 +113,7 @@ class Part:
         return self.read(start, min(start + self._block_bytes, self._num_bytes)) is not None
 
     def read(self, start: int, stop: int) -> bytes | None:
-        """Returns the bytes ``start`` to ``stop - 1`` of the part, or ``None`` if one is missing."""
+        """Returns the bytes ``start`` to ``stop - 1``, or ``None`` if one is missing."""
         if not self.is_unchanged(self.trust):
             self.trust = self._no_trust()
         trust = self.trust

@@ -1,4 +1,4 @@
-"""A module of Python that Windows lacks. Files by ranges need it: ``local_size`` refuses local files there."""
+"""A module that Windows lacks, where ``local_size`` refuses local files by ranges."""
 
 try:
     import fcntl

@@ -6,10 +6,12 @@ What holds when several threads and processes read:
    Connections are never used after a fork: the child gets an error that says so, or, from fsspec, its own.
 2. Requests run together in the threads of one pool, ``_MAX_REQUESTS`` at a time in a process. No request waits for another,
    and who waits for them can be interrupted.
-3. What comes back is of the object that was found at first and as long as what was asked for, or an error is raised: each answer
-   says which object it is of (its entity tag, or when it was changed), and which bytes of it. An answer that says something else
-   is asked for again, and never used. A warning names servers that report neither tag nor time.
-4. Every wait ends: an answer has 30 seconds, and a silent server is given up after two of them, a minute.
+3. What comes back is of the object that was found at first and as long as what was asked for, or an
+   error is raised: each answer says which object it is of (its entity tag, or when it was changed),
+   and which bytes of it. An answer that says something else is asked for again, and never used. A
+   warning names servers that report neither tag nor time.
+4. Every wait ends: an answer has 30 seconds, and a silent server is given up after two of them, a
+   minute.
 """
 
 from __future__ import annotations
@@ -335,7 +337,7 @@ class UrlStore:
         return self._answer(ask, path, f"bytes {start} to {stop - 1} cannot be read")
 
     def _answer(self, ask: Callable[[], T], path: str, what: str) -> T:
-        """Returns the result of ``ask``, called again after errors that may be of a single answer."""
+        """Returns the result of ``ask``, called again after errors of a single answer."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for pause in (*_PAUSES, None):
             try:

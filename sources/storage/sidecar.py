@@ -206,7 +206,8 @@ def open_sidecars(
         files: the data.
         kind: what the data are and what is noted about them. Data have sidecars of one kind only, beside them.
         scan: makes the arrays, little-endian and of one dimension. Several threads call it at once, for different files.
-        fits: returns true if ``scan`` may have made arrays of these sizes; if not, they are made again.
+        fits: returns true if ``scan`` may have made arrays of these sizes; if not, they are made
+            again.
         index_dir: a folder for sidecars of files whose own folder cannot be written; it is made if it does not exist.
         filesystem: the fsspec file system that ``files`` were made with.
 

@@ -2,9 +2,9 @@
 
 What holds for all processes that share a folder, whenever one of them is killed or the machine stops:
 
-1. A file is written under another name, brought to the disk, and renamed. A record has its size, time of change and checksum. A
-   path is returned if the file has the size of the remote one, and either the time of change or the checksum of the record. Any
-   other file is downloaded again.
+1. A file is written under another name, brought to the disk, and renamed. A record has its size,
+   time of change and checksum. A path is returned if the file has the size of the remote one, and
+   either the time of change or the checksum of the record. Any other file is downloaded again.
 2. One process downloads at a time. It holds a lock that the kernel takes back if the process dies; what is unfinished then
    belongs to nobody, and whoever gets the lock removes it.
 3. A file is not thrown away while a process lives that was given its path, nor while that process's children do that it forked.
@@ -188,7 +188,7 @@ def _make_room(num_bytes: int, folder: str, room: Room) -> None:
 
 
 def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
-    """Downloads many pieces at a time, of one file or of many; files without versions one by one."""
+    """Downloads many pieces at a time; files without versions one by one."""
     descriptors: dict[int, int] = {}
     try:
         batch: list[tuple[int, int, int]] = []

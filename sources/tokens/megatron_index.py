@@ -47,9 +47,9 @@ class _Breaks(NamedTuple):
 class MegatronIndex:
     """One pair of files.
 
-    An index of up to ``_MAX_CHECKED`` sequences (``_MAX_CHECKED_AFAR`` in a store) is checked as a whole, and a longer one in
-    stretches. If the sequences in these follow one another, with at most one exception, each read of an entry checks that it
-    fits its two neighbours.
+    An index of up to ``_MAX_CHECKED`` sequences (``_MAX_CHECKED_AFAR`` in a store) is checked as a
+    whole, and a longer one in stretches. If the sequences in these follow one another, with at most
+    one exception, each read of an entry checks that it fits its two neighbours.
 
     Args:
         files: the files that they are two of.
@@ -214,7 +214,7 @@ class MegatronIndex:
         return self._damaged(self._pointers + 8 * sequence, what + within)
 
     def entry(self, sequence: int) -> list[Range]:
-        """Returns the places of a sequence's length and pointer, and of its neighbours' if checked."""
+        """Returns the places of the length and pointer of a sequence, and of checked neighbours."""
         first, stop, number = sequence, sequence + 1, self._index
         if self._fits_neighbours:
             first, stop = max(first - 1, 0), min(stop + 1, self.num_sequences)

@@ -62,8 +62,9 @@ class TokenSource:
     Raises:
         TypeError, ValueError: an argument is wrong, does not go with another, or files are of different dtypes.
         OSError: a file is missing or cannot be read; reads raise it, too.
-        DamagedFileError: a file is cut short, foreign, or does not fit its index: names file, byte and remedy. If an
-            index has more than 4 million sequences (65 536 in a store), some faults are found by reads only.
+        DamagedFileError: a file is cut short, foreign, or does not fit its index: names file, byte
+            and remedy. If an index has more than 4 million sequences (65 536 in a store), some
+            faults are found by reads only.
         ChangedFileError: raised by reads: a file is not what it was when the source was made.
 
     Example:

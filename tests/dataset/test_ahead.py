@@ -423,7 +423,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_elements_before_one_that_hangs_are_delivered(way, monkeypatch):
-    """No wait is longer than ``_LATE_SECONDS`` while there may be more than one element to wait for."""
+    """No wait is longer than ``_LATE_SECONDS`` while the block has more than one element."""
     monkeypatch.setattr(pullahead, "_LOOK_SECONDS", 10 * PATIENCE_SECONDS)
     for num_quick in (100,) if "worker" in way else (2, 100, 1500):
         num_expected = num_quick

@@ -354,7 +354,8 @@ def test_words_of_positions():
     for ds, num, *expected in (
         (numbers.repeat().to_iter_dataset(), 25, "next index: 25 in RepeatMapDataset, without end, in epoch 3"),
         (numbers.repeat(3).batch(5).to_iter_dataset(), 4, "next index: 4 of 6 in BatchMapDataset (66%), in epoch 3 of 3"),
-        # An index in other orders, or of other elements, does not say the epoch of what was repeated.
+        # An index in other orders, or of other elements, does not say the epoch of what was
+        # repeated.
         *[
             (ds.to_iter_dataset(), 15, f"next index: 15 in {type(ds).__name__}, without end")
             for ds in (

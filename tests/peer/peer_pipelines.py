@@ -522,7 +522,7 @@ class Pipelines(random.Random):
         return self.spec(node.then(f".mp_prefetch(m.MultiprocessingOptions({count}))", "interleaved"), [], 12)
 
     def files_spec(self):
-        """Returns an interleave in two workers, which may have fewer streams than the cycle has slots."""
+        """Returns an interleave in two workers, each of fewer streams than slots, maybe."""
         lengths = [self.randint(1, 5) for _ in range(self.randint(2, 4))]
         streams = ", ".join(f"lambda: M.range({length}).to_iter_dataset()" for length in lengths)
         code = f"x.InterleaveIterDataset(M.source([{streams}]).map(call), cycle_length={self.randint(2, 4)})"

@@ -329,7 +329,8 @@ def test_a_writer_that_is_killed_in_any_write_leaves_no_wrong_page(tmp_path):
     names = [str(tmp_path / f"{num_writes}-{half}.part") for num_writes in range(3) for half in range(2)]
     program = subprocess.run([sys.executable, "-c", KILLED, *names], capture_output=True, text=True, timeout=60, check=True)
     codes = [int(code) for code in program.stdout.split()]
-    # It is killed before and in the middle of each write: that of the bytes and that of the checksums.
+    # It is killed before and in the middle of each write: that of the bytes and that of the
+    # checksums.
     assert codes == [-signal.SIGKILL] * 4 + [0] * 2
     for name, code in zip(names, codes, strict=True):
         part = parts.Part(name, layout.block_bytes, layout)

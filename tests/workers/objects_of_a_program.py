@@ -1,7 +1,7 @@
 """A program with one object of each kind.
 
-It runs as a script, by ``-c``, from standard input and as a cell of a notebook. It prints the objects
-that differ in a worker, and the frames of an error without workers and with one.
+It runs as a script, by ``-c``, from standard input and as a cell of a notebook. It prints the
+objects that differ in a worker, and the frames of an error without workers and with one.
 """
 
 import abc
