@@ -203,9 +203,9 @@ class MapDatasetMeta(_DatasetMeta):
 
         Args:
             datasets: a sequence of map datasets.
-            selection_map: a ``DatasetSelectionMap``, or anything with its ``__len__`` and
-                ``__getitem__``. Repeating the dataset asks it beyond its length, which a list
-                cannot answer: an ``IndexError`` when iterating.
+            selection_map: a ``DatasetSelectionMap``, or any object with its ``__len__`` and
+                ``__getitem__``. A repeated dataset asks for entries beyond the length. A list has
+                none there, which is an ``IndexError`` when iterating.
 
         Raises:
             TypeError: an argument has the wrong type.

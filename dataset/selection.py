@@ -327,6 +327,6 @@ def _no_entry(selection_map: Any, index: int, error: LookupError) -> IndexError:
         return IndexError(f"{text}: it must have one at every index below its length")
     return IndexError(
         f"{text}: repeat, and any index beyond the length, ask for entries of later epochs. Give it a "
-        "__getitem__ that answers these, with index % len(self), say; or repeat the stream, with "
+        "__getitem__ that answers these, for example by index % len(self); or repeat the stream, by "
         "to_iter_dataset().repeat()"
     )

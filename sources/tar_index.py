@@ -210,5 +210,5 @@ def read_entries(index: Sidecar, numbers: Sequence[int]) -> list[Entry]:
             raise
         raise DamagedFileError(
             f"{index.path} is damaged: what it says of the records {first} to {numbers[-1]} is not what was written. Delete it, "
-            "and make the source anew"
+            "and make the source again"
         ) from None

@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
     block_bytes: int
     part_bytes: int
-    page_bytes: int = _PAGE_BYTES
+    page_bytes: int = _PAGE_BYTES  # for the text alone, which names of parts depend on
 
 
 def layout_for(max_bytes: int | None) -> Layout:
