@@ -102,7 +102,7 @@ def _grouped(members: Iterable[Member], path: str, links: list[Member]) -> Itera
     Symbolic links that are missing from the records are appended to ``links``.
 
     Raises:
-        DamagedFileError: the files of a record cannot be told.
+        DamagedFileError: it is not known which files belong to a record.
     """
     keys: set[str] = set()
     extensions: set[str] = set()  # of the record that is being put together

@@ -218,7 +218,7 @@ class KeptBlocks:
                 if loading is None and not span.is_taken[place] and self._room() >= self._size:
                     mine = span.loading[block.start] = threading.Event()
                     break
-            if loading is None:  # it is asked for again, or nothing else of the block can be kept
+            if loading is None:  # a repeated call, or nothing else of the block can be kept
                 self._find_alone(span, place, found)
                 return
             loading.wait()  # what it reads may not have been kept
