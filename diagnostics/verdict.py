@@ -161,7 +161,7 @@ def diagnosis_of(snapshot: Snapshot, settings: Settings, cpu_ns: int, alone: Alo
 
 
 def _may_compete(snapshot: Snapshot, settings: Settings, machine: Machine) -> bool:
-    """True if threads or workers may have waited for one another in the stages.
+    """Returns true if threads or workers may have waited for one another in the stages.
 
     A single thread waits for data only. Workers report finished elements: if there are too few, it
     is not known how the workers spent their time.

@@ -66,7 +66,7 @@ def index_archive(files: Files, number: int, progress: Callable[[int], None], wi
 
 
 def is_tar_index(sizes: Mapping[str, tuple[str, int]]) -> bool:
-    """True if ``index_archive`` may have made arrays of these dtypes and lengths."""
+    """Returns true if ``index_archive`` may have made arrays of these dtypes and lengths."""
     dtypes = {"starts": "<i8", "entries": "|u1", "lengths": "<i8", "links": "<i8", "example": "|u1"}
     if {name: dtype for name, (dtype, _) in sizes.items()} != dtypes:
         return False

@@ -53,7 +53,7 @@ class Piece(Value):
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """Its cells of the first feature of a packed row."""
+        """The bounds of its cells in the first feature of a packed row."""
         return (self.cells[0].start, self.cells[0].stop) if self.cells else None
 
 

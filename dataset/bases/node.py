@@ -274,7 +274,7 @@ def dropping_steps(ds: Any) -> list[Any]:
 
 
 def may_leave_out(ds: Any) -> bool:
-    """True if code of users in ``ds``, or upstream of it, may leave out elements by ``None``."""
+    """Returns true if code of users in ``ds`` or upstream may leave out elements by ``None``."""
     return any([node._may_leave_out or not is_of_library(node) for node in ancestors(ds)])
 
 

@@ -176,7 +176,7 @@ class Search:
         return has and not any(before)
 
     def _copies_agree(self, address: Address) -> bool:
-        """True if unused copies give the same, so that the stage must keep something."""
+        """Returns true if unused copies give the same, so that the stage must keep something."""
         part, clock = self._part(address), self._clock.part(0.4)
         record = partial(base_of, self._condition, part, self._num_of(part), clock.left / 2)
         try:

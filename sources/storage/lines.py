@@ -47,7 +47,7 @@ def scan_lines(files: Files, number: int, progress: Callable[[int], None]) -> Ma
 
 
 def are_lines(sizes: Mapping[str, tuple[str, int]]) -> bool:
-    """True if ``scan_lines`` may have made arrays of these dtypes and lengths."""
+    """Returns true if ``scan_lines`` may have made arrays of these dtypes and lengths."""
     if any([dtype != "<u8" for dtype, _ in sizes.values()]) or not sizes.get("records", ("", 0))[1]:
         return False
     if sizes.keys() == {"records"}:
@@ -100,7 +100,7 @@ def _check_text(path: str, head: bytes) -> None:
 
 
 def _is_binary(head: bytes) -> bool:
-    """True if most lines have control characters or are not UTF-8, and for tar archives."""
+    """Returns true if most lines have control characters or are not UTF-8, and for tar archives."""
     lines = [line for line in head.split(b"\n") if line.strip(b"\0" + BLANK)]
     return 2 * sum(map(_is_foreign, lines)) > len(lines) or head[257:262] == b"ustar"
 

@@ -134,7 +134,7 @@ class LocalFiles:
 
 
 def is_local(filesystem: Any) -> bool:
-    """True for the local file system of pyarrow or fsspec."""
+    """Returns true for the local file system of pyarrow or fsspec."""
     return type(filesystem).__name__ == "LocalFileSystem"
 
 
