@@ -67,6 +67,13 @@ def _rounded_up(num_bytes: int, unit: int = _PAGE_BYTES) -> int:
     return -(-num_bytes // unit) * unit
 
 
+def write_all(descriptor: int, data: bytes, place: int) -> None:
+    """Writes all of ``data`` at byte ``place`` of a file, of which one call may write only a part."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, memoryview(data)[done:], place + done)
+
+
 class Trust(NamedTuple):
     """Pages of a part with right checksums (1, others 0) at this size and time of change."""
 
@@ -153,14 +160,9 @@ class Part:
             OSError: it cannot be written; pages that were not written completely are missing.
         """
         start = block * self._block_bytes
-        self._write(data, self._table_bytes + start)
+        write_all(self._descriptor, data, self._table_bytes + start)
         first = start // _PAGE_BYTES
-        self._write(self._sums(first, data), first * _SUM_BYTES)
-
-    def _write(self, data: bytes, place: int) -> None:
-        done = 0
-        while done < len(data):
-            done += os.pwrite(self._descriptor, memoryview(data)[done:], place + done)
+        write_all(self._descriptor, self._sums(first, data), first * _SUM_BYTES)
 
     def is_mine_to_fill(self, block: int) -> bool:
         """Whether no other process is about to fill the block; if so, none is until ``end_filling``. A killed one is not."""

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from gristmill.sources.storage.files import Files
 from gristmill.sources.storage.once import name_that_fits
-from gristmill.sources.storage.parts import Room
+from gristmill.sources.storage.parts import Room, write_all
 from gristmill.sources.storage.posix import fcntl
 from gristmill.sources.storage.remote import check_versions, download, without_query
 
@@ -230,9 +230,7 @@ def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
 
 def _write(files: Files, batch: Sequence[tuple[int, int, int]], descriptors: dict[int, int]) -> None:
     for (number, start, _), piece in zip(batch, files.read(batch), strict=True):
-        done = 0
-        while done < len(piece):
-            done += os.pwrite(descriptors[number], memoryview(piece)[done:], start + done)
+        write_all(descriptors[number], piece, start)
 
 
 def _finish(files: Files, descriptors: dict[int, int], paths: dict[int, Path], folder: str, but: int | None = None) -> None:
