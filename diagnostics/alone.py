@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gristmill.dataset.bases.iterator import iterate
+from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.slicing import PipelineEditor
 from gristmill.dataset.watching import tell_of_joining
+from gristmill.diagnostics.attended import Attended
 from gristmill.diagnostics.load import thread_demand_ns
 from gristmill.diagnostics.observer import Observer
 from gristmill.diagnostics.probe import clock
@@ -69,16 +70,16 @@ def run_alone(pipeline: Any, seconds: float) -> OneThread | None:
     A pipeline with workers runs in a fresh process, any other in this one.
 
     Returns:
-        ``None`` if it cannot be pickled, or raises an error.
+        ``None`` if it cannot be pickled, raises an error, or takes too long.
     """
-    if Subject(pipeline).has_workers:
-        run = partial(_run, seconds)
-        with contextlib.suppress(Exception):
-            copies = ColdCopies(pipeline, dumps(pipeline))
-            return copies.call(run, Clock(seconds * (1 + _MAX_LONGER) + _START_SECONDS))
-        return None
+    limit = seconds * (1 + _MAX_LONGER) + _START_SECONDS
     with contextlib.suppress(Exception):
-        return _run(seconds, pipeline)
+        if Subject(pipeline).has_workers:
+            copies = ColdCopies(pipeline, dumps(pipeline))
+            return copies.call(partial(_run, seconds), Clock(limit))
+        it = _in_one_thread(pipeline)
+        with Attended(lambda: it, limit, "", close=it.close) as thread:
+            return thread.call(lambda: _measured(it, seconds))
     return None
 
 
@@ -93,27 +94,34 @@ class _WithoutWorkers(PipelineEditor):
 
 
 def _run(seconds: float, pipeline: Any) -> OneThread:
+    with contextlib.closing(_in_one_thread(pipeline)) as it:
+        return _measured(it, seconds)
+
+
+def _in_one_thread(pipeline: Any) -> DatasetIterator[Any]:
     stream = _WithoutWorkers().replaced(Subject(pipeline).stream)
-    stream = Subject(stream).with_threads(0) or stream
-    with contextlib.closing(iterate(stream)) as it:
-        start = it.get_state()
-        element = next(it)  # imports, fills caches
-        pickling = min([_pickling_ns(element) for _ in range(3)])
-        observer = Observer()
-        observer.times_threads = True
-        tell_of_joining(it, observer.adopt)
-        observer.adopt(it)
-        observer.prepare()
-        before, deadline = thread_demand_ns(), time.perf_counter() + seconds
-        try:
-            while time.perf_counter() < deadline:
-                if next(it, _END) is _END:
-                    it.set_state(start)
-            ran, waited = [b - a for a, b in zip(before, thread_demand_ns(), strict=True)]
-            stretch = (ran + waited) / ran if ran else 1.0
-            return OneThread(_stretched(take_snapshot(observer), stretch), pickling)
-        finally:
-            observer.stop()
+    return iterate(Subject(stream).with_threads(0) or stream)
+
+
+def _measured(it: DatasetIterator[Any], seconds: float) -> OneThread:
+    start = it.get_state()
+    element = next(it)  # imports, fills caches
+    pickling = min([_pickling_ns(element) for _ in range(3)])
+    observer = Observer()
+    observer.times_threads = True
+    tell_of_joining(it, observer.adopt)
+    observer.adopt(it)
+    observer.prepare()
+    before, deadline = thread_demand_ns(), time.perf_counter() + seconds
+    try:
+        while time.perf_counter() < deadline:
+            if next(it, _END) is _END:
+                it.set_state(start)
+        ran, waited = [b - a for a, b in zip(before, thread_demand_ns(), strict=True)]
+        stretch = (ran + waited) / ran if ran else 1.0
+        return OneThread(_stretched(take_snapshot(observer), stretch), pickling)
+    finally:
+        observer.stop()
 
 
 def _pickling_ns(element: Any) -> int:

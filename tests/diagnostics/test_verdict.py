@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import itertools
+import threading
 import time
 from dataclasses import replace
 
@@ -326,6 +327,15 @@ def test_a_pipeline_runs_alone_stage_by_stage(pipeline):
     assert "compute" in slow.name or "Slow" in slow.name, slow
     assert all([x.cpu_time_ns <= x.total_processing_time_ns for x in stages])
     assert sum([x.wait_time_ratio for x in found.snapshot.summary.values()]) == pytest.approx(1, abs=0.01)
+
+
+def test_a_run_alone_that_hangs_is_given_up(monkeypatch):
+    monkeypatch.setattr("gristmill.diagnostics.alone._START_SECONDS", 0.3)
+    release = threading.Event()
+    try:
+        assert run_alone(MapDataset.range(3).map(lambda x: release.wait()).to_iter_dataset(), 0.02) is None
+    finally:
+        release.set()
 
 
 def test_a_pipeline_in_one_thread_does_not_run_again():
