@@ -3,8 +3,9 @@
 * pyarrow converts integers to floats if one of them is missing. Beyond 2**53 these are inexact.
 * In structs and maps, pyarrow converts dates, times and durations to objects of Python. Those that
   Python cannot hold, such as dates after 9999, are errors or bare numbers.
-* pyarrow does not convert lists of ``string_view`` and ``binary_view``, and confuses values of list
-  views. Its casts of these in nested arrays lose values: only leaves are cast here.
+* pyarrow does not convert lists of ``string_view``, ``binary_view``, ``fixed_size_binary`` and
+  decimals of 32 or 64 bits, and confuses values of list views. Its casts of these in nested arrays
+  lose values: only leaves are cast here.
 
 Otherwise the values here are those of pyarrow, in structure, types and dtypes.
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.sources.arrow_types import is_list, is_text
+from gristmill.sources.arrow_types import is_list, is_text, stored_type
 
 _MAX_EXACT = 1 << 53  # floats of 64 bits hold all integers up to it
 # The days since 1970 that Python's dates can hold in every time zone, and those of its durations.
@@ -45,8 +46,20 @@ def is_exact(array: Any, in_struct: bool = False) -> bool:
     if types.is_map(arrow_type):
         return is_exact(array.keys, True) and is_exact(array.items, True)
     if is_list(arrow_type):
-        return not _is_view(arrow_type) and is_exact(array.values, in_struct)
+        is_refused = _is_view(arrow_type) or _is_never_in_lists(stored_type(arrow_type.value_type))
+        return not is_refused and is_exact(array.values, in_struct)
     return not _is_view(arrow_type)
+
+
+def _is_never_in_lists(arrow_type: Any) -> bool:
+    """Return true for types of fixed width of which pyarrow does not convert lists."""
+    from pyarrow import types
+
+    return types.is_fixed_size_binary(arrow_type) or _is_small_decimal(arrow_type)
+
+
+def _is_small_decimal(arrow_type: Any) -> bool:
+    return str(arrow_type).startswith(("decimal32", "decimal64"))  # of pyarrow 18 and newer
 
 
 def _is_view(arrow_type: Any) -> bool:
@@ -54,10 +67,11 @@ def _is_view(arrow_type: Any) -> bool:
 
 
 def _stored(array: Any) -> Any:
-    """Return the stored values of extension types and of dictionaries other than those of text."""
+    """Return the stored values of extension types and of dictionaries other than most of text."""
     from pyarrow import types
 
-    if types.is_dictionary(array.type) and not is_text(array.type.value_type):
+    value_type = array.type.value_type if types.is_dictionary(array.type) else None
+    if value_type and (not is_text(value_type) or types.is_fixed_size_binary(value_type)):
         return _stored(array.dictionary_decode())
     return _stored(array.storage) if hasattr(array, "storage") else array
 
@@ -126,8 +140,10 @@ def exact_values(array: Any, in_struct: bool = False) -> Any:
         return _object_array(_objects(array), array)
     if types.is_string_view(arrow_type):
         array = array.cast(pyarrow.large_string())
-    elif types.is_binary_view(arrow_type):
+    elif types.is_binary_view(arrow_type) or types.is_fixed_size_binary(arrow_type):
         array = array.cast(pyarrow.large_binary())
+    elif _is_small_decimal(arrow_type):
+        array = array.cast(pyarrow.decimal128(arrow_type.precision, arrow_type.scale))
     # For a missing value of a dictionary, to_numpy looks up a word, except in lists.
     if in_struct or types.is_dictionary(arrow_type):
         return _in_struct(_as_list(array))[0]

@@ -36,7 +36,13 @@ LEAVES = {
     "float64": pa.array([1e300, -0.1]),
     "string": pa.array(["a", "", "b\0c"]),
     "binary": pa.array([b"\xff\0", b""], pa.binary()),
+    "fixed binary": pa.array([b"abcd", b"\0\0\0\0"], pa.binary(4)),
     "decimal": pa.array([Decimal("12345678901234567890.12"), Decimal("-0.01")], pa.decimal128(30, 2)),
+    **{
+        name: pa.array([Decimal("1.5"), Decimal("-0.1")], getattr(pa, name)(5, 1))
+        for name in ("decimal32", "decimal64")
+        if hasattr(pa, name)
+    },
     "time": pa.array([1, 86_399_999_999], pa.time64("us")),
     "date32": pa.array(DAYS, pa.int32()).cast(pa.date32()),
     "date64": temporal(pa.date64(), DAY * 1000),
@@ -93,7 +99,7 @@ NESTED = [
 
 
 def nestings(leaf):
-    has_no_dictionary = pa.types.is_null(leaf.type) or pa.types.is_duration(leaf.type)
+    has_no_dictionary = str(leaf.type).startswith(("null", "duration", "decimal32", "decimal64"))
     return NESTED if has_no_dictionary else [*NESTED, [pa.Array.dictionary_encode]]
 
 
