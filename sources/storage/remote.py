@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlsplit
 
 from gristmill.core.errors import missing_package
 from gristmill.sources.storage.errors import ChangedFileError, changed
+from gristmill.sources.storage.once import reason
 
 _log = logging.getLogger("gristmill")
 
@@ -248,6 +249,11 @@ def without_query(path: str) -> str:
     return path.partition("?")[0] if _SERVERS.match(path) else path
 
 
+def _is_of_disk(error: Exception) -> bool:
+    """Returns True if it is the local disk that cannot be written, not a store that cannot be read."""
+    return isinstance(error, OSError) and reason(error, "folder") is not None
+
+
 class UrlStore:
     """A bucket or a server, read through obstore.
 
@@ -345,6 +351,8 @@ class UrlStore:
             except ChangedFileError as error:  # or the answer of another server under the same name
                 problem: Exception = error
             except (self._errors, OSError, ValueError) as error:
+                if _is_of_disk(error):
+                    raise
                 problem = error
             if type(problem).__name__ in _FINAL or _HAS_TRIED.search(str(problem)):
                 break
@@ -470,6 +478,8 @@ class FilesystemStore:
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{path}: there is no such file any more") from error
         except Exception as error:  # of whatever library
+            if _is_of_disk(error):
+                raise
             raise OSError(f"{path} cannot be downloaded: {_first_line(error) or type(error).__name__}") from error
         if to.stat().st_size != found.size:
             raise changed(path, f"it had {found.size} bytes and has {to.stat().st_size}")

@@ -55,9 +55,9 @@ def whole_files(files: Files, numbers: Sequence[int], identities: Sequence[str],
     """
     paths = [Path(folder, "files", *_place_of(files.paths[n], text)) for n, text in zip(numbers, identities, strict=True)]
     with _one_process(folder):
-        _pin(folder, paths)
-        for path in Path(folder).glob(f"files/*/*{_UNFINISHED}"):
+        for path in Path(folder).glob(f"files/*/*{_UNFINISHED}"):  # first, because these may fill the disk
             path.unlink()
+        _pin(folder, paths)
         records = _records_in(folder)
         missing = {
             path: number
@@ -226,6 +226,9 @@ def _download(files: Files, paths: dict[int, Path], folder: str) -> None:
     finally:
         for descriptor in descriptors.values():
             os.close(descriptor)
+        for path in paths.values():
+            with contextlib.suppress(OSError):
+                _unfinished(path).unlink(missing_ok=True)
 
 
 def _write(files: Files, batch: Sequence[tuple[int, int, int]], descriptors: dict[int, int]) -> None:

@@ -412,10 +412,15 @@ source = cached(plain, sys.argv[3])
 keys = range(0, len(plain), 7)
 assert source.__getitems__(keys) == plain.__getitems__(keys)
 assert source.__getitems__(keys) == plain.__getitems__(keys)
+"""
+FULL_OF_FILES = """
+import resource, sys
+from gristmill.sources import cached
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
 try:
     cached(sys.argv[2].split(), sys.argv[3])
 except OSError as error:
-    print("no files:", error, flush=True)
+    print(error)
 """
 
 
@@ -425,9 +430,15 @@ def test_where_nothing_can_be_kept_it_is_read_from_its_store_and_said_once(serve
     why = r"File too large: there is no space left, or no more may be used; make room, or give a folder with room as folder\n"
     kept = rf"WARNING:gristmill:cached: files cannot be kept in {tmp_path}, so they are read from their store: {why}"
     assert len(re.findall(kept, text)) == 1
-    assert re.search(
-        r"no files: \[Errno \d+\] cached: the disk of .* is full: 8389208 bytes have to be .* \(File too large\). Make room", text
-    )
+    with HttpServer(server.folder, tags=False) as untold:
+        for place in (server, untold):
+            num_requests = place.num_requests
+            with filling(place, tmp_path, program=FULL_OF_FILES) as process:
+                text, _ = process.communicate(timeout=60)
+            full = r"\[Errno 27\] cached: the disk of .* is full: 8389208 bytes have to be .* \(File too large\). Make room"
+            assert re.match(full, text)
+            assert place.num_requests <= num_requests + 4  # one for each file, and one that could not be written
+            assert not list(tmp_path.glob("files/*/*.unfinished"))
     blocked = tmp_path / "blocked"
     files = CachedFiles(Files(urls(server)), str(blocked), None)
     blocked.write_text("not a folder")
