@@ -26,8 +26,8 @@ _LENGTH, _POINTER, _PAIR = struct.Struct("<i"), struct.Struct("<q"), struct.Stru
 _DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
 _CHUNK = 1 << 20  # lengths read together
-_MAX_CHECKED = 1 << 22  # sequences of an index that is checked as a whole: 48 MB
-_MAX_CHECKED_AFAR = 1 << 16  # the same in a store or on a server: 768 KB
+_MAX_CHECKED = 1 << 22  # sequences of an index that is checked as a whole: 80 MB
+_MAX_CHECKED_AFAR = 1 << 16  # the same in a store or on a server: 1.3 MB
 _WHOLE_STRETCH = 1 << 18  # sequences of such an index that are read together
 _BREAKS_OF_AN_ENTRY = 2  # the most that one wrong entry makes: before and after it
 _NUM_STRETCHES, _STRETCH = 16, 1 << 11  # of an index that has more sequences
@@ -143,12 +143,28 @@ class MegatronIndex:
             fault = fault_of_picked(entries, self.num_bytes, self._itemsize)
             if fault is not None:
                 raise self._damaged(self._pointers + 8 * fault[0], f"{fault[1]} of {self._files.paths[self.data]}")
-        if not self.has_one_sequence_each:
-            (table,) = self._files.read([(self._index, self._documents, self._documents + 8 * self._num_entries)])
-            numbers = np.frombuffer(table, "<i8")
-            is_wrong = numbers[1:] < numbers[:-1]
-            if is_wrong.any():
-                self.sequences_of(int(np.argmax(is_wrong)))  # raises
+        (table,) = self._files.read([(self._index, self._documents, self._documents + 8 * self._num_entries)])
+        numbers = np.frombuffer(table, "<i8")
+        if self.has_one_sequence_each:
+            self.has_one_sequence_each = self._is_counted(numbers)
+        is_wrong = numbers[1:] < numbers[:-1]
+        if is_wrong.any():
+            self.sequences_of(int(np.argmax(is_wrong)))  # raises
+
+    def _is_counted(self, numbers: NDArray[np.int64]) -> bool:
+        """Returns True if document ``d`` is sequence ``d``; False for as many documents, of which some are empty.
+
+        Raises:
+            DamagedFileError: one bit of the list of documents has flipped, as far as can be told.
+        """
+        others = np.flatnonzero(numbers != np.arange(len(numbers)))
+        if len(others) == 1:
+            place = int(others[0])
+            number = int(numbers[place])
+            if (number ^ place).bit_count() == 1:
+                what = f"one bit of the list of documents has flipped: document {place} begins with sequence {number}"
+                raise self._damaged(self._documents + 8 * place, f"{what}, and all others with that of their number")
+        return not len(others)
 
     def _breaks(self) -> _Breaks:
         """Returns the number of entries that do not follow the previous one.

@@ -98,13 +98,18 @@ def test_sources_of_tokens_conform_and_elements_are_writable(folder, kind, tmp_p
     assert len({repr(make(folder, other)) for other in SOURCES}) == len(SOURCES)
 
 
-def test_elements_of_every_kind(folder):
+def test_elements_of_every_kind(folder, tmp_path):
     lists = [document.tolist() for document in DOCUMENTS]
     assert as_lists(make(folder, "documents")) == lists
     assert as_lists(make(folder, "documents of files")) == lists[7:] + lists[:7]
     ends = [0, 2, 2, 9, 20]
     joined = [[*chain.from_iterable(lists[start:end])] for start, end in pairwise(ends)]
     assert as_lists(make(folder, "documents of sequences")) == joined
+    for ends in ([2, 2, 3], [0, 0, 3], [1, 1, 3]):  # as many documents as sequences, some empty
+        few = TokenSource(write_megatron(tmp_path / "few", lists[:3], document_ends=ends))
+        assert as_lists(few) == [[*chain.from_iterable(lists[start:end])] for start, end in pairwise([0, *ends])]
+    message = r"damaged at byte 78: one bit of the list of documents has flipped: document 1 begins with sequence 0"
+    assert_raises(DamagedFileError, message, TokenSource, write_megatron(tmp_path / "few", lists[:3], document_ends=[0, 2, 3]))
     tokens = TOKENS.tolist()
     windows = [tokens[start : start + 9] for start in range(0, len(tokens) - 8, 8)]
     assert as_lists(make(folder, "windows")) == windows
