@@ -26,6 +26,7 @@ from gristmill.sources.storage.posix import fcntl
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_FOLDER = (errno.ENOTDIR, errno.EEXIST)
 _MAX_NAME_BYTES = 255  # of Linux's and macOS's file systems
 
 
@@ -91,6 +92,8 @@ def reason(error: OSError, parameter: str) -> str | None:
         text = f"the folder cannot be written; give a folder that can as {parameter}"
     elif error.errno in _FULL:
         text = f"there is no space left, or no more may be used; make room, or give a folder with room as {parameter}"
+    elif error.errno in _NO_FOLDER:
+        text = f"a file is in place of a folder; give another one as {parameter}"
     elif error.errno == errno.ENAMETOOLONG:
         text = f"the path is too long; give a folder with a shorter path as {parameter}"
     else:

@@ -11,6 +11,7 @@ to the next file and look again later, so processes that begin together divide t
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -48,6 +49,7 @@ _EDGE_BYTES = 1 << 14  # of the data's head and tail that are compared
 _GUESSED_BYTES = 4096  # most headers are shorter
 _GAP_ITEMS = 512  # items that lie no further apart are read at once
 _NUM_THREADS = 8
+_NO_SUCH_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG)  # explained by who writes there
 _WAIT_SECONDS = 0.05  # until locks of other processes are tried again
 
 _log = logging.getLogger("gristmill")
@@ -302,7 +304,8 @@ class _Opening:
             try:
                 return self._fitting(path, is_remote, number)
             except OSError as error:  # some object stores refuse what is not there
-                if not isinstance(error, FileNotFoundError) and not (is_remote and self._folder is not None):
+                is_missing = isinstance(error, FileNotFoundError) or error.errno in _NO_SUCH_PLACE
+                if not is_missing and not (is_remote and self._folder is not None):
                     raise
             except _Unfit as why:
                 _log.warning("%s is not used, an index is made anew: %s", path, why)

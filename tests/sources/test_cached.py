@@ -17,6 +17,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 import pytest
+from refusing import assert_raises
 
 import gristmill as grain
 from gristmill.sources import cached
@@ -473,6 +474,11 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
     for line, place in zip(lines, [folder, folder, folder / "deeper", folder / "deeper"], strict=True):
         assert line.startswith(f"[Errno 13] cannot keep files in {place}: ")
         assert line.endswith("the folder cannot be written; give a folder that can as folder")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    for place in (blocked, blocked / "deeper"):
+        message = rf"cannot keep files in {place}: .*: a file is in place of a folder; give another one as folder"
+        assert_raises(OSError, message, cached, "https://host/a.bin", place)
 
 
 def test_array_records_by_path(tmp_path, server):

@@ -266,6 +266,13 @@ def test_another_index_of_the_same_data_is_noticed(tmp_path):
     assert_raises(ChangedFileError, "data-0 has changed", copy.length, "squares")
 
 
+def test_an_index_dir_that_is_no_folder_is_explained(tmp_path):
+    files, folder = data_files(tmp_path / "data", 1), tmp_path / "data/data-0"
+    for index_dir, what in ((folder, "another one"), (folder / "x", "another one"), (tmp_path / ("x" * 256), "a shorter path")):
+        message = f"cannot write the index {index_dir}: .*; give .*{what} as index_dir"
+        assert_raises(OSError, message, open_sidecars, files, "test", Counted(), index_dir=index_dir)
+
+
 @pytest.mark.parametrize("content", [b"", b"notes of mine", b"\x89GMIDX"])
 def test_nothing_else_is_written_over(tmp_path, content):
     files = data_files(tmp_path / "data", 1)
