@@ -74,5 +74,21 @@ def size_of_tokens(found: Entries, num_bytes: int, itemsize: int) -> int:
     return sizes[0] if sizes else itemsize
 
 
+def flipped_document(numbers: NDArray[np.int64], others: NDArray[np.intp]) -> str | None:
+    """Returns the fault of a list of as many documents as sequences of which one bit has flipped, or ``None``.
+
+    Args:
+        numbers: the first sequence of each document.
+        others: the documents whose first sequence has another number than they have.
+    """
+    if len(others) != 1:
+        return None
+    document, sequence = int(others[0]), int(numbers[others[0]])
+    if (document ^ sequence).bit_count() != 1:
+        return None
+    begins = f"document {document} begins with sequence {sequence}, and all others with that of their number"
+    return f"one bit of the list of documents has flipped: {begins}"
+
+
 def _is_bit(number: int) -> bool:
     return number > 0 and number & (number - 1) == 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gristmill.sources.storage.errors import DamagedFileError, damaged
 from gristmill.sources.storage.files import Files
-from gristmill.sources.tokens.megatron_faults import Entries, fault_of_picked, size_of_tokens
+from gristmill.sources.tokens.megatron_faults import Entries, fault_of_picked, flipped_document, size_of_tokens
 from gristmill.sources.tokens.tables import Range
 
 _MAGIC = b"MMIDIDX\0\0"
@@ -145,26 +145,14 @@ class MegatronIndex:
                 raise self._damaged(self._pointers + 8 * fault[0], f"{fault[1]} of {self._files.paths[self.data]}")
         (table,) = self._files.read([(self._index, self._documents, self._documents + 8 * self._num_entries)])
         numbers = np.frombuffer(table, "<i8")
-        if self.has_one_sequence_each:
-            self.has_one_sequence_each = self._is_counted(numbers)
+        if self.has_one_sequence_each:  # or some are empty
+            others = np.flatnonzero(numbers != np.arange(len(numbers)))
+            if (what := flipped_document(numbers, others)) is not None:
+                raise self._damaged(self._documents + 8 * int(others[0]), what)
+            self.has_one_sequence_each = not len(others)
         is_wrong = numbers[1:] < numbers[:-1]
         if is_wrong.any():
             self.sequences_of(int(np.argmax(is_wrong)))  # raises
-
-    def _is_counted(self, numbers: NDArray[np.int64]) -> bool:
-        """Returns True if document ``d`` is sequence ``d``; False for as many documents, of which some are empty.
-
-        Raises:
-            DamagedFileError: one bit of the list of documents has flipped, as far as can be told.
-        """
-        others = np.flatnonzero(numbers != np.arange(len(numbers)))
-        if len(others) == 1:
-            place = int(others[0])
-            number = int(numbers[place])
-            if (number ^ place).bit_count() == 1:
-                what = f"one bit of the list of documents has flipped: document {place} begins with sequence {number}"
-                raise self._damaged(self._documents + 8 * place, f"{what}, and all others with that of their number")
-        return not len(others)
 
     def _breaks(self) -> _Breaks:
         """Returns the number of entries that do not follow the previous one.
