@@ -248,8 +248,9 @@ def _folders_below(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
     inner: dict[str, tuple[int, int]] = {}
     with contextlib.suppress(OSError), os.scandir(folder or ".") as entries:
         for entry in entries:
-            if entry.is_dir() and not entry.name.startswith("."):
-                inner[f"{folder}{entry.name}/"] = _identity(entry.stat())
+            with contextlib.suppress(OSError):  # a link to itself, or into a folder that cannot be read
+                if entry.is_dir() and not entry.name.startswith("."):
+                    inner[f"{folder}{entry.name}/"] = _identity(entry.stat())
     for path, identity in inner.items():
         if identity not in above:
             yield from _folders_below(path, {*above, identity})

@@ -126,6 +126,7 @@ def test_patterns_follow_links_and_no_loops_of_them(tmp_path, monkeypatch):
         os.mkdir(folder)  # noqa: PTH102 - paths as they are given
         Path(folder, "x.t").touch()
     links = {"data/linked": "../elsewhere", "data/me": ".", "data/a/up": "..", "data/a/root": "/", "elsewhere/back": "../data"}
+    links |= {f"data/itself{i}": f"itself{i}" for i in range(4)}
     for path, target in {**links, "data/a/c": "../c", "data/c/a": "../a", "data/nowhere": "none"}.items():
         Path(path).symlink_to(target)
     expected = ["data/a/c/x.t", "data/a/x.t", "data/c/a/x.t", "data/c/x.t", "data/linked/x.t", "data/x.t"]
