@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from abc import ABCMeta
 from collections.abc import Callable
 from types import GetSetDescriptorType, MemberDescriptorType
@@ -21,6 +22,7 @@ class _State(NamedTuple):
     set_others: Callable[[type, Any], None]
     others: Any
     members: dict[str, dict[str, Any]]  # attributes of each member of an Enum
+    metaclass: type | None  # of an Enum
     registration: Registration | None
 
 
@@ -30,19 +32,27 @@ def completed(cls: type, reduced: Any) -> Any:
         return reduced
     make, args, (attributes, slots), *rest, set_others = reduced
     members: dict[str, dict[str, Any]] = {}
+    metaclass = None
     has_fields = False
     if make is _cloudpickle._make_skeleton_class:
+        args[3]["__qualname__"] = cls.__qualname__
+        if typing.is_typeddict(cls):  # its base class is dict, from which none can be derived
+            args = (*args[:2], (typing.TypedDict,), *args[3:])
         _add_slots(cls, args[3], attributes)
         has_fields = _add_fields(cls, args[3])
     else:
-        args = (*args[:3], _described_members(cls), *args[4:])
+        metaclass = type(cls)
+        if cls.__members__:  # type: ignore[attr-defined]
+            args = (*args[:3], _described_members(cls), *args[4:])
         for name, member in cls.__members__.items():  # type: ignore[attr-defined]
             attributes.pop(name, None)
             members[name] = {key: value for key, value in vars(member).items() if key not in _MADE_WITH_A_MEMBER}
     registration = registration_of(cls)
-    if not members and not has_fields and registration is None:
-        return reduced
-    return make, args, _State(set_others, (attributes, slots), members, registration), *rest, _set_state
+    state: Any = (attributes, slots)
+    if metaclass is not None or has_fields or registration is not None:
+        state = _State(set_others, state, members, metaclass, registration)
+        set_others = _set_state
+    return make, args, state, *rest, set_others
 
 
 def _set_state(cls: type, state: _State) -> None:
@@ -50,6 +60,8 @@ def _set_state(cls: type, state: _State) -> None:
     _remove_fields(cls)
     if state.members:
         _finish_enum(cls, state.members, state.others[0])
+    if state.metaclass is not None:
+        cls.__class__ = state.metaclass  # cloudpickle makes it by that of its base
     if state.registration is not None:
         receive(cls, state.registration)
 
@@ -124,7 +136,8 @@ def _constructor_args(data_type: Any, member: Any) -> tuple[Any, ...]:
     return member._value_ if isinstance(member._value_, tuple) else (member._value_,)
 
 
-def _new_member(cls: Any, args: tuple[Any, ...], value: Any) -> Any:
+def _new_member(cls: Any, *described: Any) -> Any:
+    args, value = described[0] if cls._member_type_ is tuple else described
     member = cls._member_type_.__new__(cls, *args)
     member._value_ = value
     return member

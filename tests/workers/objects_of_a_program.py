@@ -140,6 +140,23 @@ class Size(str, enum.Enum):  # noqa: UP042 (with a value of its own)
         return self
 
 
+class AnyCase(enum.EnumMeta):
+    def __getitem__(cls, name):
+        return super().__getitem__(name.upper())
+
+
+class Named(enum.Enum, metaclass=AnyCase):
+    """Without members."""
+
+
+class Split(Named):
+    TRAIN = 1
+
+
+class Shape(tuple, enum.Enum):
+    WIDE = 1, 2
+
+
 class Permission(enum.Flag):
     R = 1
     W = 2
@@ -149,6 +166,10 @@ class Permission(enum.Flag):
 @dataclasses.dataclass
 class Base:
     x: int
+
+    @dataclasses.dataclass
+    class Inner:
+        x: int = 1
 
 
 class Abstract(abc.ABC):
@@ -166,6 +187,13 @@ class HasF(typing.Protocol):
 
 class Typed(typing.TypedDict, total=False):
     a: int
+
+
+class MoreTyped(Typed):
+    b: int
+
+
+CalledTyped = typing.TypedDict("CalledTyped", {"not a name": int})
 
 
 class LazyModule(types.ModuleType):
@@ -204,6 +232,10 @@ CASES = {
     "Enum": lambda: (list(Color.__members__), Color.CRIMSON.name, Color(2).name, len(Color)),
     "Enum with __init__": lambda: (Planet.EARTH.density, Planet((3, 2)).name, Planet.MARS.twin is Planet.MARS),
     "Enum with __new__": lambda: (str.upper(Size.L), Size(2).text, Size.S.value),
+    "Enum with a metaclass": lambda: (Split["train"], len(Split)),
+    "Enum of tuples": lambda: (Shape.WIDE, Shape((1, 2)).value),
+    "nested class": lambda: Base.Inner(),
+    "TypedDict": lambda: (sorted(MoreTyped.__required_keys__), sorted(MoreTyped.__optional_keys__), CalledTyped({"not a name": 1})),
     "Flag": lambda: (str(Permission.R | Permission.W), str(~Permission.R), Permission(0).name),
     "dataclass": lambda: dataclasses.make_dataclass("D", [("y", int)], bases=(Base,))(1, 2).y,
     "ABC and Protocol": lambda: (isinstance(1, Abstract), isinstance(tokenizer, HasF), sorted(Typed.__optional_keys__)),
