@@ -235,7 +235,11 @@ CASES = {
     "Enum with a metaclass": lambda: (Split["train"], len(Split)),
     "Enum of tuples": lambda: (Shape.WIDE, Shape((1, 2)).value),
     "nested class": lambda: Base.Inner(),
-    "TypedDict": lambda: (sorted(MoreTyped.__required_keys__), sorted(MoreTyped.__optional_keys__), CalledTyped({"not a name": 1})),
+    "TypedDict": lambda: (
+        sorted(MoreTyped.__required_keys__),
+        sorted(MoreTyped.__optional_keys__),
+        CalledTyped({"not a name": 1}),
+    ),
     "Flag": lambda: (str(Permission.R | Permission.W), str(~Permission.R), Permission(0).name),
     "dataclass": lambda: dataclasses.make_dataclass("D", [("y", int)], bases=(Base,))(1, 2).y,
     "ABC and Protocol": lambda: (isinstance(1, Abstract), isinstance(tokenizer, HasF), sorted(Typed.__optional_keys__)),
