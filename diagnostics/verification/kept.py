@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import sys
 import types
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,9 +118,15 @@ class _Walk:
             self.visit(f"default argument {i} of {owner}", value, depth + 1)
         for name, value in vars(fn).items():
             self.visit(f"the attribute {name} of {owner}", value, depth + 1)
-        for name in _global_names(fn.__code__):
+        names = _global_names(fn.__code__)
+        for name in names:
             value = fn.__globals__.get(name)
-            if not callable(value) or getattr(value, "__module__", None) == fn.__module__ or isinstance(value, _GENERATORS):
+            if isinstance(value, types.ModuleType):
+                if _is_of_program(value.__name__):
+                    for attribute in names & vars(value).keys():
+                        text = f"the global variable {attribute} of {value.__name__}"
+                        self.visit(text, vars(value)[attribute], depth + 1)
+            elif not callable(value) or isinstance(value, (*_GENERATORS, partial)) or _is_with(fn, value):
                 self.visit(f"the global variable {name} of {owner}", value, depth + 1)
 
     def visit_object(self, text: str, value: Any, depth: int) -> None:
@@ -135,6 +144,21 @@ class _Walk:
         with contextlib.suppress(Exception):
             if getattr(value, "nbytes", 0) <= _MAX_BYTES and not (hasattr(value, "__len__") and len(value) > _MAX_LENGTH):
                 self.found[name] = (_kind(value), digest_of(_inside(value)))
+
+
+def _is_with(fn: types.FunctionType, value: Any) -> bool:
+    """Return True if ``value`` is of the module of ``fn``, or of another one of the program."""
+    module = getattr(value, "__module__", None)
+    return module == fn.__module__ or (isinstance(module, str) and _is_of_program(module))
+
+
+def _is_of_program(module: str) -> bool:
+    """Return True if a module is neither of Python nor of an installed package."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if module.partition(".")[0] in _LIBRARIES or not isinstance(file, str):
+        return False
+    of_packages = any([name in file for name in ("site-packages", "dist-packages")])
+    return not of_packages and Path(os.__file__).parent not in Path(file).parents
 
 
 def _inside(value: Any) -> Any:

@@ -9,7 +9,9 @@ import uuid
 from operator import itemgetter
 from pathlib import Path
 
+import elsewhere
 import numpy as np
+from elsewhere import numbered as imported
 
 import gristmill as grain
 
@@ -138,6 +140,8 @@ QUICK = {  # those that show in this process
     # A second run finds the state of the first one: only unused copies show these.
     "vocabulary": (mapped(lambda x: VOCABULARY.setdefault(x % 7, len(VOCABULARY))), "MapMapDataset(", "VOCABULARY of <lambda>"),
     "vocabulary of a module": (mapped(numbered), "transform=numbered", "default argument 0 of numbered"),
+    "function of another module": (mapped(lambda x: imported(x % 7)), "MapMapDataset(", "WORDS of numbered"),
+    "attribute of another module": (mapped(lambda x: elsewhere.numbered(x % 7)), "MapMapDataset(", "WORDS of numbered"),
     "coarse cache": (mapped(lambda x: COARSE.setdefault(x % 7, x)), "MapMapDataset(", "COARSE of <lambda>"),
     "coarse lru_cache": (mapped(lambda x: first_of(x % 7)), "MapMapDataset(", "kept between calls"),
     "first element": (streamed(Centred()), "MapIterDataset(transform=Centred", "the attribute mean of Centred"),
