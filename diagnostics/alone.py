@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator, iterate
 from gristmill.dataset.bases.node import parents_of
 from gristmill.dataset.slicing import PipelineEditor
@@ -30,7 +31,7 @@ from gristmill.workers.pickling import dumps
 
 _START_SECONDS = 10.0  # the longest start of a process that measures
 _END = object()
-_SHARE = "SliceMapDataset["  # the stage that cuts out the share of a worker
+_SLICE = "SliceMapDataset["
 _MAX_LONGER = 3  # the first output may take this multiple of the seconds
 
 
@@ -87,6 +88,8 @@ class _WithoutWorkers(PipelineEditor):
     """Replaces stages that start workers by the part that their workers would compute."""
 
     def _replace(self, ds: Any) -> Any:
+        if not isinstance(ds, IterDataset):
+            return ds
         parents = parents_of(ds)
         if ds._starts_workers and len(parents) == 1:
             return self.replaced(parents[0])
@@ -164,8 +167,9 @@ def alone(snapshot: Snapshot, run: OneThread | None, is_step_alike: bool) -> Alo
     if run is None or not run.snapshot.num_elements or not snapshot.num_elements:
         return None
     other = run.snapshot
-    stages = _compared(snapshot)
-    measured = _compared(other)
+    without_slices = bool(snapshot.workers)
+    stages = _compared(snapshot, without_slices)
+    measured = _compared(other, without_slices)
     if [_kind(x) for x in stages] != [_kind(x) for x in measured]:
         return None
     times = snapshot.num_elements / other.num_elements
@@ -180,10 +184,13 @@ def alone(snapshot: Snapshot, run: OneThread | None, is_step_alike: bool) -> Alo
     return Alone(changed_snapshot, inflation, step if is_step_alike else None)
 
 
-def _compared(snapshot: Snapshot) -> list[StageSummary]:
-    """Returns the stages that both runs have: no prefetching, and no cutting of workers' shares."""
+def _compared(snapshot: Snapshot, without_slices: bool) -> list[StageSummary]:
+    """Returns the stages that both runs have, without prefetching.
+
+    Slices of users and the shares of workers look the same.
+    """
     stages = [x for x in snapshot.summary.values() if not x.is_prefetch]
-    return [x for x in stages if x.place != "workers" or not x.name.startswith(_SHARE)]
+    return [x for x in stages if not without_slices or not x.name.startswith(_SLICE)]
 
 
 def _kind(stage: StageSummary) -> str:

@@ -305,7 +305,8 @@ class Slow(transforms.Map):
     [
         NUMBERS.map(compute).batch(2).to_iter_dataset(),
         IterDataset.mix([NUMBERS.map(compute).to_iter_dataset() for _ in range(2)]).batch(2),
-        NUMBERS.map(compute).to_iter_dataset().batch(2).mp_prefetch(MultiprocessingOptions(2)),
+        MapDataset.mix([NUMBERS.map(compute)[8:], NUMBERS.map(compute)]).batch(2).to_iter_dataset(),
+        NUMBERS.map(compute)[8:].to_iter_dataset().batch(2).mp_prefetch(MultiprocessingOptions(2)),
         DataLoader(
             data_source=range(64),
             sampler=IndexSampler(64, shuffle=True, seed=1),
@@ -313,7 +314,7 @@ class Slow(transforms.Map):
             worker_count=1,
         ),
     ],
-    ids=["threads", "mixture", "workers", "loader"],
+    ids=["threads", "mixture", "mixture of maps", "workers", "loader"],
 )
 def test_a_pipeline_runs_alone_stage_by_stage(pipeline):
     with contextlib.closing(iter(pipeline)) as it, observe(it) as view:
