@@ -234,7 +234,7 @@ class Advisor:
             return
         num, text = self._worker_text(machine.cpus)
         stations = self._capacity.stations
-        own = stations[None].without(CONSUMER).period
+        own = stations[None].without([CONSUMER]).period
         others = {key: station for key, station in stations.items() if key is not None}
         factor = 1 / min(num, self._more_waiting()) if machine.waits else 0.0
         if machine.waits and self._budget.is_divided:

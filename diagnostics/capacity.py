@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -48,8 +48,8 @@ class Station:
     def period(self) -> float:
         return math.fsum(self.parts.values())
 
-    def without(self, part: int) -> Station:
-        return replace(self, parts={key: value for key, value in self.parts.items() if key != part})
+    def without(self, parts: Collection[int]) -> Station:
+        return replace(self, parts={key: value for key, value in self.parts.items() if key not in parts})
 
     def times(self, factor: float) -> Station:
         return replace(self, parts={key: factor * value for key, value in self.parts.items()})
@@ -70,9 +70,9 @@ class Computing:
     least: float
     most: float
 
-    def without(self, part: int | None, share: float) -> float:
+    def without(self, parts: Collection[int], share: float) -> float:
         at_once = self.least * (self.most / self.least) ** share
-        return math.fsum([value for key, value in self.parts.items() if key != part]) / at_once
+        return math.fsum([value for key, value in self.parts.items() if key not in parts]) / at_once
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,7 @@ class Capacity:
         self._alone = alone
         snapshot = snapshot if alone is None else alone.snapshot
         summary = snapshot.summary
+        self._alike = {i: alike for alike in alike_stages(summary).values() for i in alike}
         self._num = snapshot.num_elements
         self.now = summary.elapsed_ns / self._num
         self.step = (summary.elapsed_ns - summary.waited_ns) / self._num
@@ -128,7 +129,7 @@ class Capacity:
             self.computing = [Computing({_ANY: cpu_ns / self._num}, 1.0, 1.0)]
         self.stations = {key: x.times(min(1.0, self.now / x.period)) if x.period else x for key, x in self.stations.items()}
         self.held = self._held(snapshot)
-        self.rest = max(0.0, self.now - max(self._longest(self.stations), self._computed(None)))
+        self.rest = max(0.0, self.now - max(self._longest(self.stations), self._computed(())))
         elsewhere = {x.id: x.wait_time_ratio for x in summary.values() if x.id not in own or alone is not None}
         whole = math.fsum(elsewhere.values()) or 1.0
         self._shares = {key: ratio / whole for key, ratio in elsewhere.items()}  # of the rest
@@ -206,20 +207,28 @@ class Capacity:
                 found.append(Computing(parts, least, least if is_full else max(least, cpus / num)))
         return found
 
-    def _computed(self, part: int | None, share: float = 0.5) -> float:
-        """Returns the time of an output without a part, if it waited for nothing but CPUs."""
-        return max([min(self.now, x.without(part, share)) for x in self.computing], default=0.0)
+    def _computed(self, parts: Collection[int], share: float = 0.5) -> float:
+        """Returns the time of an output without some parts, if it waited for nothing but CPUs."""
+        return max([min(self.now, x.without(parts, share)) for x in self.computing], default=0.0)
 
     def without(self, part: int, share: float = 0.5) -> float:
         """Returns the time of an output if a part took no time, and everything else the same.
+
+        Stages of the same name, in several components of a mixture, are one part.
 
         Args:
             part: a stage by its id, or the consumer.
             share: 0 if as few threads as possible compute at once, 1 if as many as possible.
         """
-        left = {key: station.without(part) for key, station in self.stations.items()}
-        longest = max(self._longest(left), self._computed(part, share))
-        return longest + self.rest * (1 - self._shares.get(part, 0.0))
+        parts = self._alike.get(part, [part])
+        left = {key: station.without(parts) for key, station in self.stations.items()}
+        longest = max(self._longest(left), self._computed(parts, share))
+        return longest + self.rest * (1 - math.fsum([self._shares.get(x, 0.0) for x in parts]))
+
+    def work(self, part: int) -> float:
+        """Returns how long an output takes in all stations because of a part."""
+        parts = self._alike.get(part, [part])
+        return math.fsum([x.parts.get(i, 0.0) for x in self.stations.values() for i in parts])
 
     def with_stations(self, changed: dict[int | None, Station]) -> float:
         """How long an output would take with other stations in place of some."""
@@ -241,6 +250,14 @@ def spread(snapshot: Snapshot) -> float | None:
     if len(slices) < _MIN_SLICES:
         return None
     return statistics.stdev(slices) / statistics.mean(slices) / math.sqrt(len(slices))
+
+
+def alike_stages(summary: ExecutionSummary) -> dict[str, list[int]]:
+    """Returns the ids of stages by their name."""
+    found: dict[str, list[int]] = {}
+    for x in summary.values():
+        found.setdefault(x.name, []).append(x.id)
+    return found
 
 
 def _at_work(stages: list[StageSummary]) -> list[StageSummary]:

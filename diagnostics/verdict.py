@@ -13,7 +13,7 @@ from gristmill.core.ray_options import WorkerOptions
 from gristmill.dataset.bases.observing import running_upstream
 from gristmill.diagnostics.advice import Advisor, Machine, Settings
 from gristmill.diagnostics.alone import Alone
-from gristmill.diagnostics.capacity import CONSUMER, MIN_GAIN, Capacity, spread
+from gristmill.diagnostics.capacity import CONSUMER, MIN_GAIN, Capacity, alike_stages, spread
 from gristmill.diagnostics.load import free_memory
 from gristmill.diagnostics.summary import Snapshot, StageSummary, WorkerLoad
 from gristmill.diagnostics.units import rate_text, time_text
@@ -203,9 +203,13 @@ class _Finding:
         self._threads_wait = threads_wait
         self._now = capacity.now
         stages: dict[int, StageSummary | None] = {CONSUMER: None}
-        stages |= {x.id: x for x in snapshot.summary.values() if not x.is_prefetch or x.wait_time_ratio}
+        for alike in alike_stages(snapshot.summary).values():
+            x = snapshot.summary[alike[0]]
+            ratio = math.fsum([snapshot.summary[i].wait_time_ratio for i in alike])
+            if not x.is_prefetch or ratio:
+                stages[x.id] = replace(x, wait_time_ratio=ratio)
         left = {part: capacity.without(part) for part in stages}
-        work = {part: sum([x.parts.get(part, 0.0) for x in capacity.stations.values()]) for part in stages}
+        work = {part: capacity.work(part) for part in stages}
         order = sorted(stages, key=lambda part: (left[part], -work[part]))
         if left[order[0]] * (1 + MIN_GAIN) > self._now and snapshot.starved_ratio < 0.5:
             order.sort(key=lambda part: part != CONSUMER)  # nothing gains: the data is there as soon as it is wanted

@@ -216,6 +216,16 @@ def test_what_each_part_would_gain_is_compared(judged):
         measure(*choice)
 
 
+def test_stages_of_one_name_in_several_components_are_one_part(judged):
+    work, components = SECOND // 10, [stage(i, "read", "consumer", 9 * SECOND // 20, 0.45) for i in (1, 2)]
+    mixture = stage(0, "preprocessing", "consumer", work, 0.1, (1, 2))
+    found = judged(snapshot_of(mixture, *[replace(x, name="decode") for x in components]))
+    assert (found.stage, found.is_certain, len(found.parts)) == ("decode", True, 3), found
+    assert found.ceiling_per_second == pytest.approx(10_000, rel=0.01) and "90% of the time" in found.sentence
+    apart = judged(snapshot_of(mixture, *components))
+    assert not apart.is_certain and apart.ceiling_per_second == pytest.approx(1000 / 0.55, rel=0.01)
+
+
 def competing(places, *, produced=1000, workers=(), threads=16):
     """A second with a thousand outputs, in which every stage waited for the GIL."""
     first, *others = [
