@@ -53,8 +53,7 @@ class MegatronIndex:
 
     Args:
         files: the files that they are two of.
-        data: the number of the file ``.bin``.
-        index: the number of the file ``.idx``.
+        data, index: the numbers of the files ``.bin`` and ``.idx`` among them.
 
     Raises:
         DamagedFileError: the index is none, is cut short, or ends elsewhere than the file of tokens allows.
@@ -140,8 +139,7 @@ class MegatronIndex:
             return
         if found.number:
             (entries,) = self._read_stretches([(0, self.num_sequences)])
-            fault = fault_of_picked(entries, self.num_bytes, self._itemsize)
-            if fault is not None:
+            if (fault := fault_of_picked(entries, self.num_bytes, self._itemsize)) is not None:
                 raise self._damaged(self._pointers + 8 * fault[0], f"{fault[1]} of {self._files.paths[self.data]}")
         (table,) = self._files.read([(self._index, self._documents, self._documents + 8 * self._num_entries)])
         numbers = np.frombuffer(table, "<i8")
