@@ -245,7 +245,7 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
             unused = []
         else:
             cycle, nums = _parse(state, self, self._count), [0] * self._count
-            unused = [] if self._counts_faults else _same_places(cycle.states, self._beginnings())
+            unused = [] if self._counts_faults else _at_beginning(cycle.states, shares, self._ds)
         for i, (it, value) in enumerate(zip(shares, cycle.states, strict=True)):
             # A user's set_state may take long or have effects.
             if value is not None and i not in unused and is_of_blocks(it):
@@ -253,6 +253,8 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         if self._counts_faults:  # of which a text does not say whose they are
             cycle.states = [value if value is None else snapshot(it) for it, value in zip(shares, cycle.states, strict=True)]
         self._go_to(cycle)
+        if unused:
+            self._initial_states = cycle.states  # in the form in which they were given
         for i in unused:
             self._after[i] = _BEGINNING
         self._undropped = {i: (([cycle.states[i]], 0), num) for i, num in enumerate(nums) if num}
@@ -313,10 +315,14 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
         return state is not None
 
 
-def _same_places(states: list[Any], others: list[Any]) -> list[int]:
-    """Return the places at which the lists have the same state."""
-    pairs = enumerate(zip(states, others, strict=True))
-    return [i for i, (state, other) in pairs if state is not None and is_same(state, other)]
+def _at_beginning(states: list[Any], shares: list[DatasetIterator[Any]], ds: IterDataset[Any]) -> list[int]:
+    """Return the numbers of the shares that have not delivered an element.
+
+    Their states are those of new iterators of the share, or of the whole pipeline ``ds``.
+    """
+    whole = snapshot(iterate(ds))
+    pairs = enumerate(zip(states, shares, strict=True))
+    return [i for i, (x, it) in pairs if x is not None and (is_same(x, whole) or is_same(x, snapshot(it)))]
 
 
 def _stateless(owner: object) -> NotImplementedError:

@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -300,6 +301,23 @@ def test_every_worker_has_files_of_its_own(share):
     for num in (1, 2, 3):
         assert list(share(interleave(Names(), 2), num)) == interleaved([interleaved(lists[i::num], 2) for i in range(num)], num)
     assert list(share(interleave([], 4), 2)) == []
+
+
+def test_lanes_and_threads_begin_from_each_others_states():
+    """Also where a share has fewer files than are open at once, so that its own first state is shorter."""
+    ds = interleave([numbers(10 * i, 10 * i + 3) for i in range(4)], 3)
+    ways = [ds.mp_prefetch(MultiprocessingOptions(num_lanes=3)), ds.multithread_prefetch(3, 1)]
+    for way in ways:
+        it, states, elements = iter(way), [], []
+        while len(states) == len(elements):
+            states.append(it.get_state())
+            elements += islice(it, 1)
+        for position, state in enumerate(states):
+            for other in ways:
+                again = iter(other)
+                again.set_state(state)
+                assert again.get_state() == state
+                assert list(again) == elements[position:]
 
 
 def test_processes_in_one_of_the_files():
