@@ -133,8 +133,12 @@ class Budget:
         self._readers[reader.holding] = reader
         if self.is_flexible:
             self.max_threads = max(self.max_threads, reader.num_threads)
-        self.draws.add(reader)
-        self.offer(reader)
+        try:
+            self.draws.add(reader)
+            self.offer(reader)
+        except BaseException:
+            self.dismiss(reader.holding)  # an interrupt: nobody else can
+            raise
 
     def settle(self) -> None:
         """Forgets who was dismissed."""

@@ -49,11 +49,11 @@ class Draws:
         return len(self._readers) > 1
 
     def add(self, reader: Drawn) -> None:
+        self._total_rate += reader.rate
         self._readers[reader] = None
         if len(self._readers) == 2:  # alone, one needs no queue
             self.queue(next(iter(self._readers)))
-        rate, reader.rate = reader.rate, 0.0
-        self.expect(reader, rate, 0.0)
+        self.expect(reader, reader.rate, 0.0)
         # Draws that were counted without this reader do not compare with its own.
         if self._num_recent:
             self._num_recent = 0.0
@@ -63,7 +63,7 @@ class Draws:
 
     def remove(self, readers: list[Drawn]) -> None:
         for reader in readers:
-            del self._readers[reader]
+            self._readers.pop(reader, None)  # an interrupt may have come before it was added
         self._weigh()
 
     def expect(self, reader: Drawn, rate: float, due: float) -> None:
@@ -126,8 +126,9 @@ class Draws:
         share = min(1.0, self._total_rate)
         if not self.are_several and share == 1.0:
             return most
-        greatest = max(share * self._max_rate, (1.0 - share) / (1 + reader.num_short))
-        return max(1, min(most, int(_TOLERANCE * most * share * self._rate(reader) / greatest + 0.5)))
+        rate = self._rate(reader)
+        greatest = max(share * max(self._max_rate, rate), (1.0 - share) / (1 + reader.num_short))
+        return max(1, min(most, int(_TOLERANCE * most * share * rate / greatest + 0.5)))
 
     def waits(self, reader: Drawn, most: int) -> None:
         """Note that a consumer waits for ``reader``, which may be ahead by ``most``."""
@@ -135,11 +136,13 @@ class Draws:
         reader.num_short += reader.num_ahead + 1 >= self.most_ahead(reader, most)
 
     def _rate(self, reader: Drawn) -> float:
-        expected = _EXPECTED_DRAWS * len(self._readers)
+        # The reader may have been closed, and be no longer one of them.
+        expected = _EXPECTED_DRAWS * max(1, len(self._readers))
         # The first draw of a component that comes once in a thousand draws says nothing: it may
         # come nearly a thousand draws too early.
         num_drawn = max(0.0, reader.num_drawn - 1)
-        return (expected * reader.rate / self._total_rate + num_drawn) / (expected + self._num_recent)
+        total_rate = max(self._total_rate, reader.rate)  # an interrupt may have left it too small
+        return (expected * reader.rate / total_rate + num_drawn) / (expected + self._num_recent)
 
     def _weigh(self) -> None:
         """Adds up anew what was added up inexactly, or has changed."""

@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 import pytest
 from computing_ahead import Gate, no_threads_left, wait_for_no_threads, working  # noqa: F401
+from interrupting import interrupted
 from refusing import assert_raises
 from waiting import wait_until
 
@@ -167,6 +168,19 @@ def test_a_rare_component_is_read_few_elements_ahead(way, starts):
             it.start_prefetch()
         num = [next(it) for _ in range(700)].count("rare")
         assert 2 <= num <= len(read) <= num + 9
+
+
+@pytest.mark.parametrize("weights", [[1], [3, 1]])
+def test_draws_go_on_after_an_interrupt_at_any_line(weights):
+    ds = mixed([int] * len(weights), weights)
+    expected, number, was_interrupted = list(ds)[:20], 0, True
+    while was_interrupted:
+        with iter(ds) as it:
+            seen = []
+            was_interrupted = interrupted(lambda: seen.append(next(it)), number, "ahead/draws.py")  # noqa: B023
+            assert seen + [next(it) for _ in range(20 - len(seen))] == expected, number
+        number += 1
+    assert number > 20
 
 
 def test_a_component_that_is_drawn_more_often_than_expected_is_read_ahead():
