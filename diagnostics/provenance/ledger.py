@@ -192,8 +192,12 @@ class Ledger:
             file, states = (os.open(path, os.O_RDWR | os.O_CREAT, 0o666) for path in (self.path, self._states_path))
             self._files = file, states
             self._closing = weakref.finalize(self, _close, self._files)
-            if os.fstat(file).st_size < _HEADER.size:
-                _write(file, _HEADER.pack(_MAGIC, _FORM, self.every), 0)
+            try:
+                if os.fstat(file).st_size < _HEADER.size:
+                    _write(file, _HEADER.pack(_MAGIC, _FORM, self.every), 0)
+            except BaseException:
+                self.close()  # or the header would stay as it is
+                raise
         return self._files
 
     def _read(self, path: Path, offset: int, num: int) -> bytes:

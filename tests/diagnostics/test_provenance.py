@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -471,6 +472,19 @@ def test_a_full_disk_loses_nothing_that_is_followed(tmp_path):
     (tmp_path / "kept").rename(states)
     expected += [batch["x"].tolist() for batch in it]
     assert expected == [batch["x"].tolist() for batch in ds] and list(ledger.steps()) == list(range(len(expected)))
+
+
+def test_a_ledger_whose_beginning_was_torn_by_a_full_disk_goes_on(tmp_path):
+    ds, path = MapDataset.range(7).to_iter_dataset().filter(lambda x: x % 2), tmp_path / "ledger"
+    it, limits = Ledger(path).follow(iter(ds)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        for most in (10, 20, 40):  # bytes of a file; the header has 32
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+            assert_raises(OSError, "too large", next, it)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [*it] == [1, 3, 5]
+    assert keys(explain(ds, step=2, ledger=path)) == [[5]]
 
 
 @pytest.mark.parametrize("make", [packed, lambda: make(40, *AS_RECORDS, TO_TUPLE, Batch(3, batch_fn=list), worker_count=0)])
