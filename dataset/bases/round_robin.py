@@ -266,8 +266,8 @@ class RoundRobinIterator(CycleIterator[T, Shard]):
     def _get_next_index(self) -> int:
         self._drop_delivered()
         shares = self._share_iterators()
-        for it, state in zip(shares, self.get_state()["iterators_in_use_states"], strict=True):
-            if state is not None:
+        for it, state, after in zip(shares, self._states(), self._after, strict=True):
+            if state is not None and after is not _BEGINNING:
                 it.set_state(state)
         indices = [next_index_of(it) for it in shares]
         if self._count == 1:

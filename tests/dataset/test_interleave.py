@@ -320,6 +320,12 @@ def test_lanes_and_threads_begin_from_each_others_states():
                 assert list(again) == elements[position:]
 
 
+def test_the_index_of_lanes_of_which_one_has_no_file():
+    it = iter(interleave([numbers(3)], 1).mp_prefetch(MultiprocessingOptions(num_lanes=2)))
+    assert_raises(NotImplementedError, "only an interleave of a single dataset does", gx.get_next_index, it)
+    assert list(it) == [0, 1, 2]
+
+
 def test_processes_in_one_of_the_files():
     """Alone, and in a worker, which then has workers of its own; none is left."""
     starts = MapDataset.source([0, 10])

@@ -546,3 +546,11 @@ def test_show_and_trace(tmp_path, capsys, monkeypatch):
     command = [sys.executable, "-m", "gristmill", "show", "provenance_pipelines.py:ds", "--step", "52"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True).stdout
     assert found.splitlines()[0] == "step 52" and found.split()[-3:] == ["12", "52", "1"]
+
+
+def test_a_hole_in_the_last_batch_is_not_named():
+    ds = MapDataset.range(5).map(lambda x: None if x == 3 else x).to_iter_dataset(ReadOptions(0)).batch(3)
+    it = iter(ds)
+    for expected in ([0, 1, 2], [4]):
+        assert next(it).tolist() == expected
+        assert [record.record_key for record in explain(it).records] == expected
