@@ -137,7 +137,7 @@ class Budget:
             self.draws.add(reader)
             self.offer(reader)
         except BaseException:
-            self.dismiss(reader.holding)  # an interrupt: nobody else can
+            self.dismiss(reader.holding)  # after an interrupt, nothing else would do it
             raise
 
     def settle(self) -> None:
