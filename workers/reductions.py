@@ -112,6 +112,15 @@ def _set_cached_property(descriptor: Any, state: dict[str, Any]) -> None:
     vars(descriptor).update(state)
 
 
+def _partial_method(method: Any) -> Reduced:
+    """Reduces a partial method to its parts: from Python 3.14 on it cannot be made without them."""
+    return _make_partial_method, (method.func, method.args, method.keywords), vars(method)
+
+
+def _make_partial_method(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return functools.partialmethod(function, *args, **options)
+
+
 def _comparison_key(key: Any) -> Reduced:
     """Reduces the key function that ``functools.cmp_to_key`` returns.
 
@@ -179,6 +188,7 @@ REDUCERS: dict[type, Callable[[Any], Reduced]] = {
     CodeType: _code,
     type(functools.cache(len)): _cached,
     type(functools.cmp_to_key(lambda a, b: 0)): _comparison_key,
+    functools.partialmethod: _partial_method,
     np.ufunc: _ufunc,
     typing.NewType: _new_type,
     typing.ParamSpec: _type_parameter,

@@ -179,7 +179,8 @@ def rest(it):
 
 # Forks for every save, which is quicker than starting a program.
 SAVER = """
-    import errno, os, pathlib, resource, sys
+    import errno, os, pathlib, resource, sys, warnings
+    warnings.filterwarnings("ignore", ".* use of fork", DeprecationWarning)  # Orbax has threads
     sys.modules["jax"] = sys.modules["orbax"] = None  # every child would import them, which takes long
     sys.path += sys.argv[2:]
     from test_checkpoint_files import HANDLER, PIPELINE, PROCESS, at, rest

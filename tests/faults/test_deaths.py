@@ -198,8 +198,11 @@ assert "Unable to allocate" in str(error), error
 assert seen == [5 * x for x in range(len(seen))] and len(seen) > 3, seen  # the sum of an empty array is 0 too
 """
 CHILD_THAT_HOLDS_THE_CONNECTION = """
+import warnings
+
 def die(x):
     if x == 3:
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
         if os.fork() == 0:  # has all that the worker had open
             wait_for((FOLDER / "end").exists, "")
             os._exit(0)

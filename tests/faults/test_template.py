@@ -14,7 +14,8 @@ def look(x):
     draws = float(np.random.rand()), random.random(), float(a[0, 0])
     surroundings = [os.environ.get("CHANGED"), umask, resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getcwd(), sys.argv[-1]]
     surroundings += [os.path.sameopenfile(1, 2), os.isatty(1), os.getpgrp() == os.getpid(), signal.getsignal(signal.SIGCHLD).name]
-    open_now = {link.partition(":")[0] for fd, link in descriptors().items() if int(fd) > 2}
+    links = [link.partition(":")[0] for fd, link in descriptors().items() if int(fd) > 2]
+    open_now = {link for link in links if "libffi" not in link}  # which keeps its own file open
     return os.getppid(), draws, surroundings, open_now, sorted(sys.modules)
 
 def looks(num=2, fn=look):

@@ -53,7 +53,7 @@ def test_any_iterable_odd_values_the_methods_of_shareable_list_and_what_is_wrong
     # The methods of lists, and values that the standard library's cuts or refuses.
     source = make([0, "abc", None, 1.5, True, b"x" * 8, 0])
     assert (source.count(0), source.index(1.5), source.format) == (2, 3, "q8sxxxxxx?xdxxxxxxx?16sq")
-    assert_raises(ValueError, "7 not in this container", source.index, 7)
+    assert_raises(ValueError, "not in", source.index, 7)
     empty = make([])
     assert (len(empty), list(empty), empty.__getitems__([]), empty.format) == (0, [], [], "")
     assert_raises(IndexError, None, empty.__getitem__, 0)

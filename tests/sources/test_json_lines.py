@@ -278,7 +278,7 @@ DAMAGE = {
     "two values": (LINES + b"{} {}\n", 3, rf"at byte {len(LINES) + 3}: .*Extra data"),
     "Latin-1": (LINES + b'"caf\xe9"\n', 3, rf"at byte {len(LINES) + 4}: .*utf-8"),
     "zeros at the end": (LINES * 200 + bytes(5000), 600, rf"at byte {200 * len(LINES)}: "),
-    "too deep": (LINES + b"[" * 10**6, 3, rf"at byte {len(LINES)}: .*recursion"),
+    "too deep": (LINES + b"[" * 10**6, 3, rf"at byte {len(LINES)}: .*(recursion|Stack overflow)"),
     "behind a mark": (
         LINES + MARK + b"{oops}\n",
         3,

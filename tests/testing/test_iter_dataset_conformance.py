@@ -204,7 +204,7 @@ WRONG = [
     # Elements depend on a number that states do not have.
     wrong("exactly where...element 1 must be 1, got 0", lambda it, i: next(vars(it).setdefault("calls", itertools.count()))),
     wrongly_set(
-        "exactly where...TypeError: unhashable",
+        "exactly where...TypeError: ...unhashable",
         get_state=lambda it: {"position": (it.position,)},
         position=lambda state: sum({POSITION(state)}.pop()),
     ),
