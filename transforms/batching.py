@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import methodcaller
@@ -13,69 +14,69 @@ import numpy as np
 from gristmill.core import tree
 
 _POOLED_BYTES = 1 << 20  # from here on a fresh allocation costs more (page faults) than the copy into it
-_MAX_BUFFERS = 4  # of each stage or iterator: they stay allocated as long as it lives,
-_MAX_OTHERS = 1 << 28  # and those beside the last one have no more bytes than this, or three times as many as that one
+_MAX_BUFFERS = 4  # free ones that a stage or iterator keeps; after it has needed one, the others
+_MAX_OTHERS = 1 << 28  # have no more bytes than this, or than three times as many as that one
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
 _SAME_STRUCTURE = "Expected all input elements to have the same structure but"  # Grain's words, which programs look for
 _AS_THEY_ARE = "batch_fn=list keeps elements as they are"
 LEAF_TYPES = frozenset({*_SCALARS, str, bytes, np.ndarray, *np.sctypeDict.values()})
 
-# A count of references tells who sees a buffer only where there is a global interpreter lock to hold meanwhile.
-_CAN_REUSE = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
-
 Allocate = Callable[[tuple[int, ...], "np.dtype[Any]"], "np.ndarray[Any, Any]"]
 
 
 class BufferPool:
-    """Large arrays that are used again when the consumer has let go of them.
+    """Large arrays whose memory is used again after the consumer has dropped them.
 
-    ``pool(shape, dtype)`` is an uninitialised array, as ``numpy.empty`` gives. Every view of such an array keeps its buffer
-    referenced, so a buffer without references is free: nothing can be overwritten that somebody still sees. Thread-safe:
-    a buffer is taken out of the pool before it is looked at.
+    ``pool(shape, dtype)`` returns an uninitialised array, as ``numpy.empty`` does. The end of its
+    chain of bases is a ``_Loan``, which everything that looks at the array keeps alive. The buffer
+    returns to the pool when the loan is collected, so nothing that can still be seen is
+    overwritten. This counts no references and works without a GIL. Thread-safe: free buffers are
+    moved by single calls of a deque.
     """
 
     def __init__(self) -> None:
-        self._buffers: list[np.ndarray[Any, Any]] = []
+        self._free: deque[np.ndarray[Any, Any]] = deque(maxlen=_MAX_BUFFERS)
 
     def __reduce__(self) -> tuple[type[BufferPool], tuple[()]]:
         return BufferPool, ()
 
     def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         num_bytes = dtype.itemsize * int(np.prod(shape, dtype=object))
-        if num_bytes < _POOLED_BYTES or dtype.hasobject or not _CAN_REUSE:
+        if num_bytes < _POOLED_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)
-        buffer = self._free(num_bytes)
+        buffer = self._take(num_bytes)
         if buffer is None:
             buffer = np.empty(num_bytes, np.uint8)
-        kept = self._buffers[1 - _MAX_BUFFERS :]
-        while sum([other.nbytes for other in kept]) > max(_MAX_OTHERS, 3 * num_bytes):
-            del kept[0]
-        self._buffers = [*kept, buffer]
-        return buffer.view(dtype).reshape(shape)
+        return np.asarray(_Loan(buffer, self._free)).view(dtype).reshape(shape)
 
-    def _free(self, num_bytes: int) -> np.ndarray[Any, Any] | None:
-        for i in range(len(self._buffers)):
+    def _take(self, num_bytes: int) -> np.ndarray[Any, Any] | None:
+        """Return a free buffer of this size, and forget those that are too large to keep."""
+        found, room = None, max(_MAX_OTHERS, 3 * num_bytes)
+        for _ in range(len(self._free)):
             try:
-                buffer = self._buffers.pop(i)
+                buffer = self._free.pop()
             except IndexError:  # another thread was faster
-                return None
-            if buffer.nbytes == num_bytes and _num_references(buffer) == _ALONE:
-                return buffer
-            self._buffers.insert(i, buffer)
-        return None
+                break
+            if found is None and buffer.nbytes == num_bytes:
+                found = buffer
+            elif buffer.nbytes <= room:
+                room -= buffer.nbytes
+                self._free.appendleft(buffer)
+        return found
 
 
-def _num_references(buffer: np.ndarray[Any, Any]) -> int:
-    return sys.getrefcount(buffer)
+class _Loan:
+    """The memory of a buffer in use; it appends the buffer to ``free`` when it is collected."""
 
+    __slots__ = ("__array_interface__", "_buffer", "_free")
 
-def _references_of_one_variable() -> int:
-    buffer = np.empty(1, np.uint8)
-    return _num_references(buffer)
+    def __init__(self, buffer: np.ndarray[Any, Any], free: deque[np.ndarray[Any, Any]]) -> None:
+        self._buffer, self._free = buffer, free
+        self.__array_interface__ = buffer.__array_interface__
 
-
-_ALONE = _references_of_one_variable()
+    def __del__(self) -> None:
+        self._free.append(self._buffer)
 
 
 def stack(values: Sequence[Any], allocate: Allocate = np.empty) -> Any:
