@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +43,7 @@ class BufferPool:
         return BufferPool, ()
 
     def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        num_bytes = dtype.itemsize * int(np.prod(shape, dtype=object))
+        num_bytes = dtype.itemsize * math.prod(shape)
         if num_bytes < _POOLED_BYTES or dtype.hasobject:
             return np.empty(shape, dtype)
         buffer = self._take(num_bytes)
