@@ -87,7 +87,6 @@ class Encoder:
                 self._dump(element)
                 ends.append(self._file.tell())
         except BaseException as error:
-            drop_notes_of_pickle(error)
             add_note(error, f"An element of type {type(element).__name__} could not be sent from a worker process.")
             failure = error
         if len(ends) == 1:
@@ -115,6 +114,7 @@ class Encoder:
         except BaseException as error:
             self._take_back(*before)
             if type(self._pickler) is _ByValuePickler or not isinstance(error, Exception):
+                drop_notes_of_pickle(error)
                 raise
         else:
             return

@@ -105,11 +105,15 @@ def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | No
 def drop_notes_of_pickle(error: BaseException) -> None:
     """Drops the notes that pickle adds from Python 3.14 on, except the last one.
 
-    It adds one for each enclosing object.
+    It adds one for each enclosing object. If these are nested too deeply, cloudpickle raises another
+    error, whose cause has the notes.
     """
-    notes = vars(error).get("__notes__")
-    if isinstance(notes, list):
-        notes[:-1] = [note for note in notes[:-1] if not str(note).startswith("when serializing ")]
+    for each in (error, error.__cause__):
+        notes = None if each is None else vars(each).get("__notes__")
+        if isinstance(notes, list):
+            added = [i for i, note in enumerate(notes) if str(note).startswith("when serializing ")]
+            dropped = {*added[:-1]}
+            notes[:] = [note for i, note in enumerate(notes) if i not in dropped]
 
 
 def pickled_registrations() -> dict[tuple[str, str], bytes | str]:

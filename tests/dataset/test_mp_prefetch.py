@@ -303,11 +303,12 @@ class TestErrors:
         for _ in range(2):
             with pytest.raises(TypeError, match="cannot pickle") as caught:
                 next(it)
-            note, _ = caught.value.__notes__  # the other one is about frames that are left out
+            *of_pickle, note, _ = caught.value.__notes__  # the last one is about frames that are left out
+            assert len(of_pickle) <= 1  # Python 3.14 adds many
             assert "MapMapDataset" in note and "lambda" in note and "FilterIterDataset" not in note
         with pytest.raises(TypeError, match="cannot pickle") as caught:
             next(iter(numbers(3).mp_prefetch(workers(1), lambda index, count: lock.acquire())))
-        assert "worker_init_fn" in caught.value.__notes__[0]
+        assert "worker_init_fn" in caught.value.__notes__[-2]
         assert started() == set()
 
     def test_open_text_files_are_refused(self, tmp_path):

@@ -1,11 +1,16 @@
 """Objects of ``__main__`` travel by value: they are the same in workers, and when they return."""
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from both_ends import Ends
 from programs import PATIENCE_SECONDS, output
+
+from gristmill.workers.codec import MIN_SHARED_BYTES, Encoder
+from gristmill.workers.pickling import dumps
 
 PROGRAM = """
     import abc, collections, enum, typing
@@ -208,3 +213,45 @@ def test_classes_that_a_program_registers_with_jax_are_nodes_in_workers(tmp_path
     (tmp_path / "nodes.py").write_text(NODES)
     (tmp_path / "lazy_nodes.py").write_text(NODES.replace("Early", "Lazy"))
     assert output(tmp_path, REGISTERED) == ["[False False]"]
+
+
+class Refuses:
+    """Raises an error that has notes as pickle adds them from Python 3.14 on, and one of its own."""
+
+    def __reduce__(self):
+        error = TypeError("refused")
+        for note in ("when serializing dict item 0", "mine", *["when serializing dict item 1"] * 2):
+            error.add_note(note)
+        raise error
+
+
+def nested(value, depth):
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def failures():
+    """Returns functions that must fail to pickle a value: alone, as an element and as a state."""
+    with Ends() as ends:
+        encoder = Encoder(ends.arena, MIN_SHARED_BYTES)
+        yield dumps
+        yield lambda value: pickle_error(encoder.encode([value], None).failure)
+        yield lambda value: encoder.encode([], value)
+
+
+def pickle_error(failure):
+    assert failure.__notes__.pop() == "An element of type list could not be sent from a worker process."
+    raise failure
+
+
+def test_of_the_notes_of_pickle_the_last_one_is_kept():
+    for fail in failures():
+        with pytest.raises(TypeError, match="refused") as caught:
+            fail(nested(Refuses(), 20))
+        last = "list item 0" if sys.version_info >= (3, 14) else "dict item 1"
+        assert caught.value.__notes__ == ["mine", f"when serializing {last}"]
+        with pytest.raises(pickle.PicklingError, match="deep recursion") as caught:
+            fail(nested(0, 100_000))
+        for error in (caught.value, caught.value.__cause__):
+            assert len(getattr(error, "__notes__", [])) <= 1
