@@ -45,6 +45,10 @@ class MissingFileError(FileNotFoundError, RuntimeError):
     """An ArrayRecord file that does not exist. Grain raises ``RuntimeError`` for it."""
 
 
+class MissingArrayRecordError(ImportError, RuntimeError):
+    """The package array_record is not installed, or does not load."""
+
+
 @runtime_checkable
 class FileInstruction(Protocol):
     """Records ``skip`` to ``skip + take - 1`` of a file, in the form that TFDS gives them."""
@@ -87,7 +91,10 @@ class ArrayRecordDataSource:
         MissingFileError: a file does not exist (a ``FileNotFoundError`` and a ``RuntimeError``).
             For an item that is a range it is raised at the first read, at which file instructions
             are compared with the file, too.
-        RuntimeError: a file is not a valid ArrayRecord file, or array_record is not installed.
+        RuntimeError: a file is not a valid ArrayRecord file.
+        MissingArrayRecordError: array_record is not installed (an ``ImportError`` and a
+            ``RuntimeError``). It comes with gristmill on Python 3.11 and 3.12, and else with the
+            extra ``array-record``.
 
     Example:
         >>> import os, tempfile
@@ -332,13 +339,15 @@ def _reader_class() -> Any:
         from array_record.python.array_record_module import ArrayRecordReader
     except ImportError as error:
         if sys.platform == "win32":
-            raise RuntimeError(
+            raise MissingArrayRecordError(
                 "ArrayRecordDataSource: the package array_record does not exist for Windows: read the files on Linux (WSL) or "
                 "macOS, or keep the data in another format (TFRecordIterDataset, ParquetIterDataset)"
             ) from error
-        raise RuntimeError(
-            "ArrayRecordDataSource needs the package array_record, which is not installed or does not load; "
-            "run: pip install array-record"
+        raise MissingArrayRecordError(
+            "ArrayRecordDataSource needs the package array_record, which is not installed or does not "
+            "load; run: pip install 'gristmill[array-record]'. Where that finds no wheel (free-threaded "
+            "Python, a Python that is newer than the package, Intel Macs), use another Python or keep "
+            "the data in another format (TFRecordIterDataset, ParquetIterDataset)"
         ) from error
     return ArrayRecordReader
 

@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from refusing import assert_raises
 
 import gristmill
@@ -121,6 +122,27 @@ class TestArchives:
         assert {(m.uid, m.gid, m.uname, m.gname, m.mtime) for m in members} == {(0, 0, "", "", EPOCH)}
         assert {oct(m.mode) for m in members} <= {"0o644", "0o755"}
         assert [m.name for m in members] == sorted(m.name for m in members)
+
+
+MACHINES = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
+WITHOUT_WHEELS = [("linux", "riscv64"), ("darwin", "x86_64"), ("win32", "AMD64")]
+
+
+def requires_array_record(version, system, machine, implementation="cpython"):
+    names = {"python_version": version, "implementation_name": implementation}
+    environment = {**names, "sys_platform": system, "platform_machine": machine}
+    lines = map(Requirement, SETUP["options"]["install_requires"].strip().splitlines())
+    markers = [line.marker for line in lines if line.name == "array-record"]
+    return any(marker.evaluate(environment) for marker in markers)
+
+
+def test_array_record_is_required_only_where_every_interpreter_has_a_wheel():
+    for machine in MACHINES:
+        assert requires_array_record("3.11", *machine) and requires_array_record("3.12", *machine)
+        assert not requires_array_record("3.11", *machine, "pypy")
+        for version in ("3.13", "3.14", "3.15"):  # with or without the GIL, which markers do not see
+            assert not requires_array_record(version, *machine)
+    assert not any(requires_array_record("3.11", *machine) for machine in WITHOUT_WHEELS)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
