@@ -5,6 +5,7 @@ be taken away (paths with backslashes, the loader of programs) is not tried here
 """
 
 import ast
+import errno
 import os
 import re
 import subprocess
@@ -21,6 +22,8 @@ from waiting import is_running, wait_until
 
 import gristmill
 from gristmill.diagnostics.cli.target import load_pipeline
+from gristmill.sources.storage import local
+from gristmill.sources.storage.local import LocalFile
 from gristmill.workers import shared_array
 
 if sys.platform != "linux":
@@ -53,7 +56,8 @@ SYSTEMS = {
 import types
 sys.platform = "darwin"
 sys.modules["_scproxy"] = types.SimpleNamespace(_get_proxies=dict, _get_proxy_settings=dict)
-import mmap, select, socket
+import mmap, select, signal, socket
+signal.signal(signal.SIGIO, signal.SIG_IGN)  # the default there
 remove(os, "memfd_create", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity", "eventfd")
 remove(os, "pidfd_open", "waitid", "preadv")
 remove(mmap, "MADV_REMOVE")
@@ -227,6 +231,28 @@ class TestMacOS:
         script = f"print(list(grain.MapDataset.source(grain.sources.JsonlSource({str(path)!r}))))"
         assert run("macOS", script) == [[1, 22]]
 
+    @pytest.mark.parametrize("has_preadv", [True, False])
+    def test_no_read_is_larger_than_the_system_allows(self, monkeypatch, tmp_path, has_preadv):
+        """A read of 2 GiB or more is an error there."""
+        (tmp_path / "data").write_bytes(data := os.urandom(3500))
+        file = LocalFile(str(tmp_path / "data"))
+
+        def limited(call, size):
+            def read(descriptor, what, start):
+                if size(what) > 1000:
+                    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+                return call(descriptor, what, start)
+
+            return read
+
+        monkeypatch.setattr(local, "_MAX_READ", 1000)
+        monkeypatch.setattr(os, "pread", limited(os.pread, int))
+        monkeypatch.setattr(os, "preadv", limited(os.preadv, lambda buffers: len(buffers[0])))
+        if not has_preadv:
+            monkeypatch.delattr(os, "preadv")
+        assert file.read([(0, 3, 10), (0, 100, 3400)]) == [data[3:10], data[100:3400]]
+        assert file.read_one(0, 3500) == data
+
     def test_workers(self, run, environments):
         """Small outputs, large ones in shared memory, and messages that do not fit into a socket."""
         *found, text = run(
@@ -266,25 +292,29 @@ class TestMacOS:
         assert list(Path(environments["macOS"]["TMPDIR"]).iterdir()) == []  # the memory has no name
 
     def test_workers_that_wait_or_compute_end_with_the_program(self, environments):
-        """The kernel does not kill them there: a thread notices."""
+        """The kernel does not kill them there, but sends a signal that is ignored by default."""
         program = """
-            import os, time
+            import ctypes, os, time
             import gristmill as grain
             def compute(x):
                 while x > 3:
                     time.sleep(0.01)
                 return os.getpid()
+            def hold_the_gil(x):
+                os.write(1, f"{os.getpid()}\\n".encode())
+                ctypes.PyDLL(None).sleep(1000)
             options = grain.MultiprocessingOptions(num_workers=2)
-            datasets = [grain.MapDataset.range(100).map(work) for work in (lambda x: os.getpid(), compute)]
-            its = [iter(ds.to_iter_dataset().mp_prefetch(options)) for ds in datasets]
+            works = [lambda x: os.getpid(), compute, hold_the_gil]
+            datasets = [grain.MapDataset.range(100).map(work) for work in works]
+            *its, stuck = [iter(ds.to_iter_dataset().mp_prefetch(options)) for ds in datasets]
             print(*(next(it) for it in its for _ in range(2)), flush=True)
-            time.sleep(1000)
+            next(stuck)
             """
         command = [sys.executable, "-c", textwrap.dedent(program)]
         with subprocess.Popen(command, env=environments["macOS"], stdout=subprocess.PIPE, text=True) as process:
-            workers = [*map(int, process.stdout.readline().split())]
+            workers = [int(word) for _ in range(3) for word in process.stdout.readline().split()]
             process.kill()
-        assert len({*workers, process.pid}) == 5
+        assert len({*workers, process.pid}) == 7
         wait_until(lambda: not any(is_running(number) for number in workers))
 
 

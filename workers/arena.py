@@ -15,6 +15,7 @@ Guarantees:
 6. Beside the slots in use there is no more memory than ``MAX_FREE_BYTES`` or, if that is more, what slots in use had lately at
    most: while there is more than the former, a 32nd of the latter is forgotten with every message. A slot is less than twice as
    large as what is in it, or a page. What outlives the worker returns to the system when nobody looks at it any more.
+   On macOS it does so when nobody looks at any array of this worker.
 
 The address of a slot is an offset into one sparse file, which both processes map in chunks; chunk ``k`` is 2**k times as long
 as the first. So the consumer finds a slot by its offset alone, and few mappings suffice for any amount of memory.
@@ -25,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import struct
 import sys
 import threading
 import weakref
@@ -37,6 +39,7 @@ import numpy as np
 _FIRST_CHUNK = 1 << 26
 _PAGE = mmap.PAGESIZE
 _MAP_FIXED = 0x10  # in place of what is there
+_F_PUNCHHOLE = 99  # of macOS; its argument is flags, padding, offset and length
 _MAX_WARM = 4  # free slots of a size that keep their memory; what is freed beyond that goes back to the system
 MAX_FREE_BYTES = 1 << 27  # see guarantee 6
 
@@ -66,6 +69,7 @@ class Mapping:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._chunks: dict[int, mmap.mmap] = {}
+        self._holes: _Holes | None = _Holes(os.dup(fd)) if sys.platform == "darwin" else None
 
     def view(self, slot: Slot) -> Bytes:
         """An array [num_bytes] that looks at the slot."""
@@ -77,9 +81,11 @@ class Mapping:
 
     def give_back(self, start: int, stop: int) -> None:
         """Returns the memory between two offsets of one chunk to the system; what is there reads as zeros then."""
-        index = _chunk_of(start)
-        if index in self._chunks:
+        index, holes = _chunk_of(start), self._holes
+        if index in self._chunks and start < stop:
             _remove(self._chunks[index], start - _chunk_start(index), stop - start)
+            if holes is not None:
+                holes.punch(start, stop - start)
 
     def give_back_all_but(self, slots: list[Slot]) -> None:
         """Returns all memory that was looked at to the system, but that of ``slots``."""
@@ -101,6 +107,27 @@ class Mapping:
     def close(self) -> None:
         """Memory stays mapped where an array looks at it."""
         self._chunks.clear()
+        self._holes = None
+
+
+class _Holes:
+    """Returns parts of a file to the system on macOS, which does so by descriptor.
+
+    It owns the descriptor, which is open as long as a thread uses it: a hole in another file that
+    has got the number of a closed one would destroy data.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def punch(self, start: int, num_bytes: int) -> None:
+        import fcntl
+
+        with contextlib.suppress(OSError):  # a file system without holes
+            fcntl.fcntl(self._fd, _F_PUNCHHOLE, struct.pack("=IIqq", 0, 0, start, num_bytes))
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._fd)
 
 
 class Arena:
@@ -267,7 +294,7 @@ class ArenaReader:
 
 
 def _remove(chunk: mmap.mmap, start: int, num_bytes: int) -> None:
-    if num_bytes > 0 and hasattr(mmap, "MADV_REMOVE"):
+    if hasattr(mmap, "MADV_REMOVE"):
         with contextlib.suppress(OSError):  # a file system without holes: the memory stays until the end
             chunk.madvise(mmap.MADV_REMOVE, start, num_bytes)
 

@@ -655,10 +655,13 @@ def load_task(setup: Any, task: Any, *buffers: Any) -> Any:
 
 
 def die_with(lifeline: int) -> None:
-    """Ends this process when the other end of a pipe is closed, which its owner's death does too."""
-    if sys.platform == "linux":
-        import fcntl
+    """Ends this process when the other end of a pipe is closed, which its owner's death does too.
 
+    The kernel sends a signal then, which also ends a process whose GIL a function of C holds.
+    """
+    import fcntl
+
+    if sys.platform == "linux":
         f_setsig = 10
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, f_setsig, signal.SIGKILL)
@@ -666,8 +669,22 @@ def die_with(lifeline: int) -> None:
         with contextlib.suppress(BlockingIOError):  # closed before the signal was ordered?
             os.read(lifeline, 1)
             end_process(1)
-    else:
+    else:  # the only signal that pipes send on macOS is SIGIO, which is ignored there by default
+        with contextlib.suppress(ImportError, OSError):
+            _exit_at(signal.SIGIO)
+            fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
         threading.Thread(target=_wait_for_end, args=(lifeline,), daemon=True).start()
+
+
+def _exit_at(signal_number: int) -> None:
+    """Has the C library end the process at a signal; a handler in Python would need the GIL."""
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.signal.restype = ctypes.c_void_p
+    library.signal(signal_number, ctypes.cast(library._exit, ctypes.c_void_p))
 
 
 def _wait_for_end(lifeline: int) -> None:

@@ -54,7 +54,8 @@ _LOOK_SECONDS = 0.25  # how often a process is looked at whose connection, kept 
 _ANSWER_SECONDS = 0.5  # to a new start of a worker that runs; a new process is there as quickly
 _EXIT_SECONDS = 1.0  # between the end of the connection and that of the process
 _KILL_SECONDS = 10.0  # until a process that was killed is gone, unless it hangs in the kernel
-NUM_DESCRIPTORS = 3  # of this process for each worker: its connection, arena and lifeline
+# Of this process for each worker: its connection, arena and lifeline, on macOS the arena twice.
+NUM_DESCRIPTORS = 4 if sys.platform == "darwin" else 3
 _NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 

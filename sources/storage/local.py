@@ -25,7 +25,7 @@ from gristmill.sources.storage.errors import changed
 
 _MAX_OPEN = 128
 _SHARE_OF_LIMIT = 8  # of the files that a process may have open
-_MAX_READ = (1 << 31) - (1 << 12)  # of Linux, at a time
+_MAX_READ = (1 << 31) - (1 << 12)  # at a time; Linux reads no more, macOS raises an error for more
 
 _lock = threading.Lock()
 _everybody: weakref.WeakSet[LocalFiles] = weakref.WeakSet()
@@ -148,9 +148,10 @@ def starting_folder(paths: Iterable[str]) -> str:
 
 
 def _read_into(descriptor: int, start: int, buffer: memoryview) -> int:
+    buffer = buffer[:_MAX_READ]
     if hasattr(os, "preadv"):
         return os.preadv(descriptor, [buffer], start)
-    data = os.pread(descriptor, min(len(buffer), _MAX_READ), start)  # macOS before 11
+    data = os.pread(descriptor, len(buffer), start)  # macOS before 11
     buffer[: len(data)] = data
     return len(data)
 

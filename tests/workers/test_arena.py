@@ -1,9 +1,13 @@
 """The guarantees of ``workers/arena.py``, one by one."""
 
+import ctypes
+import fcntl
 import gc
 import itertools
+import mmap
 import os
 import random
+import struct
 import sys
 import tempfile
 from collections import deque
@@ -126,7 +130,29 @@ class TestSlots:
         assert 0 not in slots  # the first one
 
 
+def hole_of_macos(fd, command, argument, fcntl=fcntl.fcntl):
+    """Does what ``fcntl(fd, F_PUNCHHOLE, ...)`` does on macOS."""
+    if command != 99:
+        return fcntl(fd, command, argument)
+    flags, _, start, num_bytes = struct.unpack("=IIqq", argument)
+    assert flags == 0 and start % PAGE == num_bytes % PAGE == 0
+    fallocate = ctypes.CDLL(None).fallocate
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+    if fallocate(fd, 3, start, num_bytes):  # FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE
+        raise OSError
+    return argument
+
+
 class TestGivingBack:
+    @pytest.fixture(params=["by mappings", "as on macOS"])
+    def ends(self, monkeypatch, request):
+        if request.param == "as on macOS":
+            monkeypatch.setattr(sys, "platform", "darwin")
+            monkeypatch.delattr(mmap, "MADV_REMOVE")
+            monkeypatch.setattr(fcntl, "fcntl", hole_of_macos)
+        with Ends() as ends:
+            yield ends
+
     def test_what_was_returned_is_what_was_longest_unused(self, ends):
         arena = ends.arena
         slots = [arena.allocate(2**16) for _ in range(10)]
@@ -179,6 +205,7 @@ class TestGivingBack:
             ends.arena.settle()
         assert most > 50 * least and ends.used() <= room(slots[0]) + least
 
+    @pytest.mark.parametrize("ends", ["by mappings"], indirect=True)
     @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, where other tests have imported it
     def test_after_close_each_array_returns_its_own_unless_a_forked_process_sees_it(self, ends):
         kept = [ends.share(2**20, k) for k in range(10)]
