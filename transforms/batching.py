@@ -15,8 +15,10 @@ import numpy as np
 from gristmill.core import tree
 
 _POOLED_BYTES = 1 << 20  # from here on a fresh allocation costs more (page faults) than the copy into it
-_MAX_BUFFERS = 4  # free ones that a stage or iterator keeps; after it has needed one, the others
-_MAX_OTHERS = 1 << 28  # have no more bytes than this, or than three times as many as that one
+# Free buffers that a stage or iterator keeps. When it takes one, the others together keep no more
+# bytes than _MAX_OTHERS or three times as many as that one has.
+_MAX_BUFFERS = 4
+_MAX_OTHERS = 1 << 28
 _SCALARS: dict[type, Any] = {int: np.int64, float: np.float64, bool: np.bool_, complex: np.complex128}
 _ENDS_IN_NUL = {str: methodcaller("endswith", "\0"), bytes: methodcaller("endswith", b"\0")}
 _SAME_STRUCTURE = "Expected all input elements to have the same structure but"  # Grain's words, which programs look for

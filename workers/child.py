@@ -669,7 +669,8 @@ def die_with(lifeline: int) -> None:
         with contextlib.suppress(BlockingIOError):  # closed before the signal was ordered?
             os.read(lifeline, 1)
             end_process(1)
-    else:  # the only signal that pipes send on macOS is SIGIO, which is ignored there by default
+    else:
+        # The only signal that pipes send on macOS is SIGIO, which is ignored there by default.
         with contextlib.suppress(ImportError, OSError):
             _exit_at(signal.SIGIO)
             fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
