@@ -126,6 +126,20 @@ def add_note(error: BaseException, note: str) -> None:
         notes.append(note)
 
 
+def drop_notes_of_serializing(error: BaseException) -> None:
+    """Drops the notes that pickle and json add from Python 3.14 on, except the last one.
+
+    They add one for each enclosing object. If these are nested too deeply, cloudpickle raises another
+    error, whose cause has the notes.
+    """
+    for each in (error, error.__cause__):
+        notes = None if each is None else vars(each).get("__notes__")
+        if isinstance(notes, list):
+            added = [i for i, note in enumerate(notes) if str(note).startswith("when serializing ")]
+            dropped = {*added[:-1]}
+            notes[:] = [note for i, note in enumerate(notes) if i not in dropped]
+
+
 def missing_package(package: str, extra: str, purpose: str) -> ImportError:
     """The error for an optional dependency that is not installed.
 

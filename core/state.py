@@ -13,7 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from gristmill.core.errors import StateIndexError, StateKeyError, StateMismatchError, StateTextError
+from gristmill.core.errors import (
+    StateIndexError,
+    StateKeyError,
+    StateMismatchError,
+    StateTextError,
+    drop_notes_of_serializing,
+)
 from gristmill.core.naming import one_line
 from gristmill.core.sharding import process_index_and_count
 
@@ -135,8 +141,21 @@ def state_list(state: Any, key: str, owner: object, length: int, meaning: str) -
 
 
 def state_to_text(state: Any) -> str:
-    """The JSON text of a state, as it stands in checkpoint files."""
-    return json.dumps(state, indent=4)
+    """Return the JSON text of a state, as it is in checkpoint files."""
+    return _dumps(state, indent=4)
+
+
+def state_to_line(state: Any) -> str:
+    """Return the shortest JSON text of a state."""
+    return _dumps(state, separators=(",", ":"))
+
+
+def _dumps(state: Any, **layout: Any) -> str:
+    try:
+        return json.dumps(state, **layout)
+    except Exception as error:
+        drop_notes_of_serializing(error)
+        raise
 
 
 def state_from_text(text: str | bytes | bytearray, owner: object) -> Any:

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gristmill.core.errors import add_note
+from gristmill.core.errors import add_note, drop_notes_of_serializing
 from gristmill.workers.arena import Arena, ArenaReader, Slot
-from gristmill.workers.pickling import CloudPickler, drop_notes_of_pickle
+from gristmill.workers.pickling import CloudPickler
 
 MIN_SHARED_BYTES = 1 << 15  # smaller arrays are copied with the message: that is quicker than looking after a slot
 
@@ -114,7 +114,7 @@ class Encoder:
         except BaseException as error:
             self._take_back(*before)
             if type(self._pickler) is _ByValuePickler or not isinstance(error, Exception):
-                drop_notes_of_pickle(error)
+                drop_notes_of_serializing(error)
                 raise
         else:
             return

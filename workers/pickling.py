@@ -23,6 +23,7 @@ import cloudpickle
 import numpy as np
 from cloudpickle import cloudpickle as _cloudpickle
 
+from gristmill.core.errors import drop_notes_of_serializing
 from gristmill.core.node_types import registered_types, registration_of
 from gristmill.workers.classes import completed
 from gristmill.workers.flags import is_absl_flags, reduce_flags
@@ -97,23 +98,9 @@ def dumps(value: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any] | No
     try:
         CloudPickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback).dump(value)
     except Exception as error:
-        drop_notes_of_pickle(error)
+        drop_notes_of_serializing(error)
         raise
     return file.getvalue()
-
-
-def drop_notes_of_pickle(error: BaseException) -> None:
-    """Drops the notes that pickle adds from Python 3.14 on, except the last one.
-
-    It adds one for each enclosing object. If these are nested too deeply, cloudpickle raises another
-    error, whose cause has the notes.
-    """
-    for each in (error, error.__cause__):
-        notes = None if each is None else vars(each).get("__notes__")
-        if isinstance(notes, list):
-            added = [i for i, note in enumerate(notes) if str(note).startswith("when serializing ")]
-            dropped = {*added[:-1]}
-            notes[:] = [note for i, note in enumerate(notes) if i not in dropped]
 
 
 def pickled_registrations() -> dict[tuple[str, str], bytes | str]:

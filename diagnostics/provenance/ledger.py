@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.core.errors import as_int
-from gristmill.core.state import shown
+from gristmill.core.state import shown, state_to_line
 from gristmill.diagnostics.provenance.following import FollowedIterator, FollowedLoaderIterator, followed
 
 _HEADER = struct.Struct("<20sIQ")  # what it is, the number of the form, every
@@ -265,7 +265,7 @@ def _every_of(path: Path) -> int | None:
 
 def encoded(state: Any) -> bytes:
     """A state as it is written: text of a ``DataLoader``, or JSON."""
-    return b"b" + state if isinstance(state, bytes) else b"j" + json.dumps(state, separators=(",", ":")).encode()
+    return b"b" + state if isinstance(state, bytes) else b"j" + state_to_line(state).encode()
 
 
 def decoded(text: bytes) -> Any:

@@ -31,6 +31,7 @@ from gristmill.core.state import (
     state_flag,
     state_from_text,
     state_list,
+    state_to_line,
     state_to_text,
 )
 
@@ -93,6 +94,16 @@ def test_text_is_indented_json_or_an_error_and_what_is_shown_is_short_and_never_
 
     assert shown(Coloured()) == r"\x1b[31mred\x1b[0m, \u202etxt.\ud800"
     assert shown({"\x1b[2J": "\r\x9b"}) == r"{'\x1b[2J': '\r\x9b'}"
+
+
+@pytest.mark.parametrize("to_text", [state_to_text, state_to_line])
+def test_of_the_notes_that_json_adds_to_an_error_at_most_one_is_kept(to_text):
+    state = {"a": {1}}
+    for _ in range(20):
+        state = {"a": [state]}
+    with pytest.raises(TypeError, match="set is not JSON serializable") as caught:
+        to_text(state)
+    assert len(getattr(caught.value, "__notes__", [])) <= 1
 
 
 def test_integers_are_built_in_ones_and_others_refused_with_parameter_and_range():
