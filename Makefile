@@ -23,15 +23,16 @@ BRINGS_docs := 50 packages, 0.2 GB (Sphinx)
 BRINGS_test := 150 packages, 1.5 GB (what the examples and the site need, pytest, pandas, Jupyter, Ray)
 BRINGS_dev := 160 packages, 1.6 GB (what the tests need, ruff, mypy)
 ALL_TESTS_TAKE := 5 minutes on 2 CPUs
-QUICK_TESTS_TAKE := 4 minutes on 2 CPUs
+QUICK_TESTS_TAKE := 3 minutes on 2 CPUs
+LAWS_TAKE := 4 minutes on 2 CPUs
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
 .PHONY: help
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | \
-	  sed 's/ALL_TESTS_TAKE/$(ALL_TESTS_TAKE)/; s/QUICK_TESTS_TAKE/$(QUICK_TESTS_TAKE)/'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST) | \
+	  sed 's/ALL_TESTS_TAKE/$(ALL_TESTS_TAKE)/; s/QUICK_TESTS_TAKE/$(QUICK_TESTS_TAKE)/; s/LAWS_TAKE/$(LAWS_TAKE)/'
 
 # $(call ensure_venv,FOLDER): a virtual environment in FOLDER with pip and uv; an existing one stays
 # as it is.
@@ -56,10 +57,12 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml $(FOLDERS)
 # One process more than CPUs: many tests wait, for programs, servers and threads.
 PYTEST = $(PY) -m pytest --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 1)') --dist=worksteal
 
+NOT_SLOW = $(if $(filter true,$(CI)),,-m "not slow")
+
 .PHONY: test
 test: $(VENV)/.installed-test  ## run the tests and the examples in docstrings, ALL_TESTS_TAKE; with CI=true the slow ones too
 	@echo "All tests: about $(ALL_TESTS_TAKE)$(if $(filter true,$(CI)),, without the slow ones). A quick look: make test-quick"
-	$(PYTEST) --session-timeout=2700 $(if $(filter true,$(CI)),,-m "not slow")
+	$(PYTEST) --session-timeout=2700 $(NOT_SLOW)
 
 # What a change breaks shows here first: no laws of all stages, no random pipelines, no programs that are killed, no guides.
 QUICK := $(addprefix tests/,api core dataset loader samplers sources testing transforms vectors test_readme.py)
@@ -68,6 +71,18 @@ QUICK := $(addprefix tests/,api core dataset loader samplers sources testing tra
 test-quick: $(VENV)/.installed-test  ## run the tests of single parts alone: QUICK_TESTS_TAKE
 	@echo "The tests of single parts: about $(QUICK_TESTS_TAKE)."
 	$(PYTEST) --session-timeout=1200 -m "not slow" $(QUICK)
+
+# What depends on the version of Python: CI runs these on the newest one.
+.PHONY: test-laws
+test-laws: $(VENV)/.installed-test  ## run these, the laws of all stages and the faults: LAWS_TAKE
+	@echo "The tests of single parts, laws and faults: about $(LAWS_TAKE)."
+	$(PYTEST) --session-timeout=1200 -m "not slow" $(QUICK) tests/laws tests/faults
+
+# Runs as the target test does.
+.PHONY: record-tests
+record-tests: $(VENV)/.installed-test  ## run the tests as `make test` does, and write into the README which Python they passed on
+	$(PYTEST) --session-timeout=2700 $(NOT_SLOW) --junitxml=out/tests.xml
+	$(PY) .ci/tested.py out/tests.xml "$(if $(NOT_SLOW),all but the slow ones,all)"
 
 .PHONY: example
 example: $(VENV)/.installed-examples  ## train a digit classifier from ArrayRecord files, stop it, resume it

@@ -5,7 +5,9 @@ import email
 import functools
 import importlib.metadata
 import importlib.util
+import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -32,7 +34,7 @@ def script(name):
     return sys.modules[name]
 
 
-pythons, release = script("pythons"), script("release")
+pythons, release, tested = script("pythons"), script("release"), script("tested")
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
 VERSION = SETUP["metadata"]["version"]
@@ -169,9 +171,34 @@ def test_what_may_be_released(tmp_path):
 
 def test_interpreters_are_found_once_and_named_in_the_metadata():
     found = pythons.find_pythons()
-    assert sys.version_info[:2] in found and [*found] == sorted(found) and min(found) >= pythons.OLDEST
-    for version, path in found.items():
-        command = [path, "-c", "import sys; print(sys.version_info[:2])"]
-        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{version}\n"
+    probe = "import sys; print('%d.%d' % sys.version_info[:2] + sys.abiflags.strip('d'))"
+    versions = [(*map(int, name.rstrip("t").split(".")), name[-1] == "t") for name in found]
+    assert versions == sorted(versions) and versions[0][:2] >= pythons.OLDEST
+    assert sys.executable in found.values()
+    for name, path in found.items():
+        version = subprocess.run([path, "-c", probe], capture_output=True, text=True, check=True)
+        assert version.stdout == f"{name}\n"
     named = re.findall(r"Python :: (3\.\d+)", SETUP["metadata"]["classifiers"])
     assert named[0] == ".".join(map(str, pythons.OLDEST)) and len(named) >= 3
+
+
+def test_the_readme_has_the_recorded_runs_of_the_tests(tmp_path):
+    text = tested.README.read_text()
+    assert tested.with_table(text, json.loads(tested.RECORDED.read_text())) == text
+    report = tmp_path / "tests.xml"
+    suite = '<a><b errors="0" failures="{}" skipped="2" tests="9" timestamp="2031-02-03T04:05"/></a>'
+    report.write_text(suite.format(0))
+    found = tested.record_of(report, "all")
+    assert found["python"] == platform.python_version()
+    record = {**found, "python": "3.11.7", "free_threaded": False, "system": "Linux x86_64"}
+    older = {**record, "python": "3.11.6", "date": "2031-02-02"}
+    other = {**record, "python": "3.13.1", "free_threaded": True}
+    records = tested.with_record(tested.with_record([other, older], record), other)
+    assert tested.with_table("<!-- tested -->\n| old |\n\nrest\n", records).splitlines()[3:] == [
+        "| 3.11.7 | Linux x86_64 | all | 7 | 2 | 2031-02-03 |",
+        "| 3.13.1, free-threaded | Linux x86_64 | all | 7 | 2 | 2031-02-03 |",
+        "",
+        "rest",
+    ]
+    report.write_text(suite.format(1))
+    assert_raises(SystemExit, "all tests pass", tested.record_of, report, "all")
