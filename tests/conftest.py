@@ -19,6 +19,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 _SHARE_A_SITE = ("test_site", "test_release")  # or archives, which take long to build
+# Files and folders whose tests start programs, clusters or workers, and wait for these.
+_TAKE_LONG = {"clients", "examples", "faults", "guides", "peer", "verification", "test_ray.py"}
 
 
 def pytest_report_header() -> str:
@@ -28,7 +30,7 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each process begins with its share of the tests that take long or wait, so that none has them all at the end."""
     num = getattr(config, "workerinput", {}).get("workercount", 1)
-    takes_long = [item.get_closest_marker("slow") is not None or "faults" in item.path.parts for item in items]
+    takes_long = [item.get_closest_marker("slow") is not None or not _TAKE_LONG.isdisjoint(item.path.parts) for item in items]
     long = [item for item, is_long in zip(items, takes_long, strict=True) if is_long]
     rest = [item for item, is_long in zip(items, takes_long, strict=True) if not is_long]
     together = [list(same) for _, same in groupby(long, lambda item: item.path if item.path.stem in _SHARE_A_SITE else item)]

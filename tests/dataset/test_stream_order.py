@@ -150,9 +150,9 @@ def test_chains_are_those_without_workers(number):
 @pytest.mark.timeout(400)
 def test_many_chains_are_those_without_workers():
     rng = random.Random(SEED)
-    for _ in range(50):
+    for _ in range(20):
         check(drawn_chain(rng), rng, [(local, rng.choice([1, 2, 3, 7]))])
-    for _ in range(4):
+    for _ in range(2):
         check(drawn_chain(rng), rng, [(in_processes, rng.choice([1, 2, 3]))])
 
 

@@ -67,52 +67,42 @@ def test_examples_are_short_run_and_shown(example: Path) -> None:
 
 @pytest.mark.slow
 def test_training_digits_tells_the_whole_story(tmp_path: Path) -> None:
-    output = run_example("train_digits_story.py", "--out", tmp_path)
-    assert "stopping hard after step 200" in output
-    assert re.search("resuming after step (80|160)", output)  # 160 may be on its way
+    output = run_example("train_digits_story.py", "--out", tmp_path, "--steps", 160, "--save-every", 32)
+    assert "stopping hard after step 80" in output
+    assert re.search("resuming after step (32|64)", output)  # 64 may be on its way
     assert SAME in output
-    assert accuracy_in(output) > 95
+    assert accuracy_in(output) > 90
     passed_over = re.findall(r"(\d+) of (\d+) records passed over", output)
     assert passed_over == 2 * [passed_over[0]]  # the counts are in the checkpoint
-    assert int(passed_over[0][0]) in (17, 18)
+    assert int(passed_over[0][0]) in (7, 8)
     assert len(set(re.findall(r"final parameters (\w+)", output))) == 1
-    assert len(steps_in(tmp_path / "seed0-batch64-workers0/uninterrupted/log.txt")) == 401
+    assert len(steps_in(tmp_path / "seed0-batch64-workers0/uninterrupted/log.txt")) == 161
     for picture in ["loss.png", "digits.png"]:
         assert (tmp_path / picture).read_bytes().startswith(PNG)
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_resumes_by_running_again(tmp_path: Path) -> None:
-    args = ["--out", tmp_path, "--steps", 40, "--save-every", 10, "--seed", 7]
+def test_an_interrupted_run_with_a_worker_resumes_by_running_again(tmp_path: Path) -> None:
+    half = tmp_path / "records.partial"
+    half.mkdir()
+    (half / "train-00000-of-00004.array_record").write_bytes(b"half a file")
+    args = ["--out", tmp_path, "--steps", 40, "--save-every", 10, "--seed", 7, "--workers", 1]
     # Twice, the second time while the checkpoint of step 30 is being written.
     interrupted = ["train_digits.py", *args, "--name", "resumed", "--interrupt-at"]
     assert "stopping hard after step 25" in run_example(*interrupted, 25, status=3)
+    assert not half.exists()  # what was half written is written again
+    shards = sorted(path.name for path in (tmp_path / "records").iterdir())
+    assert shards == ["test-00000-of-00001.array_record"] + [f"train-{i:05}-of-00004.array_record" for i in range(4)]
     assert re.search("resuming after step (10|20)", run_example(*interrupted, 30, status=3))
     output = run_example("train_digits_story.py", *args)
     assert re.search("resuming after step (20|30)", output)
     assert SAME in output
-    runs = tmp_path / "seed7-batch64-workers0"
+    runs = tmp_path / "seed7-batch64-workers1"
     assert steps_in(runs / "uninterrupted/log.txt") == steps((1, 40))
     log = runs / "resumed/log.txt"
     assert len(steps_in(log)) > 41  # some steps were trained more than once
     state = next((runs / "resumed/checkpoints").glob("40/data/process_0-of-1.json"))
     assert "seed=7" in state.read_text()
-
-
-@pytest.mark.slow
-def test_training_digits_alone_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    half = tmp_path / "records.partial"
-    half.mkdir()
-    (half / "train-00000-of-00004.array_record").write_bytes(b"half a file")
-    args = ["--out", tmp_path, "--steps", 14, "--save-every", 5, "--workers", 2]
-    run_example("train_digits.py", *args, "--interrupt-at", 12, status=3)
-    assert not half.exists()  # what was half written is written again
-    shards = sorted(path.name for path in (tmp_path / "records").iterdir())
-    assert shards == ["test-00000-of-00001.array_record"] + [f"train-{i:05}-of-00004.array_record" for i in range(4)]
-    output = run_example("train_digits.py", *args)
-    (resumed_after,) = re.findall("run: resuming after step (5|10)", output)
-    assert accuracy_in(output) > 0
-    assert steps_in(tmp_path / "seed0-batch64-workers2/run/log.txt") == steps((1, 12), (int(resumed_after) + 1, 14))
 
 
 def test_a_loader_of_digits_goes_on_at_a_position(tmp_path: Path) -> None:
@@ -332,12 +322,12 @@ def test_two_processes(tmp_path):
 
 
 @pytest.mark.slow
-def test_four_processes(tmp_path):
-    check_story(tmp_path / "loader-4", 4, "--processes", 4)
-    checkpoints = tmp_path / "loader-4/resumed/checkpoints"
-    for i in range(4):
-        assert f"shard_index={i}, shard_count=4" in (checkpoints / f"40/data/process_{i}-of-4.json").read_text()
-    # This test is one process, not four.
+def test_three_processes(tmp_path):
+    check_story(tmp_path / "loader-3", 3, "--processes", 3)
+    checkpoints = tmp_path / "loader-3/resumed/checkpoints"
+    for i in range(3):
+        assert f"shard_index={i}, shard_count=3" in (checkpoints / f"40/data/process_{i}-of-3.json").read_text()
+    # This test is one process, not three.
     it = iter(grain.load(grain.sources.RangeDataSource(0, 9, 1)))
     assert next(it) == 0
     args = ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(it))
@@ -345,16 +335,15 @@ def test_four_processes(tmp_path):
     with ocp.CheckpointManager(checkpoints) as manager:
         assert_raises(ValueError, message, manager.restore, 40, args=args)
     assert next(it) == 1
-    # Two processes, started one by one as on a cluster, cannot go on with the checkpoint of four.
+    # Nor can another process, started as on a cluster, go on with the checkpoint of three.
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    args = ["--processes", 2, "--coordinator", address, "--run", tmp_path / "loader-4/resumed", "--index"]
-    with started(*args, 0) as first, started(*args, 1) as second:
-        output = first.communicate(timeout=100)[0] + second.communicate(timeout=100)[0]
-        assert first.returncode
-        assert second.returncode
-    assert re.search(r"StateMismatchError: File .*/process_[01]-of-2.json does not exist: .* another number of processes", output)
+    args = ["--processes", 1, "--coordinator", address, "--run", checkpoints.parent, "--index", 0]
+    with started(*args) as process:
+        output, _ = process.communicate(timeout=100)
+        assert process.returncode
+    assert re.search(r"StateMismatchError: File .*/process_0-of-1.json does not exist: .* another number of processes", output)
     assert "resuming" not in output
 
 
@@ -376,8 +365,9 @@ def test_when_one_is_killed_all_end(tmp_path, killed):
 @pytest.mark.slow
 def test_the_number_of_hosts_changes(tmp_path):
     output = run_example("change_hosts.py", "--out", tmp_path, "--steps", 24)
-    assert "24 steps on 4 hosts, and on 4 → 2 → 1 → 4, killed in between" in output and SAME in output
-    assert [re.findall(rf"host \d of {count}: (\w+)", output) for count in (2, 1)] == [["resuming"] * 2, ["resuming"]]
+    assert "24 steps on 1 host, and on 4 → 2 → 1 → 4, killed in between" in output and SAME in output
+    begun = {count: re.findall(rf"host \d of {count}: (\w+)", output) for count in (2, 1)}
+    assert begun == {2: ["resuming"] * 2, 1: ["beginning", "resuming"]}
     for name in ("undisturbed", "changing"):
         logs = {line for log in (tmp_path / name).glob("log-*.txt") for line in log.read_text().splitlines()}
         assert {line.split()[0] for line in logs} == {*steps((1, 24))} and len(logs) == 25  # all hosts, and runs, say the same

@@ -223,7 +223,7 @@ def test_random_datasets():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_many_random_datasets():
-    check_equal(random_specs("many", 250))
+    check_equal(random_specs("many", 120))
 
 
 @pytest.mark.slow

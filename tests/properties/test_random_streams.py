@@ -28,7 +28,7 @@ ANYHOW = {
     "phases": [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],  # explaining takes minutes
 }
 QUICK = settings(max_examples=200, derandomize=True, **ANYHOW)
-THOROUGH = settings(max_examples=350, print_blob=True, **ANYHOW)  # with other examples every time
+THOROUGH = settings(max_examples=200, print_blob=True, **ANYHOW)  # with other examples every time
 
 
 class Run:
@@ -303,7 +303,7 @@ def test_streams_of_workers(model_in_workers, tree, script):
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # an example that fails is made smaller
 @seed(SEED)
-@settings(THOROUGH, max_examples=10)
+@settings(THOROUGH, max_examples=5)
 @given(trees | failing_trees, few_operations)
 def test_many_streams_of_workers(model_in_workers, tree, script):
     check(("workers", (2,), (tree,)), 0, script)

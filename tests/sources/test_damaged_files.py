@@ -263,7 +263,7 @@ def main(name, folder, first, last):
 
 
 PACKAGES = {"parquet": "pyarrow", "parquet_table": "pyarrow", "tfrecord": "numpy", "array_record": "array_record"}
-MANY = pytest.param(100, 500, marks=[pytest.mark.slow, pytest.mark.timeout(300)], id="many")
+MANY = pytest.param(100, 250, marks=[pytest.mark.slow, pytest.mark.timeout(300)], id="many")
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -120,7 +120,7 @@ def streamed(fn):
     return lambda: numbers().to_iter_dataset().map(fn).filter(lambda x: x is not None).batch(3, batch_fn=list)
 
 
-QUICK = {  # those that show in this process
+HERE = {  # a second run in this process shows these
     "random": (mapped(lambda x: x + random.random()), "MapMapDataset(transform=<lambda>", "global generator of random"),
     "numpy": (streamed(lambda x: x + np.random.rand()), "MapIterDataset(", "global generator of numpy.random"),
     "no seed": (mapped(lambda x: x + np.random.default_rng().random()), "MapMapDataset(transform=<lambda>", "without a seed"),
@@ -137,7 +137,8 @@ QUICK = {  # those that show in this process
     "counter": (mapped(counting), "transform=counting", "state is kept between calls: the attribute calls"),
     "global list": (mapped(lambda x: SEEN.append(x) or len(SEEN)), "MapMapDataset(", "the global variable SEEN"),
     "object": (lambda: numbers().map(Adding()).map(str), "transform=Adding", "total"),
-    # A second run finds the state of the first one: only unused copies show these.
+}
+COLD = {  # a second run finds the state of the first one: only unused copies show these
     "vocabulary": (mapped(lambda x: VOCABULARY.setdefault(x % 7, len(VOCABULARY))), "MapMapDataset(", "VOCABULARY of <lambda>"),
     "vocabulary of a module": (mapped(numbered), "transform=numbered", "default argument 0 of numbered"),
     "function of another module": (mapped(lambda x: imported(x % 7)), "MapMapDataset(", "WORDS of numbered"),

@@ -44,26 +44,31 @@ class InThisProcess(Verifier):
         return [x for x in super()._conditions() if not isinstance(x, Fresh | StreamOrder | Lanes)]
 
 
-def check_planted(name):
-    make, stage, reason = {**planted.QUICK, **planted.IN_PROCESSES}[name]
-    report = grain.verify(make(), steps=30)
+def check_planted(name, verify=grain.verify):
+    make, stage, reason = {**planted.HERE, **planted.COLD, **planted.IN_PROCESSES}[name]
+    report = verify(make(), steps=30)
     assert not report.ok and stage in report.stage and reason in report.reason, f"{report}"
     assert json.loads(json.dumps(report.to_dict()))["stage"] == report.stage
     assert [check.status for check in report.checks].count("failed") == 1
     assert "NOT deterministic" in str(report) and report.stage in str(report)
 
 
-ALIKE = {"random", "no seed", "uuid", "iterator", "global list", "coarse cache"}  # as others
+OTHERS = ["coarse cache", *[*planted.IN_PROCESSES][2:]]  # similar to those that always run
 
 
-@pytest.mark.parametrize("name", [*[x for x in planted.QUICK if x not in ALIKE], "set", "process"])
+@pytest.mark.parametrize("name", planted.HERE)
+def test_planted_bugs_that_show_in_this_process_are_named(name):
+    check_planted(name, lambda ds, steps: InThisProcess(ds, steps, 60).report())
+
+
+@pytest.mark.parametrize("name", ["numpy", *[x for x in planted.COLD if x not in OTHERS], "set", "process"])
 def test_planted_bugs_are_named(name):
     check_planted(name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*sorted(ALIKE), *[*planted.IN_PROCESSES][2:]])
-def test_planted_bugs_that_are_alike_or_that_other_processes_show_are_named(name):
+@pytest.mark.parametrize("name", OTHERS)
+def test_more_planted_bugs_that_other_processes_show_are_named(name):
     check_planted(name)
 
 
