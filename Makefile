@@ -111,7 +111,8 @@ peers:  ## install what we compare with and the oldest Orbax, each in its own en
 # This package is there too: pages of the documentation and an example that use both run in it.
 .peers/torch/.installed-$(TORCH): setup.cfg pyproject.toml
 	$(call ensure_venv,.peers/torch)
-	.peers/torch/bin/python -m pip install --quiet torch==$(TORCH) keras ipykernel --editable .
+	.peers/torch/bin/python -m pip install --quiet --no-compile torch==$(TORCH)
+	$(call install,.peers/torch) keras ipykernel --editable .
 	@touch $@
 
 # This package with the oldest Orbax that setup.cfg admits: tests/checkpoint/test_oldest_orbax.py runs in it.
