@@ -47,15 +47,25 @@ endef
 # The folders of the package: a new file in one of them needs a new install, which links it.
 FOLDERS := $(shell find $$(sed -n 's/^    gristmill[.a-z]* = //p' setup.cfg) -type d ! -name __pycache__)
 
+# Instead of an extra, free-threaded builds get what has wheels for them. Tests of other packages are skipped there.
+FREE_THREADED_NEEDS := build etils flask flask-cors fsspec hypothesis importlib-resources ipykernel jax matplotlib nbclient nbformat \
+  obstore optax pandas pillow prometheus-client pyarrow pytest pytest-timeout pytest-xdist scikit-learn setuptools tqdm
+is_free_threaded = $(1)/bin/python -c 'import sys, sysconfig; sys.exit(not sysconfig.get_config_var("Py_GIL_DISABLED"))'
+
 # One stamp per extra of setup.cfg.
 $(VENV)/.installed-%: setup.cfg pyproject.toml $(FOLDERS)
 	$(call ensure_venv,$(VENV))
 	@echo "Installs into $(VENV), unless it is there: $(or $(BRINGS_$*),the extra $* of setup.cfg)."
-	$(call install,$(VENV)) --editable '.[$*]'
+	@if $(call is_free_threaded,$(VENV)); then \
+	  $(call install,$(VENV)) --only-binary :all: numpy cloudpickle $(FREE_THREADED_NEEDS) && \
+	  $(call install,$(VENV)) --no-deps --editable .; \
+	else \
+	  $(call install,$(VENV)) --editable '.[$*]'; \
+	fi
 	@touch $@
 
-# One process more than CPUs: many tests wait, for programs, servers and threads.
-PYTEST = $(PY) -m pytest --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 1)') --dist=worksteal
+# Two processes more than CPUs: many tests wait, for programs, servers and threads.
+PYTEST = $(PY) -m pytest --numprocesses=$$($(PY) -c 'import os; print(os.cpu_count() + 2)') --dist=worksteal
 
 NOT_SLOW = $(if $(filter true,$(CI)),,-m "not slow")
 

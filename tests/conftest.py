@@ -1,8 +1,11 @@
 """What all tests need."""
 
 import os
+import re
 import signal
 import sys
+import sysconfig
+from importlib.util import find_spec
 from itertools import groupby
 
 import new_seed
@@ -40,3 +43,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         size = len(rest) // (num - i)
         items += part + rest[:size]
         del rest[:size]
+
+
+# Packages that some tests need and that have no wheels for free-threaded builds.
+_WITHOUT_WHEELS = {
+    *("array_record", "bagz", "basedpyright", "datasets", "moto", "orbax", "ray", "sphinx"),
+    *("tensorflow_datasets", "zstandard"),
+}
+_NEEDS = re.compile(r"No module named '(\w+)|needs the package (\w+), which is not installed")
+
+
+def _skipped_without_wheels(report: pytest.TestReport | pytest.CollectReport) -> pytest.TestReport | pytest.CollectReport:
+    """Skips on a free-threaded build what failed since such a package is not installed there."""
+    if report.failed and sysconfig.get_config_var("Py_GIL_DISABLED"):
+        missing = {a or b for a, b in _NEEDS.findall(report.longreprtext)}.intersection(_WITHOUT_WHEELS)
+        if missing and not any(map(find_spec, missing)):
+            report.outcome = "skipped"
+            reason = f"needs {', '.join(sorted(missing))}, without wheels for free-threaded builds"
+            report.longrepr = (report.nodeid, 0, reason)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> object:
+    return _skipped_without_wheels((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> object:
+    return _skipped_without_wheels((yield))

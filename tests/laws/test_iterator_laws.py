@@ -200,7 +200,11 @@ def test_closing(entry):
 
 
 def has_workers(entry):
-    return any(ds._starts_workers or isinstance(ds, LocalWorkersIterDataset) for ds in ancestors(entry.make()))
+    try:
+        ds = entry.make()
+    except ModuleNotFoundError:  # its tests report it
+        return False
+    return any(ds._starts_workers or isinstance(ds, LocalWorkersIterDataset) for ds in ancestors(ds))
 
 
 ENTRIES = [entry for entry in ITER_ENTRIES if not has_workers(entry)]  # workers do not start workers
