@@ -47,8 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # Packages that some tests need and that have no wheels for free-threaded builds.
 _WITHOUT_WHEELS = {
-    *("array_record", "bagz", "basedpyright", "datasets", "moto", "orbax", "ray", "sphinx"),
-    *("tensorflow_datasets", "zstandard"),
+    *("array_record", "bagz", "basedpyright", "datasets", "jupyter_client", "moto", "nbclient"),
+    *("nbformat", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
 }
 _NEEDS = re.compile(r"No module named '(\w+)|needs the package (\w+), which is not installed")
 
