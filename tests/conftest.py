@@ -33,7 +33,10 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each process begins with its share of the tests that take long or wait, so that none has them all at the end."""
     num = getattr(config, "workerinput", {}).get("workercount", 1)
-    takes_long = [item.get_closest_marker("slow") is not None or not _TAKE_LONG.isdisjoint(item.path.parts) for item in items]
+    takes_long = [
+        item.get_closest_marker("slow") is not None or not _TAKE_LONG.isdisjoint((item.path.parent.name, item.path.name))
+        for item in items
+    ]
     long = [item for item, is_long in zip(items, takes_long, strict=True) if is_long]
     rest = [item for item, is_long in zip(items, takes_long, strict=True) if not is_long]
     together = [list(same) for _, same in groupby(long, lambda item: item.path if item.path.stem in _SHARE_A_SITE else item)]
@@ -50,13 +53,14 @@ _WITHOUT_WHEELS = {
     *("array_record", "bagz", "basedpyright", "datasets", "jupyter_client", "moto", "nbclient"),
     *("nbformat", "orbax", "ray", "sphinx", "tensorflow_datasets", "zstandard"),
 }
-_NEEDS = re.compile(r"No module named '(\w+)|needs the package (\w+), which is not installed")
+_NEEDS = re.compile(r"No module named '(\w+)|needs the package ([\w-]+)")
 
 
 def _skipped_without_wheels(report: pytest.TestReport | pytest.CollectReport) -> pytest.TestReport | pytest.CollectReport:
     """Skips on a free-threaded build what failed since such a package is not installed there."""
     if report.failed and sysconfig.get_config_var("Py_GIL_DISABLED"):
-        missing = {a or b for a, b in _NEEDS.findall(report.longreprtext)}.intersection(_WITHOUT_WHEELS)
+        named = {(a or b).replace("-", "_") for a, b in _NEEDS.findall(report.longreprtext)}
+        missing = named & _WITHOUT_WHEELS
         if missing and not any(map(find_spec, missing)):
             report.outcome = "skipped"
             reason = f"needs {', '.join(sorted(missing))}, without wheels for free-threaded builds"

@@ -20,23 +20,13 @@ def test_without_ray(monkeypatch):
     assert_raises(ImportError, r"RayOptions needs the package ray, .*gristmill\[ray\]", next, it)
 
 
-def run_checks(which, seconds):
-    pytest.importorskip("ray", reason="Ray is not installed (the extra ray)")
-    options = [*f"-q -x -p no:cacheprovider -p no:xdist -W ignore --timeout {seconds}".split(), "-m", which]
-    path = os.pathsep.join([*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "pytest", str(CHECKS), *options]
-    process = subprocess.run(
-        command, capture_output=True, text=True, timeout=seconds, env={**os.environ, "PYTHONPATH": path}, check=False
-    )
-    assert process.returncode == 0, process.stdout[-8000:] + process.stderr[-2000:]
-
-
-@pytest.mark.timeout(180)
-def test_on_two_nodes():
-    run_checks("not slow", 120)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_at_length_on_two_nodes():
-    run_checks("slow", 420)
+def test_on_two_nodes(request):
+    """One cluster for all checks; a run without slow tests does without the slow ones."""
+    pytest.importorskip("ray", reason="Ray is not installed (the extra ray)")
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", "--timeout", "420"]
+    path = os.pathsep.join([*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", str(CHECKS), *options, "-m", request.config.option.markexpr]
+    environment = {**os.environ, "PYTHONPATH": path}
+    process = subprocess.run(command, capture_output=True, text=True, timeout=420, env=environment, check=False)
+    assert process.returncode == 0, process.stdout[-8000:] + process.stderr[-2000:]
