@@ -23,7 +23,7 @@ from jax.experimental.multihost_utils import process_allgather
 
 import gristmill
 
-NUM_DEVICES, STORY = 4, (4, 2, 1, 4)  # of all hosts together; numbers of hosts
+NUM_DEVICES = 4  # of all hosts together
 
 
 def wave(label: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -33,7 +33,6 @@ def wave(label: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 def make_batches() -> gristmill.IterDataset[dict[str, np.ndarray]]:
     """Returns this host's rows of endless global batches. Nothing in it but the last line knows of hosts."""
-
     parts = [gristmill.MapDataset.range(num).seed(num).shuffle().repeat().random_map(wave) for num in (1001, 333)]
     filtered = [part.to_iter_dataset().filter(lambda record: record["x"][0] > -0.5) for part in parts]
     ds = gristmill.IterDataset.mix(filtered, weights=[0.7, 0.3]).window_shuffle(50, seed=1)
@@ -52,7 +51,7 @@ def device_step(weights: jax.Array, batch: dict[str, jax.Array]) -> tuple[jax.Ar
 
 
 def train(args: argparse.Namespace) -> None:
-    """What every host does, from the last checkpoint on. It logs the loss and a digest of the global batch of every step."""
+    """Trains one host from the last checkpoint on. It logs the loss and a digest of the global batch of every step."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES // args.processes)
     jax.distributed.initialize(args.coordinator, args.processes, args.index, initialization_timeout=60)
@@ -99,6 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default="out/change_hosts", help="folder for the runs")
     parser.add_argument("--steps", type=int, default=80, help="global batches to train on")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[4, 2, 1, 4], help="numbers of hosts, one after the other")
     for name, kind in {"processes": int, "index": int, "coordinator": str, "run": Path, "kill-at": int}.items():
         parser.add_argument(f"--{name}", type=kind, help="for one host of a run")
     args = parser.parse_args()
@@ -107,10 +107,10 @@ def main() -> None:
         return train(args)
     shutil.rmtree(args.out, ignore_errors=True)
     expected = launch(args, args.out.resolve() / "undisturbed", processes=1)
-    for i, processes in enumerate(STORY, 1):
-        kill_at = i * args.steps // len(STORY) + 1 if i < len(STORY) else 0
+    for i, processes in enumerate(args.hosts, 1):
+        kill_at = i * args.steps // len(args.hosts) + 1 if i < len(args.hosts) else 0
         found = launch(args, args.out.resolve() / "changing", processes, kill_at)
-    print(f"{args.steps} steps on 1 host, and on {' → '.join(map(str, STORY))}, killed in between", flush=True)
+    print(f"{args.steps} steps on 1 host, and on {' → '.join(map(str, args.hosts))}, killed in between", flush=True)
     print(f"batches, losses and parameters: {'bit-identical' if found == expected else 'DIFFERENT'}")
     sys.exit(found != expected)
 
