@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from gristmill.core.errors import as_int
 
@@ -82,6 +83,7 @@ class MultiprocessingOptions:
     enable_profiling: bool = False
     worker_env: Mapping[str, str | None] | None = field(default=None, repr=False, kw_only=True)
     num_lanes: int | None = field(default=None, repr=False, kw_only=True)
+    executor: Literal["processes", "threads"] | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.num_workers = as_int("num_workers", self.num_workers, minimum=0)
@@ -90,9 +92,13 @@ class MultiprocessingOptions:
         )
         _check_environment(self.worker_env)
         self._check_lanes()
+        if self.executor not in ("processes", "threads", None):
+            raise ValueError(f"executor must be 'processes', 'threads' or None, got {self.executor!r:.200}")
+        if self.executor == "threads":
+            _check_no_environment(self)
 
     def __repr__(self) -> str:
-        shown = [f.name for f in fields(self) if f.repr or (f.name == "num_lanes" and self.num_lanes is not None)]
+        shown = [f.name for f in fields(self) if f.repr or (f.name != "worker_env" and getattr(self, f.name) is not None)]
         return f"{type(self).__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
 
     def _check_lanes(self) -> None:
@@ -103,6 +109,29 @@ class MultiprocessingOptions:
                     f"num_lanes must be at least num_workers, {self.num_workers}, and at most {MAX_LANES}, "
                     f"got {self.num_lanes}: a worker computes whole lanes. Use fewer workers or more lanes"
                 )
+
+
+def chosen_executor(options: MultiprocessingOptions) -> Literal["processes", "threads"]:
+    """What workers that begin now are.
+
+    Raises:
+        ValueError: they are threads, and ``worker_env`` was given.
+    """
+    is_gil_enabled = getattr(sys, "_is_gil_enabled", lambda: True)
+    executor = options.executor or ("processes" if is_gil_enabled() else "threads")
+    if executor == "threads":
+        _check_no_environment(options)
+    return executor
+
+
+def _check_no_environment(options: MultiprocessingOptions) -> None:
+    if options.worker_env is not None:
+        chosen = "by executor='threads'" if options.executor else "since this Python runs without the GIL"
+        raise ValueError(
+            f"worker_env must be None where workers are threads ({chosen}), got {options.worker_env!r:.200}: threads share the "
+            "environment of this process. Set the variables in os.environ before, or ask for processes with "
+            "MultiprocessingOptions(executor='processes')"
+        )
 
 
 def _check_environment(variables: Any) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import builtins
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -55,21 +54,11 @@ def _check_order(order: Any, options: WorkerOptions, sequential_slice: bool) -> 
 
 
 def _by_workers(ds: Any, options: WorkerOptions, worker_init_fn: Any, sequential_slice: bool = False) -> Any:
-    """``ds``, computed by worker processes, or by threads where these do as well."""
+    """``ds``, computed by workers."""
     if options.num_workers == 0 and options.num_lanes is None:
         return ds
-    if isinstance(options, RayOptions):
-        from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
-
-        return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)
-    as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
-    if options.num_workers and not getattr(sys, "_is_gil_enabled", lambda: True)():
-        from gristmill.dataset.stages.multithread_prefetch import multithread_prefetch
-
-        if worker_init_fn is not None:
-            warnings.warn("worker_init_fn is ignored: in free-threaded Python the workers are threads", stacklevel=3)
-        num_threads = options.num_lanes or options.num_workers
-        return multithread_prefetch(ds, num_threads, options.per_worker_buffer_size, sequential_slice)
+    if not isinstance(options, RayOptions):
+        as_int("per_worker_buffer_size", options.per_worker_buffer_size, minimum=1 if options.num_workers else 0)
     from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterDataset
 
     return MultiprocessPrefetchIterDataset(ds, options, worker_init_fn, sequential_slice)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from functools import partial
 from itertools import repeat
 from typing import Any
@@ -127,12 +126,12 @@ class LanesOfWorker:
         if kind in (END, PASSED):
             lane.failure = partial(of_no_element, self._unexplained) if self._is_to_be_told() else None
             lane.has_ended = lane.failure is None and kind == END
-            lane.final = pickle.loads(content) if lane.has_ended and content else None
+            lane.final = content if lane.has_ended else None
             if kind == PASSED and lane.failure is None:  # it is told elsewhere
                 self._care = None
                 self._restart()
         elif kind == ERROR:
-            lane.failure = partial(decode_error, content)
+            lane.failure = content
         else:
             elements, states, error = content
             num = len(elements)
@@ -165,7 +164,7 @@ class LanesOfWorker:
                 self._restart(self._skipping)
             except WorkerSilent:
                 if self._is_to_be_told():
-                    return PASSED, 0, b""
+                    return PASSED, 0, None
             except WorkerDied as death:
                 if not self._goes_on(death, worker):
                     raise
@@ -232,9 +231,9 @@ class LanesOfWorker:
         except WorkerDied as death:
             raise of_no_element(self._obituary(death, lane.number)) from None
         if kind != SKIPPED:
-            raise decode_error(content)
+            raise content()
         self._skipping = None
-        self._states[lane.number] = pickle.loads(content)
+        self._states[lane.number] = content
         return self._states[lane.number]
 
     def _is_innocent(self, lane: WorkerLane, accused: tuple[int, int]) -> bool:
@@ -264,7 +263,7 @@ class LanesOfWorker:
     def _obituary(self, death: WorkerDied, number: int) -> str:
         return (
             f"{self._death(death, number)}, {self._place(number)}. "
-            "Nothing is lost: it.set_state(it.get_state()) goes on from the last delivered element with a new process"
+            f"Nothing is lost: it.set_state(it.get_state()) goes on from the last delivered element with a new {self._pool.kind_of_worker}"
         )
 
     def _accusation(self, death: WorkerDied, who: int, index: int) -> str:
@@ -279,4 +278,4 @@ class LanesOfWorker:
 
     def _death(self, death: WorkerDied, number: int) -> str:
         lane = "" if self._count == self._num_lanes else f", at work for lane {number} of {self._num_lanes}"
-        return f"Worker process {self._index} of {self._count} was terminated unexpectedly{lane}: it {death}"
+        return f"Worker {self._pool.kind_of_worker} {self._index} of {self._count} was terminated unexpectedly{lane}: it {death}"

@@ -1,4 +1,4 @@
-"""What a worker process does for ``mp_prefetch``: it runs its share of the pipeline."""
+"""What a worker, a process or a thread, does for ``mp_prefetch``: it runs its share of the pipeline."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from gristmill.core.node_types import register_expected
 from gristmill.core.options import DatasetOptions
 from gristmill.dataset.ahead.blocks import Growing, StatedBlocks
+from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.ahead.memory import Holding
 from gristmill.dataset.ahead.root_log import RootLog
 from gristmill.dataset.bases.context import IteratorContext, Numbers
@@ -33,6 +34,7 @@ class PipelineTask:
     sequential_slice: bool
     num_lanes: int
     is_taken_again: bool = False  # by a step of the consumer's
+    budget: Budget | None = None  # of the consumer, if the worker is a thread of its process
 
     def __call__(self, index: int, count: int, allocate: Any) -> PipelineProducer:
         if self.init_fn is not None:
@@ -88,7 +90,8 @@ class PipelineProducer:
         self._ctx = self._new_context()
 
     def _new_context(self) -> IteratorContext:
-        return IteratorContext(self._task.options, num_processes=self._count, lender=self._lender)
+        task = self._task
+        return IteratorContext(task.options, num_processes=self._count, lender=self._lender, _budget=task.budget)
 
     def share(self, turns: Turns) -> None:
         """Reads ahead with the threads and memory of all that work in this process."""
@@ -119,8 +122,9 @@ class PipelineProducer:
             it = lane.iterator = iterate(lane.ds)
             if self._task.is_taken_again:
                 are_taken_again([it])
+            it._ctx.joined = None  # it is no pipeline of its own, although it was made like one
             it._ctx.belong_to(number, self._task.num_lanes, self._ctx)
-            share_threads(it, num_lanes)
+            share_threads(it, num_lanes if self._task.budget is None else self._task.num_lanes)
             if self._allocate is not None:
                 it._allocate_with(self._allocate)
         if self.log is not None:
@@ -184,7 +188,7 @@ class PipelineProducer:
         numbers = None if task.sequential_slice else numbers_of(task.dataset).replaced(index=lane, count=task.num_lanes)
         name = worker_name(self.index, self._count, lane, task.num_lanes)
         tell_in_worker(error, f"{name} {self.place}".rstrip(), place(state, numbers))
-        if task.init_fn is None:
+        if task.init_fn is None and task.budget is None:
             tell_of_settings(error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from gristmill.dataset.stages.mp_prefetch import MultiprocessPrefetchIterator
 from gristmill.dataset.worker_task import PipelineProducer, PipelineTask
 from gristmill.workers.logbook import LOG_BYTES, Logbook
 from gristmill.workers.messages import END, ERROR, OUTPUTS, SKIPPED, Care
-from gristmill.workers.remote_errors import encode_error
+from gristmill.workers.remote_errors import decode_error, encode_error
 
 _MAX_BLOCK = 16
 
@@ -91,7 +92,7 @@ class LocalWorker:
                 (states, skip), self._begin = self._begin, None
                 states = self._producer.start(states, skip=skip)
                 if skip:
-                    return SKIPPED, lane, pickle.dumps(states[lane])
+                    return SKIPPED, lane, through_pickle(states[lane])
             if self._stops.get(lane) is None:
                 self._producer.begin(self._size)
                 elements, states, self._stops[lane] = self._producer.take(lane, self._size)
@@ -105,5 +106,5 @@ class LocalWorker:
         del self._num_sent[lane]
         assert stop is not None
         if isinstance(stop, StopIteration):
-            return END, lane, b"" if stop.value is None else pickle.dumps(stop.value)
-        return ERROR, lane, encode_error(stop)
+            return END, lane, through_pickle(stop.value)
+        return ERROR, lane, functools.partial(decode_error, encode_error(stop))

@@ -63,14 +63,14 @@ from gristmill.workers.messages import (
     pack_slots,
     unpack_slots,
 )
-from gristmill.workers.pickling import dumps, remember_received_classes
-from gristmill.workers.remote_errors import encode_error
+from gristmill.workers.pickling import remember_received_classes
 from gristmill.workers.turns import Turns
 
 _log = logging.getLogger("gristmill")
 
 _MAX_BYTES_AHEAD = 1 << 20
-_MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
+LARGE = _MAX_BYTES_AHEAD + 1  # what a message counts for of which ``buffer_size`` alone says how many may wait
+MIN_BYTES = 128  # that an element counts for: no more than 8192 are ahead
 _MAX_BLOCK = 2048  # elements
 _MAX_BLOCK_BYTES = 1 << 17
 _LATE_SECONDS = 0.01  # see guarantee 5
@@ -127,6 +127,22 @@ class Frugal(Producer, Protocol):
         """Notes that outputs that wait take so many bytes more, or less."""
 
 
+class Encodes(Protocol):
+    """What makes the payloads of messages: an ``Encoder``, or what stands for one where nothing has to be pickled."""
+
+    def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
+        """See ``Encoder``."""
+
+    def encode_state(self, state: Any) -> Any:
+        """See ``Encoder``."""
+
+    def encode_error(self, error: BaseException) -> Any:
+        """See ``Encoder``."""
+
+    def forget_allocated(self) -> None:
+        """See ``Encoder``."""
+
+
 class Disconnected(Exception):
     """The consumer needs this worker no more."""
 
@@ -145,18 +161,19 @@ class Connection(Protocol):
             Disconnected: the consumer needs this worker no more.
         """
 
-    def send(self, kind: int, payload: bytes, slots: list[Any], num_elements: int = 0, lane: int = 0) -> None:
+    def send(self, kind: int, payload: Any, slots: list[Any], num_elements: int = 0, lane: int = 0) -> None:
         """Sends a message as soon as the consumer lets it, unless it wants a new start meanwhile."""
 
 
-class SocketConnection:
-    """Sends messages, receives commands, and knows how far ahead the consumer lets it be."""
+class BoundedConnection:
+    """Base of connections that know which of their messages the consumer has not taken yet.
 
-    def __init__(self, fd: int, arena: Arena, buffer_size: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._arena = arena
+    Args:
+        buffer_size: the most elements in these messages, if they are large.
+    """
+
+    def __init__(self, buffer_size: int) -> None:
         self._buffer_size = buffer_size
-        self._received = bytearray()
         self.frugal: Frugal | None = None
         # Of the messages that were not taken yet: elements, the bytes that they count for, and those that they take.
         self._ahead: deque[tuple[int, int, int]] = deque()
@@ -171,6 +188,63 @@ class SocketConnection:
     def num_ahead(self) -> int:
         """How many messages the consumer has not taken yet."""
         return len(self._ahead)
+
+    def receive(self, *, wait: bool) -> None:
+        """See ``Connection``."""
+        raise NotImplementedError
+
+    def _begin(self, generation: int, start: tuple[dict[int, Any], bool, Care | None]) -> None:
+        """Notes a new start, which makes all messages before it worthless."""
+        self.start = start
+        self._generation = generation
+        self.take_all_off()
+
+    def _wait_for_room(self, num_elements: int, num_bytes: int, held_bytes: int) -> bool:
+        """Wait until a message may be sent; return False if there is a new start, so that it is not needed.
+
+        Args:
+            num_elements: the elements in the message.
+            num_bytes: the bytes that it counts for.
+            held_bytes: the bytes that it takes.
+        """
+        while self.start is None and not self._may_send(num_elements, num_bytes, held_bytes):
+            self.receive(wait=True)
+        return self.start is None
+
+    def _may_send(self, num_elements: int, num_bytes: int, held_bytes: int) -> bool:
+        if not self._num_ahead or not num_elements:
+            return True
+        if self.frugal is not None and not self.frugal.affords(held_bytes):
+            return False
+        return self._num_ahead + num_elements <= self._buffer_size or self._bytes_ahead + num_bytes <= _MAX_BYTES_AHEAD
+
+    def _put_on(self, num_elements: int, num_bytes: int, held_bytes: int) -> None:
+        self._ahead.append((num_elements, num_bytes, held_bytes))
+        self._count(num_elements, num_bytes, held_bytes)
+
+    def _take_off(self) -> None:
+        num_elements, num_bytes, held_bytes = self._ahead.popleft()
+        self._count(-num_elements, -num_bytes, -held_bytes)
+
+    def take_all_off(self) -> None:
+        while self._ahead:
+            self._take_off()
+
+    def _count(self, num_elements: int, num_bytes: int, held_bytes: int) -> None:
+        self._num_ahead += num_elements
+        self._bytes_ahead += num_bytes
+        if self.frugal is not None:
+            self.frugal.hold(held_bytes)
+
+
+class SocketConnection(BoundedConnection):
+    """Sends messages, receives commands, and knows how far ahead the consumer lets it be."""
+
+    def __init__(self, fd: int, arena: Arena, buffer_size: int) -> None:
+        super().__init__(buffer_size)
+        self._socket = socket.socket(fileno=fd)
+        self._arena = arena
+        self._received = bytearray()
 
     def receive(self, *, wait: bool) -> None:
         """See ``Connection``."""
@@ -191,11 +265,8 @@ class SocketConnection:
             del self._received[: COMMAND.size + length]
             if kind == START:
                 states, skip, care, is_for_another = pickle.loads(body)
-                self.start = states, skip, care
                 self.is_for_another |= is_for_another  # also if a start is overtaken
-                self._generation = generation
-                while self._ahead:
-                    self._take_off()
+                self._begin(generation, (states, skip, care))
             elif kind == CALL:
                 self.calls.append(body)
             else:
@@ -206,11 +277,9 @@ class SocketConnection:
 
     def send(self, kind: int, payload: bytes, slots: list[Slot], num_elements: int = 0, lane: int = 0) -> None:
         """See ``Connection``."""
-        num_bytes = max(len(payload), num_elements * _MIN_BYTES) if not slots else _MAX_BYTES_AHEAD + 1
+        num_bytes = LARGE if slots else max(len(payload), num_elements * MIN_BYTES)
         held_bytes = len(payload) + sum([slot.num_bytes for slot in slots])
-        while self.start is None and not self._may_send(num_elements, num_bytes, held_bytes):
-            self.receive(wait=True)
-        if self.start is not None:
+        if not self._wait_for_room(num_elements, num_bytes, held_bytes):
             for slot in slots:
                 self._arena.free(slot)
             return
@@ -220,8 +289,7 @@ class SocketConnection:
             slot = self._arena.allocate(length)
             self._arena.view(slot)[:] = memoryview(payload)
             slots, payload = [*slots, slot], b""
-        self._ahead.append((num_elements, num_bytes, held_bytes))
-        self._count(num_elements, num_bytes, held_bytes)
+        self._put_on(num_elements, num_bytes, held_bytes)
         header = HEADER.pack(kind, is_shared, lane, self._generation, len(slots), length)
         try:
             self._socket.sendall(header + pack_slots(slots) + payload, _NO_SIGPIPE)
@@ -235,25 +303,7 @@ class SocketConnection:
 
     def close(self) -> None:
         self._socket.close()
-        while self._ahead:
-            self._take_off()
-
-    def _may_send(self, num_elements: int, num_bytes: int, held_bytes: int) -> bool:
-        if not self._num_ahead or not num_elements:
-            return True
-        if self.frugal is not None and not self.frugal.affords(held_bytes):
-            return False
-        return self._num_ahead + num_elements <= self._buffer_size or self._bytes_ahead + num_bytes <= _MAX_BYTES_AHEAD
-
-    def _take_off(self) -> None:
-        num_elements, num_bytes, held_bytes = self._ahead.popleft()
-        self._count(-num_elements, -num_bytes, -held_bytes)
-
-    def _count(self, num_elements: int, num_bytes: int, held_bytes: int) -> None:
-        self._num_ahead += num_elements
-        self._bytes_ahead += num_bytes
-        if self.frugal is not None:
-            self.frugal.hold(held_bytes)
+        self.take_all_off()
 
 
 class _Lane:
@@ -274,7 +324,7 @@ class _Lane:
 class Outbox:
     """Sends what comes of lanes. Whoever uses it has the worker's lock."""
 
-    def __init__(self, connection: Connection, encoder: Encoder, producer: Producer) -> None:
+    def __init__(self, connection: Connection, encoder: Encodes, producer: Producer) -> None:
         self.report: Callable[[bool], bytes | None] | None = None  # asked what to send along; true: there is nothing after it
         self.lanes: list[_Lane] = []  # that have not ended, in their turns
         self._connection = connection
@@ -299,7 +349,7 @@ class Outbox:
         self.lanes = [] if isinstance(stop, Passed) else [x for x in self.lanes if x is not lane]
         if isinstance(stop, StopIteration | Passed):
             self._send_report(not self.lanes)
-            final = b"" if isinstance(stop, Passed) or stop.value is None else pickle.dumps(stop.value)
+            final = self._encoder.encode_state(None if isinstance(stop, Passed) else stop.value)
             self._connection.send(END if isinstance(stop, StopIteration) else PASSED, final, [], lane=lane.number)
         else:
             self.send_error(stop, lane, is_last=not self.lanes)
@@ -310,7 +360,7 @@ class Outbox:
         with contextlib.suppress(Exception):  # it shows objects of users
             self._producer.annotate(error, lane.number, lane.state)
         self._send_report(is_last)
-        self._connection.send(ERROR, encode_error(error), [], lane=lane.number)
+        self._connection.send(ERROR, self._encoder.encode_error(error), [], lane=lane.number)
 
     def _send_report(self, is_last: bool) -> None:
         if self.report is not None:
@@ -328,7 +378,7 @@ class Worker:
     def __init__(
         self,
         connection: Connection,
-        encoder: Encoder,
+        encoder: Encodes,
         producer: Producer,
         load_task: Callable[[], Any],
         turns: Turns | None = None,
@@ -380,7 +430,7 @@ class Worker:
                     continue
                 for states in started:
                     if skip:
-                        self._connection.send(SKIPPED, dumps(states[first]), [], lane=first)
+                        self._connection.send(SKIPPED, self._encoder.encode_state(states[first]), [], lane=first)
                     self._produce([_Lane(*item) for item in states.items()], is_careful=care is not None)
 
     @property
@@ -569,6 +619,13 @@ class Failed:
     def __init__(self, error: BaseException) -> None:
         self._error = error
 
+    @classmethod
+    def to_start(cls, error: BaseException, index: int, count: int) -> Failed:
+        """What stands for worker ``index`` of ``count``, which could not be started."""
+        if isinstance(error, Exception):
+            add_note(error, f"Raised in worker {index} of {count}, when it was started.")
+        return cls(error)
+
     def start(self, states: Mapping[int, Any], *, skip: bool) -> dict[int, Any]:
         raise self._error
 
@@ -627,9 +684,7 @@ def made_worker(
     except SystemExit:
         raise
     except BaseException as error:
-        if isinstance(error, Exception):
-            add_note(error, f"Raised in worker {index} of {count}, when it was started.")
-        producer = Failed(error)
+        producer = Failed.to_start(error, index, count)
     producer.log = log
     channel.frugal = producer if hasattr(producer, "hold") else None
     if turns is not None and hasattr(producer, "share"):

@@ -14,6 +14,7 @@ import io
 import pickle
 import struct
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ import numpy as np
 
 from gristmill.core.errors import add_note, drop_notes_of_serializing
 from gristmill.workers.arena import Arena, ArenaReader, Slot
-from gristmill.workers.pickling import CloudPickler
+from gristmill.workers.messages import ERROR
+from gristmill.workers.pickling import CloudPickler, dumps
+from gristmill.workers.remote_errors import decode_error, encode_error
 
 MIN_SHARED_BYTES = 1 << 15  # smaller arrays are copied with the message: that is quicker than looking after a slot
 
@@ -97,6 +100,14 @@ class Encoder:
         payload = self._file.getvalue()
         del self._pickler, self._file  # which keep the elements
         return Encoded(payload, self._slots, len(ends) - 1, failure)
+
+    def encode_state(self, state: Any) -> bytes:
+        """A state, or ``None``, as the payload of a message without elements (see ``decode_other``)."""
+        return b"" if state is None else dumps(state)
+
+    def encode_error(self, error: BaseException) -> bytes:
+        """An error, as the payload of a message of the kind ``ERROR``."""
+        return encode_error(error)
 
     def forget_allocated(self) -> None:
         """Frees what was allocated and not sent. To be called when nobody refers to it any more."""
@@ -193,3 +204,10 @@ def decode(payload: Any, slots: list[Slot], reader: ArenaReader) -> tuple[list[A
     except Exception as error:
         return elements, states, error
     return elements, states, None
+
+
+def decode_other(kind: int, payload: bytes) -> Any:
+    """The content of a message that is not ``OUTPUTS``: of ``ERROR``, a function that makes the error; else a state, or ``None``."""
+    if kind == ERROR:
+        return partial(decode_error, payload)
+    return pickle.loads(payload) if payload else None

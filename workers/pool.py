@@ -159,6 +159,7 @@ def _working_directory() -> str:
 class WorkerPool:
     """``count`` processes that run one task, each for its own share."""
 
+    kind_of_worker = "process"  # in words
     parked_seconds = _PARKED_SECONDS
 
     def __init__(self, luggage: Luggage, count: int) -> None:

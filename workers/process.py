@@ -26,7 +26,7 @@ from typing import Any
 
 from gristmill.core.instruments import Wrap, shadow
 from gristmill.workers.arena import ArenaReader, Slot, open_memory
-from gristmill.workers.codec import decode
+from gristmill.workers.codec import decode, decode_other
 from gristmill.workers.descriptors import above_standard, close_all
 from gristmill.workers.exits import Process
 from gristmill.workers.logbook import Entry, read_entries
@@ -171,7 +171,7 @@ class WorkerProcess:
     def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
         """Waits for the next message since ``start``: its kind, its lane and its content.
 
-        The content of ``OUTPUTS`` is what ``decode`` returns, that of others is bytes.
+        The content of ``OUTPUTS`` is what ``decode`` returns, that of others what ``decode_other`` returns.
 
         Args:
             patience: how many seconds to wait for it, from the time on that the worker has noticed its start.
@@ -198,7 +198,7 @@ class WorkerProcess:
             *slots, place = slots
             data = self._reader.look(place)
             self._to_return.append(place)
-        content = decode(data, slots, self._reader) if message.kind == OUTPUTS else bytes(data)
+        content = decode(data, slots, self._reader) if message.kind == OUTPUTS else decode_other(message.kind, bytes(data))
         self._return_slots()
         self.usable = True
         return message.kind, message.lane, content

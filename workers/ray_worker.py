@@ -19,7 +19,7 @@ import numpy as np
 import ray
 
 from gristmill.core.instruments import Wrap, shadow
-from gristmill.workers.codec import decode
+from gristmill.workers.codec import decode, decode_other
 from gristmill.workers.logbook import Entry
 from gristmill.workers.messages import CALL, OUTPUTS, REPORT, START, STARTED, TAKEN
 from gristmill.workers.pickling import dumps
@@ -123,7 +123,7 @@ class RayWorker:
                 if kind not in (STARTED, REPORT):
                     break
             self.usable = True
-        content = decode(payload, arrays, self._reader) if kind == OUTPUTS else bytes(payload)
+        content = decode(payload, arrays, self._reader) if kind == OUTPUTS else decode_other(kind, bytes(payload))
         if (self._bytes_taken - self._bytes_told) * _UNTOLD_SHARE >= self.budget:
             self._tell_taken()
         self.usable = True

@@ -1,4 +1,4 @@
-"""``mp_prefetch``: the pipeline so far, run by worker processes."""
+"""``mp_prefetch``: the pipeline so far, run by workers: processes or threads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 from gristmill.core.errors import add_note
 from gristmill.core.naming import transform_name
-from gristmill.core.options import ReadOptions
+from gristmill.core.options import ReadOptions, chosen_executor
 from gristmill.core.ray_options import RayOptions, WorkerOptions
+from gristmill.dataset.ahead.budget import Budget
 from gristmill.dataset.bases.context import IteratorContext
 from gristmill.dataset.bases.iter import IterDataset
 from gristmill.dataset.bases.iterator import DatasetIterator
@@ -41,11 +42,11 @@ class MultiprocessPrefetchParameters(Parameters):
 
 
 class MultiprocessPrefetchIterDataset(IterDataset[T]):
-    """The parent's elements in lanes, each of which has every ``num_lanes``-th one, computed by ``num_workers`` processes.
+    """The parent's elements in lanes, each of which has every ``num_lanes``-th one, computed by ``num_workers`` workers.
 
     Order: one output of each lane in turn. State: that of every lane after its last delivered output. Cost: processes start with
-    the first element, in about 0.1 s; then a message for each large output, or for many small ones. Without processes the lanes
-    are computed by the caller.
+    the first element, in about 0.1 s; then a message for each large output, or for many small ones. Threads start at once and
+    hand over the outputs themselves. Without workers the lanes are computed by the caller.
     """
 
     _adds_step = False  # seeds are those of the same pipeline without workers
@@ -213,19 +214,26 @@ class MultiprocessPrefetchIterator(RoundRobinIterator[T]):
         return self._init_fn is None
 
     def _hire(self) -> Any:
+        if chosen_executor(self._options) == "threads":
+            from gristmill.dataset.thread_workers import hire_threads
+
+            task = self._task(self._ctx.budget)
+            return hire_threads(task, self._options.num_workers, self._options.per_worker_buffer_size)
         luggage = self._pack({"buffer_size": self._options.per_worker_buffer_size}, self._options.worker_env or {})
         crew = crew_of(self, self._ctx) if self._may_share_processes else None
         return (hire if crew is None else crew.hire)(luggage, self._options.num_workers, self._owner)
 
     def _pack(self, settings: Mapping[str, Any], environment: Mapping[str, str | None]) -> Luggage:
         """What workers load."""
-        options = self._ctx.options
-        task = PipelineTask(self._ds, options, self._init_fn, self._sequential_slice, self._count, self._is_taken_again)
         try:
-            return Luggage(task, {**settings, "min_shared_bytes": options.min_shm_size}, environment)
+            return Luggage(self._task(), {**settings, "min_shared_bytes": self._ctx.options.min_shm_size}, environment)
         except Exception as error:
             _explain_unpicklable(error, self._ds, self._init_fn)
             raise
+
+    def _task(self, budget: Budget | None = None) -> PipelineTask:
+        given = self._ds, self._ctx.options, self._init_fn, self._sequential_slice, self._count, self._is_taken_again
+        return PipelineTask(*given, budget)
 
     @property
     def _owner(self) -> Any:

@@ -228,6 +228,7 @@ LANES = {
     "none": lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=0, num_lanes=3)),
     "two": lambda ds: LocalWorkersIterDataset(ds, 2, num_lanes=3),
     "careful": lambda ds: LocalWorkersIterDataset(ds, 1, care=Care(), num_lanes=3),
+    "threads": lambda ds: ds.mp_prefetch(MultiprocessingOptions(num_workers=2, num_lanes=3, executor="threads")),
 }
 
 
@@ -251,7 +252,7 @@ def test_who_computes_the_lanes_is_not_observable(entry):
         assert trace(lanes) == by_three
     for position, state in enumerate(states):
         if state is not None:
-            assert trace([*LANES.values()][position % 3], state) == (elements[position + 1 :], states[position + 1 :], error)
+            assert trace([*LANES.values()][position % len(LANES)], state) == (elements[position + 1 :], states[position + 1 :], error)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)

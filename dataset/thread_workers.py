@@ -1,0 +1,339 @@
+"""Workers in threads of this process: what ``WorkerProcess`` and ``WorkerPool`` are for processes.
+
+Guarantees:
+
+1. A worker runs the same loop as a worker process (see ``workers.child``): order, states, errors, lanes and the limit of memory
+   are the same. Elements and errors are handed over as they are; nothing is pickled or copied.
+2. It is as far ahead as a process, where sizes of elements are estimated: see guarantee 3 there.
+3. Threads start with the first ``start`` of a worker and end soon after the pool was closed. One that is in a user's function
+   then ends when that returns. A worker that does not answer a new start within ``_ANSWER_SECONDS`` is replaced.
+4. The consumer waits in ``receive`` alone, which a signal handler may leave at any point: what was lost then is computed again
+   after the next ``start``. Neither side holds a lock while it waits for the other one.
+5. What a function raises that is no ``Exception`` (``SystemExit``, say) ends the worker, and is reported as its death.
+6. In a forked process the pool is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from gristmill.core.instruments import Wrap, shadow
+from gristmill.dataset.ahead.pullahead import end_waits
+from gristmill.dataset.ahead.sizes import Sampling, mean_bytes, spread
+from gristmill.dataset.ahead.threads import start_thread
+from gristmill.dataset.local_lanes import raised_again
+from gristmill.dataset.worker_task import PipelineTask
+from gristmill.workers.child import LARGE, MIN_BYTES, BoundedConnection, Disconnected, Failed, Worker
+from gristmill.workers.codec import MIN_SHARED_BYTES, Encoded
+from gristmill.workers.logbook import Entry
+from gristmill.workers.messages import CALL, ERROR, OUTPUTS, REPORT, START, STARTED, TAKEN, Care
+from gristmill.workers.pool import close_pools, hire_pool
+from gristmill.workers.process import WorkerBusy, WorkerDied, WorkerSilent
+
+_CLOSE = 0  # a command besides those of ``messages``: the worker is not needed any more
+_DIED = 0  # a message besides those of ``messages``: how the worker has ended
+_LOOK_SECONDS = 0.25  # between two looks at what else may end a wait
+_ANSWER_SECONDS = 0.5  # to a new start of a worker that runs
+
+
+class _Outputs:
+    """Elements and the states after them. Its length is the number of bytes of the elements, estimated."""
+
+    def __init__(self, elements: Sequence[Any], states: Sequence[Any], num_bytes: int) -> None:
+        self.content = elements, states, None
+        self._num_bytes = num_bytes
+
+    def __len__(self) -> int:
+        return self._num_bytes
+
+
+class _HandsOver:
+    """Stands for an ``Encoder``: payloads are the objects themselves."""
+
+    def __init__(self) -> None:
+        self._sampling = Sampling()
+        self._element_bytes = 0.0
+        self._before = time.perf_counter()
+
+    def encode(self, elements: Sequence[Any], states: Any) -> Encoded:
+        now = time.perf_counter()
+        if num := self._sampling.num_of(now - self._before):
+            self._element_bytes = mean_bytes(spread(elements, num))
+        self._before = now
+        outputs: Any = _Outputs(elements, states, int(self._element_bytes * len(elements)))
+        return Encoded(outputs, [], len(elements), None)
+
+    def encode_state(self, state: Any) -> Any:
+        return state
+
+    def encode_error(self, error: BaseException) -> Any:
+        return error
+
+    def forget_allocated(self) -> None:
+        pass
+
+
+class _Channel(BoundedConnection):
+    """Between a worker and its consumer. Both may use it at any time, finalizers too: a queue takes no lock that they could hold."""
+
+    def __init__(self, buffer_size: int) -> None:
+        super().__init__(buffer_size)
+        self.messages: queue.SimpleQueue[tuple[int, int, int, Any]] = queue.SimpleQueue()  # kind, lane, generation, payload
+        self.producer: Any = None
+        self._commands: queue.SimpleQueue[tuple[int, int, Any]] = queue.SimpleQueue()  # kind, generation, content
+        self._is_taken = threading.Lock()
+
+    def claim(self) -> bool:
+        """Returns true for the first thread that calls it."""
+        return self._is_taken.acquire(blocking=False)
+
+    def tell(self, kind: int, generation: int = 0, content: Any = None) -> None:
+        """What the consumer says."""
+        self._commands.put((kind, generation, content))
+
+    def close(self, how: str = "was closed") -> None:
+        """Ends both sides. Whoever waits for a message learns how it ended."""
+        self.tell(_CLOSE)
+        self.messages.put((_DIED, 0, 0, how))
+
+    def receive(self, *, wait: bool) -> None:
+        """See ``Connection``."""
+        try:
+            self._obey(*self._commands.get(wait))
+            while True:
+                self._obey(*self._commands.get_nowait())
+        except queue.Empty:
+            pass
+
+    def _obey(self, kind: int, generation: int, content: Any) -> None:
+        if kind == _CLOSE:
+            self.tell(_CLOSE)  # for the worker's other thread
+            raise Disconnected
+        if kind == START:
+            self._begin(generation, content)
+        elif kind == CALL:
+            self.calls.append(content)
+        elif generation == self._generation:
+            self._take_off()
+
+    def send(self, kind: int, payload: Any, slots: Sequence[Any], num_elements: int = 0, lane: int = 0) -> None:
+        """See ``Connection``."""
+        if kind == OUTPUTS:
+            num_bytes = len(payload)
+            is_large = num_bytes >= num_elements * MIN_SHARED_BYTES
+            size = num_elements, LARGE if is_large else max(num_bytes, num_elements * MIN_BYTES), num_bytes
+            if not self._wait_for_room(*size):
+                return
+            self._put_on(*size)
+        if self.start is None:
+            self.messages.put((kind, lane, self._generation, payload))
+
+
+def _work(channel: _Channel, task: PipelineTask, index: int, count: int) -> None:
+    """What the thread of a worker does."""
+    if not channel.claim():  # the start of another thread was interrupted after that had begun
+        return
+    how, worker = "was closed", None
+    try:
+        try:
+            producer: Any = task(index, count, None)
+            channel.frugal = producer
+        except Exception as error:
+            producer = Failed.to_start(error, index, count)
+        channel.producer = producer
+        worker = Worker(channel, _HandsOver(), producer, lambda: task)
+        worker.run()
+    except Disconnected:
+        pass
+    except BaseException as error:
+        how = f"has raised {type(error).__name__}({', '.join(map(repr, error.args))})"
+    channel.close(how)
+    if worker is not None:
+        worker.end()
+    channel.take_all_off()
+    if hasattr(channel.producer, "close"):
+        channel.producer.close()
+
+
+class ThreadWorker:
+    """A worker, seen from the consumer. The methods are those of ``WorkerProcess``.
+
+    Args:
+        index: which worker it is.
+        count: of how many.
+        task: what it runs.
+        buffer_size: the most elements that may wait to be taken.
+    """
+
+    def __init__(self, index: int, count: int, task: PipelineTask, buffer_size: int) -> None:
+        self.index = index
+        self.usable = True
+        self.generation = 0
+        self.is_for_another = False
+        self.last_report = b""
+        self._channel = _Channel(buffer_size)
+        self._work = partial(_work, self._channel, task, index, count)
+        self._thread: threading.Thread | None = None
+        self._death: str | None = None
+        self._has_answered = False
+        self._answer_by: float | None = None
+
+    @property
+    def process_id(self) -> int:
+        return os.getpid()
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return "not started" if self._thread is None else f"thread {self._thread.name}, {self._thread.ident}"
+
+    def stacks(self) -> str:
+        """Where its thread is; empty if it does not run."""
+        frame = None if self._thread is None else sys._current_frames().get(self._thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
+
+    def is_alive(self) -> bool:
+        return self.usable and self._death is None and (self._thread is None or self._thread.is_alive())
+
+    def start(self, states: Mapping[int, Any], *, skip: bool = False, care: Care | None = None) -> None:
+        """See ``WorkerProcess.start``."""
+        self.generation += 1
+        self._answer_by = time.monotonic() + _ANSWER_SECONDS if self._has_answered else None
+        self._channel.tell(START, self.generation, (states, skip, care))
+        if self._thread is None:
+            self._thread = start_thread(self._work, f"gristmill-worker-{self.index}", self._channel.close)
+
+    def call(self, function: bytes) -> None:
+        """See ``WorkerProcess.call``."""
+        self._channel.tell(CALL, content=function)
+
+    def unfinished(self) -> list[Entry]:
+        """See ``WorkerProcess.unfinished``. It is not known: a crash would take this process along."""
+        return []
+
+    def incident(self) -> Any:
+        """See ``WorkerProcess.incident``."""
+        return None
+
+    def set_instruments(self, waiting: Wrap | None, receiving: Wrap | None) -> None:
+        """See ``WorkerProcess.set_instruments``."""
+        shadow(self, "_next_message", waiting)
+        shadow(self, "receive", receiving)
+
+    def receive(self, patience: float | None = None) -> tuple[int, int, Any]:
+        """See ``WorkerProcess.receive``."""
+        while True:
+            kind, lane, generation, payload = self._next_message(patience)
+            if kind == REPORT:
+                self.last_report = payload
+            if generation == self.generation:
+                self._has_answered, self._answer_by = True, None
+                if kind == OUTPUTS:
+                    self._channel.tell(TAKEN, generation)
+                    return kind, lane, payload.content
+                if kind == ERROR:
+                    return kind, lane, partial(raised_again, payload, payload.__traceback__)
+                if kind not in (STARTED, REPORT):
+                    return kind, lane, payload
+
+    def _next_message(self, patience: float | None) -> tuple[int, int, int, Any]:
+        began = time.monotonic()
+        while True:
+            try:
+                message = self._channel.messages.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                now = time.monotonic()
+                if self._death is not None:
+                    raise WorkerDied(self._death) from None
+                if self._answer_by is not None and now > self._answer_by:
+                    raise WorkerBusy from None
+                if patience is not None and now > began + patience:
+                    raise WorkerSilent from None
+            else:
+                if message[0] != _DIED:
+                    return message
+                self._death = self._death or message[3]
+                raise WorkerDied(self._death)
+
+    def share_memory(self) -> None:
+        """Called when this process is forked."""
+
+    def hang_up(self) -> None:
+        """Tells the worker that it is not needed any more, without waiting."""
+        self._death = self._death or "was closed"
+        self._channel.close()
+
+    def stop(self, deadline: float) -> None:
+        """Waits until the worker has ended, or until ``deadline`` (``time.monotonic()``)."""
+        self.hang_up()
+        for it in getattr(self._channel.producer, "iterators", ()):
+            end_waits(it)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(max(0.0, deadline - time.monotonic()))
+
+    def abandon(self) -> None:
+        """In a forked process: the thread is not there."""
+        self._death = "belongs to another process"
+
+
+class ThreadPool:
+    """``count`` threads that run one task, each for its own share."""
+
+    kind_of_worker = "thread"  # in words
+    parked_seconds = 0.1  # nobody takes one over: a thread is started at once
+
+    def __init__(self, task: PipelineTask, count: int, buffer_size: int) -> None:
+        self.parked_until = 0.0
+        self.owner: Callable[[], object] = lambda: None
+        self.on_start: Callable[[ThreadWorker], None] | None = None
+        self._make = partial(ThreadWorker, count=count, task=task, buffer_size=buffer_size)
+        self.workers = [self._make(index) for index in range(count)]
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def worker(self, index: int) -> ThreadWorker:
+        """The worker, or a new one in its place if it has ended or does not answer."""
+        if not self.workers[index].is_alive():
+            self.workers[index].hang_up()
+            worker = self._make(index)
+            if self.on_start is not None:
+                self.on_start(worker)
+            self.workers[index] = worker
+            if self._is_closed:  # in the meantime
+                worker.hang_up()
+        return self.workers[index]
+
+    def close(self) -> None:
+        """Ends the threads; may be called again, by several threads."""
+        close_pools([self])
+
+    def shut(self) -> None:
+        """Nobody may use it any more."""
+        self._is_closed = True
+
+    def release(self, deadline: float) -> None:
+        """Waits until the workers have ended, at the latest until ``deadline``."""
+        for worker in self.workers:
+            worker.stop(deadline)
+
+    def abandon(self) -> None:
+        """In a forked process: lets go of what belongs to the other one."""
+        self._is_closed = True
+        for worker in self.workers:
+            worker.abandon()
+
+
+def hire_threads(task: PipelineTask, count: int, buffer_size: int) -> ThreadPool:
+    """A new pool, which is parked (see ``hire_pool``)."""
+    return hire_pool(partial(ThreadPool, task, count, buffer_size), lambda pool: False, ThreadPool, None)
