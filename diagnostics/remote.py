@@ -1,4 +1,4 @@
-"""Observing what happens in worker processes.
+"""Observing what happens in workers, processes or threads.
 
 A worker that is told to observes its own share of the pipeline as the consumer observes the rest, and sends what it has counted
 along with its outputs: as often as costs it 2 % of its time, and before what comes last. Nobody waits for the numbers.
@@ -25,6 +25,7 @@ from gristmill.diagnostics.load import cpu_demand_ns
 from gristmill.diagnostics.probe import Cell, Probe, clock
 from gristmill.diagnostics.stacks import show_stacks_when_asked
 from gristmill.diagnostics.worker_profiles import ProfiledWorkers, serve_profiles
+from gristmill.workers.setup import is_worker
 
 _SHARE = 50  # a report may take this fraction of the time between two of them
 
@@ -319,11 +320,17 @@ class _Start:
             _stop(worker)
             reporter = _Reporter(worker, self._token, self._measures)
             worker.outbox.report = reporter.report
-            show_stacks_when_asked()
-            if self._serves_profiles:
-                reporter.profiler_port = serve_profiles()
+            if is_worker():  # rather than a thread of the consumer's process
+                show_stacks_when_asked()
+                if self._serves_profiles:
+                    reporter.profiler_port = serve_profiles()
         if self._max_events:
             worker.outbox.report.__self__.record(self._max_events)
+
+
+def _cpu_demand_ns() -> int:
+    """That of this process; 0 if it is the consumer's, which counts by itself what its threads take."""
+    return cpu_demand_ns() if is_worker() else 0
 
 
 def _stop(worker: Any) -> None:
@@ -348,7 +355,7 @@ class _Reporter:
         self._producer = worker.producer
         self._began = clock()
         self._cpu = 0  # of CPUs
-        self._cpu_now = cpu_demand_ns()
+        self._cpu_now = _cpu_demand_ns()
         self._waited_before = worker.waited_ns  # for other workers of this process
         self._next = 0
         self._encoding = self._waiting = self._storing = 0
@@ -410,7 +417,7 @@ class _Reporter:
         self._is_at_work = not is_last
         if began < self._next and not is_last:
             return None
-        before, self._cpu_now = self._cpu_now, cpu_demand_ns()
+        before, self._cpu_now = self._cpu_now, _cpu_demand_ns()
         self._cpu += (self._cpu_now - before) // self._worker.num_workers  # nobody knows whose it was
         observer = self._observer
         root = observer.root

@@ -1,0 +1,226 @@
+"""Workers that are threads. That elements and states are those of processes is a law (``test_iterator_laws``)."""
+
+import gc
+import os
+import sys
+import threading
+import traceback
+
+import numpy as np
+import pytest
+from programs import output
+from refusing import assert_raises, assert_stays
+from waiting import running, wait_until
+
+from gristmill.core.options import MultiprocessingOptions, ReadOptions
+from gristmill.dataset import MapDataset
+from gristmill.diagnostics import observe, verify
+from gristmill.loader.data_loader import DataLoader
+from gristmill.samplers import SequentialSampler
+from gristmill.transforms import Map
+
+DIRECT = ReadOptions(num_threads=0)
+
+
+def numbers(n, fn=None):
+    ds = MapDataset.range(n).to_iter_dataset(DIRECT)
+    return ds if fn is None else ds.map(fn)
+
+
+def threads(num_workers=2, **options):
+    return MultiprocessingOptions(num_workers, executor="threads", **options)
+
+
+def worker_name(x):
+    return threading.current_thread().name
+
+
+class ProcessId(Map):
+    def map(self, element):
+        return os.getpid()
+
+
+def wait_for_the_end():
+    gc.collect()
+    wait_until(lambda: not running("gristmill-worker-"))
+
+
+NAMES = ["gristmill-worker-0", "gristmill-worker-1"]
+
+
+class TestChoice:
+    @pytest.fixture
+    def gil(self, monkeypatch):
+        """Sets whether there is a GIL, as an import may do."""
+
+        def set_gil(is_enabled):
+            monkeypatch.setattr(sys, "_is_gil_enabled", lambda: is_enabled, raising=False)
+
+        return set_gil
+
+    def test_is_made_when_iteration_begins(self, gil):
+        gil(True)
+        ds = numbers(4, lambda x: os.getpid()).mp_prefetch(MultiprocessingOptions(2))
+        batches = numbers(4, worker_name).global_batch(2, workers=MultiprocessingOptions(2), batch_fn=list)
+        loader = DataLoader(data_source=range(4), sampler=SequentialSampler(4), worker_count=2, operations=[ProcessId()])
+        its = iter(ds), iter(batches), iter(loader)
+        gil(False)
+        assert set(its[0]) == {os.getpid()}
+        assert list(its[1]) == [NAMES, NAMES] and set(its[2]) == {os.getpid()}
+        it = iter(ds)
+        gil(True)
+        assert os.getpid() not in set(it)
+
+    def test_can_be_asked_for(self, gil):
+        gil(False)
+        ds = numbers(4, lambda x: os.getpid())
+        assert os.getpid() not in set(ds.mp_prefetch(MultiprocessingOptions(2, executor="processes")))
+        gil(True)
+        assert set(ds.mp_prefetch(threads(num_lanes=3))) == {os.getpid()}
+        assert set(ds.mp_prefetch(threads(), order="stream")) == {os.getpid()}
+        assert repr(threads(1)).endswith("enable_profiling=False, executor='threads')")
+
+    def test_environments_are_refused(self, gil):
+        match = r"worker_env must be None where workers are threads \({}\), got \{{'A': 'b'\}}: .*os.environ.*executor='processes'"
+        assert_raises(ValueError, match.format("by executor='threads'"), threads, worker_env={"A": "b"})
+        assert_raises(ValueError, "executor must be 'processes', 'threads' or None, got 3", MultiprocessingOptions, executor=3)
+        it = iter(numbers(4).mp_prefetch(MultiprocessingOptions(2, worker_env={"A": "b"})))
+        gil(False)
+        assert_stays(it, ValueError, match.format("since this Python runs without the GIL"))
+        gil(True)
+        assert list(it) == [0, 1, 2, 3]
+
+
+class TestThreads:
+    def test_share_objects_with_the_program(self):
+        given, calls = [threading.Lock() for _ in range(5)], []
+        ds = MapDataset.source(given).to_iter_dataset(DIRECT)
+        found = list(ds.mp_prefetch(threads(), lambda *worker: calls.append((*worker, worker_name(0)))))
+        assert all(x is y for x, y in zip(found, given, strict=True))  # neither copied nor pickled
+        assert sorted(calls) == [(0, 2, NAMES[0]), (1, 2, NAMES[1])]
+
+    def test_states_are_those_of_processes(self):
+        ds = numbers(9)
+        its = [iter(ds.mp_prefetch(MultiprocessingOptions(2, executor=x))) for x in ("threads", "processes")]
+        for here, there in (its, its[::-1]):
+            next(here)
+            there.set_state(here.get_state())
+            assert next(there) == next(here) and there.get_state() == here.get_state()
+        assert list(its[0]) == list(its[1]) == [4, 5, 6, 7, 8]
+
+    def test_are_bounded(self):
+        """An element of 1 MB waits to be taken, and one is made."""
+        num_delivered, most = 0, []
+
+        def large(x):
+            most.append(x // 2 - num_delivered // 2)
+            return np.full(1 << 20, x, np.uint8)
+
+        for x in numbers(40, large).mp_prefetch(threads()):
+            assert x[0] == num_delivered
+            num_delivered += 1
+        assert 1 <= max(most) <= 3
+
+    @pytest.mark.parametrize("end", ["close", "drop", "exhaust"])
+    def test_end_with_the_iterator(self, end):
+        wait_for_the_end()  # of other tests' threads
+        it = iter(numbers(10**6 if end != "exhaust" else 10).mp_prefetch(threads()))
+        next(it)
+        assert len(running("gristmill-worker-")) == 2
+        if end == "close":
+            it.close()
+            assert not running("gristmill-worker-")
+            assert_raises(ValueError, "is closed", next, it)
+        elif end == "exhaust":
+            assert len(list(it)) == 9
+        else:
+            del it
+        wait_for_the_end()
+
+    def test_that_are_stuck_hold_up_neither_a_restart_nor_the_end_nor_a_consumer(self):
+        stuck, goes_on = threading.Event(), threading.Event()
+
+        def wait_once(x):
+            if x == 5 and not stuck.is_set():
+                stuck.set()
+                goes_on.wait()
+            return x
+
+        it = iter(numbers(100, wait_once).mp_prefetch(threads(1)))
+        state = it.get_state()
+        assert [next(it) for _ in range(5)] == [0, 1, 2, 3, 4]
+        stuck.wait()
+        it.set_state(state)
+        assert list(it) == [*range(100)]  # by another thread
+        stuck.clear()
+        it.set_state(state)
+        next(it)
+        stuck.wait()
+        waiting = threading.Thread(target=lambda: pytest.raises(ValueError, list, it))
+        waiting.start()
+        it.close()
+        waiting.join()
+        goes_on.set()
+        wait_for_the_end()
+
+    def test_errors_name_worker_and_element_and_have_their_traceback(self):
+        lock = threading.Lock()
+
+        def fail(x):
+            if x == 3:
+                raise LookupError("no", lock)  # which cannot be pickled
+            if x == 5:
+                sys.exit(7)
+            return x
+
+        it = iter(numbers(8, fail).mp_prefetch(threads()))
+        assert [next(it), next(it), next(it)] == [0, 1, 2]
+        for _ in range(2):
+            with pytest.raises(LookupError) as caught:
+                next(it)
+            assert caught.value.args == ("no", lock) and traceback.extract_tb(caught.value.__traceback__)[-1].name == "fail"
+            (note,) = [note for note in caught.value.__notes__ if "Raised in" in note]
+            assert "worker 1 of 2" in note and "at element 3" in note
+        it.skip_failed()
+        assert next(it) == 4
+        assert_stays(it, RuntimeError, r"Worker thread 1 of 2 was .*has raised SystemExit\(7\), at element 5.*with a new thread")
+        failing = iter(numbers(8).mp_prefetch(threads(), lambda index, count: index and 1 // 0))
+        assert next(failing) == 0
+        with pytest.raises(ZeroDivisionError) as caught:
+            next(failing)
+        assert caught.value.__notes__[0] == "Raised in worker 1 of 2, when it was started."
+
+    def test_are_observed_one_by_one(self):
+        it = iter(MapDataset.range(200).map(lambda x: x + 1).to_iter_dataset(DIRECT).batch(5).mp_prefetch(threads()))
+        with observe(it) as view:
+            assert len(list(it)) == 40
+        nodes = [*view.summary().values()]
+        assert [node.num_produced_elements for node in nodes] == [40, 40, 200, 200, 200, 200]
+        assert [node.place for node in nodes] == ["consumer", *["workers"] * 5]
+        assert view.snapshot().workers[0].num_workers == 2
+
+    def test_state_of_functions_is_shared_and_verify_says_so(self):
+        counts = iter(range(10**6))
+        ds = numbers(20, lambda x: (x, next(counts))).mp_prefetch(threads())
+        report = verify(ds, steps=10)
+        assert (report.ok, report.condition) == (False, "a second run")
+
+    def test_a_program_ends_in_silence_with_threads_in_functions_and_goes_on_after_a_fork(self, tmp_path):
+        program = """
+            import os, threading, warnings
+            import gristmill as gm
+
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forks while there are threads
+            options = gm.MultiprocessingOptions(2, executor="threads")
+            it = iter(gm.MapDataset.range(100).to_iter_dataset().mp_prefetch(options))
+            seen = [next(it), next(it), next(it)]
+            process_id = os.fork()
+            assert seen + [next(it) for _ in range(20)] == list(range(23))
+            if process_id:
+                assert os.waitpid(process_id, 0)[1] == 0
+                waits = lambda x: threading.Event().wait() if x > 3 else x
+                stuck = iter(gm.MapDataset.range(100).to_iter_dataset().map(waits).mp_prefetch(options))
+                assert [next(stuck) for _ in range(4)] == [0, 1, 2, 3]
+                print("ended")
+        """
+        assert output(tmp_path, program) == ["ended"]
