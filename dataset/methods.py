@@ -1249,12 +1249,12 @@ class IterAheadMethods(Generic[T_co]):
         *,
         order: Literal["workers", "stream"] = "workers",
     ) -> IterDataset[T_co]:
-        """Returns a dataset of the same elements, computed by worker processes.
+        """Returns a dataset of the same elements, computed by workers: processes, or threads if Python runs without the GIL.
 
         Each worker runs the whole pipeline before this point on its share: worker ``i`` of ``n`` has the elements ``i``,
         ``i + n``, … of the ``MapDataset`` that ``to_iter_dataset`` was called on. Outputs are taken from the workers in turn, so
         for steps that make one element of one the order does not depend on ``n``; batches, filters and the like are made by
-        each worker for itself. Processes start with the first element and need no ``if __name__ == "__main__"``. An error
+        each worker for itself. Workers start with the first element; processes need no ``if __name__ == "__main__"``. An error
         stays until the state is set: ``it.set_state(it.get_state())`` tries again.
 
         With ``order="stream"`` elements, errors and states are those of the pipeline without workers, so that a state that was
@@ -1265,9 +1265,9 @@ class IterAheadMethods(Generic[T_co]):
         elements, that is an error. Of an ``interleave`` workers compute whole datasets, and ``map`` behind it.
 
         Args:
-            options: number of workers, outputs that each keeps ready, and ``num_lanes``, with which the stream does not depend on
+            options: number of workers, what they are, outputs that each keeps ready, and ``num_lanes``, with which the stream does not depend on
                 the number of workers at all; by default 10 workers. 0 workers without lanes return this dataset itself.
-            worker_init_fn: called with worker index and number of workers in each process before anything else.
+            worker_init_fn: called with worker index and number of workers in each worker before anything else.
             sequential_slice: give each worker a contiguous part of the source instead of every ``n``-th element.
             order: ``"workers"``: outputs of the workers' own streams in turn, as in Grain; ``"stream"``: see above.
 

@@ -45,10 +45,10 @@ class DataLoader(grain_names.DataLoader):
 
     Each ``iter(loader)`` is an independent iterator from the beginning, whose position can be saved and restored. Order:
     element ``k`` is record ``sampler[k * shard_count + shard_index].record_key`` of the source; operations are applied one
-    after the other, lazily, while threads read records ahead. With ``worker_count`` processes, worker ``w`` does all this for
+    after the other, lazily, while threads read records ahead. With ``worker_count`` workers, worker ``w`` does all this for
     the elements ``w``, ``w + worker_count``, …, and outputs are taken from the workers in turn; ``num_lanes`` makes that
-    independent of the number of workers. Scripts need no
-    ``if __name__ == "__main__"`` for that.
+    independent of the number of workers. They are processes, or threads if Python runs without the GIL when iteration begins (see
+    ``MultiprocessingOptions``). Scripts need no ``if __name__ == "__main__"`` for that.
 
     ``len(loader)`` is the number of elements of one iterator, for this shard and all workers, where it follows from sampler and
     operations, and a ``TypeError`` that says why where it does not: without end, or with a ``Filter``, a ``FlatMap`` or a
@@ -58,13 +58,13 @@ class DataLoader(grain_names.DataLoader):
         data_source: where to read records: anything with ``__getitem__``, safe to use from several threads.
         sampler: which records to read and in which order.
         operations: transformations (``gristmill.transforms``) in the order to apply them.
-        worker_count: number of worker processes; 0 does everything in this process, ``None`` means one per CPU.
+        worker_count: number of workers; 0 does everything in the calling thread, ``None`` means one per CPU.
         worker_buffer_size: outputs that each worker keeps ready.
         shard_options: which part of the sampler's indices to read; by default the sampler's own sharding.
         read_options: how records are read ahead; ``ReadOptions()`` by default.
         enable_profiling: accepted for compatibility, without effect.
-        worker_init_fn: called with worker index and worker count in each worker process before anything else.
-        worker_env: environment variables of the workers (see ``MultiprocessingOptions``).
+        worker_init_fn: called with worker index and worker count in each worker before anything else.
+        worker_env: environment variables of worker processes (see ``MultiprocessingOptions``).
         num_lanes: into how many lanes the elements are divided, at least as many as workers. Elements and states are those of as
             many workers then, whatever ``worker_count`` is: a state that was taken with 8 workers goes on with ``num_lanes=8``
             and 0 to 8 workers. ``None``: one lane for each worker. See ``MultiprocessingOptions`` for what a lane costs.
@@ -72,7 +72,8 @@ class DataLoader(grain_names.DataLoader):
             their number is. Workers compute the operations up to the first ``FlatMap``, function, ``Batch`` behind a ``Filter``,
             or second ``Batch``; these and what follows are computed in this process.
         workers: which workers, in place of ``worker_count``, ``worker_buffer_size``, ``worker_env`` and ``num_lanes``: a
-            ``RayOptions``, which has them on other machines, or a ``MultiprocessingOptions``.
+            ``RayOptions``, which has them on other machines, or a ``MultiprocessingOptions``, whose ``executor`` chooses
+            between processes and threads.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -306,8 +307,9 @@ def _worker_options(
 def _settings_text(workers: WorkerOptions, read_options: ReadOptions) -> str:
     if isinstance(workers, RayOptions):
         return f"workers={workers}, read_options={read_options}"
-    lanes = "" if workers.num_lanes is None else f", num_lanes={workers.num_lanes}"
-    return f"worker_count={workers.num_workers}, read_options={read_options}{lanes}"
+    names = [name for name in ("num_lanes", "executor") if getattr(workers, name) is not None]
+    more = "".join([f", {name}={getattr(workers, name)!r}" for name in names])
+    return f"worker_count={workers.num_workers}, read_options={read_options}{more}"
 
 
 def _as_iterable(operations: Any) -> Iterable[Any]:

@@ -38,7 +38,7 @@ def load(
         transformations: applied in order.
         batch_size: if given, a ``Batch`` is added at the end.
         drop_remainder: whether that drops the last batch if it is smaller.
-        worker_count: number of worker processes.
+        worker_count: number of workers.
         read_options: how records are read ahead.
 
     Raises:

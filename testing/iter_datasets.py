@@ -116,7 +116,7 @@ def assert_iter_dataset_conforms(
         _check_errors(failing, elements)
     for num_workers in workers:
         for how, ahead in (
-            ("worker processes", partial(ds.mp_prefetch, MultiprocessingOptions(num_workers))),
+            ("worker processes", partial(ds.mp_prefetch, MultiprocessingOptions(num_workers, executor="processes"))),
             ("threads", partial(ds.multithread_prefetch, num_workers, 2)),
         ):
             what = f"the elements by {num_workers} {how}"

@@ -206,5 +206,5 @@ def _run_in_worker(fn: Callable[[], T]) -> T:
     from gristmill.workers.pickling import dumps
 
     ds = MapDataset.source([fn]).map(lambda fn: dumps(fn())).to_iter_dataset(ReadOptions(num_threads=0))
-    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1))) as it:
+    with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1, executor="processes"))) as it:
         return pickle.loads(WORKERS.run("a worker process", next, it))

@@ -156,7 +156,7 @@ class StreamInterleaveIterDataset(IterDataset[T]):
     def __iter__(self) -> DatasetIterator[T]:
         workers = None if self._by_workers is None else iterate(self._by_workers)
         if not isinstance(workers, MultiprocessPrefetchIterator):
-            return iterate(self._parent)  # there are no datasets, or threads do as well, which it has
+            return iterate(self._parent)  # there are no datasets
         members = _Members(workers)
         opener = Opener(self._datasets, 0, members)
         members.ctx = opener.ctx

@@ -133,11 +133,12 @@ class Subject:
 
     def in_lanes(self, num_workers: int) -> IterDataset[Any]:
         """Its elements in lanes, computed by so many processes."""
-        return self.stream.mp_prefetch(MultiprocessingOptions(num_workers, num_lanes=NUM_WORKERS))
+        options = MultiprocessingOptions(num_workers, num_lanes=NUM_WORKERS, executor="processes")
+        return self.stream.mp_prefetch(options)
 
     def in_stream_order(self) -> IterDataset[Any]:
         """The same stream, computed by processes."""
-        return self.stream.mp_prefetch(MultiprocessingOptions(NUM_WORKERS), order="stream")
+        return self.stream.mp_prefetch(MultiprocessingOptions(NUM_WORKERS, executor="processes"), order="stream")
 
 
 class _Varied(PipelineEditor):
