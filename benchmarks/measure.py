@@ -1,4 +1,4 @@
-"""Runs one candidate of one workload in the environment this is started in: ``measure.py QUESTION WORKLOAD CANDIDATE``.
+"""Runs one candidate of one workload in the environment this is started in: ``measure.py MODULE WORKLOAD CANDIDATE``.
 
 Prints one JSON line with a digest of the results, then, for each line on standard input, one with the figure of a run.
 """
@@ -58,8 +58,8 @@ def close(results: Any) -> None:
 
 
 def main() -> None:
-    question, name, candidate = sys.argv[1:]
-    workloads = importlib.import_module(f"questions.{question}").WORKLOADS
+    home, name, candidate = sys.argv[1:]
+    workloads = importlib.import_module(home).WORKLOADS
     (workload,) = (w for w in workloads if w.name == name)
     module = importlib.import_module(MODULES.get(candidate, "numpy"))
     run = workload.candidates[candidate](module)

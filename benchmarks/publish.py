@@ -3,18 +3,19 @@
 ``docs/benchmarks.json`` becomes a copy of ``out/benchmarks.json``. In ``docs/benchmarks.md`` the part between
 ``<!-- table: QUESTION … -->`` and ``<!-- end of table -->`` becomes the table of these questions, the paragraph after
 ``<!-- machine -->`` says where, when and how steadily it was measured, and the list after ``<!-- missed -->`` which goals were
-missed. The rows after ``<!-- claims -->`` in the README are some of the same figures.
+missed. The rows after ``<!-- claims -->`` in the README are some of the same figures. What is after ``<!-- pythons -->`` stays as
+``pythons.py`` has published it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import shutil
 import statistics
 from pathlib import Path
 from typing import Any
 
+from pythons import pythons_text
 from run import figure, table
 
 ROOT = Path(__file__).parents[1]
@@ -118,15 +119,30 @@ def with_figures(text: str, report: dict[str, Any]) -> str:
         text,
         flags=re.DOTALL,
     )
+    if "pythons" in report:
+        text = re.sub(
+            r"(<!-- pythons -->\n).*?(<!-- end of table -->)",
+            lambda part: f"{part[1]}\n{pythons_text(report['pythons'])}\n\n{part[2]}",
+            text,
+            flags=re.DOTALL,
+        )
     text = re.sub(r"(<!-- machine -->\n).*?\n\n", lambda part: f"{part[1]}{machine_text(report)}\n\n", text, flags=re.DOTALL)
     return re.sub(r"(<!-- missed -->\n).*\Z", lambda part: f"{part[1]}{missed_text(report)}\n", text, flags=re.DOTALL)
 
 
+def publish_pythons(measured: dict[str, Any]) -> None:
+    """Puts the figures of ``pythons.py`` in place of the published ones."""
+    report = {**json.loads(PUBLISHED.read_text()), "pythons": measured}
+    PUBLISHED.write_text(json.dumps(report, indent=1) + "\n")
+    PAGE.write_text(with_figures(PAGE.read_text(), report))
+
+
 def main() -> None:
     report = json.loads(MEASURED.read_text())
+    report["pythons"] = json.loads(PUBLISHED.read_text())["pythons"]
     for page in (PAGE, README):
         page.write_text(with_figures(page.read_text(), report))
-    shutil.copyfile(MEASURED, PUBLISHED)
+    PUBLISHED.write_text(json.dumps(report, indent=1) + "\n")
     print("Published:", *[path.relative_to(ROOT) for path in (PAGE, README, PUBLISHED)])
 
 

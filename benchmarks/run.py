@@ -45,15 +45,32 @@ NOT_INSTALLED = "not installed: run `make {}`"
 
 
 class Candidate:
-    """A process that runs one candidate of one workload when asked to."""
+    """A process that runs one candidate of one workload when asked to.
 
-    def __init__(self, question: str, workload: Workload, name: str, errors: IO[str], environment: Mapping[str, str]):
+    Args:
+        module: the module with the workload.
+        workload: its name.
+        name: that of the candidate.
+        errors: the file for what the process says of errors.
+        environment: variables to set.
+        command: what starts Python; by default that of the environment where the candidate is installed.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        workload: str,
+        name: str,
+        errors: IO[str],
+        environment: Mapping[str, str],
+        command: Sequence[str] | None = None,
+    ):
         python = PYTHONS.get(name, Path(sys.executable))
-        if not python.exists():
+        if command is None and not python.exists():
             raise RuntimeError(NOT_INSTALLED.format("clients" if name == "tf.data" else "peers"))
         self._errors = errors
         self._process = subprocess.Popen(
-            [python, HERE / "measure.py", question, workload.name, name],
+            [*(command or [python]), HERE / "measure.py", module, workload, name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -151,7 +168,7 @@ def measure(question: str, workload: Workload, rounds: int, environment: Mapping
         for name in workload.candidates:
             try:
                 errors = stack.enter_context(tempfile.TemporaryFile("w+"))
-                running[name] = Candidate(question, workload, name, errors, environment)
+                running[name] = Candidate(f"questions.{question}", workload.name, name, errors, environment)
             except RuntimeError as error:
                 failures[name] = str(error)
             else:
